@@ -49,7 +49,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     generation = _read_generation_config(config, home)
     overrides = _overrides("override_generation_config", config.override_generation_config)
     generation |= overrides
-    num_heads = _positive(hf_config, "num_attention_heads", "n_head")
+    num_heads = _positive(hf_config, "num_attention_heads", "n_head", "n_heads")
     return ModelFacts(
         model_path=str(path),
         tokenizer_path=None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home),
@@ -58,10 +58,12 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         architecture=_architecture(hf_config, home),
         hf_config=hf_config,
         vocab_size=_positive(hf_config, "vocab_size"),
-        num_layers=_positive(hf_config, "num_hidden_layers", "n_layer"),
+        num_layers=_positive(hf_config, "num_hidden_layers", "n_layer", "n_layers"),
         num_heads=num_heads,
-        num_kv_heads=_positive(hf_config, "num_key_value_heads", default=num_heads),
-        head_dim=_positive(hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd") // num_heads),
+        num_kv_heads=_num_kv_heads(hf_config, num_heads),
+        head_dim=_positive(
+            hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd", "d_model") // num_heads
+        ),
         max_position_embeddings=_max_positions(hf_config),
         checkpoint_dtype=_checkpoint_dtype(hf_config),
         eos_token_ids=_eos_token_ids({**read_json(home / "generation_config.json"), **overrides}, hf_config),
@@ -174,9 +176,21 @@ def _positive(hf_config: dict[str, Any], *names: str, default: int | None = None
     return found
 
 
+def _num_kv_heads(hf_config: dict[str, Any], num_heads: int) -> int:
+    """Return the heads of keys and values; Falcon's have keys of their own."""
+    if hf_config.get("model_type") == "falcon":
+        if hf_config.get("new_decoder_architecture"):
+            return _positive(hf_config, "num_kv_heads", default=num_heads)
+        return 1 if hf_config.get("multi_query", True) else num_heads
+    return _positive(hf_config, "num_key_value_heads", default=num_heads)
+
+
 def _max_positions(hf_config: dict[str, Any]) -> int:
     """Return the number of positions. With YaRN, the limit in the file may not include the scaling."""
-    limit = _positive(hf_config, "max_position_embeddings", "n_positions", "n_ctx")
+    # Positions of BLOOM and Falcon are not limited by their weights; this is how they were trained.
+    default = 2048 if hf_config.get("model_type") in ("bloom", "falcon") else None
+    names = "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
+    limit = _positive(hf_config, *names, default=default)
     rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
     if isinstance(rope, dict) and (rope.get("rope_type") or rope.get("type")) == "yarn":
         original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")

@@ -3,7 +3,14 @@
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
-_MLP_SIZES = ("intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size", "shared_expert_intermediate_size")
+_MLP_SIZES = (
+    "intermediate_size",
+    "ffn_dim",
+    "n_inner",
+    "ffn_hidden_size",
+    "moe_intermediate_size",
+    "shared_expert_intermediate_size",
+)
 """Keys of `config.json` for the columns of the activation."""
 
 
@@ -37,4 +44,7 @@ def mlp_sizes(facts: ModelFacts) -> dict[str, int]:
     config = facts.hf_config
     if sizes := {key: int(config[key]) for key in _MLP_SIZES if config.get(key)}:
         return sizes
-    return {"n_inner": 4 * int(config["n_embd"])} if "n_embd" in config else {}  # GPT-2's default
+    # The default of GPT-2, MPT, BLOOM and Falcon.
+    key = "hidden_size" if config.get("model_type") in ("bloom", "falcon") else "d_model"
+    width = config.get("n_embd") or config.get(key)
+    return {"n_inner": 4 * int(width)} if width else {}

@@ -1,18 +1,25 @@
 """The dense families against `transformers` on the same weights, and against themselves in other batches."""
 
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import transformers
-from model_runner import Runner, load, prompts
+from model_runner import Runner, facts_of, load, packed, prompts, with_config
+from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from torch import Tensor
+from transformers.models.bloom import modeling_bloom
+from transformers.models.falcon import modeling_falcon
 
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
+from octavo.protocol.config import ModelFacts
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
 
@@ -21,6 +28,14 @@ MAX_LEN = 512
 def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
     """What models compute with."""
     return library.load() if request.param == "native" else None
+
+
+@pytest.fixture(scope="module", autouse=True)
+def biases_in_float32() -> Iterator[None]:
+    """Replace transformers' biases of Falcon, rounded to bfloat16, by those of BLOOM: the same, in float32."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(modeling_falcon, "build_alibi_tensor", modeling_bloom.build_alibi_tensor)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +52,11 @@ def tiny(name: str, root: Path) -> Path:
 @cache
 def expected(path: Path) -> tuple[list[Tensor], Tensor]:
     """Return what `transformers` computes: the logits of the prompts, and one of them with 24 greedy tokens."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    # Falcon's eager attention in transformers 5 adds the biases of ALiBi twice.
+    implementation = "sdpa" if path.name.startswith("falcon") else "eager"
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=implementation
+    )
     tokens = prompts(model.config.vocab_size)
     with torch.inference_mode():
         logits = [model(prompt[None]).logits[0] for prompt in tokens]
@@ -81,3 +100,45 @@ def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels
     for step in parts:
         for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
             assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+
+
+def test_internlm_is_a_llama_with_other_names(root: Path, kernels: NativeLibrary | None) -> None:
+    # transformers has no InternLM, so the same numbers must come from a Llama's weights under its names.
+    path = make_tiny("LlamaForCausalLM", root / "llama", attention_bias=True, mlp_bias=True)
+    tokens = prompts(320)
+    expected = Runner(load(path, torch.float32, kernels), torch.float32).in_chunks(tokens, 0, [200])
+    facts, weights = facts_of(path), load_file(path / "model.safetensors")
+    config = {key: value for key, value in facts.hf_config.items() if key not in ("attention_bias", "mlp_bias")}
+    third = with_config(facts, {**config, "bias": True, "qkv_bias": True}, architecture="InternLM3ForCausalLM")
+    model = packed(build_model(third, Placement(torch.float32)), weights, kernels)
+    assert torch.equal(Runner(model, torch.float32).in_chunks(tokens, 0, [200]), expected)
+
+    bias = {**config, "mlp_bias": True, "bias": True}
+    second = with_config(facts, bias, architecture="InternLM2ForCausalLM")
+    model = packed(build_model(second, Placement(torch.float32)), dict(internlm2(weights, facts)), kernels)
+    assert torch.equal(Runner(model, torch.float32).in_chunks(tokens, 0, [200]), expected)
+
+
+def internlm2(weights: Mapping[str, Tensor], facts: ModelFacts) -> Iterator[tuple[str, Tensor]]:
+    """Return the weights of a Llama under InternLM2's names, with the projections of a key head side by side."""
+    names = {
+        "embed_tokens": "tok_embeddings",
+        "lm_head": "output",
+        "self_attn.o_proj": "attention.wo",
+        "mlp.gate_proj": "feed_forward.w1",
+        "mlp.up_proj": "feed_forward.w3",
+        "mlp.down_proj": "feed_forward.w2",
+        "input_layernorm": "attention_norm",
+        "post_attention_layernorm": "ffn_norm",
+    }
+    for name, tensor in weights.items():
+        if "k_proj" in name or "v_proj" in name:
+            continue
+        if "q_proj" in name:
+            rows = [weights[name.replace("q_proj", f"{part}_proj")] for part in "qkv"]
+            heads = [part.unflatten(0, (facts.num_kv_heads, -1)) for part in rows]
+            yield name.replace("self_attn.q_proj", "attention.wqkv"), torch.cat(heads, dim=1).flatten(0, 1)
+            continue
+        for ours, theirs in names.items():
+            name = name.replace(ours, theirs)
+        yield name, tensor

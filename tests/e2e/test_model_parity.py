@@ -6,13 +6,12 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from model_runner import Runner, facts_of, filled, load, prompts
+from model_runner import Runner, facts_of, filled, load, prompts, with_config
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, MOE_ARCHITECTURES, make_tiny
 
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.models.registry import build_model
@@ -147,7 +146,7 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
     path = directories["llama-rope-llama3"]
     facts = facts_of(path)
     plain = {key: value for key, value in facts.hf_config.items() if not key.startswith("rope_")}
-    model = build_model(_with_config(facts, {**plain, **spelling}), Placement(torch.float32))
+    model = build_model(with_config(facts, {**plain, **spelling}), Placement(torch.float32))
     filled(model, path, kernels=None)
     tokens = prompts(320)
     expected = Runner(load(path, torch.float32, None), torch.float32).in_chunks(tokens, 0, [200])
@@ -187,13 +186,13 @@ def test_what_is_not_supported_is_rejected(
 ) -> None:
     facts = facts_of(directories[arch])
     with pytest.raises(ConfigError, match=message):
-        build_model(_with_config(facts, {**facts.hf_config, **changes}), Placement(torch.float32))
+        build_model(with_config(facts, {**facts.hf_config, **changes}), Placement(torch.float32))
 
 
 def test_an_unknown_architecture_names_the_known_ones(directories: dict[str, Path]) -> None:
     facts = facts_of(directories["LlamaForCausalLM"])
     with pytest.raises(ConfigError, match="MambaForCausalLM is not supported") as caught:
-        build_model(_with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), Placement(torch.float32))
+        build_model(with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), Placement(torch.float32))
     assert "LlamaForCausalLM" in caught.value.hint
 
 
@@ -246,8 +245,3 @@ def test_names_may_lack_their_prefix_and_tables_are_ignored(variant: str, direct
     assert expected
     for name, tensor in model.named_parameters():
         assert torch.equal(tensor, expected[name]), name
-
-
-def _with_config(facts: ModelFacts, config: dict[str, Any], architecture: str | None = None) -> ModelFacts:
-    fields = {name: getattr(facts, name) for name in facts.__struct_fields__}
-    return ModelFacts(**{**fields, "hf_config": config, "architecture": architecture or facts.architecture})

@@ -1,10 +1,13 @@
 """Runs tiny models step by step, without an engine: chunks and batches of requests with scattered blocks."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -40,8 +43,16 @@ def load(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model
     return filled(build_model(facts_of(path), Placement(dtype)), path, kernels)
 
 
+def with_config(facts: ModelFacts, config: dict[str, Any], architecture: str | None = None) -> ModelFacts:
+    return replace(facts, hf_config=config, architecture=architecture or facts.architecture)
+
+
 def filled(model: Model, path: Path, kernels: NativeLibrary | None) -> Model:
-    model.load_weights(load_file(path / "model.safetensors").items())
+    return packed(model, load_file(path / "model.safetensors"), kernels)
+
+
+def packed(model: Model, weights: Mapping[str, Tensor], kernels: NativeLibrary | None) -> Model:
+    model.load_weights(weights.items())
     model.library = kernels
     model.pack(Packer(torch.device("cpu"), native=kernels))
     return model

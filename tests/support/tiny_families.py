@@ -18,6 +18,7 @@ _BASE = {
     "pad_token_id": 0,
 }
 _WIDE = {**_BASE, "head_dim": 16}
+_FALCON = {key: value for key, value in _BASE.items() if key not in ("num_key_value_heads", "intermediate_size")}
 _LAYERS = ["sliding_attention", "sliding_attention", "sliding_attention", "full_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 _LONG_ROPE = {
@@ -116,6 +117,34 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "Qwen3ForCausalLM",
         "Qwen3Config",
         {**_WIDE, "use_sliding_window": True, "sliding_window": WINDOW, "layer_types": _LAYERS},
+    ),
+    "falcon-7b": ("FalconForCausalLM", "FalconConfig", {**_FALCON, "multi_query": True}),
+    "falcon-40b": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2},
+    ),
+    "falcon-rw": (
+        "FalconForCausalLM",
+        "FalconConfig",
+        {**_FALCON, "multi_query": False, "alibi": True, "parallel_attn": False, "bias": True},
+    ),
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": VOCAB_SIZE, "hidden_size": 48, "n_layer": 3, "n_head": 6},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        "MptConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "d_model": 48,
+            "n_layers": 3,
+            "n_heads": 6,
+            "max_seq_len": MAX_POSITIONS,
+            "attn_config": {"clip_qkv": 0.8},
+        },
     ),
     "llama-dynamic": (
         "LlamaForCausalLM",

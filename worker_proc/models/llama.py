@@ -1,8 +1,8 @@
-"""The Llama family: Llama, Mistral, Ministral, Qwen2, Qwen3, SmolLM3 and Arcee, one decoder with small differences."""
+"""The Llama family: one decoder with small differences, which are all here."""
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.checkpoint import renamed
+from octavo.worker_proc.models.checkpoint import Rule, grouped_qkv, renamed, split_rows
 from octavo.worker_proc.models.hf_config import optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
@@ -13,6 +13,18 @@ from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
+_INTERNLM2_NAMES = {
+    r"^tok_embeddings\.": "embed_tokens.",
+    r"^output\.": "lm_head.",
+    r"\.attention\.wo\.": ".self_attn.o_proj.",
+    r"\.attention\.": ".self_attn.",
+    r"\.feed_forward\.w1\.": ".mlp.gate_proj.",
+    r"\.feed_forward\.w2\.": ".mlp.down_proj.",
+    r"\.feed_forward\.w3\.": ".mlp.up_proj.",
+    r"\.attention_norm\.": ".input_layernorm.",
+    r"\.ffn_norm\.": ".post_attention_layernorm.",
+}
+
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """Make the member of the family that `facts` describes, or one rank's part of it.
@@ -22,10 +34,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
     is_tied = optional(config, "tie_word_embeddings", member == "SmolLM3")
-    has_bias = member != "Qwen2" and optional(config, "attention_bias", False)
-    has_mlp_bias = optional(config, "mlp_bias", False)
-    width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
-    inner_width = required(config, "intermediate_size", int)
+    bias_key = "bias" if member.startswith("InternLM") else "attention_bias"
+    has_bias = member != "Qwen2" and optional(config, bias_key, False)
+    has_qkv_bias = member == "Qwen2" or optional(config, "qkv_bias", has_bias)
+    has_mlp_bias = optional(config, "mlp_bias", member == "InternLM3" and has_bias)
+    width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)
+    eps = optional(config, "rms_norm_eps", 1e-6)
     is_gated = member != "Arcee"
     function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
     rotates = _rotates(facts) if member == "SmolLM3" else [True] * facts.num_layers
@@ -34,8 +48,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         for window in _windows(facts, member, rotates)
     ]
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    rules = [] if is_gated else [renamed({r"\.up_proj\.": ".fc1.", r"\.down_proj\.": ".fc2."})]
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
+    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=_rules(facts, member, placement))
 
     def mlp(name: str) -> MlpBlock:
         if is_gated:
@@ -51,7 +64,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             shapes[index],
             width,
             rotary=0 if rotates[index] else None,
-            has_qkv_bias=member == "Qwen2" or has_bias,
+            has_qkv_bias=has_qkv_bias,
             has_output_bias=has_bias,
             qk_norm=head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps) if member == "Qwen3" else None,
         )
@@ -73,6 +86,18 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         output=output,
         rotaries=[rotary_from_config(config, facts.head_dim, default_theta=default_theta)],
     )
+
+
+def _rules(facts: ModelFacts, member: str, placement: Placement) -> list[Rule]:
+    """Return what names and rows of the checkpoint become, where they are not those of Llama."""
+    match member:
+        case "Arcee":
+            return [renamed({r"\.up_proj\.": ".fc1.", r"\.down_proj\.": ".fc2."})]
+        case "InternLM2":
+            rows = grouped_qkv(*placement.sharding.whole_heads(facts), facts.head_dim)
+            return [renamed(_INTERNLM2_NAMES), split_rows("wqkv", rows)]
+        case _:
+            return []
 
 
 def _rotates(facts: ModelFacts) -> list[bool]:

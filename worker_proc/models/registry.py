@@ -38,6 +38,18 @@ FAMILIES = (
     Family("Qwen3", "llama", ("Qwen3ForCausalLM",), "norms of query and key heads; windows of some layers"),
     Family("SmolLM3", "llama", ("SmolLM3ForCausalLM",), "layers without rotary embedding"),
     Family("Arcee (AFM)", "llama", ("ArceeForCausalLM",), "squared ReLU, no gate"),
+    Family(
+        "InternLM 2, 2.5", "llama", ("InternLM2ForCausalLM",), "queries, keys and values fused by key head; dynamic NTK"
+    ),
+    Family("InternLM 3", "llama", ("InternLM3ForCausalLM",), "biases; dynamic NTK"),
+    Family(
+        "Falcon",
+        "falcon",
+        ("FalconForCausalLM",),
+        "parallel blocks, one key head or several; ALiBi or rotary embedding",
+    ),
+    Family("BLOOM", "falcon", ("BloomForCausalLM",), "ALiBi, normalized embeddings"),
+    Family("MPT", "mpt", ("MptForCausalLM",), "ALiBi, fused projection"),
     Family("Mixtral", "mixtral", ("MixtralForCausalLM",), "mixture of experts in every layer"),
     Family("Qwen2-MoE", "qwen_moe", ("Qwen2MoeForCausalLM",), "mixture of experts, and a shared expert"),
     Family("Qwen3-MoE", "qwen_moe", ("Qwen3MoeForCausalLM",), "mixture of experts"),

@@ -126,7 +126,7 @@ def _area_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of the largest exchange: all logits of a step, or of each row the hidden state, or the outputs
     of its experts."""
     model, size = config.model.hf_config, config.tensor_parallel_size
-    width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "word_embed_proj_dim"))
+    width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"))
     top_k = max(int(model.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     max_rows = max(config.max_num_batched_tokens, max_logits)

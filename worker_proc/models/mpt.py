@@ -1,0 +1,79 @@
+"""MPT: ALiBi, layer norms without biases, a fused projection."""
+
+from typing import Any
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.models.checkpoint import renamed, split_rows, stacked_qkv
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
+from octavo.worker_proc.models.layers.alibi import mpt_slopes, of_rank
+from octavo.worker_proc.models.layers.attention import SelfAttention
+from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.mlp import Mlp
+from octavo.worker_proc.models.layers.norm import LayerNorm
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
+
+_NAMES = {
+    r"^wte\.": "embed_tokens.",
+    r"^norm_f\.": "norm.",
+    r"^blocks\.": "layers.",
+    r"\.attn\.out_proj\.": ".self_attn.o_proj.",
+    r"\.attn\.": ".self_attn.",
+    r"\.ffn\.up_proj\.": ".mlp.fc1.",
+    r"\.ffn\.down_proj\.": ".mlp.fc2.",
+}
+_ONLY = {"expansion_ratio": 4, "no_bias": True, "learned_pos_emb": True, "logit_scale": None, "embedding_fraction": 1.0}
+"""`learned_pos_emb` is always true and never used with ALiBi."""
+_ONLY_ATTENTION = {"attn_type": "multihead_attention", "prefix_lm": False, "qk_ln": False, "alibi": True}
+
+
+def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
+    """Make the model that `facts` describes, or one rank's part of it.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    config, attention_config = facts.hf_config, _attention_config(facts)
+    for key, only in _ONLY.items():
+        reject_unless(config, key, [only])
+    for key, supported in _ONLY_ATTENTION.items():
+        reject_unless(attention_config, key, [supported])
+    reject_unless(config, "norm_type", ["low_precision_layernorm", "layernorm"])
+    ignore(config, "init_device", "emb_pdrop", "verbose", "init_config")
+    is_tied = optional(config, "tie_word_embeddings", True)
+    width, eps = required(config, "d_model", int), optional(config, "layer_norm_epsilon", 1e-5)
+    inner_width = optional(config, "n_inner", 4 * width)
+    num_heads, num_kv_heads = placement.sharding.whole_heads(facts)
+    scale = optional(attention_config, "softmax_scale", facts.head_dim**-0.5)
+    slopes = mpt_slopes(num_heads, optional(attention_config, "alibi_bias_max", 8))
+    heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    shape = AttentionShape(*heads, scale, slopes=of_rank(slopes, placement.sharding))
+    clip = attention_config.get("clip_qkv")
+    rules = [renamed(_NAMES), split_rows("Wqkv", stacked_qkv(num_heads, num_kv_heads, facts.head_dim))]
+    ignored = [r"^lm_head\.weight$"] if is_tied else []
+    parameters = Parameters(placement, prefixes=["transformer."], ignored=ignored, rules=rules)
+
+    def layer(index: int) -> PreNormLayer:
+        name = f"layers.{index}"
+        return PreNormLayer(
+            LayerNorm.new(parameters, f"{name}.norm_1", width, eps, has_bias=False),
+            SelfAttention(parameters, f"{name}.self_attn", index, shape, width, rotary=None, clip=clip),
+            LayerNorm.new(parameters, f"{name}.norm_2", width, eps, has_bias=False),
+            Mlp(parameters, f"{name}.mlp", width, inner_width, activation="gelu", has_bias=False),
+        )
+
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    return DecoderModel(
+        parameters,
+        [shape] * facts.num_layers,
+        embedding=embedding,
+        layers=[layer(index) for index in range(facts.num_layers)],
+        norm=LayerNorm.new(parameters, "norm", width, eps, has_bias=False),
+        output=output,
+    )
+
+
+def _attention_config(facts: ModelFacts) -> dict[str, Any]:
+    """Return `attn_config`, which describes the attention."""
+    return optional(facts.hf_config, "attn_config", {"alibi": False})
