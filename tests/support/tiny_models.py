@@ -88,6 +88,54 @@ _MOE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "DeepseekV3ForCausalLM": ("DeepseekV3Config", {**_LATENT, "q_lora_rank": 24, "n_shared_experts": 1}),
+    "Glm4MoeForCausalLM": (
+        "Glm4MoeConfig",
+        {
+            **_EXPERTS,
+            "num_hidden_layers": 3,
+            "n_routed_experts": 8,
+            "use_qk_norm": True,
+            "attention_bias": True,
+            "routed_scaling_factor": 1.5,
+        },
+    ),
+    "GptOssForCausalLM": (
+        "GptOssConfig",
+        {
+            **_LLAMA,
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "sliding_window": 50,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1000.0,
+                "factor": 4.0,
+                "truncate": False,
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
+    "GraniteMoeForCausalLM": (
+        "GraniteMoeConfig",
+        {
+            **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+            "num_local_experts": 5,
+            "num_experts_per_tok": 2,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 1.5,
+        },
+    ),
+    "OlmoeForCausalLM": (
+        "OlmoeConfig",
+        {
+            **{key: value for key, value in _LLAMA.items() if key != "head_dim"},
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+        },
+    ),
     "MixtralForCausalLM": (
         "MixtralConfig",
         {**_LLAMA, "sliding_window": None, "num_local_experts": 5, "num_experts_per_tok": 2},

@@ -10,7 +10,13 @@ from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock
-from octavo.worker_proc.models.layers.experts import Experts, SharedExpert, num_experts, routing_rule
+from octavo.worker_proc.models.layers.experts import (
+    Experts,
+    SharedExpert,
+    grouped_sigmoid_rule,
+    num_experts,
+    routing_rule,
+)
 from octavo.worker_proc.models.layers.latent_attention import LatentAttention
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
@@ -37,7 +43,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         is_interleaved=is_v2 or optional(config, "rope_interleave", True),
     )
     shape = AttentionShape(facts.num_heads, facts.num_heads, widths.head, _scale(config, widths))
-    rule = _v2_rule(config) if is_v2 else _v3_rule(config)
+    rule = _v2_rule(config) if is_v2 else grouped_sigmoid_rule(config)
     inner_width = required(config, "moe_intermediate_size", int)
     num_shared = optional(config, "n_shared_experts", 0)
     num_dense = optional(config, "first_k_dense_replace", 0)
@@ -91,21 +97,6 @@ def _v2_rule(config: Mapping[str, Any]) -> RoutingRule:
         scale=float(optional(config, "routed_scaling_factor", 1.0)),
         num_groups=optional(config, "n_group", 1) if is_limited else 1,
         num_kept_groups=optional(config, "topk_group", 1) if is_limited else 1,
-    )
-
-
-def _v3_rule(config: Mapping[str, Any]) -> RoutingRule:
-    reject_unless(config, "scoring_func", ["sigmoid"])
-    reject_unless(config, "topk_method", ["noaux_tc"])
-    return routing_rule(
-        num_experts(config),
-        required(config, "num_experts_per_tok", int),
-        score="sigmoid",
-        is_normalized=optional(config, "norm_topk_prob", True),
-        scale=float(optional(config, "routed_scaling_factor", 1.0)),
-        num_groups=optional(config, "n_group", 1),
-        num_kept_groups=optional(config, "topk_group", 1),
-        group_score="top2_sum",
     )
 
 

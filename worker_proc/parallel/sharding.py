@@ -41,6 +41,7 @@ _ROLES = [
     (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
     (r"\.c_attn$", Role.QUERY_KEY_VALUE),
     (r"\.(o_proj|out_proj|down_proj|fc2|c_proj|w2)$", Role.ROW),
+    (r"\.self_attn$", Role.COLUMN),  # the attention sinks of its heads
     (r"^(embed_tokens|wte|lm_head)$", Role.VOCABULARY),
 ]
 """Names of layers in checkpoints, without the prefix of the model. All others are replicated."""

@@ -28,6 +28,7 @@ class SelfAttention:
         has_output_bias: of the output projection.
         qk_norm: of queries and keys, before they are rotated: each head alone, or all heads of a row together.
         clip: queries, keys and values are limited to [-clip, clip]; None: they are not.
+        has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class SelfAttention:
         has_output_bias: bool = False,
         qk_norm: QKNorm | None = None,
         clip: float | None = None,
+        has_sinks: bool = False,
     ) -> None:
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._widths = [query_width, key_width, key_width]
@@ -55,6 +57,7 @@ class SelfAttention:
         self._rotated_norm = qk_norm if is_per_head and rotary is not None else None
         self._norm = qk_norm if self._rotated_norm is None else None
         self._clip = clip
+        self._sinks_N = parameters.new(f"{name}.sinks", shape.num_heads, dtype=torch.float32) if has_sinks else None
         self._qkv = Linear.stacked(parameters, f"{name}.qkv_proj", parts, width, bias=has_qkv_bias)
         self._out = Linear.new(parameters, f"{name}.o_proj", query_width, width, bias=has_output_bias)
 
@@ -70,7 +73,8 @@ class SelfAttention:
         if self._rotary is not None:
             cos_TC, sin_TC = tables[2 * self._rotary : 2 * self._rotary + 2]
             rotation = Rotation(cos_TC, sin_TC, self._rotated_norm)
-        return self._out(attention.run(q_TNH, k_TKH, v_TKH, self._index, rotation).flatten(1))
+        out_TNH = attention.run(q_TNH, k_TKH, v_TKH, self._index, rotation, sinks_N=self._sinks_N)
+        return self._out(out_TNH.flatten(1))
 
     def _normalized(self, x_TP: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return the norm of rows, or of each head if the weight is as long as one."""

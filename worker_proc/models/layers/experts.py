@@ -12,7 +12,7 @@ from octavo.kernels.experts import Activation, PackedExperts, experts
 from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
@@ -44,6 +44,26 @@ def routing_rule(num_experts: int, top_k: int, **settings: Any) -> RoutingRule:
         raise ConfigError(f"config.json: {error}") from error
 
 
+def grouped_sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
+    """Return the rule of DeepSeek-V3, which others have too: sigmoids, groups, and a bias that only the choice sees.
+
+    Raises:
+        ConfigError: the configuration has another rule, or its numbers contradict each other.
+    """
+    reject_unless(config, "scoring_func", ["sigmoid"])
+    reject_unless(config, "topk_method", ["noaux_tc"])
+    return routing_rule(
+        num_experts(config),
+        required(config, "num_experts_per_tok", int),
+        score="sigmoid",
+        is_normalized=optional(config, "norm_topk_prob", True),
+        scale=float(optional(config, "routed_scaling_factor", 1.0)),
+        num_groups=optional(config, "n_group", 1),
+        num_kept_groups=optional(config, "topk_group", 1),
+        group_score="top2_sum",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class ExpertNames:
     """What a checkpoint calls the parts of a block, behind the block's name."""
@@ -57,6 +77,8 @@ class ExpertNames:
     """Of all experts in one tensor, gates first: (experts, 2 * inner width, width). Transformers 5 computes with it."""
     stacked_down: str = "experts.down_proj"
     """(experts, width, inner width)."""
+    is_turned: bool = False
+    """Stacked matrices are transposed, and gates and ups alternate (GPT-OSS)."""
 
 
 class Experts:
@@ -127,6 +149,8 @@ class Experts:
         self._packed: PackedExperts | None = None
         stacked = StackedExperts(f"{name}.{names.experts}", names, rule.num_experts)
         parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
+        if has_bias:
+            parameters.takes_apart(f"{name}.{names.stacked_gate_up}_bias", stacked.gates_and_ups)
         parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -184,32 +208,33 @@ class StackedExperts:
     names: ExpertNames
     num_experts: int
 
-    def gates_and_ups(self, name: str, values_EOD: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gates and ups, which lie one after the other in the outputs.
+    def gates_and_ups(self, name: str, values: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights, or biases, of gates and ups.
 
         Raises:
             ConfigError: the tensor has another shape.
         """
-        for expert, values_OD in enumerate(self._split(name, values_EOD)):
-            if values_OD.shape[0] % 2:
-                raise ConfigError(f"{name!r} holds {values_OD.shape[0]} gates and ups of each expert, an odd number")
-            gate_ID, up_ID = values_OD.chunk(2)
-            yield f"{self.prefix}.{expert}.{self.names.gate}.weight", gate_ID
-            yield f"{self.prefix}.{expert}.{self.names.up}.weight", up_ID
+        kind = "bias" if name.endswith("_bias") else "weight"
+        for expert, rows in enumerate(self._split(name, values)):
+            if rows.shape[0] % 2:
+                raise ConfigError(f"{name!r} holds {rows.shape[0]} gates and ups of each expert, an odd number")
+            gate, up = (rows[0::2], rows[1::2]) if self.names.is_turned else rows.chunk(2)
+            yield f"{self.prefix}.{expert}.{self.names.gate}.{kind}", gate
+            yield f"{self.prefix}.{expert}.{self.names.up}.{kind}", up
 
-    def downs(self, name: str, values_EDI: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
-        """Yield the downs.
+    def downs(self, name: str, values: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+        """Yield the weights of downs.
 
         Raises:
             ConfigError: the tensor has another shape.
         """
-        for expert, values_DI in enumerate(self._split(name, values_EDI)):
+        for expert, values_DI in enumerate(self._split(name, values)):
             yield f"{self.prefix}.{expert}.{self.names.down}.weight", values_DI
 
     def _split(self, name: str, values: Tensor | QuantizedMatrix) -> Sequence[Tensor]:
-        if not isinstance(values, Tensor) or values.ndim != 3 or len(values) != self.num_experts:
+        if not isinstance(values, Tensor) or values.ndim < 2 or len(values) != self.num_experts:
             raise ConfigError(
                 f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for "
                 f"{self.num_experts} experts"
             )
-        return values.unbind(0)
+        return [rows.t() if self.names.is_turned and rows.ndim == 2 else rows for rows in values.unbind(0)]
