@@ -185,9 +185,13 @@ class AsyncClient:
         """All engines, by index."""
         return self.engine_set.all
 
-    def engine_blocks(self) -> dict[int, int]:
-        """Return the KV blocks of each engine, by index."""
-        return {engine.index: engine.link.facts.num_blocks for engine in self.engines}
+    def facts_by_engine(self) -> dict[int, EngineFacts]:
+        """Return what each engine reported about itself, by index."""
+        return {engine.index: engine.link.facts for engine in self.engines}
+
+    def stats_by_engine(self) -> dict[int, EngineStats]:
+        """Return the last report of each engine, by index."""
+        return {engine.index: engine.link.latest_stats for engine in self.engines}
 
     @property
     def failure(self) -> EngineDeadError | None:
@@ -371,9 +375,10 @@ class AsyncClient:
         assert isinstance(result, EngineStats)
         return result
 
-    async def snapshot(self) -> EngineSnapshot:
-        """Return the engine's requests, blocks and latest steps, for the dashboard."""
-        result = await self._link.call(GetSnapshot())
+    async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
+        """Return the requests, blocks and latest steps of an engine, by default the first that serves."""
+        shown = self.engine_set.lead if engine is None else self.engine_set[engine]
+        result = await shown.link.call(GetSnapshot())
         assert isinstance(result, EngineSnapshot)
         return result
 

@@ -1,9 +1,13 @@
-"""`GET /dashboard/state`: everything the live view shows, in one response. Stateless."""
+"""`GET /dashboard/state`: everything the live view shows, in one response. Stateless.
+
+`?engine=N` chooses the engine whose blocks, steps and requests are in it; the others are lines of a table.
+"""
 
 import time
 from itertools import groupby
 
 import msgspec
+from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.frontend.http.app_state import AppState
@@ -47,6 +51,17 @@ class EngineCard(msgspec.Struct):
     has_prefix_cache: bool
 
 
+class EngineRow(msgspec.Struct):
+    """One of several engines. The counts are those of its last report."""
+
+    index: int
+    state: str
+    """"up", "down", "starting" or "draining"."""
+    reason: str
+    """Why it is not up."""
+    stats: dict[str, object]
+
+
 class DashboardState(msgspec.Struct):
     """The response. Wire structs are converted to objects with field names, which the page reads."""
 
@@ -54,6 +69,9 @@ class DashboardState(msgspec.Struct):
     """The server's clock, in seconds."""
     healthy: bool
     health_reason: str
+    engines: list[EngineRow]
+    shown: int
+    """Index of the engine that all fields below are of, except the latencies."""
     engine: EngineCard
     stats: dict[str, object]
     requests: list[dict[str, object]]
@@ -63,21 +81,30 @@ class DashboardState(msgspec.Struct):
     latencies: dict[str, Histogram]
 
 
-async def dashboard_state(state: CurrentState) -> Response:
-    """Return the engine's state for the live view."""
-    snapshot = await state.client.snapshot()
+async def dashboard_state(request: Request, state: CurrentState) -> Response:
+    """Return the state of the engines for the live view."""
+    rows, stats = state.client.engine_reports(), state.client.stats_by_engine()
+    engines = [EngineRow(row.index, row.state, row.reason, _named(stats[row.index])) for row in rows]
+    wanted = request.query_params.get("engine", "")
+    # An engine that is down answers when it is back, and one that was removed never does.
+    shown = min(rows, key=lambda row: (row.state == "down", str(row.index) != wanted, row.index)).index
+    snapshot = await state.client.snapshot(shown)
     return Response(
-        msgspec.json.encode(_state(state, snapshot)), headers={"cache-control": "no-store"}, media_type=JSON
+        msgspec.json.encode(_state(state, engines, shown, snapshot)),
+        headers={"cache-control": "no-store"},
+        media_type=JSON,
     )
 
 
-def _state(state: AppState, snapshot: EngineSnapshot) -> DashboardState:
+def _state(state: AppState, engines: list[EngineRow], shown: int, snapshot: EngineSnapshot) -> DashboardState:
     health = state.client.health()
     return DashboardState(
         time=time.time(),
         healthy=health.ok,
         health_reason=health.reason,
-        engine=_card(state),
+        engines=engines,
+        shown=shown,
+        engine=_card(state, shown),
         stats=_named(snapshot.stats),
         requests=[_named(progress) for progress in snapshot.requests],
         steps=[_named(step) for step in snapshot.steps],
@@ -86,8 +113,8 @@ def _state(state: AppState, snapshot: EngineSnapshot) -> DashboardState:
     )
 
 
-def _card(state: AppState) -> EngineCard:
-    facts: EngineFacts = state.client.facts
+def _card(state: AppState, engine: int) -> EngineCard:
+    facts: EngineFacts = state.client.facts_by_engine()[engine]
     config = state.client.config
     return EngineCard(
         version=__version__,

@@ -38,7 +38,7 @@ def make_app_state(
         metrics = Metrics(
             client.config,
             max_model_len=client.facts.max_model_len,
-            engine_blocks=client.engine_blocks,
+            engine_blocks=lambda: {index: facts.num_blocks for index, facts in client.facts_by_engine().items()},
             has_vllm_names=config.enable_vllm_metrics,
             counters=counters,
         )

@@ -1,11 +1,14 @@
 """What an operator sees of several engines: process titles, metrics, KV events, the dashboard."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import pytest
 import zmq
-from servers import descendants, serve
+from browser import browser
+from servers import Server, descendants, serve
 from waiting import wait_until
 
 
@@ -22,22 +25,47 @@ def stored_tokens(endpoint: str) -> list[int]:
         return tokens
 
 
-def test_both_engines_are_seen(model: Path, tmp_path: Path) -> None:
-    replay = f"ipc://{tmp_path}/replay"
-    events = {"enable_kv_cache_events": True, "endpoint": f"ipc://{tmp_path}/events", "replay_endpoint": replay}
-    flags = ("--dtype", "float32", "--max-model-len", "256", "-dp", "2", "--kv-events-config", json.dumps(events))
-    with serve(model, *flags) as running:
-        server = running.wait_until_ready()
-        titles = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(server.process.pid)}
-        assert titles >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
-        for token in (9, 11):  # idle engines take turns
-            body = {"model": str(model), "prompt": [token] * 40, "max_tokens": 1}
-            assert server.post("/v1/completions", body).status_code == 200
-        expected = [[9] * 32, [11] * 32]
-        wait_until(lambda: sorted(stored_tokens(replay + suffix) for suffix in ("", "_dp1")) == expected)
+@pytest.fixture(scope="module")
+def replay(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where engine 0 sends its events again."""
+    return f"ipc://{tmp_path_factory.mktemp('events')}/replay"
 
-        def finished(engine: int) -> float:
-            name = f'octavo:request_params_n_count{{engine="{engine}",model_name="{model}"}} '
-            return float(server.get("/metrics").text.partition(name)[2].split()[0])
 
-        assert [finished(0), finished(1)] == [1, 1]
+@pytest.fixture(scope="module")
+def server(model: Path, replay: str) -> Iterator[Server]:
+    """A server with two engines."""
+    events = {"enable_kv_cache_events": True, "endpoint": f"{replay}.pub", "replay_endpoint": replay}
+    flags = ("--dtype", "float32", "--max-model-len", "256", "-dp", "2", "--served-model-name", "tiny")
+    with serve(model, *flags, "--kv-events-config", json.dumps(events)) as running:
+        yield running.wait_until_ready()
+
+
+def test_titles_events_metrics_and_state_tell_engines_apart(server: Server, replay: str) -> None:
+    titles = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(server.process.pid)}
+    assert titles >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
+    for token in (9, 11):  # idle engines take turns
+        body = {"model": "tiny", "prompt": [token] * 40, "max_tokens": 1}
+        assert server.post("/v1/completions", body).status_code == 200
+    expected = [[9] * 32, [11] * 32]
+    wait_until(lambda: sorted(stored_tokens(replay + suffix) for suffix in ("", "_dp1")) == expected)
+
+    def finished(engine: int) -> float:
+        name = f'octavo:request_params_n_count{{engine="{engine}",model_name="tiny"}} '
+        return float(server.get("/metrics").text.partition(name)[2].split()[0])
+
+    assert [finished(0), finished(1)] == [1, 1]
+    state = server.get("/dashboard/state?engine=1").json()
+    assert [row["state"] for row in state["engines"]] == ["up", "up"]
+    assert (state["shown"], state["stats"]["prompt_tokens"]) == (1, 40)
+
+
+def test_the_page_lists_all_engines_and_shows_one(server: Server) -> None:
+    with browser() as page:
+        page.open(server.url + "/#engine")
+        rows = "[...document.querySelectorAll('#engines tbody tr')]"
+        page.wait_for(f"{rows}.length === 2 && !document.querySelector('#engines-card').hidden")
+        assert page.run(f"{rows}.map((row) => row.ariaSelected)") == ["true", "false"]
+        page.run(f"{rows}[1].click()")
+        page.wait_for(f"{rows}[1].ariaSelected === 'true'")
+        assert page.run(f"{rows}.map((row) => row.children[1].textContent)") == ["up", "up"]
+        assert page.problems == []

@@ -115,8 +115,11 @@ class FakeClient:
         """Directories of the recordings that were started; "" for one that was ended."""
         self._aborted = asyncio.Event()
 
-    def engine_blocks(self) -> dict[int, int]:
-        return {0: self.facts.num_blocks}
+    def facts_by_engine(self) -> dict[int, EngineFacts]:
+        return {0: self.facts}
+
+    def stats_by_engine(self) -> dict[int, EngineStats]:
+        return {0: self.latest_stats}
 
     @property
     def num_live_requests(self) -> int:

@@ -37,7 +37,7 @@ def application(
     trusts_request_templates: bool = True,
     config: ServerConfig = PLAIN,
 ) -> FastAPI:
-    metrics = Metrics(client.config, max_model_len=client.facts.max_model_len, engine_blocks=client.engine_blocks)
+    metrics = Metrics(client.config, max_model_len=client.facts.max_model_len, engine_blocks=lambda: {0: 64})
     state = AppState(
         client,
         metrics,

@@ -3,11 +3,14 @@
 import base64
 import re
 
+import msgspec
 import pytest
 from fake_client import FakeClient
 from http_client import request
 
 from octavo.frontend.dashboard.assets import assets
+from octavo.frontend.health import EngineReport
+from octavo.protocol.events import EngineFacts
 from octavo.protocol.snapshot import BLOCK_CACHED, BLOCK_FREE, BLOCK_USED, EngineSnapshot, RequestProgress, StepSample
 from octavo.protocol.stats import EngineStats
 
@@ -17,7 +20,7 @@ KEY = "sesame"
 class ShownClient(FakeClient):
     """An engine whose snapshot is known."""
 
-    async def snapshot(self) -> EngineSnapshot:
+    async def snapshot(self, engine: int) -> EngineSnapshot:
         return EngineSnapshot(
             stats=EngineStats(num_running=1, num_blocks=6, num_free_blocks=4, generation_tokens=7),
             requests=[RequestProgress("r", True, 5, 0, 5, 7, 9, 2, 0, 1.5)],
@@ -82,6 +85,34 @@ def test_the_state_names_what_the_wire_leaves_unnamed():
     assert state["engine"]["models"] == ShownClient().facts.served_model_names
     for histogram in state["latencies"].values():
         assert len(histogram["counts"]) == len(histogram["edges"]) + 1
+
+
+class SeveralEngines(ShownClient):
+    """Three engines, of which one is down."""
+
+    def engine_reports(self, deadline_s: float = 30.0) -> list[EngineReport]:
+        return [EngineReport(0, "down", "it restarts"), EngineReport(2, "up", ""), EngineReport(5, "draining", "")]
+
+    def stats_by_engine(self) -> dict[int, EngineStats]:
+        return {0: EngineStats(), 2: EngineStats(num_running=3), 5: EngineStats(num_waiting=1)}
+
+    def facts_by_engine(self) -> dict[int, EngineFacts]:
+        return {index: msgspec.structs.replace(self.facts, epoch=10 + index) for index in (0, 2, 5)}
+
+    async def snapshot(self, engine: int) -> EngineSnapshot:
+        return msgspec.structs.replace(await super().snapshot(engine), stats=EngineStats(num_steps=100 + engine))
+
+
+@pytest.mark.parametrize(
+    ("query", "shown"), [("", 2), ("?engine=5", 5), ("?engine=0", 2), ("?engine=9", 2), ("?engine=x", 2)]
+)
+def test_all_engines_are_listed_and_one_is_shown(query: str, shown: int):
+    state = request(SeveralEngines(), "GET", f"/dashboard/state{query}").json()
+    assert [(row["index"], row["state"], row["reason"]) for row in state["engines"]] == [
+        (0, "down", "it restarts"), (2, "up", ""), (5, "draining", ""),
+    ]  # fmt: skip
+    assert [row["stats"]["num_running"] for row in state["engines"]] == [0, 3, 0]
+    assert (state["shown"], state["engine"]["epoch"], state["stats"]["num_steps"]) == (shown, 10 + shown, 100 + shown)
 
 
 def test_a_page_asks_for_a_password_and_the_api_for_a_token():

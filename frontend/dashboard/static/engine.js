@@ -15,6 +15,7 @@ export class EngineView {
   #rates = [];
   #timer = null;
   #last = null;
+  #chosen = null; // index of the engine that is shown; null: the first
 
   constructor(onHealth) {
     this.onHealth = onHealth;
@@ -38,7 +39,8 @@ export class EngineView {
 
   async #poll() {
     try {
-      const state = await getJson("dashboard/state", AbortSignal.timeout(10_000));
+      const query = this.#chosen === null ? "" : `?engine=${this.#chosen}`;
+      const state = await getJson(`dashboard/state${query}`, AbortSignal.timeout(10_000));
       this.#remember(state);
       this.#last = state;
       this.onHealth(state.healthy, state.healthy ? shortName(state.engine.models[0]) : state.health_reason);
@@ -51,19 +53,21 @@ export class EngineView {
 
   #remember(state) {
     const last = this.#history.at(-1);
-    if (last && (state.engine.epoch !== last.epoch || state.stats.num_steps < last.stats.num_steps)) {
-      this.#history = []; // another engine: its totals restarted at zero
+    if (last && (state.shown !== last.shown || state.engine.epoch !== last.epoch || state.stats.num_steps < last.stats.num_steps)) {
+      this.#history = []; // another engine, or another core: its totals restarted at zero
+      if (state.shown !== last.shown) this.#rates = [];
     } else if (last) {
       const seconds = Math.max(state.time - last.time, 0.001);
       const rate = (name) => (state.stats[name] - last.stats[name]) / seconds;
       this.#rates.push([rate("generation_tokens"), rate("prompt_tokens")]);
       this.#rates = this.#rates.slice(-SECONDS_SHOWN);
     }
-    this.#history.push({ time: state.time, epoch: state.engine.epoch, stats: state.stats, latencies: state.latencies });
+    this.#history.push({ time: state.time, shown: state.shown, epoch: state.engine.epoch, stats: state.stats, latencies: state.latencies });
     while (this.#history.length > 2 && this.#history[1].time < state.time - WINDOW_S) this.#history.shift();
   }
 
   #draw(state) {
+    this.#drawEngines(state);
     this.#drawNumbers(state);
     drawBars(byId("throughput"), this.#rates, ["decode", "prefill"], { slots: SECONDS_SHOWN });
     const steps = state.steps.slice(-STEPS_SHOWN);
@@ -74,6 +78,33 @@ export class EngineView {
     byId("block-note").textContent = blockNote(state);
     this.#drawLatency(state);
     drawRequests(state);
+  }
+
+  /** One line for each engine; a click shows its details below. */
+  #drawEngines({ engines, shown }) {
+    byId("engines-card").hidden = engines.length < 2;
+    const head = element("tr", {}, ...["engine", "", "running", "waiting", "KV cache used", "prefix hits", "tokens generated"].map((name, index) =>
+      element("th", index > 1 ? { class: "figure" } : {}, name)));
+    const rows = engines.map(({ index, state, reason, stats }) => {
+      const figures = [
+        stats.num_running,
+        stats.num_waiting,
+        stats.num_blocks ? percent(1 - stats.num_free_blocks / stats.num_blocks) : "–",
+        stats.prefix_cache_queries ? percent(stats.prefix_cache_hits / stats.prefix_cache_queries) : "–",
+        stats.generation_tokens.toLocaleString("en"),
+      ];
+      const row = element("tr", { ariaSelected: String(index === shown), tabIndex: 0 },
+        element("td", {}, String(index)), element("td", { title: reason }, state),
+        ...figures.map((figure) => element("td", { class: "figure" }, String(figure))));
+      const choose = () => {
+        this.#chosen = index;
+        this.#schedule(0);
+      };
+      row.addEventListener("click", choose);
+      row.addEventListener("keydown", (event) => event.key === "Enter" && choose());
+      return row;
+    });
+    byId("engines").replaceChildren(element("thead", {}, head), element("tbody", {}, ...rows));
   }
 
   #drawNumbers(state) {
