@@ -76,6 +76,9 @@ def load_model(
             config.model, rank_in_stage, config.tensor_parallel_size, divides_experts=config.enable_expert_parallel
         )
         placement = Placement(torch_dtype(config), device, sharding, group, stage_of(config, index))
+        if (num_stages := config.pipeline_parallel_size) > 1:
+            layers = placement.stage.layers
+            logger.info("stage %d of %d: layers %d to %d", index + 1, num_stages, layers[0], layers[-1])
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange
         return model
