@@ -169,6 +169,15 @@ class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
     seconds: float
 
 
+class ForkRequest(msgspec.Struct, frozen=True):
+    """To a fork server: fork a worker. Its standard input, status pipe, control pipe and the others come with it."""
+
+    control_fd: int
+    """The number of the control pipe in the worker."""
+    inherited: list[int]
+    """The numbers of the other descriptors."""
+
+
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):
     """The worker has loaded its model and measured its device."""
 

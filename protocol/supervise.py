@@ -11,6 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Sequence
+from typing import IO, Protocol
 
 import msgspec
 
@@ -67,10 +68,34 @@ class ChildExited(OctavoError):
         )
 
 
+class ProcessHandle(Protocol):
+    """What supervision needs of a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+
+    @property
+    def stdin(self) -> IO[bytes] | None:
+        """The child's standard input."""
+
+    def poll(self) -> int | None:
+        """Return the exit code, None while it runs."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Return the exit code, once there is one."""
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+
+
 class Child:
     """A running child process and the read end of its control pipe."""
 
-    def __init__(self, name: str, process: "subprocess.Popen[bytes]", control_fd: int) -> None:
+    def __init__(self, name: str, process: ProcessHandle, control_fd: int) -> None:
         self.name = name
         self._process = process
         self._control_fd = control_fd

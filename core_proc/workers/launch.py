@@ -37,7 +37,16 @@ def launch_workers(
     elif config.num_nodes > 1:
         agents = LaunchedNodes(spec, module)
     else:
+        # Workers on GPUs are not forked: that has not been tried.
+        forks = config.world_size > 1 and config.device == "cpu" and module == WORKER_MODULE
         return LocalWorkerGroup(
-            config, spec.run_dir, context, module=module, log_level=log_level, log_config=log_config, facts=facts
+            config,
+            spec.run_dir,
+            context,
+            module=module,
+            forks=forks,
+            log_level=log_level,
+            log_config=log_config,
+            facts=facts,
         )
     return RemoteWorkerGroup(agents, config, log_level=log_level, log_config=log_config, facts=facts)

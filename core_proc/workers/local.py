@@ -8,6 +8,7 @@ from typing import Any
 
 import zmq
 
+from octavo.core_proc.workers.fork_server import ForkServer
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.core_proc.workers.starting import StartingGroup
 from octavo.protocol.channel import Publisher, ResultPull
@@ -41,6 +42,8 @@ class LocalWorkerGroup(StartingGroup):
         log_config: str = "",
         generation: int = 0,
         facts: Sequence[DeviceFacts] = (),
+        forks: bool = False,
+        fork_server: ForkServer | None = None,
     ) -> None:
         """Start the processes without waiting for them.
 
@@ -53,6 +56,8 @@ class LocalWorkerGroup(StartingGroup):
             log_config: of the workers; see `configure_logging`.
             generation: number of this group, from 0.
             facts: what earlier workers have measured, in order of rank; (): the workers measure.
+            forks: whether workers are forked from a process that has imported torch, instead of `module`.
+            fork_server: of an earlier group.
 
         Raises:
             StartupError: a socket cannot be bound.
@@ -69,8 +74,11 @@ class LocalWorkerGroup(StartingGroup):
         self._known_facts = facts
         self._children: dict[int, Child] = {}
         """By rank; without those that have exited and been closed."""
+        self._fork_server: ForkServer | None = None
         exchange_fd = -1
         try:
+            if forks:
+                self._fork_server = fork_server or ForkServer()
             if config.world_size > 1:  # freed with the last process that has it open; a new group starts with zeros
                 exchange_fd = os.memfd_create(f"octavo-ranks-{generation}")
             for rank in range(config.world_size):
@@ -96,7 +104,10 @@ class LocalWorkerGroup(StartingGroup):
             log_level=self._log_level,
             log_config=self._log_config,
         )
-        return Child.spawn(self._module, spec, f"worker {rank}", inherited=[exchange_fd] if exchange_fd >= 0 else [])
+        inherited = [exchange_fd] if exchange_fd >= 0 else []
+        if self._fork_server is not None:
+            return self._fork_server.spawn(spec, f"worker {rank}", inherited)
+        return Child.spawn(self._module, spec, f"worker {rank}", inherited=inherited)
 
     @property
     def waitables(self) -> list[Any]:
@@ -122,6 +133,8 @@ class LocalWorkerGroup(StartingGroup):
             log_config=self._log_config,
             generation=self._generation + 1,
             facts=self._known_facts or self.facts,
+            forks=self._fork_server is not None,
+            fork_server=self._fork_server if self._fork_server and self._fork_server.is_alive else None,
         )
 
     def stop(self) -> None:
@@ -134,6 +147,7 @@ class LocalWorkerGroup(StartingGroup):
         for child in self._children.values():
             if child.wait(max(0.0, deadline - time.monotonic())) is None:
                 logger.warning("%s did not stop within %.0f s; killing it", child.name, STOP_TIMEOUT_S)
+        self._end_fork_server()
 
     def abandon(self) -> None:
         """Kill all workers and close the connections to them. Never blocks; `has_exited` tells when they have ended."""
@@ -158,6 +172,11 @@ class LocalWorkerGroup(StartingGroup):
         for child in self._children.values():
             child.wait()
             child.close()
+        self._end_fork_server()
+
+    def _end_fork_server(self) -> None:
+        if self._fork_server is not None:
+            self._fork_server.kill()
 
     def _receive_progress(self, reporter: StartupReporter | None) -> None:
         failures: dict[int, ChildExited] = {}

@@ -1,0 +1,128 @@
+"""Workers that are forked from a process with torch: they start, end and fail as those that are started by name."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from specs import PYTHONPATH
+from tiny_models import make_tiny
+from waiting import read_line, wait_until
+from worker_plans import worker_config
+
+from octavo.core_proc.workers.fork_server import ForkServer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.control import WorkerReady, WorkerSpec
+from octavo.protocol.lifecycle import EXIT_OK, EXIT_STARTUP_FAILED
+from octavo.protocol.supervise import Child, ChildExited
+
+START_TIMEOUT_S = 300.0
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> ResolvedConfig:
+    model = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("tiny"))
+    return worker_config(model, max_num_seqs=4, num_threads=1)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    server = ForkServer()
+    yield server
+    server.kill()
+
+
+def spec_of(config: ResolvedConfig, folder: Path, rank: int = 0) -> WorkerSpec:
+    addresses = {"plan_address": f"ipc://{folder}/plans", "result_address": f"ipc://{folder}/results"}
+    return WorkerSpec(config=config, rank=rank, world_size=1, **addresses)
+
+
+def wait_until_ready(child: Child) -> None:
+    while not isinstance(message := child.receive(START_TIMEOUT_S), WorkerReady):
+        assert message is not None, "timed out"
+
+
+def test_forked_workers_have_their_files_and_report_how_they_end(
+    server: ForkServer, config: ResolvedConfig, tmp_path: Path
+) -> None:
+    shared = os.memfd_create("shared")
+    children = [server.spawn(spec_of(config, tmp_path, rank), f"worker {rank}", [shared]) for rank in range(2)]
+    for child in children:
+        wait_until_ready(child)
+        assert os.stat(f"/proc/{child.pid}/fd/{shared}").st_ino == os.fstat(shared).st_ino
+        assert b"octavo.worker_proc\0" in Path(f"/proc/{child.pid}/cmdline").read_bytes()
+    os.close(shared)
+    first, second = children
+    first.kill()
+    with pytest.raises(ChildExited, match="worker 0 was killed by SIGKILL"):
+        first.receive(TIMEOUT_S)
+    assert second.is_alive
+    second.terminate()
+    assert second.wait(0.2) is None, "the core drains first"
+    second.terminate()
+    assert second.wait(TIMEOUT_S) == EXIT_OK
+    for child in children:
+        child.close()
+
+
+def test_only_one_thread_runs_where_workers_are_forked(
+    server: ForkServer, config: ResolvedConfig, tmp_path: Path
+) -> None:
+    child = server.spawn(spec_of(config, tmp_path), "worker 0")
+    wait_until_ready(child)
+    parent = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[1]
+    assert len(os.listdir(f"/proc/{parent}/task")) == 1
+    child.kill()
+    assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+    child.close()
+
+
+def test_a_failed_start_of_a_forked_worker_has_its_reason(
+    server: ForkServer, config: ResolvedConfig, tmp_path: Path
+) -> None:
+    model = msgspec.structs.replace(config.model, model_path=str(tmp_path / "nowhere"))
+    child = server.spawn(spec_of(msgspec.structs.replace(config, model=model), tmp_path), "worker 0")
+    with pytest.raises(ChildExited, match="nowhere") as raised:
+        while child.receive(START_TIMEOUT_S) is not None:
+            pass
+    assert raised.value.code == EXIT_STARTUP_FAILED
+    child.close()
+
+
+def test_workers_die_with_their_server_and_are_not_forked_after_a_kill(config: ResolvedConfig, tmp_path: Path) -> None:
+    server = ForkServer()
+    child = server.spawn(spec_of(config, tmp_path), "worker 0")
+    child.kill()  # while the server imports torch
+    assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+    assert not server.is_alive
+    with pytest.raises(OSError):
+        server.spawn(spec_of(config, tmp_path), "worker 0")
+    child.close()
+
+
+def test_workers_die_with_the_core(config: ResolvedConfig, tmp_path: Path) -> None:
+    (tmp_path / "spec").write_bytes(msgspec.msgpack.encode(spec_of(config, tmp_path)))
+    code = f"""
+        import msgspec, pathlib
+        from octavo.core_proc.workers.fork_server import ForkServer
+        from octavo.protocol.control import WorkerReady, WorkerSpec
+        spec = msgspec.msgpack.decode(pathlib.Path({str(tmp_path / "spec")!r}).read_bytes(), type=WorkerSpec)
+        child = ForkServer().spawn(spec, "worker")
+        while not isinstance(child.receive(), WorkerReady):
+            pass
+        print(child.pid, flush=True)
+        child.receive()
+    """
+    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
+        pid = int(read_line(parent.stdout, START_TIMEOUT_S))
+        parent.send_signal(signal.SIGKILL)
+        parent.wait(TIMEOUT_S)
+    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2:4])
