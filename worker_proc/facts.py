@@ -40,7 +40,7 @@ def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSp
     """Return what the core needs to know about the cache groups of a model."""
     return [
         CacheGroupSpec(
-            kind="full" if group.shape.window is None else "window",
+            kind="full" if group.shape.window is None else "chunk" if group.shape.is_chunked else "window",
             window=group.shape.window or 0,
             num_layers=len(group.layers),
             block_bytes=kv_block_bytes(config, group, is_native=model.library is not None),

@@ -89,20 +89,20 @@ def plan(
     shape: AttentionShape,
 ) -> CpuPlan:
     """See `octavo.kernels.paged_attention.plan`."""
-    heads, window = _Heads.of(shape), shape.window
+    heads = _Heads.of(shape)
     chunks: list[_Chunk] = []
     decodes: list[_Decode] = []
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]
         first_position = context_len - (end - start)
-        first_key = 0 if window is None else max(0, first_position - window + 1)
+        first_key = shape.first_key(first_position)
         first_tile = first_key // KV_TILE
         slots_W = _slots(block_table_RP[request], block_size, first_key, context_len)
         if end - start == 1:
             decodes.append(_Decode(start, context_len, first_tile, slots_W))
         else:
-            chunks.append(_plan_chunk(heads, window, (start, end), first_position, first_tile, slots_W))
-    batches = [_plan_decodes(heads, window, group) for group in _grouped(decodes, heads)]
+            chunks.append(_plan_chunk(heads, shape, (start, end), first_position, first_tile, slots_W))
+    batches = [_plan_decodes(heads, shape, group) for group in _grouped(decodes, heads)]
     return CpuPlan([*batches, *chunks])
 
 
@@ -229,7 +229,7 @@ class _Decodes:
         out_TNH[self.rows_R] = out_KRGH.transpose(0, 1).flatten(1, 2).to(out_TNH.dtype)
 
 
-def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> _Decodes:
+def _plan_decodes(heads: _Heads, shape: AttentionShape, decodes: list[_Decode]) -> _Decodes:
     num_tiles = max(decode.num_tiles for decode in decodes)
     positions_XW = torch.arange(num_tiles * KV_TILE).view(num_tiles, KV_TILE)
     slots, hidden, distances = [], [], []
@@ -238,8 +238,7 @@ def _plan_decodes(heads: _Heads, window: int | None, decodes: list[_Decode]) -> 
         slots.append(torch.cat((decode.slots_W, padding)).view(num_tiles, KV_TILE))
         positions = positions_XW + decode.first_tile * KV_TILE
         unseen = positions >= decode.context_len
-        if window is not None:
-            unseen |= positions < decode.context_len - window
+        unseen |= positions < shape.first_key(decode.context_len - 1)
         hidden.append(unseen)
         distances.append(positions - (decode.context_len - 1))
     return _Decodes(
@@ -329,7 +328,7 @@ class _Chunk:
 
 
 def _plan_chunk(
-    heads: _Heads, window: int | None, rows: tuple[int, int], first_position: int, first_tile: int, slots_W: Tensor
+    heads: _Heads, shape: AttentionShape, rows: tuple[int, int], first_position: int, first_tile: int, slots_W: Tensor
 ) -> _Chunk:
     start, end = rows
     tokens = heads.tokens_per_tile
@@ -343,14 +342,14 @@ def _plan_chunk(
     for first in range(0, num_tiles, step):
         members_YL = positions_YL[first : first + step]
         lowest, highest = int(members_YL[0, 0]), int(members_YL[-1, -1])
-        lowest_seen = 0 if window is None else max(0, lowest - window + 1)
         masks = {}
-        first_key, end_key = lowest_seen // KV_TILE, highest // KV_TILE + 1
+        first_key, end_key = shape.first_key(lowest) // KV_TILE, highest // KV_TILE + 1
         for key in range(first_key, end_key):
             key_positions_W = torch.arange(key * KV_TILE, (key + 1) * KV_TILE)
             hidden_YLW = key_positions_W > members_YL.unsqueeze(-1)
-            if window is not None:
-                hidden_YLW |= key_positions_W <= members_YL.unsqueeze(-1) - window
+            if (window := shape.window) is not None:
+                starts_YL = members_YL // window * window if shape.is_chunked else members_YL - window + 1
+                hidden_YLW |= key_positions_W < starts_YL.unsqueeze(-1)
             if bool(hidden_YLW.any()):
                 masks[key - first_tile] = hidden_YLW.unsqueeze(2)
         keys = first_key - first_tile, end_key - first_tile

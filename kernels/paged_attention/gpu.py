@@ -63,6 +63,8 @@ class StepAttention:
         *,
         num_programs: int | None = None,
     ) -> None:
+        if shape.is_chunked:
+            raise UnsupportedDevice("paged_attention in chunks is on CPUs only")
         device = block_table_RP.device
         self._grid = _grid(shape, device, num_programs)
         require(

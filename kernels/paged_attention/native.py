@@ -43,7 +43,7 @@ class ShapeArguments(ctypes.Structure):
         arguments = cls(
             LayoutArguments.of(layout),
             shape.num_heads,
-            shape.window or 0,
+            -shape.window if shape.window and shape.is_chunked else shape.window or 0,
             shape.scale,
             shape.soft_cap or 0.0,
             ctypes.addressof(slopes) if slopes is not None else None,

@@ -29,7 +29,7 @@ constexpr int64_t kItemsPerThread = 8;
 struct Shape {
     CacheLayout layout;
     int64_t num_heads;
-    int64_t window;  // keys that a row sees, its own included; 0: all
+    int64_t window;  // keys that a row sees, its own included; 0: all; below 0: those of its chunk of -window keys
     float scale;     // of the scores
     float soft_cap;  // scaled scores become soft_cap * tanh(score / soft_cap); 0: they do not
     const float* slopes;  // of each query head, times the distance of a key (ALiBi); null: none
@@ -40,6 +40,7 @@ struct Shape {
 
     // The union of the keys that positions [first, last] see.
     Range visible(int64_t first, int64_t last) const {
+        if (window < 0) return {first / -window * -window, last + 1};
         return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, last + 1};
     }
     // Number of groups of 16 keys in that union. Costs are counted in groups.
@@ -197,7 +198,7 @@ class Planner {
     // Sorts requests with a long common prefix next to each other; the order of the others does not matter.
     void order_requests() {
         for (int64_t i = 0; i < step_.num_requests; ++i) {
-            const int64_t past = shape_.window > 0 ? 0 : first_position(i) / shape_.layout.block_size;
+            const int64_t past = shape_.window != 0 ? 0 : first_position(i) / shape_.layout.block_size;
             plan_.candidates[i] = {static_cast<int32_t>(i), static_cast<int32_t>(past), past > 0 ? blocks(i)[0] : -1};
         }
         const auto precedes = [this](const Candidate& a, const Candidate& b) {

@@ -31,7 +31,7 @@ def paged_attention(
         v_XKH = v_cache_PSKH[blocks].flatten(0, 1)[:context_len].float() * v_scale
         for row in range(start, end):
             position = context_len - end + row
-            first = 0 if shape.window is None else max(0, position - shape.window + 1)
+            first = shape.first_key(position)
             q_KGH = q_TNH[row].float().unflatten(0, (num_kv_heads, -1))
             scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first : position + 1]) * shape.scale
             if shape.soft_cap is not None:

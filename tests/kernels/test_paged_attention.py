@@ -86,14 +86,19 @@ def test_groups_of_tiles_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(torch.cat(attend(data, parts, 16, shape)), expected)
 
 
+@pytest.mark.parametrize("is_chunked", [False, True])
 @pytest.mark.parametrize("window", [1, 20, 150])
 @pytest.mark.parametrize("block_size", [16, 24])
-def test_blocks_that_a_window_has_passed_are_not_read(window: int, block_size: int) -> None:
-    shape = AttentionShape(6, 2, 16, scale=0.25, window=window)
+def test_blocks_that_a_window_has_passed_are_not_read(window: int, block_size: int, is_chunked: bool) -> None:
+    shape = AttentionShape(6, 2, 16, scale=0.25, window=window, is_chunked=is_chunked)
     data = paged([400], block_size, shape, torch.float32)
     for rows, keys in ((1, 400), (1, 257), (40, 300), (144, 400)):
-        lost = data.without(0, max(0, keys - rows - window + 1), block_size)
+        lost = data.without(0, shape.first_key(keys - rows), block_size)
         expected = attend(data, [(0, rows, keys)], block_size, shape)[0]
+        queries = data.queries[0][keys - rows : keys]
+        caches = data.k_cache, data.v_cache
+        wanted = reference.paged_attention(queries, *caches, [0, rows], [keys], data.block_table, shape)
+        assert_close(expected, wanted, cases.TOLERANCES[torch.float32])
         assert torch.equal(attend(lost, [(0, rows, keys)], block_size, shape)[0], expected)
 
 

@@ -1,6 +1,6 @@
 """`paged_attention` in C++: right at every instruction set level, and the same bits in any step."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -133,20 +133,22 @@ def test_what_is_no_number_is_seen_by_those_who_see_it(
     assert bool(first_head[:, 19].isnan().all())
 
 
-@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-@pytest.mark.parametrize("block_size", [16, 24])
+@pytest.mark.parametrize(
+    ("dtype", "block_size", "is_chunked"), pairwise(list(TOLERANCES), [16, 24], [False, True]), ids=str
+)
 def test_blocks_that_a_window_has_passed_are_not_read(
-    native_library: NativeLibrary, block_size: int, dtype: torch.dtype
+    native_library: NativeLibrary, dtype: torch.dtype, block_size: int, is_chunked: bool
 ) -> None:
-    window, heads = 70, (6, 2, 16)
-    requests = Requests.make(native_library, [600], block_size, shape_of(heads, window), dtype)
+    shape = replace(shape_of((6, 2, 16), 70), is_chunked=is_chunked)
+    requests = Requests.make(native_library, [600], block_size, shape, dtype)
     blocks = requests.block_table[0].clone()
     unused = min(set(range(requests.cache.num_blocks)) - set(blocks.tolist()))
     for rows, keys in ((250, 400), (40, 450), (1, 460), (1, 600)):
         requests.block_table[0] = blocks
         expected = requests.attend([(0, rows, keys)], num_threads=2)[0]
+        assert_close(expected, requests.expected([(0, rows, keys)]), TOLERANCES[dtype])
         # All numbers of a block that was never written are NaN.
-        requests.block_table[0, : (keys - rows - window + 1) // block_size] = unused
+        requests.block_table[0, : shape.first_key(keys - rows) // block_size] = unused
         assert torch.equal(requests.attend([(0, rows, keys)], num_threads=2)[0], expected)
 
 
@@ -163,6 +165,7 @@ def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple
     batch = [(draw(st.just(1) | st.integers(1, min(length, 150))), length) for length in keys]
     block_size = draw(st.sampled_from([1, 4, 8, 16, 24, 32, 48]))
     shape, _ = scored(shape_of((num_kv_heads * group, num_kv_heads, head_dim), window), draw(SCORINGS))
+    shape = replace(shape, is_chunked=window is not None and draw(st.booleans()))
     return shape, block_size, draw(dtypes()), batch
 
 
