@@ -14,12 +14,12 @@ class AttentionShape:
     """Factor of the scores."""
     window: int | None = None
     """A token attends to the last `window` positions, its own included; None: to all."""
-    is_chunked: bool = False
-    """Positions are divided into chunks of `window`, and a token attends to those of its chunk up to its own."""
     soft_cap: float | None = None
     """Scaled scores become soft_cap * tanh(score / soft_cap)."""
     slopes: tuple[float, ...] | None = None
     """Of each query head: slope * (key's position - query's position) is added to its scores (ALiBi)."""
+    is_chunked: bool = False
+    """Positions are divided into chunks of `window`, and a token attends to those of its chunk up to its own."""
 
     def first_key(self, position: int) -> int:
         """Return the first position that the token at `position`, or a later one, attends to."""
