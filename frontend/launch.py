@@ -115,12 +115,11 @@ class LaunchedEngine:
             self._exited.clear()
             self._listen()
 
-    async def replace(self, config: ResolvedConfig, on_progress: ProgressCallback | None = None) -> None:
-        """Start a core with another configuration while the current one runs; switch over once it is ready.
+    def require_replaceable(self, config: ResolvedConfig) -> None:
+        """Check that an engine of another configuration can take the place of this one while it runs.
 
         Raises:
-            StartupError: the new core failed to start (holds the root cause; the engine is unchanged), or the engine
-                listens on a TCP address, which two cores cannot share.
+            StartupError: it cannot.
         """
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
@@ -128,6 +127,15 @@ class LaunchedEngine:
         if config.num_nodes > 1 or config.executor == "ray":
             message = "an engine on several machines cannot be replaced while it runs: it has their memory"
             raise StartupError(message, phase="configuration", hint="stop it, and start another")
+
+    async def replace(self, config: ResolvedConfig, on_progress: ProgressCallback | None = None) -> None:
+        """Start a core with another configuration while the current one runs; switch over once it is ready.
+
+        Raises:
+            StartupError: the new core failed to start (holds the root cause; the engine is unchanged), or the engine
+                listens on a TCP address, which two cores cannot share.
+        """
+        self.require_replaceable(config)
         async with self._changing:
             with _spawning():
                 successor = self._successor = self._spawned.spawn_successor(config)
@@ -146,13 +154,18 @@ class LaunchedEngine:
             self._exited.clear()
             self._listen()
 
-    def hand_over_address(self, heir: "LaunchedEngine") -> None:
-        """Point the address on which applications join this engine, if it has one of its own, at another engine.
+    @property
+    def has_heir(self) -> bool:
+        """Whether `hand_over_addresses` was called."""
+        return self._spawned.has_heir
+
+    def hand_over_addresses(self, heir: "LaunchedEngine") -> None:
+        """Point all addresses of this engine at another one: applications that lose its core find the heir there.
 
         Raises:
-            OSError: the symlink could not be made; the address is unchanged.
+            OSError: a symlink could not be replaced.
         """
-        self._spawned.hand_over_address(heir._spawned)
+        self._spawned.hand_over_addresses(heir._spawned)
 
     def _listen(self) -> None:
         asyncio.get_running_loop().add_reader(self._child.fileno(), self._on_readable)
@@ -190,6 +203,9 @@ class LaunchedEngine:
         self._on_exit = None
         if self._successor:
             self._successor.kill()  # `replace`, which waits for it, cleans up
+        if self._spawned.has_heir:  # an orderly end would tell applications that the engine is gone for good
+            self._end()
+            return
         try:
             for timeout_s in (DRAIN_TIMEOUT_S, ABORT_TIMEOUT_S):
                 if not self._exited.is_set():

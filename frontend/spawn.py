@@ -69,8 +69,12 @@ class SpawnedEngine:
         """The latest life that became ready; 0: none."""
         self._oldest_life = 1
         """The oldest life whose directory still exists."""
-        self._public_paths: list[Path] = []
-        """Where applications join this engine instead of one that is gone."""
+        self.has_heir = False
+        """Whether applications that lose the core find another engine at its address."""
+        self._inherited_paths: list[Path] = []
+        """Where applications find this engine instead of those that it has replaced."""
+        self._inherited_dirs: list[RunDir] = []
+        """Of these engines."""
         self._facts: list[DeviceFacts] = []
         """Measured by the workers of this configuration. Later cores reuse it and get a cache of the same size."""
         self.child = self._spawn(config, self.address)
@@ -136,20 +140,24 @@ class SpawnedEngine:
         assert path is not None, "the engine's own processes use no other transport"
         _point(path, self._life_dir(self._num_lives) / "core")
 
-    def hand_over_address(self, heir: "SpawnedEngine") -> None:
-        """Point the address outside of our directory, if we have one, at another engine, which keeps it from now on.
+    def hand_over_addresses(self, heir: "SpawnedEngine") -> None:
+        """Point all addresses of this engine at another one: applications that lose its core find the heir there.
+
+        The heir removes them in the end, with our directory. A core that is started here later has another address.
 
         Raises:
-            OSError: the symlink could not be replaced; the address is unchanged.
+            OSError: a symlink could not be replaced.
         """
         own, target = ipc_path(self.address), ipc_path(heir.address)
         assert own is not None and target is not None, "the engine's own processes use no other transport"
-        public = self._public_paths if own.is_relative_to(self.run_dir) else [own, *self._public_paths]
-        for path in public:
+        paths = [own, *self._inherited_paths]
+        for path in paths:
             _point(path, target)
-        self._public_paths = []
-        self.address = f"ipc://{self.run_dir}/core"  # of later cores, if this one crashes
-        heir._public_paths += public
+        heir._inherited_paths += paths
+        heir._inherited_dirs += [self._run_dir, *self._inherited_dirs]
+        self._inherited_paths, self._inherited_dirs = [], []
+        self.has_heir = True
+        self.address = f"ipc://{self.run_dir}/core.replaced"
 
     def hand_over(self, successor: Child, config: ResolvedConfig, facts: list[DeviceFacts]) -> None:
         """Make a successor the current core and kill the previous one.
@@ -164,11 +172,15 @@ class SpawnedEngine:
     def end(self) -> None:
         """Kill the core if it still runs and remove its files. Safe to call twice."""
         _end_child(self.child)
-        path = ipc_path(self.address)
-        own = [path] if path else []
-        self._run_dir.remove()
-        for path in [*own, *self._public_paths]:
-            remove_socket(path)
+        if self.has_heir:
+            for life in range(1, self._num_lives + 1):
+                shutil.rmtree(self._life_dir(life), ignore_errors=True)
+            return
+        for run_dir in [self._run_dir, *self._inherited_dirs]:
+            run_dir.remove()
+        for path in [ipc_path(self.address), *self._inherited_paths]:
+            if path:
+                remove_socket(path)
 
     def _life_dir(self, life: int) -> Path:
         return self._run_dir.path / str(life)

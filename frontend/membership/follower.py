@@ -31,6 +31,9 @@ JOIN_AGAIN_S = 1.0
 """Delay before another attempt to join an engine."""
 
 
+_OWNER_GONE = "the process that owns the engines is gone"
+
+
 class Follower:
     """Joins, drains and leaves engines as it is told.
 
@@ -94,6 +97,8 @@ class Follower:
         Raises:
             EngineDeadError: it is gone, and this process is about to end.
         """
+        if self._tasks[0].done():
+            raise EngineDeadError(_OWNER_GONE)
         call_id = next(self._call_ids)
         future: asyncio.Future[AdminResult] = asyncio.get_running_loop().create_future()
         self._calls[call_id] = future
@@ -137,7 +142,7 @@ class Follower:
             elif isinstance(message, AdminResult) and (future := self._calls.get(message.call_id)):
                 future.set_result(message)
         for future in self._calls.values():
-            future.set_exception(EngineDeadError("the process that owns the engines is gone"))
+            future.set_exception(EngineDeadError(_OWNER_GONE))
 
     def _apply(self) -> None:
         """Make of the engines what the latest membership says."""
@@ -201,14 +206,17 @@ class Follower:
                 self._apply()
 
     async def _watch(self) -> None:
-        """Report when engines that drain are no longer needed, and leave those that are gone."""
+        """While engines drain, report when they are no longer needed, and leave those that are gone."""
         assert self._client is not None
         while True:
-            await asyncio.sleep(POLL_S)
-            self._removing = {index: task for index, task in self._removing.items() if not task.done()}
-            if any(self._entry(engine.index) is None for engine in self._client.engines):
-                self._apply_to(self._client)
-            self._report()
+            await self._changed.wait()
+            self._changed.clear()
+            while any(engine.state is EngineState.DRAINING for engine in self._client.engines) or self._removing:
+                await asyncio.sleep(POLL_S)
+                self._removing = {index: task for index, task in self._removing.items() if not task.done()}
+                if any(self._entry(engine.index) is None for engine in self._client.engines):
+                    self._apply_to(self._client)
+                self._report()
 
     def _report(self) -> None:
         if not self._client:

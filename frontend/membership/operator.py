@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Iterator
 
 from octavo.frontend.client import AsyncClient
@@ -28,6 +29,9 @@ POLL_S = 0.05
 
 STATS_TIMEOUT_S = 2.0
 """Time that an engine gets to tell how many requests it has, for a list."""
+
+APPLICATIONS_TIMEOUT_S = 60.0
+"""Time for applications that have joined an engine by its address: they do not know that it drains."""
 
 JOIN_TIMEOUT_S = 60.0
 """Time that the other processes get to join an engine that answers."""
@@ -150,8 +154,6 @@ class EngineOperator:
             *(engine.process is not None, stats.num_running, stats.num_waiting),
         )
 
-    # --- the steps of commands ------------------------------------------------------------------------
-
     async def _add(self, command: AdminCommand) -> None:
         index = self._free_index()
         if command.address is not None:
@@ -175,8 +177,10 @@ class EngineOperator:
         """
         require_same_number(self._client.config, config)
         old = [engine.index for engine in self._engines.all if engine.state is EngineState.SERVING]
-        if any(self._engines[index].process is None for index in old):
-            raise ConflictError("this server has joined an engine of another process: replace it there")
+        for index in old:
+            if (process := self._engines[index].process) is None:
+                raise ConflictError("this server has joined an engine of another process: replace it there")
+            process.require_replaceable(config)
         started: list[int] = []
         try:
             for index in old:
@@ -209,7 +213,7 @@ class EngineOperator:
             self._set_states(states | dict.fromkeys(draining, EngineState.DRAINING))
         else:
             self._set_states({index: EngineState.DRAINING})
-        self._hand_over_address(index, successor)
+        self._hand_over_addresses(index, successor)
         logger.info("engine %d replaces engine %d, which finishes its requests", successor, index)
         await self._until_idle(index, None)
         await self._remove(index)
@@ -243,15 +247,14 @@ class EngineOperator:
         if index not in self._engines:
             raise ConflictError(f"engine {index} is gone already")
         heirs = [one.index for one in self._engines.all if one.state is EngineState.SERVING and one.process]
-        if heirs:
-            self._hand_over_address(index, heirs[0])
+        process = self._engines[index].process
+        if heirs and process and not process.has_heir:
+            self._hand_over_addresses(index, heirs[0])
         self._hidden.add(index)
         version = self.directory.publish()
         await self._followed(lambda report: report.version >= version and index not in report.joined)
         await self._forget(index)
         logger.info("engine %d is removed", index)
-
-    # --- their parts ----------------------------------------------------------------------------------
 
     async def _introduce(self, index: int, connection: EngineConnection, *, must_be_equal: bool) -> None:
         """Add an engine, and have all processes join it.
@@ -291,19 +294,22 @@ class EngineOperator:
         self._key_files.pop(index, None)
 
     async def _until_idle(self, index: int, timeout_s: float | None) -> None:
-        """Wait until no process needs an engine that drains; after the timeout its requests move if they can.
+        """Wait until nobody needs an engine that drains; after the timeout its requests move if they can.
 
         Raises:
             ConflictError: it serves again.
         """
         version = self.directory.publish()
         loop = asyncio.get_running_loop()
-        deadline = None if timeout_s is None else loop.time() + timeout_s
-        while not await self._is_idle(index, version):
-            if deadline is not None and loop.time() >= deadline and index not in self._leaving:
-                logger.info(
-                    "engine %d still has requests after %g s: they move to others if they can", index, timeout_s
-                )
+        start_s, idle_since_s = loop.time(), math.inf
+        while True:
+            if self._is_idle(index, version):
+                idle_since_s = min(idle_since_s, loop.time())
+                has_waited = loop.time() - idle_since_s >= APPLICATIONS_TIMEOUT_S
+                if has_waited or not await self._serves_applications(index):
+                    return
+            elif timeout_s is not None and loop.time() - start_s >= timeout_s and index not in self._leaving:
+                logger.info("engine %d has requests after %g s: they move to others if they can", index, timeout_s)
                 self._leaving.add(index)
                 self._engines.move_requests([index])
                 self.directory.publish()
@@ -311,30 +317,33 @@ class EngineOperator:
             if index not in self._engines or self._engines[index].state is EngineState.SERVING:
                 raise ConflictError(f"engine {index} does not drain any more")
 
-    async def _is_idle(self, index: int, version: int) -> bool:
-        if not self._engines.is_idle(index):
-            return False
-        if any(report.version < version or index in report.busy for report in self.directory.reports):
-            return False
+    def _is_idle(self, index: int, version: int) -> bool:
+        """Return whether no HTTP process needs an engine any more."""
+        reports = self.directory.reports
+        is_needed = any(report.version < version or index in report.busy for report in reports)
+        return self._engines.is_idle(index) and not is_needed
+
+    async def _serves_applications(self, index: int) -> bool:
+        """Return whether an engine of ours has requests of applications that have joined it by its address."""
         engine = self._engines[index]
         if engine.process is None or not engine.link.is_up:
-            return True
-        try:  # applications that have joined this engine may have requests too
+            return False
+        try:
             stats = await engine.link.call(GetStats())
         except OctavoError:  # it has just died
-            return False
-        return isinstance(stats, EngineStats) and not stats.num_running + stats.num_waiting
+            return True
+        return not isinstance(stats, EngineStats) or stats.num_running + stats.num_waiting > 0
 
     async def _followed(self, has_followed: Callable[..., bool]) -> None:
         """Wait until every process has; one that ends meanwhile does not count, its successor does."""
         while not all(has_followed(report) for report in self.directory.reports):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
-    def _hand_over_address(self, index: int, heir: int) -> None:
-        """Point the address on which applications join an engine, if there is one, at another engine."""
+    def _hand_over_addresses(self, index: int, heir: int) -> None:
+        """Let applications that have joined an engine find another one when its core is gone."""
         old, new = self._engines[index], self._engines[heir]
         if old.process and new.process:
-            old.process.hand_over_address(new.process)
+            old.process.hand_over_addresses(new.process)
             old.link.address = old.process.address  # if its core crashes, the next one listens there
             self.directory.publish()
 

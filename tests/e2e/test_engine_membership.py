@@ -193,18 +193,19 @@ def test_a_signal_with_other_weights_lets_requests_finish_where_they_began(model
     config.write_text(f"model: {model}\n")
     with serve(f"--config={config}", *FLAGS, *SEVERAL, "--engine-address", f"ipc://{address}") as server:
         before = texts_of(server.wait_until_ready())
-        load = Load(server)
-        load.wait_for(8)
-        config.write_text(f"model: {other}\n")
-        server.signal(signal.SIGUSR2)
-        server.wait_for("engine 1 is removed", timeout_s=120)
-        load.wait_for(8)
-        answers = load.stop()
-        after = texts_of(server)
-        assert all(texts in (before[number], after[number]) for number, _, texts, _ in answers)
-        assert before != after
-        with serve(f"--join=ipc://{address}") as joined:
-            assert texts_of(joined.wait_until_ready()) == after, "the address leads to the new engine"
+        with serve(f"--join=ipc://{address},ipc://{address}.1") as joined:
+            joined.wait_until_ready()
+            load = Load(server)
+            load.wait_for(8)
+            config.write_text(f"model: {other}\n")
+            server.signal(signal.SIGUSR2)
+            server.wait_for("engine 1 is removed", timeout_s=120)
+            load.wait_for(8)
+            answers = load.stop()
+            after = texts_of(server)
+            assert all(texts in (before[number], after[number]) for number, _, texts, _ in answers)
+            assert before != after
+            assert texts_of(joined) == after, "its addresses lead to the new engines"
         server.signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert not address.is_symlink()
