@@ -10,8 +10,6 @@ import contextlib
 import logging
 import os
 import socket
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,8 +17,10 @@ import msgspec
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import join_engine
 from octavo.frontend.link import CoreLink
+from octavo.frontend.run_dir import RunDir
 from octavo.protocol.config import EngineConfig, RemoteConfig
 from octavo.protocol.curve import GroupKeys
+from octavo.protocol.env import Env
 from octavo.protocol.errors import OctavoError, StartupError
 from octavo.protocol.ray_cluster import connect_to_ray, node_name
 
@@ -150,7 +150,7 @@ class EngineActor:
     def __init__(self) -> None:
         self._client: AsyncClient | None = None
         self._address = ""
-        self._directory = tempfile.TemporaryDirectory(prefix="octavo-ray-")
+        self._directory = RunDir(Env.read().runtime_dir)  # swept by later engines if this process is killed
 
     async def start(self, encoded: bytes, secret: bytes) -> bytes:
         """Start the engine, unless it runs; returns a `Started`."""
@@ -180,12 +180,12 @@ class EngineActor:
         """Stop the engine; requests have ended."""
         if self._client:
             await self._client.close()
-        self._directory.cleanup()
+        self._directory.remove()
 
     def _write_keys(self, secret: bytes) -> RemoteConfig:
         """Write the keys for the engine's files, readable by this user only."""
         keys = GroupKeys(secret)
-        directory = Path(self._directory.name)
+        directory = self._directory.path
         secret_file, client_file = directory / "engine.key_secret", directory / "client.key"
         for path, kind, key in ((secret_file, "secret", secret), (client_file, "public", keys.client.public)):
             with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:

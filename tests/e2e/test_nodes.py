@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import pytest
 from node_answers import answers
 from servers import Server, descendants, serve
 from tiny_models import make_tiny
@@ -15,12 +16,10 @@ from octavo.frontend.cli.main import main
 SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "head_dim": 32}
 
 
-def workers(server: Server) -> list[int]:
-    return [
-        pid
-        for pid in descendants(server.process.pid)
-        if b"octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
+def processes(server: Server, module: str) -> list[int]:
+    """Return the processes below a server that run a module."""
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in descendants(server.process.pid)}
+    return [pid for pid, line in lines.items() if module.encode() in line]
 
 
 def test_requests_survive_the_death_of_a_node(tmp_path: Path, free_port: int) -> None:
@@ -36,7 +35,7 @@ def test_requests_survive_the_death_of_a_node(tmp_path: Path, free_port: int) ->
     with serve(model, *flags, *nodes) as server, serve(model, *flags, *nodes, "--node-rank", "1") as node:
         server.wait_until_ready()
         assert answers(server) == expected, "two nodes give the bits of one worker"
-        (worker,) = workers(node)
+        (worker,) = processes(node, "octavo.worker_proc")
         assert answers(server, lambda: os.kill(worker, signal.SIGKILL)) == expected
         with ThreadPoolExecutor(1) as thread:
             asking = thread.submit(answers, server, lambda: node.signal(signal.SIGKILL))
@@ -46,3 +45,17 @@ def test_requests_survive_the_death_of_a_node(tmp_path: Path, free_port: int) ->
                 server.signal(signal.SIGTERM)
                 assert (server.wait(30), successor.wait(30)) == (0, 0)
                 assert "the engine has ended" in successor.last_line
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [["--cpu-kernels", "torch"], ["--cpu-kernels", "native"]])
+def test_requests_survive_the_death_of_the_core(tmp_path: Path, free_port: int, flags: list[str]) -> None:
+    model = make_tiny("LlamaForCausalLM", tmp_path / "model", intermediate_size=512, **SIZES)
+    flags += ["--served-model-name", "m", "--max-model-len", "1024", "--num-threads", "1"]
+    flags += ["--tensor-parallel-size", "2", "--nnodes", "2", "--master-port", str(free_port)]
+    with serve(model, *flags) as server, serve(model, *flags, "--node-rank", "1") as node:
+        server.wait_until_ready()
+        expected = answers(server)
+        (core,) = processes(server, "octavo.core_proc")
+        assert answers(server, lambda: os.kill(core, signal.SIGKILL)) == expected
+        assert node.output.count("joined the engine") == 2
