@@ -203,6 +203,8 @@ def _check_not_quantized(hf_config: dict[str, Any]) -> None:
     quantization = hf_config.get("quantization_config")
     if quantization:
         method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
+        if method == "mxfp4":  # some architectures read it; the worker decides
+            return
         raise ConfigError(
             f"the checkpoint is quantized ({method}), which is not supported in safetensors files",
             phase=PHASE,

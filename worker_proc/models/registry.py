@@ -25,6 +25,8 @@ class Family:
     """As in `config.json`."""
     features: str
     """What distinguishes it, for docs/models.md."""
+    quantizations: tuple[str, ...] = ()
+    """`quant_method` of checkpoints that it reads."""
 
 
 FAMILIES = (
@@ -121,8 +123,8 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
             f"the architecture {facts.architecture} is not supported",
             hint=f"supported: {', '.join(sorted(ARCHITECTURES))}",
         )
-    if facts.hf_config.get("quantization_config"):
-        method = facts.hf_config["quantization_config"].get("quant_method", "unknown")
+    method = (facts.hf_config.get("quantization_config") or {}).get("quant_method", "unknown")
+    if facts.hf_config.get("quantization_config") and method not in family.quantizations:
         raise ConfigError(
             f"the checkpoint is quantized ({method}), which is not supported",
             hint="use the unquantized checkpoint, or a .gguf file",

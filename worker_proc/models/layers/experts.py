@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
@@ -151,6 +153,12 @@ class Experts:
         parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
         if has_bias:
             parameters.takes_apart(f"{name}.{names.stacked_gate_up}_bias", stacked.gates_and_ups)
+        gate_up_stack, down_stack = Mxfp4Stack(rule.num_experts), Mxfp4Stack(rule.num_experts)
+        for kind in ("blocks", "scales"):
+            parameters.takes_apart(
+                f"{name}.{names.stacked_gate_up}_{kind}", partial(stacked.packed_gates_and_ups, gate_up_stack)
+            )
+            parameters.takes_apart(f"{name}.{names.stacked_down}_{kind}", partial(stacked.packed_downs, down_stack))
         parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -230,6 +238,22 @@ class StackedExperts:
         """
         for expert, values_DI in enumerate(self._split(name, values)):
             yield f"{self.prefix}.{expert}.{self.names.down}.weight", values_DI
+
+    def packed_gates_and_ups(
+        self, stack: Mxfp4Stack, name: str, values: Tensor | QuantizedMatrix
+    ) -> Iterator[tuple[str, QuantizedMatrix]]:
+        """Yield gates and ups, of which the rows of outputs alternate, when both tensors of the stack are there."""
+        for expert, matrix in enumerate(stack.take(name, values)):
+            for part, first in ((self.names.gate, 0), (self.names.up, 1)):
+                rows = Mxfp4Matrix(name, matrix.blocks_OGB[first::2], matrix.scales_OG[first::2])
+                yield f"{self.prefix}.{expert}.{part}.weight", rows
+
+    def packed_downs(
+        self, stack: Mxfp4Stack, name: str, values: Tensor | QuantizedMatrix
+    ) -> Iterator[tuple[str, QuantizedMatrix]]:
+        """Yield downs when both tensors of the stack are there."""
+        for expert, matrix in enumerate(stack.take(name, values)):
+            yield f"{self.prefix}.{expert}.{self.names.down}.weight", matrix
 
     def _split(self, name: str, values: Tensor | QuantizedMatrix) -> Sequence[Tensor]:
         if not isinstance(values, Tensor) or values.ndim < 2 or len(values) != self.num_experts:
