@@ -63,6 +63,7 @@ FAMILIES = (
         "gpt_oss",
         ("GptOssForCausalLM",),
         "mixture of experts with biases, attention sinks, windows",
+        ("mxfp4",),
     ),
     Family("DeepSeek-V2", "deepseek", ("DeepseekV2ForCausalLM",), "latent attention, mixture of experts"),
     Family("DeepSeek-V3", "deepseek", ("DeepseekV3ForCausalLM",), "latent attention, group-limited routing"),

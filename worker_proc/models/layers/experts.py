@@ -149,17 +149,7 @@ class Experts:
             parameters.new(f"{name}.{names.stacked_down}_bias", rule.num_experts, width) if has_bias else None
         )
         self._packed: PackedExperts | None = None
-        stacked = StackedExperts(f"{name}.{names.experts}", names, rule.num_experts)
-        parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
-        if has_bias:
-            parameters.takes_apart(f"{name}.{names.stacked_gate_up}_bias", stacked.gates_and_ups)
-        gate_up_stack, down_stack = Mxfp4Stack(rule.num_experts), Mxfp4Stack(rule.num_experts)
-        for kind in ("blocks", "scales"):
-            parameters.takes_apart(
-                f"{name}.{names.stacked_gate_up}_{kind}", partial(stacked.packed_gates_and_ups, gate_up_stack)
-            )
-            parameters.takes_apart(f"{name}.{names.stacked_down}_{kind}", partial(stacked.packed_downs, down_stack))
-        parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
+        _accept_stacked(parameters, name, names, rule.num_experts, has_bias=has_bias)
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
@@ -205,6 +195,21 @@ class SharedExpert:
         if self.gate is not None:
             shared_TD = sigmoid_and_mul(self.gate(x_TD), shared_TD)
         return shared_TD + self.routed(x_TD)
+
+
+def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_experts: int, *, has_bias: bool) -> None:
+    """Accept tensors of all experts of a block in place of those of each."""
+    stacked = StackedExperts(f"{name}.{names.experts}", names, num_experts)
+    parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
+    if has_bias:
+        parameters.takes_apart(f"{name}.{names.stacked_gate_up}_bias", stacked.gates_and_ups)
+    gate_up_stack, down_stack = Mxfp4Stack(num_experts), Mxfp4Stack(num_experts)
+    for kind in ("blocks", "scales"):
+        parameters.takes_apart(
+            f"{name}.{names.stacked_gate_up}_{kind}", partial(stacked.packed_gates_and_ups, gate_up_stack)
+        )
+        parameters.takes_apart(f"{name}.{names.stacked_down}_{kind}", partial(stacked.packed_downs, down_stack))
+    parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
 
 
 @dataclass(frozen=True, slots=True)
