@@ -51,8 +51,9 @@ class SharedMemoryLink:
         if os.fstat(descriptor).st_size < offset + num_bytes:
             os.ftruncate(descriptor, offset + num_bytes)  # sparse: a page takes memory when it is first written to
         self._memory = torch.frombuffer(mmap.mmap(descriptor, num_bytes, offset=offset), dtype=torch.uint8)
+        self.area_bytes = _whole_pages(area_bytes)
         address = self._memory.data_ptr()
-        self._arguments = StageLinkArguments(address, address + _COUNTER_BYTES, _whole_pages(area_bytes), NUM_AREAS, 0)
+        self._arguments = StageLinkArguments(address, address + _COUNTER_BYTES, self.area_bytes, NUM_AREAS, 0)
 
     @property
     def address(self) -> int:

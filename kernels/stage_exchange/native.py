@@ -3,6 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
@@ -23,15 +24,22 @@ class ReceiveRowsArguments(Arguments):
     _fields_ = (("hidden", Matrix), ("update", Matrix), ("link", ctypes.c_void_p))
 
 
-def record_send(parts: Sequence[Tensor], link: SharedMemoryLink) -> None:
-    """Record that one or two matrices go to the next stage."""
+def _max_rows(link: SharedMemoryLink, width: int) -> int:
+    return link.area_bytes // (width * torch.float32.itemsize)
+
+
+def record_send(parts: Sequence[Tensor], width: int, link: SharedMemoryLink) -> None:
+    """Record that one or two matrices of `width` columns go to the next stage."""
     values = [value_of(part_TD) for part_TD in parts]
     require(1 <= len(values) <= 2, f"send_rows: {len(values)} matrices")
+    widths = [value.width for value in values]
+    require(set(widths) == {width}, f"send_rows: {widths} columns, and the next stage expects {width}")
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return SendRowsArguments(inputs[0], inputs[1] if len(inputs) > 1 else Matrix(), link.address)
 
-    values[0].recorder.do(Node("send_rows", values, [], bind, is_row_wise=True, keeps=[link]))
+    max_rows = _max_rows(link, sum(value.width for value in values))
+    values[0].recorder.do(Node("send_rows", values, [], bind, is_row_wise=True, keeps=[link], max_rows=max_rows))
 
 
 def record_receive(positions_T: Tensor, num_parts: int, width: int, link: SharedMemoryLink) -> list[Tensor]:
@@ -47,5 +55,6 @@ def record_receive(positions_T: Tensor, num_parts: int, width: int, link: Shared
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return ReceiveRowsArguments(outputs[0], outputs[1] if num_parts > 1 else Matrix(), link.address)
 
-    recorder.do(Node("receive_rows", [], buffers, bind, is_row_wise=True, keeps=[link]))
+    max_rows = _max_rows(link, num_parts * width)
+    recorder.do(Node("receive_rows", [], buffers, bind, is_row_wise=True, keeps=[link], max_rows=max_rows))
     return [as_tensor(Value(recorder, buffer, 0, (width,))) for buffer in buffers]

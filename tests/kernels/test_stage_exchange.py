@@ -11,11 +11,15 @@ from hypothesis import strategies as st
 from kernel_checks import random
 from native_checks import same_bits
 
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.program import Program
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import as_tensor
 from octavo.kernels.stage_exchange.link import NUM_AREAS, SharedMemoryLink
-from octavo.kernels.stage_exchange.native import ReceiveRowsArguments, SendRowsArguments
+from octavo.kernels.stage_exchange.native import ReceiveRowsArguments, SendRowsArguments, record_receive, record_send
 
 TIMEOUT_S = 60.0
 
@@ -84,3 +88,14 @@ def test_a_sender_does_not_overtake_a_receiver(native_library: NativeLibrary, nu
         assert same_bits(out, matrix)
     thread.join(TIMEOUT_S)
     assert not thread.is_alive()
+
+
+def test_a_stage_does_not_write_beyond_the_memory_that_is_shared(native_library: NativeLibrary) -> None:
+    link, _ = linked(4096)
+    recorder = ProgramRecorder(torch.float32)
+    parts = record_receive(as_tensor(recorder.positions), 2, 16, link)  # 128 bytes a row
+    Program(native_library, recorder.nodes, [], 32)
+    with pytest.raises(ShapeError, match="receive_rows: 33 rows, and shared memory for 32"):
+        Program(native_library, recorder.nodes, [], 33)
+    with pytest.raises(ShapeError, match=r"\[16, 16\] columns, and the next stage expects 32"):
+        record_send(parts, 32, link)

@@ -49,7 +49,7 @@ class SharedMemoryStages:
     def send(self, parts: Sequence[Tensor]) -> None:
         """See `StageExchange`."""
         assert self._following is not None, "the last stage sends nothing"
-        stage_exchange.record_send(parts, self._following)
+        stage_exchange.record_send(parts, self._width, self._following)
 
 
 class DistributedStages:
