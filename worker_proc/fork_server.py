@@ -4,6 +4,7 @@ The other end is `core_proc/workers/fork_server.py`. No thread may run here: a f
 called `fork`, and locks that others held would stay locked.
 """
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -20,6 +21,7 @@ from octavo.protocol.control import ForkRequest, WorkerSpec
 from octavo.protocol.env import set_default
 from octavo.protocol.lifecycle import EXIT_PARENT_GONE, die_with_parent, run_child
 from octavo.protocol.process_title import set_process_title
+from octavo.protocol.stacks import enable_dumps
 from octavo.worker_proc.__main__ import SPIN_COUNT
 from octavo.worker_proc.__main__ import main as worker_main
 
@@ -70,7 +72,7 @@ class ForkServer:
             os.close(status)
             become_worker(request, [stdin, *others])
         self._statuses[pid] = status
-        os.write(status, _STATUS.pack(pid))
+        _report(status, pid)
         for descriptor in (stdin, *others):
             os.close(descriptor)
 
@@ -80,7 +82,7 @@ class ForkServer:
             ended, state = os.waitpid(pid, os.WNOHANG)
             if ended:
                 del self._statuses[pid]
-                os.write(status, _STATUS.pack(os.waitstatus_to_exitcode(state)))
+                _report(status, os.waitstatus_to_exitcode(state))
                 os.close(status)
 
     def _close(self) -> None:
@@ -90,6 +92,11 @@ class ForkServer:
         self._requests.close()
         for descriptor in (self._ended, self._wakeup, *self._statuses.values()):
             os.close(descriptor)
+
+
+def _report(status: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # the core has given the worker up
+        os.write(status, _STATUS.pack(number))
 
 
 def become_worker(request: ForkRequest, descriptors: list[int]) -> NoReturn:
@@ -117,6 +124,7 @@ def main() -> NoReturn:
     # A signal for the whole process group is for the core, which stops the workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    enable_dumps()
     set_process_title("forks", "workers")
     set_default("GOMP_SPINCOUNT", SPIN_COUNT)
     gc.disable()

@@ -27,6 +27,9 @@ MODULE = "octavo.worker_proc.fork_server"
 STATUS = struct.Struct("<i")
 """What the server writes for each worker: first its process id, at its end its exit code."""
 
+REPORT_TIMEOUT_S = 0.5
+"""How long the server may take to report the end of a worker."""
+
 _PIPE_BYTES = 2**20
 """Room for a launch spec, which the worker reads only once torch is imported."""
 
@@ -50,6 +53,11 @@ class ForkServer:
                 # No thread may run in a process that forks, and OpenBLAS starts some when numpy is imported.
                 env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
             )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
 
     @property
     def is_alive(self) -> bool:
@@ -120,8 +128,8 @@ class ForkedProcess:
 
     def poll(self) -> int | None:
         """Return the exit code, None while the process runs or is not forked yet."""
-        while self._code is None and self._poll.poll(0):
-            self._read()
+        while self._code is None and (ready := self._poll.poll(0)):
+            self._read(ready)
         return self._code
 
     def wait(self, timeout: float | None = None) -> int:
@@ -133,9 +141,9 @@ class ForkedProcess:
             subprocess.TimeoutExpired: it still runs after `timeout` seconds.
         """
         while self._code is None:
-            if not self._poll.poll(None if timeout is None else max(0, int(1000 * timeout))):
+            if not (ready := self._poll.poll(None if timeout is None else max(0, int(1000 * timeout)))):
                 raise subprocess.TimeoutExpired("worker", timeout or 0.0)
-            self._read()
+            self._read(ready)
         return self._code
 
     def kill(self) -> None:
@@ -154,15 +162,25 @@ class ForkedProcess:
         elif self._pidfd >= 0:
             signal.pidfd_send_signal(self._pidfd, number)
 
-    def _read(self) -> None:
+    def _read(self, ready: list[tuple[int, int]]) -> None:
+        """Read what the server reports. The end of a worker that a stopped server does not report is one by SIGKILL."""
+        if not any(descriptor == self._status for descriptor, _ in ready):
+            self._poll.unregister(self._pidfd)
+            if not self._poll.poll(int(1000 * REPORT_TIMEOUT_S)):
+                self._end(-signal.SIGKILL)
+                return
         data = os.read(self._status, STATUS.size)
         if data and not self._pid:
             (self._pid,) = STATUS.unpack(data)
             with contextlib.suppress(ProcessLookupError):  # it has ended; its exit code follows
                 self._pidfd = os.pidfd_open(self._pid)
+                self._poll.register(self._pidfd, select.POLLIN)
             return
         # A server that is gone has taken its workers with it.
-        self._code = STATUS.unpack(data)[0] if data else -signal.SIGKILL
+        self._end(STATUS.unpack(data)[0] if data else -signal.SIGKILL)
+
+    def _end(self, code: int) -> None:
+        self._code = code
         os.close(self._status)
         if self._pidfd >= 0:
             os.close(self._pidfd)

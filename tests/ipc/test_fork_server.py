@@ -76,10 +76,19 @@ def test_only_one_thread_runs_where_workers_are_forked(
 ) -> None:
     child = server.spawn(spec_of(config, tmp_path), "worker 0")
     wait_until_ready(child)
-    parent = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[1]
-    assert len(os.listdir(f"/proc/{parent}/task")) == 1
+    assert len(os.listdir(f"/proc/{server.pid}/task")) == 1
     child.kill()
     assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+    child.close()
+
+
+def test_a_worker_ends_while_its_server_is_stopped(server: ForkServer, config: ResolvedConfig, tmp_path: Path) -> None:
+    child = server.spawn(spec_of(config, tmp_path), "worker 0")
+    wait_until_ready(child)
+    os.kill(server.pid, signal.SIGSTOP)
+    child.kill()
+    assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+    os.kill(server.pid, signal.SIGCONT)
     child.close()
 
 
