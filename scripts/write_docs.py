@@ -5,6 +5,7 @@ from pathlib import Path
 from octavo.frontend.cli.config_docs import render_config_docs
 from octavo.frontend.cli.sampling_docs import render_sampling_docs
 from octavo.frontend.metrics.names import render_metrics_docs
+from octavo.worker_proc.models.docs import with_families
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -16,6 +17,8 @@ PAGES = {
 
 
 def main() -> None:
+    page = DOCS / "models.md"
+    page.write_text(with_families(page.read_text("utf-8")), "utf-8")
     for name, render in PAGES.items():
         (DOCS / name).write_text(render(), "utf-8")
         print(f"wrote docs/{name}")

@@ -1,27 +1,37 @@
 """The dense families against `transformers` on the same weights, and against themselves in other batches."""
 
+import json
+import re
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 import transformers
 from model_runner import Runner, facts_of, load, packed, prompts, with_config
+from published_configs import CONFIGS
 from safetensors.torch import load_file
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from torch import Tensor
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
+from worker_plans import worker_config
 
+from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config import ModelFacts
-from octavo.worker_proc.models.registry import build_model
+from octavo.protocol.config import DeviceFacts, ModelFacts
+from octavo.worker_proc.facts import cache_group_specs
+from octavo.worker_proc.models.docs import with_families
+from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
 from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 @pytest.fixture(scope="module", params=["torch", "native"])
@@ -142,3 +152,50 @@ def internlm2(weights: Mapping[str, Tensor], facts: ModelFacts) -> Iterator[tupl
         for ours, theirs in names.items():
             name = name.replace(ours, theirs)
         yield name, tensor
+
+
+def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = re.search(r"```python\n(.*?)```", (DOCS / "models.md").read_text("utf-8"), re.DOTALL)
+    assert source is not None
+    module = ModuleType("octavo.worker_proc.models.seed_oss")
+    exec(compile(source[1], "docs/models.md", "exec"), module.__dict__)
+    family = Family("Seed-OSS", "seed_oss", ("SeedOssForCausalLM",), "biases of attention")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(ARCHITECTURES, "SeedOssForCausalLM", family)
+    settings = {**FAMILIES["arcee"][2], "attention_out_bias": True, "residual_dropout": 0.0}
+    path = root / "seed-oss"
+    if not path.exists():
+        make_tiny("SeedOssForCausalLM", path, class_name="SeedOssConfig", **settings)
+    logits, _ = expected(path)
+    runner = Runner(load(path, torch.float32, kernels), torch.float32, MAX_LEN)
+    actual = runner.in_chunks(prompts(320), 0, [200])
+    torch.testing.assert_close(actual.log_softmax(1), logits[0].log_softmax(1), rtol=1e-4, atol=1e-4)
+
+
+def test_the_table_of_the_docs_is_up_to_date() -> None:
+    page = (DOCS / "models.md").read_text("utf-8")
+    assert with_families(page) == page, "run scripts/docs"
+    assert all(f"`{name}`" in page for name in ARCHITECTURES)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_published_configurations_are_accepted_and_planned(name: str, tmp_path: Path) -> None:
+    num_parameters, num_windowed, config = CONFIGS[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    resolved = worker_config(tmp_path, load_format="dummy", dtype="bfloat16", skip_tokenizer_init=True)
+    model = build_model(resolved.model, Placement(torch.bfloat16, torch.device("meta")))
+    assert model.weights_bytes / 2 == pytest.approx(num_parameters, rel=0.01)
+    windowed = [group for group in model.cache_groups if group.shape.window is not None]
+    assert sum(len(group.layers) for group in windowed) == num_windowed
+    facts = DeviceFacts(
+        rank=0,
+        device_name="cpu",
+        total_bytes=2**40,
+        free_bytes=2**40,
+        weights_bytes=model.weights_bytes,
+        activation_bytes=2**30,
+        cache_groups=cache_group_specs(model, resolved),
+    )
+    plan = plan_cache(resolved, [facts])
+    assert plan.max_model_len == resolved.max_model_len
+    assert "KV cache" in memory_table(resolved, [facts], plan)

@@ -28,6 +28,12 @@ _NAMES = {
     r"\.ln_mlp\.": ".post_attention_layernorm.",
 }
 
+_IGNORED = (
+    *("multi_query", "num_kv_heads", "n_embed", "num_ln_in_parallel_attn"),  # among the facts
+    *("attention_softmax_in_fp32", "bias_dropout_fusion", "masked_softmax_fusion"),  # how BLOOM was trained
+    *("offset_alibi", "skip_bias_add", "skip_bias_add_qkv", "seq_length", "unk_token_id"),
+)
+
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """Make the model that `facts` describes, or one rank's part of it.
@@ -37,12 +43,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, is_bloom = facts.hf_config, facts.architecture == "BloomForCausalLM"
     reject_unless(config, "apply_residual_connection_post_layernorm", [False])
+    ignore(config, *_IGNORED)
     is_tied = optional(config, "tie_word_embeddings", True)
     has_alibi = is_bloom or optional(config, "alibi", False)
     is_parallel, has_bias = not is_bloom and optional(config, "parallel_attn", True), optional(config, "bias", is_bloom)
     is_new = optional(config, "new_decoder_architecture", False)
     has_two_norms = not is_parallel or (optional(config, "num_ln_in_parallel_attn", 2 if is_new else 1) == 2)
-    ignore(config, "multi_query", "num_kv_heads", "n_embed", "num_ln_in_parallel_attn")  # they are among the facts
     width, eps = required(config, "hidden_size", int), optional(config, "layer_norm_epsilon", 1e-5)
     inner_width = optional(config, "ffn_hidden_size", optional(config, "n_inner", 4 * width))
     function = "gelu_new" if is_bloom else activation(config, "gelu", PLAIN, key="activation")

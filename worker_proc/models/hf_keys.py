@@ -9,6 +9,7 @@ eos_token_id quantization_config
 _IDENTITY = """
 model_type transformers_version _name_or_path name_or_path _commit_hash auto_map tokenizer_class is_llama_config
 _attn_implementation _attn_implementation_autoset attn_implementation use_flash_attn unsloth_fixed unsloth_version
+transformers.js_config max_sequence_length model_max_length tokenizer_model_max_length
 bos_token_id pad_token_id sep_token_id unk_token_id cls_token_id mask_token_id decoder_start_token_id
 forced_bos_token_id forced_eos_token_id prefix begin_suppress_tokens suppress_tokens bad_words_ids
 """
@@ -25,7 +26,7 @@ use_cache cache_implementation return_dict output_attentions output_hidden_state
 is_encoder_decoder cross_attention_hidden_size tie_encoder_decoder use_bfloat16 chunk_size_feed_forward
 return_dict_in_generate pruned_heads finetuning_task task_specific_params problem_type id2label label2id num_labels
 tf_legacy_loss summary_type summary_use_proj summary_activation summary_first_dropout summary_proj_to_labels
-reorder_and_upcast_attn
+reorder_and_upcast_attn num_logits_to_keep logits_to_keep
 """
 
 _SAMPLING = """

@@ -3,7 +3,7 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import Rule, grouped_qkv, renamed, split_rows
-from octavo.worker_proc.models.hf_config import optional, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock, PreNormLayer, embedding_and_output
@@ -42,7 +42,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     eps = optional(config, "rms_norm_eps", 1e-6)
     is_gated = member != "Arcee"
     function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
-    rotates = _rotates(facts) if member == "SmolLM3" else [True] * facts.num_layers
+    rotates = _rotates(facts, member)
     shapes = [
         AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
         for window in _windows(facts, member, rotates)
@@ -100,8 +100,12 @@ def _rules(facts: ModelFacts, member: str, placement: Placement) -> list[Rule]:
             return []
 
 
-def _rotates(facts: ModelFacts) -> list[bool]:
-    """Return which layers of a SmolLM3 rotate queries and keys: by default all but every fourth."""
+def _rotates(facts: ModelFacts, member: str) -> list[bool]:
+    """Return which layers rotate queries and keys: all, or in a SmolLM3 by default all but every fourth."""
+    for key in ("use_mrope", "rope_interleaved"):
+        reject_unless(facts.hf_config, key, [False, None])
+    if member != "SmolLM3":
+        return [True] * facts.num_layers
     period = optional(facts.hf_config, "no_rope_layer_interval", 4)
     implied = [int((layer + 1) % period != 0) for layer in range(facts.num_layers)]
     return [bool(rotates) for rotates in optional(facts.hf_config, "no_rope_layers", implied)]

@@ -24,26 +24,61 @@ class Family:
     architectures: tuple[str, ...]
     """As in `config.json`."""
     features: str
-    """What distinguishes it, for docs/models.md."""
+    """What distinguishes it, for docs/models.md, like the next ones."""
     quantizations: tuple[str, ...] = ()
     """`quant_method` of checkpoints that it reads."""
+    caches: str = "full"
+    """Kinds of its cache groups."""
+    formats: str = "safetensors"
+    """Of weights."""
+    tested: str = "`transformers`"
+    """With what its logits and tokens are compared."""
 
 
 FAMILIES = (
-    Family("Llama 2, 3", "llama", ("LlamaForCausalLM",), "rotary embedding with every scaling, grouped heads"),
     Family(
-        "Mistral, Ministral", "llama", ("MistralForCausalLM", "MinistralForCausalLM"), "windows of all or some layers"
+        "Llama 2, 3",
+        "llama",
+        ("LlamaForCausalLM",),
+        "rotary embedding with every scaling, grouped heads",
+        formats="safetensors, GGUF",
     ),
     Family(
-        "Qwen2, Qwen2.5", "llama", ("Qwen2ForCausalLM",), "biases of queries, keys and values; windows of some layers"
+        "Mistral, Ministral",
+        "llama",
+        ("MistralForCausalLM", "MinistralForCausalLM"),
+        "windows of all or some layers",
+        caches="full, window",
+        formats="safetensors, GGUF",
     ),
-    Family("Qwen3", "llama", ("Qwen3ForCausalLM",), "norms of query and key heads; windows of some layers"),
-    Family("SmolLM3", "llama", ("SmolLM3ForCausalLM",), "layers without rotary embedding"),
+    Family(
+        "Qwen2, Qwen2.5",
+        "llama",
+        ("Qwen2ForCausalLM",),
+        "biases of queries, keys and values; windows of some layers",
+        caches="full, window",
+        formats="safetensors, GGUF",
+    ),
+    Family(
+        "Qwen3",
+        "llama",
+        ("Qwen3ForCausalLM",),
+        "norms of query and key heads; windows of some layers",
+        caches="full, window",
+        formats="safetensors, GGUF",
+    ),
+    Family("SmolLM3", "llama", ("SmolLM3ForCausalLM",), "layers without rotary embedding", caches="full, window"),
     Family("Arcee (AFM)", "llama", ("ArceeForCausalLM",), "squared ReLU, no gate"),
     Family(
-        "InternLM 2, 2.5", "llama", ("InternLM2ForCausalLM",), "queries, keys and values fused by key head; dynamic NTK"
+        "InternLM 2, 2.5",
+        "llama",
+        ("InternLM2ForCausalLM",),
+        "queries, keys and values fused by key head; dynamic NTK",
+        tested="a Llama with the same numbers",
     ),
-    Family("InternLM 3", "llama", ("InternLM3ForCausalLM",), "biases; dynamic NTK"),
+    Family(
+        "InternLM 3", "llama", ("InternLM3ForCausalLM",), "biases; dynamic NTK", tested="a Llama with the same numbers"
+    ),
     Family(
         "Falcon",
         "falcon",
@@ -52,7 +87,7 @@ FAMILIES = (
     ),
     Family("BLOOM", "falcon", ("BloomForCausalLM",), "ALiBi, normalized embeddings"),
     Family("MPT", "mpt", ("MptForCausalLM",), "ALiBi, fused projection"),
-    Family("Mixtral", "mixtral", ("MixtralForCausalLM",), "mixture of experts in every layer"),
+    Family("Mixtral", "mixtral", ("MixtralForCausalLM",), "mixture of experts in every layer", caches="full or window"),
     Family("Qwen2-MoE", "qwen_moe", ("Qwen2MoeForCausalLM",), "mixture of experts, and a shared expert"),
     Family("Qwen3-MoE", "qwen_moe", ("Qwen3MoeForCausalLM",), "mixture of experts"),
     Family("OLMoE", "olmoe", ("OlmoeForCausalLM",), "mixture of experts, norms of all query heads together"),
@@ -63,7 +98,8 @@ FAMILIES = (
         "gpt_oss",
         ("GptOssForCausalLM",),
         "mixture of experts with biases, attention sinks, windows",
-        ("mxfp4",),
+        quantizations=("mxfp4",),
+        caches="full, window",
     ),
     Family("DeepSeek-V2", "deepseek", ("DeepseekV2ForCausalLM",), "latent attention, mixture of experts"),
     Family("DeepSeek-V3", "deepseek", ("DeepseekV3ForCausalLM",), "latent attention, group-limited routing"),
@@ -73,12 +109,21 @@ FAMILIES = (
         "gemma",
         ("Gemma2ForCausalLM",),
         "windows of every other layer, soft caps of scores and logits, four norms",
+        caches="full, window",
     ),
     Family(
-        "Gemma 3 (text)", "gemma", ("Gemma3ForCausalLM",), "windows of five layers in six, with angles of their own"
+        "Gemma 3 (text)",
+        "gemma",
+        ("Gemma3ForCausalLM",),
+        "windows of five layers in six, with angles of their own",
+        caches="full, window",
     ),
     Family(
-        "Phi-3, Phi-3.5, Phi-4", "phi3", ("Phi3ForCausalLM",), "fused projections, LongRoPE, partial rotary embedding"
+        "Phi-3, Phi-3.5, Phi-4",
+        "phi3",
+        ("Phi3ForCausalLM",),
+        "fused projections, LongRoPE, partial rotary embedding",
+        caches="full or window",
     ),
     Family("Phi-1, Phi-2", "gpt_neox", ("PhiForCausalLM",), "parallel blocks, partial rotary embedding"),
     Family(
@@ -87,7 +132,9 @@ FAMILIES = (
     Family("Granite 3", "granite", ("GraniteForCausalLM",), "factors of embeddings, scores, blocks and logits"),
     Family("OLMo", "olmo", ("OlmoForCausalLM",), "norms without weights, limits of queries, keys and values"),
     Family("OLMo 2", "olmo", ("Olmo2ForCausalLM",), "norms after blocks, norms of all query heads together"),
-    Family("OLMo 3", "olmo", ("Olmo3ForCausalLM",), "as OLMo 2; windows of three layers in four"),
+    Family(
+        "OLMo 3", "olmo", ("Olmo3ForCausalLM",), "as OLMo 2; windows of three layers in four", caches="full, window"
+    ),
     Family(
         "Command R", "cohere", ("CohereForCausalLM",), "parallel blocks, interleaved rotary embedding, scaled logits"
     ),
@@ -96,17 +143,25 @@ FAMILIES = (
         "cohere",
         ("Cohere2ForCausalLM",),
         "as Command R; windows; full layers without rotary embedding",
+        caches="full, window",
     ),
-    Family("StarCoder2", "starcoder2", ("Starcoder2ForCausalLM",), "layer norms, plain mlp, window"),
+    Family(
+        "StarCoder2",
+        "starcoder2",
+        ("Starcoder2ForCausalLM",),
+        "layer norms, plain mlp, window",
+        caches="full or window",
+    ),
     Family("GLM-4", "glm", ("GlmForCausalLM", "Glm4ForCausalLM"), "partial interleaved rotary embedding, four norms"),
     Family(
         "EXAONE 4",
         "exaone4",
         ("Exaone4ForCausalLM",),
         "norms after blocks, windows, full layers without rotary embedding",
+        caches="full, window",
     ),
     Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),
-    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
+    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU", formats="safetensors, GGUF"),
 )
 
 ARCHITECTURES = {architecture: family for family in FAMILIES for architecture in family.architectures}

@@ -3,7 +3,7 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
@@ -21,6 +21,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config = facts.hf_config
+    ignore(config, "activation_function")  # the same as hidden_act
     reject_unless(config, "norm_type", ["layer_norm"])
     reject_unless(config, "mlp_type", ["default"])
     is_tied = optional(config, "tie_word_embeddings", True)
