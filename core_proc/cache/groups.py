@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from octavo.protocol.config import CacheGroupSpec, CachePlan, ResolvedConfig
 from octavo.protocol.ids import BlockId
 
+MAX_WINDOWED_CHUNK = 2048
+"""Most tokens of one request in one step if there are windows, unless a window is longer. A group with a window holds
+all tokens of a step, so larger steps of one request would take more memory than its window."""
+
 NULL_BLOCK: BlockId = -1
 """The place of a block that a request does not hold, because none of its tokens reads it any more."""
 
@@ -38,11 +42,20 @@ class CacheGroups:
     Args:
         specs: in the order in which all messages list the groups.
         block_size: tokens of a block.
-        max_step_tokens: most tokens of one request in one step.
+        max_step_tokens: most tokens of a step.
+        max_chunk: most tokens of one request in one step; 0: no limit.
     """
 
-    def __init__(self, specs: Sequence[CacheGroupSpec], block_size: int, max_step_tokens: int) -> None:
+    def __init__(
+        self, specs: Sequence[CacheGroupSpec], block_size: int, max_step_tokens: int, max_chunk: int = 0
+    ) -> None:
         self.num_groups = len(specs)
+        limits = [max_chunk] if max_chunk else []
+        if any(spec.window for spec in specs):
+            limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
+        self.max_chunk = min(limits, default=0)
+        """Most tokens of one request in one step; 0: no limit."""
+        max_step_tokens = min([max_step_tokens, *limits])
         self.block_size = block_size
         self.full = [index for index, spec in enumerate(specs) if spec.kind == "full"]
         """Indices of the groups that keep every token."""
@@ -59,8 +72,9 @@ class CacheGroups:
     @classmethod
     def of(cls, config: ResolvedConfig, specs: Sequence[CacheGroupSpec]) -> "CacheGroups":
         """Return the groups of an engine."""
-        num_tokens = config.max_num_batched_tokens
-        return cls(specs, config.block_size, min(num_tokens, config.long_prefill_token_threshold or num_tokens))
+        return cls(
+            specs, config.block_size, config.max_num_batched_tokens, max_chunk=config.long_prefill_token_threshold
+        )
 
     @classmethod
     def of_plan(cls, config: ResolvedConfig, plan: CachePlan) -> "CacheGroups":

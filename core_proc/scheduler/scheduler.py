@@ -77,7 +77,7 @@ class Scheduler:
         self.hooks = SchedulerHooks()
         """Features that take part in steps."""
         self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache).in_order)
-        self._prefill = Prefill(self.cache, self.batch, self.counters, config.long_prefill_token_threshold)
+        self._prefill = Prefill(self.cache, self.batch, self.counters, self.cache.groups.max_chunk)
         self._rejection_rules = RejectionRules(config, cache_plan, self.cache.groups)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
@@ -209,7 +209,7 @@ class Scheduler:
             draft.num_tokens_left,
             self.cache.block_size,
             self.config.full_step_tokens,
-            self.config.long_prefill_token_threshold,
+            self.cache.groups.max_chunk,
         )
         self._admit(draft, prompts)
         self._prefill.run(draft, prompts)

@@ -132,3 +132,17 @@ def test_storms_give_every_request_the_tokens_it_gets_alone(mix: str, chunk: int
     assert engine.scheduler.counters.prefix_cache_hits > 0
     for name, (prompt, max_tokens) in prompts.items():
         assert engine.outputs[name].token_ids == alone(prompt, max_tokens).token_ids
+
+
+def test_a_request_gets_no_more_of_a_step_than_its_windows_are_worth() -> None:
+    groups = [group(), group("window", 8)]
+    settings = {"max_model_len": 8000, "max_num_batched_tokens": 4096, "block_size": 16}
+    engine = FakeEngine(2000, groups, **settings)
+    engine.submit("a", [1] * 5000, 1)
+    engine.submit("b", [2] * 5000, 1)
+    engine.run()
+    assert engine.scheduled_tokens()[0] == [2048, 2048]
+    engine = FakeEngine(2000, [group(), group("window", 3000)], **settings)
+    engine.submit("a", [1] * 5000, 1)
+    engine.run()
+    assert engine.scheduled_tokens() == [[3000], [2000]]

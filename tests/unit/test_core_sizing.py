@@ -177,8 +177,10 @@ def gemma_like(window: int, num_full: int, num_windowed: int) -> list[CacheGroup
     return [full] * num_full + [windowed] * num_windowed
 
 
-def test_windows_in_five_of_six_layers_take_a_quarter_of_the_memory_at_32k_tokens():
-    config = core_config(block_size=16, max_model_len=32768, max_num_batched_tokens=2048, max_num_seqs=1)
+@pytest.mark.parametrize("num_tokens", [2048, 8192])
+def test_windows_in_five_of_six_layers_take_a_quarter_of_the_memory_at_32k_tokens(num_tokens: int):
+    # However large steps are, one request gets no more than 2,048 tokens of one.
+    config = core_config(block_size=16, max_model_len=32768, max_num_batched_tokens=num_tokens, max_num_seqs=1)
     facts = [device(cache_groups=gemma_like(1024, 1, 5))]
     plan = plan_cache(config, facts)
     full = plan_cache(config, [device(cache_groups=gemma_like(1024, 6, 0))])
