@@ -2,7 +2,7 @@
 
 import random
 
-from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, PrefixRouter
+from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, PENDING_DIVISOR, PrefixRouter
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import CacheUpdate
 from octavo.protocol.ids import IdArray, pack_ids
@@ -41,7 +41,7 @@ def test_a_prompt_goes_where_its_prefix_is() -> None:
 def test_load_outweighs_a_short_prefix() -> None:
     routes = router()
     first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
-    busy = {**IDLE, first: (2 * SPAN_TOKENS + 1, 0)}
+    busy = {**IDLE, first: (PENDING_DIVISOR * (2 * SPAN_TOKENS + 1), 0)}
     assert routes.choose(prompt(2), (), [0, 1, 2], busy.get)[0] != first
     routes = router()
     first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
