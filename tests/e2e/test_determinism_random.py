@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_engine import Result, SmallEngine, TimedRequest
+from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
@@ -54,17 +55,27 @@ MIXED = (
     },
     {"dtype": "float32"},
 )
+
+
+def family(name: str) -> Case:
+    """Return a case of `tiny_families`."""
+    arch, class_name, changes = FAMILIES[name]
+    return Case(name, arch, {"class_name": class_name, **changes}, {"dtype": "float32"})
+
+
 LLAMA = ("LlamaForCausalLM", {}, {"dtype": "bfloat16"})
 CASES = [
     Case("windows", *MIXED),
     Case("bfloat16", *LLAMA),
     Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
+    family("gemma2"),
+    family("bloom"),
     Case("quantized", *MISTRAL, {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
     Case("windows-torch", *MIXED, is_native=False),
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
-"""Windows in some layers, in all and in none, both kinds of norm and of positions, every dtype, and 4-bit weights with
-an 8-bit cache. All through native kernels, some through torch."""
+"""Windows in some layers, in all and in none, both kinds of norm, all kinds of positions, soft caps, every dtype, and
+4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
 
 
 GRAMMARS = [
@@ -217,6 +228,16 @@ def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
 @settings(max_examples=8, deadline=None)  # the torch path is slow, and only a reference and a fallback
 @given(**STORMS)
 def test_any_storm_through_torch(
+    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+) -> None:
+    check(model, requests, engine, spare_tokens, num_threads)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", [family(name) for name in FAMILIES], indirect=True, ids=lambda case: case.name)
+@settings(max_examples=10, deadline=None)
+@given(**STORMS)
+def test_any_storm_of_every_family(
     model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
     check(model, requests, engine, spare_tokens, num_threads)

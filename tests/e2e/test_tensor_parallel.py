@@ -17,6 +17,7 @@ from gguf_k_quants import quantize_k
 from pairwise import pairwise
 from rank_threads import on_ranks
 from safetensors.numpy import load_file
+from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from worker_plans import Driver, Running, spec, worker_config
 from workloads import ask_all, ask_one_by_one, random_requests
@@ -106,6 +107,28 @@ def test_the_number_of_ranks_changes_no_bit(
     assert all(result == results[0] for result in results[1:]), "ranks disagree"
     if "load_format" not in settings:  # every rank makes up its own part of dummy weights
         assert results[:1] == on_size(models[arch], 1, **settings)
+
+
+@pytest.mark.parametrize(
+    "family", ["gemma2", "phi3-window", "gpt-neox", "cohere2", "glm4", "falcon-40b", "bloom", "mpt"]
+)
+def test_ranks_divide_fused_and_interleaved_projections(family: str, tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES[family]
+    sizes = {"hidden_size": 256, "d_model": 256, "intermediate_size": 512, "num_key_value_heads": 4, "num_kv_heads": 4}
+    sizes |= dict.fromkeys(("num_attention_heads", "n_head", "n_heads"), 8)
+    sizes["num_key_value_heads"] = 8 if family == "gpt-neox" else 4
+    wide = {key: sizes.get(key, value) for key, value in settings.items()}
+    if family == "glm4":
+        wide["head_dim"] = 32
+    path = make_tiny(arch, tmp_path / family, class_name=class_name, **wide)
+    assert on_size(path, 2) == on_size(path, 1) * 2
+
+
+def test_ranks_cannot_divide_a_norm_of_all_heads(tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES["olmo2"]
+    path = make_tiny(arch, tmp_path, class_name=class_name, **settings)
+    with pytest.raises(ConfigError, match="normalizes all heads"):
+        on_size(path, 2)
 
 
 @pytest.mark.parametrize(("size", "settings"), [(2, {}), (4, {"dtype": "bfloat16", "quantization": "int8"})])
