@@ -16,6 +16,8 @@ _ARCHITECTURES = {
     "llama": ("LlamaForCausalLM", "llama"),
     "qwen2": ("Qwen2ForCausalLM", "qwen2"),
     "qwen3": ("Qwen3ForCausalLM", "qwen3"),
+    "qwen2moe": ("Qwen2MoeForCausalLM", "qwen2_moe"),
+    "qwen3moe": ("Qwen3MoeForCausalLM", "qwen3_moe"),
     "gpt2": ("GPT2LMHeadModel", "gpt2"),
 }
 """`general.architecture` to `architectures[0]` and `model_type`. Mistral is stored as llama."""
@@ -43,9 +45,12 @@ def hf_config(metadata: Mapping[str, Any], tensor_names: Set[str], rope_factors:
         raise ConfigError(
             f"GGUF architecture {arch!r} is not supported", phase=PHASE, hint=f"one of {', '.join(_ARCHITECTURES)}"
         )
-    if metadata.get(f"{arch}.expert_count"):
+    num_experts = metadata.get(f"{arch}.expert_count")
+    if num_experts and arch not in ("llama", "qwen2moe", "qwen3moe"):
         raise ConfigError(f"GGUF architecture {arch!r} with experts is not supported", phase=PHASE)
     architecture, model_type = _ARCHITECTURES[arch]
+    if num_experts and arch == "llama":
+        architecture, model_type = "MixtralForCausalLM", "mixtral"
     config = {
         "architectures": [architecture],
         "model_type": model_type,
@@ -57,7 +62,8 @@ def hf_config(metadata: Mapping[str, Any], tensor_names: Set[str], rope_factors:
     }
     if arch == "gpt2":
         return config | _gpt2(metadata)
-    return config | _llama_family(metadata, arch, tensor_names, rope_factors)
+    experts = _experts(metadata, arch) if num_experts else {}
+    return config | _llama_family(metadata, arch, tensor_names, rope_factors) | experts
 
 
 def generation_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -89,7 +95,7 @@ def _llama_family(
     max_positions = _required(metadata, f"{arch}.context_length")
     return {
         "hidden_size": hidden_size,
-        "intermediate_size": _required(metadata, f"{arch}.feed_forward_length"),
+        "intermediate_size": None if "moe" in arch else _required(metadata, f"{arch}.feed_forward_length"),
         "num_hidden_layers": _required(metadata, f"{arch}.block_count"),
         "num_attention_heads": num_heads,
         "num_key_value_heads": metadata.get(f"{arch}.attention.head_count_kv", num_heads),
@@ -103,6 +109,21 @@ def _llama_family(
         # Biases are always present in Qwen2 and optional in Llama.
         **({"attention_bias": "blk.0.attn_q.bias" in tensor_names} if arch == "llama" else {}),
     }
+
+
+def _experts(metadata: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    chosen = {"num_experts_per_tok": _required(metadata, f"{arch}.expert_used_count")}
+    if arch == "llama":
+        return chosen | {"num_local_experts": _required(metadata, f"{arch}.expert_count")}
+    config = chosen | {
+        "num_experts": _required(metadata, f"{arch}.expert_count"),
+        "moe_intermediate_size": _required(metadata, f"{arch}.expert_feed_forward_length"),
+        "intermediate_size": metadata.get(f"{arch}.feed_forward_length"),
+        "norm_topk_prob": arch == "qwen3moe",  # not stored: llama.cpp decides it by the architecture
+    }
+    if arch == "qwen2moe":
+        config["shared_expert_intermediate_size"] = _required(metadata, f"{arch}.expert_shared_feed_forward_length")
+    return config
 
 
 def _gpt2(metadata: Mapping[str, Any]) -> dict[str, Any]:

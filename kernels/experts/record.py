@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
 from octavo.kernels.experts.native import (
     CombineArguments,
     PlacedRows,
@@ -170,5 +171,5 @@ _Rows = list[tuple[PlacedRows, Value]]
 
 def _common_form(weights: list[NativeLinear]) -> Form:
     forms = {weight.input_form for weight in weights}
-    assert len(forms) == 1, f"experts that need their rows in different forms: {forms}"
+    require(len(forms) == 1, f"experts: weights that need their rows in different forms: {forms}")
     return forms.pop()

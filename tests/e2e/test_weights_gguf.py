@@ -14,6 +14,9 @@ from safetensors.numpy import load_file
 from tiny_models import make_tiny
 from worker_plans import worker_config
 
+from octavo.kernels.linear import Packer
+from octavo.kernels.linear.native import NativeProduct
+from octavo.kernels.native import library
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.registry import build_model
@@ -30,6 +33,9 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": ("qwen2", 6, 2),
     "Qwen3ForCausalLM": ("qwen3", 6, 2),
     "GPT2LMHeadModel": ("gpt2", 3, 3),
+    "MixtralForCausalLM": ("llama", 6, 2),
+    "Qwen2MoeForCausalLM": ("qwen2moe", 6, 2),
+    "Qwen3MoeForCausalLM": ("qwen3moe", 6, 2),
 }
 
 
@@ -50,6 +56,9 @@ def convert(arch: str, folder: Path, kind: Type = Type.F32, **overrides: object)
         ("Qwen2ForCausalLM", True),
         ("Qwen3ForCausalLM", False),
         ("GPT2LMHeadModel", True),
+        ("MixtralForCausalLM", False),
+        ("Qwen2MoeForCausalLM", False),
+        ("Qwen3MoeForCausalLM", False),
     ],
 )
 def test_weights_equal_the_original(arch: str, is_tied: bool, tmp_path: Path) -> None:
@@ -90,6 +99,22 @@ def test_quantized_files_are_close_to_the_original(kind: Type, tmp_path: Path) -
         assert tensor.shape == original[name].shape
         error = np.abs(tensor - original[name]).max()
         assert error <= np.abs(original[name]).max() / steps, name
+
+
+def test_quantized_experts_stay_quantized(tmp_path: Path) -> None:
+    sizes = {"hidden_size": 96, "moe_intermediate_size": 64, "num_experts": 4}
+    model, file = convert("Qwen3MoeForCausalLM", tmp_path, Type.Q8_0, **sizes)
+    facts = msgspec.structs.replace(worker_config(model).model, load_format="gguf", model_path=str(file))
+    kernels = library.load()
+    loaded = build_model(facts, Placement(torch.float32))
+    loaded.load_weights(read_weights(facts, lambda fraction: None, loaded.parameters.wants))
+    loaded.pack(Packer(torch.device("cpu"), kernels), keeps_quantized=True)
+    experts = {name: packed for name, packed in loaded.parameters.packed.items() if ".experts." in name}
+    assert len(experts) == 2 * 4 * 3
+    for packed in experts.values():
+        assert isinstance(packed.product, NativeProduct) and packed.product.packed.kind == "u8"
+    router = loaded.parameters.packed["layers.0.mlp.gate"].product
+    assert isinstance(router, NativeProduct) and router.packed.kind == "f32"
 
 
 def random_blocks(kind: Type, shape: tuple[int, int]) -> np.ndarray:

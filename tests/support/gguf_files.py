@@ -1,5 +1,6 @@
 """Writes GGUF files from Hugging Face tensors as llama.cpp's converter does, for tests of the reader."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,6 +24,16 @@ LLAMA_LAYER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+EXPERTS_LAYER = {
+    "block_sparse_moe.gate": "ffn_gate_inp",
+    "mlp.gate": "ffn_gate_inp",
+    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
+    "mlp.shared_expert.gate_proj": "ffn_gate_shexp",
+    "mlp.shared_expert.up_proj": "ffn_up_shexp",
+    "mlp.shared_expert.down_proj": "ffn_down_shexp",
+}
+EXPERTS = re.compile(r"model\.layers\.(\d+)\.(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)\.weight")
+EXPERT_PARTS = {"gate": "gate", "up": "up", "down": "down", "w1": "gate", "w3": "up", "w2": "down"}
 LLAMA_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 GPT2_LAYER = {
     "ln_1": "attn_norm",
@@ -54,8 +65,10 @@ def write_gguf(
     writer.add_head_count_kv(num_kv_heads)
     writer.add_token_list([f"token {i}" for i in range(50)])
     writer.add_array("test.nested", [[1, 2], [3]])
-    for name, values in tensors.items():
-        new_name = gguf_name(architecture, name)
+    for name, values in stack_experts(tensors).items():
+        new_name = name if name.startswith("blk.") else gguf_name(architecture, name)
+        if "ffn_gate_inp_shexp" in new_name:
+            values = values[0]
         if architecture == "llama" and new_name.split(".")[-2] in ("attn_q", "attn_k"):
             values = _interleave(values, num_heads if ".attn_q." in new_name else num_kv_heads)
         if architecture == "gpt2" and values.ndim == 2 and ".h." in name:
@@ -74,6 +87,19 @@ def write_gguf(
     return path
 
 
+def stack_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Replace the matrices of all experts of a layer by one tensor, under its name in the file."""
+    others, stacks = {}, {}
+    for name, values in tensors.items():
+        if match := EXPERTS.fullmatch(name):
+            layer, expert, part = match.groups()
+            kind = EXPERT_PARTS[part.removesuffix("_proj")]
+            stacks.setdefault(f"blk.{layer}.ffn_{kind}_exps.weight", {})[int(expert)] = values
+        else:
+            others[name] = values
+    return others | {name: np.stack([part[expert] for expert in sorted(part)]) for name, part in stacks.items()}
+
+
 def gguf_name(architecture: str, name: str) -> str:
     """Return GGUF's name of a Hugging Face tensor."""
     top, layer = (GPT2_TOP, GPT2_LAYER) if architecture == "gpt2" else (LLAMA_TOP, LLAMA_LAYER)
@@ -81,7 +107,7 @@ def gguf_name(architecture: str, name: str) -> str:
     if module in top:
         return f"{top[module]}.{suffix}"
     _, _, number, inner = module.split(".", 3)
-    return f"blk.{number}.{layer[inner]}.{suffix}"
+    return f"blk.{number}.{(layer | EXPERTS_LAYER)[inner]}.{suffix}"
 
 
 def _interleave(values: np.ndarray, num_heads: int) -> np.ndarray:

@@ -147,13 +147,29 @@ class TestConfig:
         ("changes", "message"),
         [
             ({"general.architecture": "mamba"}, "'mamba' is not supported"),
-            ({"llama.expert_count": 8}, "with experts"),
+            ({"llama.expert_count": 8}, r"no llama\.expert_used_count"),
+            ({"general.architecture": "qwen3", "qwen3.expert_count": 8}, "with experts"),
             ({"llama.rope.dimension_count": 4}, "4 of 8 dimensions"),
         ],
     )
     def test_unsupported_gguf_features_are_reported(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             hf_config(LLAMA | changes, set(), None)
+
+    def test_experts(self) -> None:
+        config = hf_config(LLAMA | {"llama.expert_count": 8, "llama.expert_used_count": 2}, set(), None)
+        assert config["architectures"] == ["MixtralForCausalLM"] and config["intermediate_size"] == 96
+        assert (config["num_local_experts"], config["num_experts_per_tok"]) == (8, 2)
+        metadata = {key.replace("llama.", "qwen2moe."): value for key, value in LLAMA.items()} | {
+            "general.architecture": "qwen2moe",
+            "qwen2moe.expert_count": 60,
+            "qwen2moe.expert_used_count": 4,
+            "qwen2moe.expert_feed_forward_length": 24,
+            "qwen2moe.expert_shared_feed_forward_length": 80,
+        }
+        config = hf_config(metadata, set(), None)
+        assert config["architectures"] == ["Qwen2MoeForCausalLM"] and config["norm_topk_prob"] is False
+        assert (config["moe_intermediate_size"], config["shared_expert_intermediate_size"]) == (24, 80)
 
     def test_a_missing_key_is_named(self) -> None:
         metadata = {key: value for key, value in LLAMA.items() if key != "llama.block_count"}

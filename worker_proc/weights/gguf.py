@@ -5,6 +5,7 @@ Quantized matrices are returned as they are in the file (`GgufMatrix`); the call
 
 import mmap
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -42,9 +43,24 @@ def read_gguf(
     num_kv_heads = int(header.metadata.get(f"{architecture}.attention.head_count_kv", num_heads))
     for info in header.tensors:
         place = hf_place(architecture, info.name)
-        if place is not None and wants(place.name):
+        if place is not None and place.is_stacked:
+            yield from _experts(data, info, place, wants)
+        elif place is not None and wants(place.name):
             heads = num_heads if place.rope_heads == "query" else num_kv_heads
             yield place.name, _tensor(data, info, place, heads), info.num_bytes
+
+
+def _experts(
+    data: mmap.mmap, info: TensorInfo, place: HfPlace, wants: Callable[[str], bool]
+) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
+    """Yield the wanted experts of a tensor that holds all of a layer."""
+    num_experts, *shape = info.shape
+    num_bytes = info.num_bytes // num_experts
+    for expert in range(num_experts):
+        name = place.name.format(expert)
+        if wants(name):
+            part = replace(info, shape=tuple(shape), offset=info.offset + expert * num_bytes, num_bytes=num_bytes)
+            yield name, _tensor(data, part, place, 0), num_bytes
 
 
 def _check_types(header: GgufHeader, path: Path) -> None:
@@ -70,6 +86,8 @@ def _tensor(data: mmap.mmap, info: TensorInfo, place: HfPlace, num_heads: int) -
     tensor = values.view(info.shape)
     if place.rope_heads:
         return undo_rope_order(tensor, num_heads)
+    if place.is_row:
+        return tensor.view(1, -1)
     return tensor.T if place.is_transposed else tensor
 
 

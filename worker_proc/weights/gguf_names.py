@@ -18,6 +18,10 @@ class HfPlace:
     rope_heads: Literal["query", "key"] | None = None
     """Rows were interleaved for rotary embedding, by heads of this kind."""
     is_transposed: bool = False
+    is_stacked: bool = False
+    """The tensor holds a matrix of each expert; `name` has {} for the expert's number."""
+    is_row: bool = False
+    """The tensor is the only row of a matrix."""
 
 
 _LLAMA = {
@@ -36,6 +40,22 @@ _LLAMA = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_MIXTRAL = _LLAMA | {
+    "ffn_gate_inp": "block_sparse_moe.gate",
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+}
+_QWEN_MOE = _LLAMA | {
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
 _GPT2 = {
     "token_embd.weight": "transformer.wte.weight",
     "position_embd.weight": "transformer.wpe.weight",
@@ -49,8 +69,14 @@ _GPT2 = {
     "ffn_up": "mlp.c_fc",
     "ffn_down": "mlp.c_proj",
 }
-_TABLES = {"llama": _LLAMA, "qwen2": _LLAMA, "qwen3": _LLAMA, "gpt2": _GPT2}
-_LAYERS = {"llama": "model.layers", "qwen2": "model.layers", "qwen3": "model.layers", "gpt2": "transformer.h"}
+_TABLES = {
+    "llama": _MIXTRAL,  # Mixtral too is stored as llama
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen2moe": _QWEN_MOE,
+    "qwen3moe": _QWEN_MOE,
+    "gpt2": _GPT2,
+}
 
 _ROPE_HEADS: dict[str, Literal["query", "key"]] = {"attn_q": "query", "attn_k": "key"}
 
@@ -83,7 +109,9 @@ def hf_place(architecture: str, name: str) -> HfPlace | None:
         raise ConfigError(f"tensor {name} has no place in a {architecture} model")
     layer, module, kind = match.groups()
     return HfPlace(
-        name=f"{_LAYERS[architecture]}.{layer}.{table[module]}.{kind}",
+        name=f"{'transformer.h' if architecture == 'gpt2' else 'model.layers'}.{layer}.{table[module]}.{kind}",
         rope_heads=_ROPE_HEADS.get(module) if architecture == "llama" else None,
         is_transposed=architecture == "gpt2" and kind == "weight" and module in _GPT2_TURNED,
+        is_stacked=module.endswith("_exps"),
+        is_row=module == "ffn_gate_inp_shexp",
     )
