@@ -248,7 +248,9 @@ class WorkerSupervisor:
         if is_ready:
             self._enter(SupervisionState.READY, None)
         elif is_overdue:
-            self._lose(WorkerFailed(f"the workers were not ready after {self._start_timeout_s:.0f} s", "not_started"))
+            reason = f": {group.waits_for}" if group.waits_for else ""
+            message = f"the workers were not ready after {self._start_timeout_s:.0f} s{reason}"
+            self._lose(WorkerFailed(message, "not_started"))
 
     def _expect_reply(self) -> None:
         """Start the timeout of a reply, unless it is running."""

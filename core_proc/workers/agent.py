@@ -10,11 +10,11 @@ import msgspec
 import zmq
 
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.control import AgentSpec, WorkerSpec
+from octavo.protocol.control import AgentSpec, StartupFailed, WorkerSpec
 from octavo.protocol.curve import GroupKeys
 from octavo.protocol.errors import StartupError
 from octavo.protocol.identity import instruction_sets
-from octavo.protocol.lifecycle import StopSignal
+from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED, StopSignal
 from octavo.protocol.nodes import AgentReady, AgentSocket, Dismiss, EndRanks, RankExited, RankReport, StartRanks
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -157,6 +157,16 @@ class _Connection:
             self._offer()
             return
         self._generation = command.generation
+        if failure := self._other_model(command.specs[0].config):
+            exited = RankExited(
+                agent=self._agent,
+                generation=command.generation,
+                rank=command.specs[0].rank,
+                code=EXIT_STARTUP_FAILED,
+                failure=failure,
+            )
+            self._socket.send(exited)
+            return
         memory_fd = os.open(command.memory_path, os.O_RDWR | os.O_CLOEXEC)
         try:
             for spec in command.specs:
@@ -180,6 +190,19 @@ class _Connection:
             return config
         model = msgspec.structs.replace(config.model, model_path=own.model_path, tokenizer_path=own.tokenizer_path)
         return msgspec.structs.replace(config, model=model)
+
+    def _other_model(self, config: ResolvedConfig) -> StartupFailed | None:
+        """Return the error if this machine has another model than the core; None: it has the same, as far as known."""
+        own = self._spec.model
+        if own is None or own.hf_config == config.model.hf_config:
+            return None
+        expected = config.model.model_path
+        return StartupFailed(
+            phase="starting workers",
+            error_type="ConfigError",
+            message=f"node {self._spec.node} has another model, {own.model_path}, than node 0, {expected}",
+            hint="give octavo serve the same model on all nodes",
+        )
 
     def _report(self) -> None:
         """Pass on what the workers report, and how they ended."""

@@ -44,6 +44,10 @@ class WorkerGroup(Protocol):
     def next_sequence(self) -> int:
         """The number that the next command must have. Every group counts from 0."""
 
+    @property
+    def waits_for(self) -> str:
+        """What a start lacks besides time, such as machines, for messages; "": nothing."""
+
     def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
         """Wait for the workers to load, passing their progress on to our own parent.
 

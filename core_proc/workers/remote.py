@@ -73,6 +73,11 @@ class RemoteWorkerGroup(StartingGroup):
             return agents
         return [self._results.socket, *agents, *([] if self._awaited else [self._publisher.socket])]
 
+    @property
+    def waits_for(self) -> str:
+        """The machines that have not joined."""
+        return "" if self._nodes is not None else self._agents.missing(self._config.world_size)
+
     def restart(self) -> "RemoteWorkerGroup":
         """Return the next group, which starts when there is room for all ranks. Never blocks.
 
@@ -145,7 +150,7 @@ class RemoteWorkerGroup(StartingGroup):
         self._agents.poll()
         self._nodes = self._agents.place(self._generation, self._config.world_size)
         if self._nodes is None:
-            missing = self._agents.missing(self._config.world_size)
+            missing = self.waits_for
             if missing != self._reported_missing:
                 self._reported_missing = missing
                 logger.info("waiting for nodes: %s", missing)

@@ -59,6 +59,11 @@ class StartingGroup(ABC):
     def waitables(self) -> Sequence[Any]:
         """Sockets and file descriptors that become readable when something has happened. `advance` may change them."""
 
+    @property
+    def waits_for(self) -> str:
+        """What a start lacks besides time, such as machines, for messages; "": nothing."""
+        return ""
+
     @abstractmethod
     def _receive_progress(self, reporter: StartupReporter | None) -> None:
         """Pass what the workers report while they load to `_note_progress`. Never blocks.
@@ -200,7 +205,8 @@ class StartingGroup(ABC):
         if stop.count:
             raise StartupError("told to stop while starting", phase=phase)
         if not events:
-            raise StartupError("the workers did not become ready in time", phase=phase)
+            reason = f": {self.waits_for}" if self.waits_for else ""
+            raise StartupError(f"the workers did not become ready in time{reason}", phase=phase)
 
     def _send_allocation(self, plan: CachePlan) -> None:
         self.broadcast(AllocateCache(self.next_sequence, plan.blocks_per_group, plan.max_model_len))

@@ -65,6 +65,7 @@ class MortalGroup:
         self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups)
         self.waitables: list[Any] = []
         self.facts = [FACTS]
+        self.waits_for = ""
         self.next_sequence = 0
         self.is_abandoned = False
         self._faults = faults

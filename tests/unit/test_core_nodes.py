@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from specs import PYTHONPATH, some_config
+from specs import PYTHONPATH, some_config, some_facts
 from waiting import wait_until
 
 from octavo.core_proc.cache.sizing import plan_cache
@@ -15,7 +15,7 @@ from octavo.core_proc.workers.agent import NodeAgent
 from octavo.core_proc.workers.agents import Agents
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.core_proc.workers.remote import RemoteWorkerGroup
-from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.control import AgentSpec
 from octavo.protocol.curve import GroupKeys, write_pair
 from octavo.protocol.errors import ConfigError, StartupError
@@ -41,7 +41,9 @@ class Signals:
 class Node:
     """An agent on a thread of its own."""
 
-    def __init__(self, core_address: str, position: int, secret: str = "", capacity: int = 1) -> None:
+    def __init__(
+        self, core_address: str, position: int, secret: str = "", capacity: int = 1, model: ModelFacts | None = None
+    ) -> None:
         self.signals = Signals()
         self.error: StartupError | None = None
         self.spec = AgentSpec(
@@ -51,6 +53,7 @@ class Node:
             position=position,
             capacity=capacity,
             worker_module="core_fake_worker",
+            model=model,
         )
         self.thread = threading.Thread(target=self._run, daemon=True)
         self.thread.start()
@@ -155,6 +158,20 @@ def test_a_start_that_fails_names_the_root_cause() -> None:
         with pytest.raises(StartupError, match="the model file is wrong") as raised:
             start(group)
         assert raised.value.phase == "loading weights"
+    finally:
+        group.kill()
+        node.end()
+
+
+def test_a_node_with_another_model_is_named() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    node = Node(agents.address, 0, capacity=2, model=some_facts(model_path="/other", hf_config={"hidden_size": 7}))
+    group = ready_group(agents)
+    try:
+        assert group.waits_for == "nodes 0 of 1 have not joined"
+        with pytest.raises(ConfigError, match="node node-0 has another model, /other, than node 0, /nowhere"):
+            start(group)
+        assert group.waits_for == ""
     finally:
         group.kill()
         node.end()

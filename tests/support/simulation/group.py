@@ -62,6 +62,7 @@ class SimulatedGroup:
         self._is_started = start_s == 0.0
         self.restart = make_next
         self.next_sequence = 0
+        self.waits_for = ""
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._replies: deque[list[Frame]] = deque()
