@@ -1,7 +1,8 @@
 """A group of several ranks in the simulation: each is a virtual process that starts, computes, raises, hangs and dies.
 
-Start, commands and replies of the group are the real ones (`StartingGroup`); processes and sockets are simulated. In
-every step the ranks wait for one another, as in an exchange of rows: no rank ends a step that another has not begun.
+Start, commands and replies of the group are the real ones (`StartingGroup`); processes and sockets are simulated. The
+ranks of a stage wait for one another in every step, as in an exchange of rows: none of them ends a step that another
+has not begun. A pipeline stage begins a step when the stage before it has ended it.
 """
 
 import random
@@ -62,7 +63,7 @@ class RankedGroup(StartingGroup):
         commands: Any = SimulatedPublisher(self, on_operation)
         self.replies: Any = SimulatedReplies()
         config = msgspec.structs.replace(config, world_size=num_ranks)
-        self.answering_rank = config.answering_rank
+        self.config = config
         super().__init__(config, commands, self.replies)
         self.world, self.rng, self.step_scale, self.on_event = world, rng, step_scale, on_event
         self.is_instant = start_s == 0.0
@@ -119,11 +120,17 @@ class RankedGroup(StartingGroup):
         """Stop a rank for a while."""
         self._rank(rank).stop(duration)
 
-    def meet(self, sequence: int) -> None:
-        """Let the ranks compute a step once each of them has begun it."""
-        if all(rank.current == sequence for rank in self.ranks):
+    def stage(self, number: int) -> "list[SimulatedRank]":
+        """Return the ranks of a pipeline stage; none if there is no such stage."""
+        size = self.config.tensor_parallel_size
+        return self.ranks[number * size : (number + 1) * size] if number >= 0 else []
+
+    def meet(self, sequence: int, stage: int) -> None:
+        """Let the ranks of a stage compute a step once each of them has begun it."""
+        ranks = self.stage(stage)
+        if all(rank.current == sequence for rank in ranks):
             duration = self.step_scale * self.rng.choice([0.1, 0.5, 1.0, 3.0])
-            for rank in self.ranks:
+            for rank in ranks:
                 rank.after(duration * self.rng.uniform(1.0, 1.1), rank.finish_step)
 
     def after(self, process: Process, delay: float, action: Action) -> None:
@@ -205,6 +212,9 @@ class SimulatedRank(Process):
         """What the core can read of its start."""
         self.current = -1
         """The number of the step that it has begun and not ended; -1: none."""
+        self.latest_ended = -1
+        """The number of the latest step that it has ended."""
+        self.stage, _ = group.config.place_of(number)
         self.has_exited = False
         """True once the core can notice its end."""
         self.raises_next = False
@@ -230,11 +240,11 @@ class SimulatedRank(Process):
         self._group.after(self, self._latest - self.world.now, lambda: self._take(COMMANDS.decode(*frames)))
 
     def finish_step(self) -> None:
-        """End the step that all ranks have begun. Only one of them answers it."""
+        """End the step that all ranks of the stage have begun. Only one rank of the last stage answers it."""
         group, plan = self._group, self._plans.popleft()
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
-        self.current = -1
+        self.current, self.latest_ended = -1, plan.sequence
         result = self.worker.execute(plan, masks)
         encoded = b"".join(map(bytes, REPLIES.encode(result)))
         require(group.results.setdefault(plan.sequence, encoded) == encoded, f"rank {self.number} computed other bits")
@@ -245,9 +255,11 @@ class SimulatedRank(Process):
         if self.raises_next:
             self._fail(plan)
             return
-        if self.number == group.answering_rank:
+        if self.number == group.config.answering_rank:
             self._reply(result)
-        self._go_on()
+        for rank in group.stage(self.stage + 1):
+            rank.after(0.0, rank.go_on)
+        self.go_on()
 
     def _take(self, command: WorkerCommand) -> None:
         match command:
@@ -261,17 +273,20 @@ class SimulatedRank(Process):
                 self._reply(WarmedUp(command.sequence, self.number, 0.0, 0, 0))
             case _:
                 raise AssertionError("a command that no simulated frontend asks for")
-        self._go_on()
+        self.go_on()
 
-    def _go_on(self) -> None:
-        """Begin the next step, unless one is running or its masks have not arrived."""
+    def go_on(self) -> None:
+        """Begin the next step, unless one is running, its masks have not arrived or an earlier stage computes it."""
         if self.current >= 0 or not self._plans or (self._plans[0].awaits_masks and not self._masks):
+            return
+        sequence = self._plans[0].sequence
+        if any(rank.latest_ended < sequence for rank in self._group.stage(self.stage - 1)):
             return
         if self.raises_next and self._group.rng.random() < 0.5:  # before the others have its rows
             self._fail(self._plans[0])
             return
-        self.current = self._plans[0].sequence
-        self._group.meet(self.current)
+        self.current = sequence
+        self._group.meet(sequence, self.stage)
 
     def _fail(self, plan: StepPlan) -> None:
         self._reply(CommandFailed(plan.sequence, self.number, "SimulatedError", "it raised", ""))
