@@ -1,5 +1,6 @@
 """The dense families against `transformers` on the same weights, and against themselves in other batches."""
 
+import asyncio
 import json
 import re
 import sys
@@ -21,10 +22,12 @@ from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
 from worker_plans import worker_config
 
+from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import DeviceFacts, ModelFacts
+from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.docs import with_families
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
@@ -199,3 +202,35 @@ def test_published_configurations_are_accepted_and_planned(name: str, tmp_path: 
     plan = plan_cache(resolved, [facts])
     assert plan.max_model_len == resolved.max_model_len
     assert "KV cache" in memory_table(resolved, [facts], plan)
+
+
+@pytest.mark.parametrize(
+    "family",
+    [name if name == "gemma3" else pytest.param(name, marks=pytest.mark.long) for name in ("gemma3", "phi3", "bloom")],
+)
+def test_whole_engines_give_the_tokens_of_transformers(family: str, root: Path) -> None:
+    path = tiny(family, root)
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    generator = torch.Generator().manual_seed(3)
+    lengths = [700, 613] if family == "phi3" else [1, 2, 17, 300, 700]  # LongRoPE depends on the engine's limit
+    prompts = [torch.randint(3, 320, (length,), generator=generator).tolist() for length in lengths]
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, output_kind=OutputKind.FINAL_ONLY)
+
+    async def ask(client: AsyncClient, prompt: list[int]) -> list[int]:
+        (output,) = [output async for output in client.generate(prompt, greedy)]
+        return list(output.outputs[0].token_ids)
+
+    async def main() -> list[list[list[int]]]:
+        settings = {"dtype": "float32", "max_model_len": 1024, "max_num_batched_tokens": 128, "max_num_seqs": 8}
+        async with AsyncClient.launch(str(path), **settings) as client:
+            # Chunks and mixed batches; then every prompt is in the prefix cache.
+            return [list(await asyncio.gather(*(ask(client, prompt) for prompt in prompts))) for _ in range(2)]
+
+    expected = []
+    for prompt in prompts:
+        known = torch.tensor(prompt)
+        with torch.inference_mode():
+            for _ in range(12):
+                known = torch.cat((known, theirs(known[None]).logits[0, -1].argmax()[None]))
+        expected.append(known[len(prompt) :].tolist())
+    assert asyncio.run(main()) == [expected, expected]
