@@ -36,7 +36,7 @@ _UNUSED_TOKEN = 5
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen2 model with tied embeddings."""
+    """The sizes of a Qwen2 model, or with experts of a Qwen3-MoE model, with tied embeddings."""
 
     num_layers: int
     hidden_size: int
@@ -46,10 +46,17 @@ class Shape:
     vocab_size: int
     max_positions: int = 32_768
     rope_theta: float = 1e6
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_size: int = 0
+    """Columns of an expert's activation."""
 
 
-SHAPES = {"qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936)}
-"""From the model's published config.json."""
+SHAPES = {
+    "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
+    "qwen3-moe": Shape(16, 1024, 3072, 16, 4, 49_152, num_experts=64, experts_per_token=8, expert_size=512),
+}
+"""The first is from the model's published config.json. The second has 0.3 billion active parameters of 1.7."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +119,7 @@ def copy_as_bf16(source: Path, target: Path) -> None:
 
 
 def write_random(shape: Shape, donor: Path, target: Path, seed: int = 0) -> None:
-    """Write a Qwen2 model of that shape: normal weights of deviation 0.02, norms of 1, biases of 0.
+    """Write a model of that shape: normal weights of deviation 0.02, norms of 1, biases of 0.
 
     Args:
         shape: its sizes.
@@ -121,7 +128,11 @@ def write_random(shape: Shape, donor: Path, target: Path, seed: int = 0) -> None
         seed: of the weights.
     """
     reader = GGUFReader(donor)
-    writer = GGUFWriter(target, "qwen2")
+    writer = GGUFWriter(target, "qwen3moe" if shape.num_experts else "qwen2")
+    if shape.num_experts:
+        writer.add_expert_count(shape.num_experts)
+        writer.add_expert_used_count(shape.experts_per_token)
+        writer.add_expert_feed_forward_length(shape.expert_size)
     writer.add_block_count(shape.num_layers)
     writer.add_context_length(shape.max_positions)
     writer.add_embedding_length(shape.hidden_size)
@@ -157,6 +168,9 @@ def write_checkpoint(source: Path, directory: Path) -> None:
         if place is None:
             continue
         values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))).to(torch.bfloat16)
+        if place.is_stacked:
+            weights |= {place.name.format(expert): matrix.clone() for expert, matrix in enumerate(values)}
+            continue
         if place.rope_heads:
             values = undo_rope_order(values, int(reader.fields[heads[place.rope_heads]].contents()))
         weights[place.name] = (values.T if place.is_transposed else values).contiguous()
@@ -191,8 +205,8 @@ def _random_weights(shape: Shape, seed: int) -> Iterator[tuple[str, torch.Tensor
     hidden, ffn = shape.hidden_size, shape.intermediate_size
     kv_size = shape.num_kv_heads * (hidden // shape.num_heads)
 
-    def matrix(num_outputs: int, num_inputs: int) -> torch.Tensor:
-        return 0.02 * torch.randn(num_outputs, num_inputs, generator=generator)
+    def matrix(*sizes: int) -> torch.Tensor:
+        return 0.02 * torch.randn(sizes, generator=generator)
 
     yield "token_embd.weight", matrix(shape.vocab_size, hidden)
     yield "output_norm.weight", torch.ones(hidden)
@@ -200,12 +214,21 @@ def _random_weights(shape: Shape, seed: int) -> Iterator[tuple[str, torch.Tensor
         yield f"blk.{layer}.attn_norm.weight", torch.ones(hidden)
         for name, num_outputs in (("attn_q", hidden), ("attn_k", kv_size), ("attn_v", kv_size)):
             yield f"blk.{layer}.{name}.weight", matrix(num_outputs, hidden)
-            yield f"blk.{layer}.{name}.bias", torch.zeros(num_outputs)
+            if not shape.num_experts:
+                yield f"blk.{layer}.{name}.bias", torch.zeros(num_outputs)
         yield f"blk.{layer}.attn_output.weight", matrix(hidden, hidden)
         yield f"blk.{layer}.ffn_norm.weight", torch.ones(hidden)
-        yield f"blk.{layer}.ffn_gate.weight", matrix(ffn, hidden)
-        yield f"blk.{layer}.ffn_up.weight", matrix(ffn, hidden)
-        yield f"blk.{layer}.ffn_down.weight", matrix(hidden, ffn)
+        if shape.num_experts:
+            yield f"blk.{layer}.attn_q_norm.weight", torch.ones(hidden // shape.num_heads)
+            yield f"blk.{layer}.attn_k_norm.weight", torch.ones(hidden // shape.num_heads)
+            yield f"blk.{layer}.ffn_gate_inp.weight", matrix(shape.num_experts, hidden)
+            yield f"blk.{layer}.ffn_gate_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
+            yield f"blk.{layer}.ffn_up_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
+            yield f"blk.{layer}.ffn_down_exps.weight", matrix(shape.num_experts, hidden, shape.expert_size)
+        else:
+            yield f"blk.{layer}.ffn_gate.weight", matrix(ffn, hidden)
+            yield f"blk.{layer}.ffn_up.weight", matrix(ffn, hidden)
+            yield f"blk.{layer}.ffn_down.weight", matrix(hidden, ffn)
 
 
 if __name__ == "__main__":

@@ -33,11 +33,15 @@ class ModelCost:
 
 
 def model_cost(config: dict[str, Any], bits_per_weight: float) -> ModelCost:
-    """Return the costs of a Llama or Qwen2 shape from its `config.json`."""
+    """Return the costs of a Llama, Qwen2 or Qwen3-MoE shape from its `config.json`.
+
+    Of a mixture of experts only those of one token count: a step reads at least these.
+    """
     hidden, layers, heads = config["hidden_size"], config["num_hidden_layers"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or hidden // heads
     q_size, kv_size = heads * head_dim, config["num_key_value_heads"] * head_dim
-    layer_weights = layers * hidden * (2 * q_size + 2 * kv_size + 3 * config["intermediate_size"])
+    inner = config.get("moe_intermediate_size", 0) * config.get("num_experts_per_tok", 0) or config["intermediate_size"]
+    layer_weights = layers * hidden * (2 * q_size + 2 * kv_size + 3 * inner)
     head_weights = hidden * config["vocab_size"]
     return ModelCost(
         weight_bytes=(layer_weights + head_weights) * bits_per_weight / 8,

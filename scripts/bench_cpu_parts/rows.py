@@ -81,6 +81,17 @@ OFFLINE = (
         streams="one",
         tokens=_prompt_tokens,
     ),
+    OfflineRow(
+        Metric("decode-moe", "8 of 64 experts, one stream", _OUT, targets=(Target("best", 1.1),), digits=1),
+        workloads.one_stream,
+        model="qwen3-moe",
+        streams="one",
+    ),
+    OfflineRow(
+        Metric("batch-moe", "8 of 64 experts, 64 at once", _OUT, targets=(Target("best", 1.2),)),
+        workloads.mixed_batch,
+        model="qwen3-moe",
+    ),
 )
 
 MEMORY = Metric(

@@ -88,6 +88,23 @@ def test_random_weights_are_the_same_in_both_formats(tmp_path: Path) -> None:
     assert facts(directory)["vocab_size"] == 300
 
 
+def test_random_experts_are_the_same_in_both_formats(tmp_path: Path) -> None:
+    shape = script.Shape(
+        2, 64, 96, 4, 2, vocab_size=300, max_positions=128, num_experts=3, experts_per_token=2, expert_size=32
+    )
+    gguf, directory = tmp_path / "tiny.gguf", tmp_path / "tiny"
+    script.write_random(shape, write_donor(tmp_path / "donor.gguf"), gguf)
+    script.write_checkpoint(gguf, directory)
+    ours, theirs = load_file(directory / "model.safetensors"), read_gguf(gguf)
+    assert torch.equal(
+        ours["model.layers.1.mlp.experts.2.down_proj.weight"].float(), theirs["blk.1.ffn_down_exps.weight"][2]
+    )
+    assert len(ours) == 2 + 2 * (9 + 3 * 3)
+    known = facts(directory)
+    assert facts(gguf) == known
+    assert known["architecture"] == "Qwen3MoeForCausalLM" and known["hf_config"]["num_experts_per_tok"] == 2
+
+
 def test_a_quantized_model_is_copied_with_its_rotary_rows_in_order(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     query, norm = rng.normal(size=(64, 64)).astype(np.float32), rng.normal(size=64).astype(np.float32)
