@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from pairwise import pairwise
+from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, spec, worker_config
 from workloads import ask_all, random_requests
@@ -147,6 +148,20 @@ def test_the_number_of_stages_changes_no_bit(
     sizes = {"pipeline_parallel_size": num_stages, "tensor_parallel_size": size}
     config = worker_config(models[arch], **SIZES, **settings, **sizes)
     results = on_stages(config, kernels, [plan for plan, _ in steps])
+    assert without_time(results) == without_time([result for _, result in steps])
+
+
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=() if name in ("gemma3", "bloom") else pytest.mark.long) for name in FAMILIES],
+)
+def test_stages_of_every_family_have_the_bits_of_one_worker(family: str, tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES[family]
+    model = make_tiny(arch, tmp_path, class_name=class_name, **settings)
+    torch.set_num_threads(1)
+    kernels = library.load()
+    steps = recorded(worker_config(model, **SIZES), kernels)
+    results = on_stages(worker_config(model, pipeline_parallel_size=2, **SIZES), kernels, [plan for plan, _ in steps])
     assert without_time(results) == without_time([result for _, result in steps])
 
 
