@@ -49,6 +49,7 @@ LONGEST_FILES = (
     "ipc/test_worker_process.py",
     "e2e/test_worker_recovery.py",
     "e2e/test_model_parity.py",
+    "e2e/test_model_families.py",
     "e2e/test_beam_search.py",
     "unit/test_core_grammar_matcher.py",
     "e2e/test_decoding.py",

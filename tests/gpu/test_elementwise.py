@@ -15,6 +15,13 @@ from octavo.kernels.embedding import reference as embedding_reference
 from octavo.kernels.gelu import cases as gelu_cases
 from octavo.kernels.gelu import gpu as gelu_gpu
 from octavo.kernels.gelu import reference as gelu_reference
+from octavo.kernels.gelu_and_mul import cases as geglu_cases
+from octavo.kernels.gelu_and_mul import gpu as geglu_gpu
+from octavo.kernels.gelu_and_mul import reference as geglu_reference
+from octavo.kernels.pointwise import cases as pointwise_cases
+from octavo.kernels.pointwise import gpu as pointwise_gpu
+from octavo.kernels.pointwise import reference as pointwise_reference
+from octavo.kernels.pointwise.functions import Function
 from octavo.kernels.quantize import cases as quantize_cases
 from octavo.kernels.quantize import gpu as quantize_gpu
 from octavo.kernels.quantize import reference as quantize_reference
@@ -49,6 +56,25 @@ def test_gelu(device: torch.device, seed: int, dtype: torch.dtype, uses_tanh: bo
         x[0, :2] = torch.tensor([60.0, -60.0])
         actual = gelu_gpu.gelu(x.to(device), uses_tanh).cpu()
         assert_close(actual, gelu_reference.gelu(x, uses_tanh), gelu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("uses_tanh", [False, True])
+def test_gelu_and_mul(device: torch.device, seed: int, uses_tanh: bool) -> None:
+    dtype = torch.bfloat16
+    for rows, width in itertools.product(geglu_cases.ROWS[:3], geglu_cases.WIDTHS[1:]):
+        x = random(rows, 2 * width, dtype=dtype, seed=seed + rows, scale=3.0)
+        actual = geglu_gpu.gelu_and_mul(x.to(device), uses_tanh).cpu()
+        assert_close(actual, geglu_reference.gelu_and_mul(x, uses_tanh), geglu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("function", Function)
+def test_pointwise(device: torch.device, seed: int, function: Function) -> None:
+    parameter, dtype, width = pointwise_cases.PARAMETERS[function], torch.bfloat16, pointwise_cases.WIDTHS[1]
+    for rows in pointwise_cases.ROWS[:3]:
+        x = random(rows, width, dtype=dtype, seed=seed + rows, scale=3.0)
+        actual = pointwise_gpu.pointwise(function, x.to(device), parameter).cpu()
+        expected = pointwise_reference.pointwise(function, x, parameter)
+        assert_close(actual, expected, pointwise_cases.TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", rope_cases.TOLERANCES, ids=str)
