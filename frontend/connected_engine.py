@@ -12,6 +12,7 @@ from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import StartupError
+from octavo.protocol.events import EngineFacts
 
 
 class ConnectedEngine:
@@ -33,7 +34,7 @@ class ConnectedEngine:
         self.state = EngineState.STARTING
         self.link = connection.link
         self.tokenizer = connection.tokenizer
-        self.config = _config_of(connection)
+        self.config = _config_of(connection.link.facts)
         self._connection = connection
         self._on_resumed = on_resumed
         self._pulse = pulse_of(self.link.facts)
@@ -51,6 +52,10 @@ class ConnectedEngine:
     def process(self) -> LaunchedEngine | None:
         """Its process if we started it."""
         return self._connection.engine
+
+    def stay(self) -> None:
+        """Follow no other engine that gets the address of this one, as applications do: the client has a link to it."""
+        self.link.accepts = lambda facts: _config_of(facts).engine_index == self.config.engine_index
 
     def health(self, deadline_s: float) -> Health:
         """Return whether it is alive and makes progress; see `check_health`."""
@@ -90,7 +95,7 @@ class ConnectedEngine:
 
     def _resume(self, resumption: Resumption) -> None:
         """Switch to the pulse and the configuration of the core that has taken over."""
-        self.config = msgspec.msgpack.decode(self.link.facts.config, type=ResolvedConfig)
+        self.config = _config_of(self.link.facts)
         if self._pulse:
             self._pulse.close()
         self._pulse = pulse_of(self.link.facts)
@@ -100,5 +105,5 @@ class ConnectedEngine:
         return self._pulse is not None and self._pulse.read().has_work
 
 
-def _config_of(connection: EngineConnection) -> ResolvedConfig:
-    return msgspec.msgpack.decode(connection.link.facts.config, type=ResolvedConfig)
+def _config_of(facts: EngineFacts) -> ResolvedConfig:
+    return msgspec.msgpack.decode(facts.config, type=ResolvedConfig)

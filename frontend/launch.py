@@ -155,6 +155,11 @@ class LaunchedEngine:
             self._listen()
 
     @property
+    def is_running(self) -> bool:
+        """False from the end of a core until the next one is ready."""
+        return not self._exited.is_set()
+
+    @property
     def has_heir(self) -> bool:
         """Whether `hand_over_addresses` was called."""
         return self._spawned.has_heir

@@ -65,6 +65,9 @@ SLICE_SIZE = 8
 MAX_FAILED_AT_ONCE = 256
 """Requests that fail in one iteration of the event loop when the engine is gone: about a millisecond."""
 
+WRONG_ENGINE_DELAY_S = 0.05
+"""Delay before another attempt when another engine answers."""
+
 _GONE = "the engine's core process is gone"
 _END = object()
 
@@ -92,6 +95,8 @@ class CoreLink:
         """Called when there is a core again, another one or the same."""
         self.on_cache_update: Callable[[CacheUpdate], None] | None = None
         """Called with every update after `watch_cache`."""
+        self.accepts: Callable[[EngineFacts], bool] = lambda facts: True
+        """Whether a core that answers after a downtime is one of this engine: another one may have got its address."""
         self.reconnect_policy = ReconnectPolicy()
         self.failure: EngineDeadError | None = None
         """Why no request can be served any more; None while the engine lives."""
@@ -343,6 +348,12 @@ class CoreLink:
                 await asyncio.wait_for(self._wire.drain(), 1.0)
         self._wire.close()
 
+    def _reopen_wire(self, wire: Wire) -> None:
+        """Connect again, possibly to another address, unless that has happened meanwhile."""
+        if wire is self._wire and self.downtime:
+            wire.close(linger_ms=0)
+            self._wire = self._open_wire()
+
     def _add(self, stream: RequestStream) -> None:
         if not self._streams:
             self._busy_since_s = time.monotonic()
@@ -451,10 +462,8 @@ class CoreLink:
                     self.on_cache_update(event)
             case Reply():
                 self._calls.reply(event)
-            case Welcome() if self.downtime:
-                return self._end_downtime(event.facts)
-            case Welcome() if not self._welcome.done():
-                self._welcome.set_result(event.facts)
+            case Welcome():
+                return self._on_welcome(event.facts)
             case Refused():
                 self._on_rejected(event.message)
             case EngineDying():
@@ -463,6 +472,15 @@ class CoreLink:
                     self.lose(event.message)
                 else:
                     self.fail("the engine was shut down")
+        return None
+
+    def _on_welcome(self, facts: EngineFacts) -> Slices | None:
+        if not self._welcome.done():
+            self._welcome.set_result(facts)
+        elif self.downtime and self.accepts(facts):
+            return self._end_downtime(facts)
+        elif self.downtime:
+            asyncio.get_running_loop().call_later(WRONG_ENGINE_DELAY_S, self._reopen_wire, self._wire)
         return None
 
     def _on_rejected(self, message: str) -> None:

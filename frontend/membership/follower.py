@@ -87,6 +87,9 @@ class Follower:
         self._client = AsyncClient(*connections, indices=serving)
         for index in list(self._waiting):
             self._client.engine_set.add(index, self._waiting.pop(index))
+        for engine in self._client.engines:
+            if (entry := self._entry(engine.index)) and entry.is_local:
+                engine.stay()
         self._apply()
         self._tasks.append(asyncio.create_task(self._watch(), name="engines: watch"))
         return self._client
@@ -196,7 +199,9 @@ class Follower:
                     await asyncio.sleep(JOIN_AGAIN_S)
                     continue
                 if self._client:
-                    self._client.engine_set.add(index, connection)
+                    engine = self._client.engine_set.add(index, connection)
+                    if entry.is_local:
+                        engine.stay()
                 else:
                     self._waiting[index] = connection
                 return

@@ -31,6 +31,8 @@ class EngineEntry(msgspec.Struct, frozen=True):
     """It has failed for good, and cannot be joined."""
     public_key_file: str | None = None
     """Of the engine, if it is on another machine and has another key than `--engine-public-key-file`."""
+    is_local: bool = True
+    """The first process has started it. Another process may replace those that it has not, at the same address."""
 
 
 class Membership(msgspec.Struct, frozen=True, tag="membership"):

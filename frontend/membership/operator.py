@@ -213,7 +213,7 @@ class EngineOperator:
             self._set_states(states | dict.fromkeys(draining, EngineState.DRAINING))
         else:
             self._set_states({index: EngineState.DRAINING})
-        self._hand_over_addresses(index, successor)
+        await self._hand_over_addresses(index, successor)
         logger.info("engine %d replaces engine %d, which finishes its requests", successor, index)
         await self._until_idle(index, None)
         await self._remove(index)
@@ -249,7 +249,7 @@ class EngineOperator:
         heirs = [one.index for one in self._engines.all if one.state is EngineState.SERVING and one.process]
         process = self._engines[index].process
         if heirs and process and not process.has_heir:
-            self._hand_over_addresses(index, heirs[0])
+            await self._hand_over_addresses(index, heirs[0])
         self._hidden.add(index)
         version = self.directory.publish()
         await self._followed(lambda report: report.version >= version and index not in report.joined)
@@ -319,8 +319,7 @@ class EngineOperator:
 
     def _is_idle(self, index: int, version: int) -> bool:
         """Return whether no HTTP process needs an engine any more."""
-        reports = self.directory.reports
-        is_needed = any(report.version < version or index in report.busy for report in reports)
+        is_needed = any(report.version < version or index in report.busy for report in self.directory.reports)
         return self._engines.is_idle(index) and not is_needed
 
     async def _serves_applications(self, index: int) -> bool:
@@ -339,10 +338,14 @@ class EngineOperator:
         while not all(has_followed(report) for report in self.directory.reports):  # noqa: ASYNC110
             await asyncio.sleep(POLL_S)
 
-    def _hand_over_addresses(self, index: int, heir: int) -> None:
+    async def _hand_over_addresses(self, index: int, heir: int) -> None:
         """Let applications that have joined an engine find another one when its core is gone."""
         old, new = self._engines[index], self._engines[heir]
         if old.process and new.process:
+            # A core that starts listens at the address that it was told.
+            while not old.process.is_running and not old.link.failure:  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+            old.stay()
             old.process.hand_over_addresses(new.process)
             old.link.address = old.process.address  # if its core crashes, the next one listens there
             self.directory.publish()
@@ -361,6 +364,7 @@ class EngineOperator:
                 engine.index in self._leaving,
                 engine.link.failure is not None,
                 self._key_files.get(engine.index),
+                engine.process is not None,
             )
             for engine in self._engines.all
             if engine.index not in self._hidden

@@ -1,6 +1,7 @@
 """Engines join, drain, leave and are replaced while a server with several HTTP processes answers."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -209,6 +210,38 @@ def test_a_signal_with_other_weights_lets_requests_finish_where_they_began(model
         server.signal(signal.SIGTERM)
         assert server.wait(30) == 0
         assert not address.is_symlink()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [3, 4])
+def test_engines_that_die_while_they_are_replaced_lose_nothing(model: Path, tmp_path: Path, seed: int) -> None:
+    other = make_tiny("LlamaForCausalLM", tmp_path / "other", seed=1)
+    rng, stop, kills = random.Random(seed), threading.Event(), []
+    with serve(model, *FLAGS, *SEVERAL) as server:
+        before = texts_of(server.wait_until_ready())
+        load = Load(server)
+
+        def kill() -> None:
+            """Kill cores that have requests; one that starts would fail the replacement, as it should."""
+            while not stop.wait(rng.uniform(1.0, 5.0)):
+                able = [f"octavo core {index}" for index, state in states(admin(server)).items() if state != "starting"]
+                found = [
+                    pid for pid in descendants(server.process.pid) if cmdline(pid).split(b"\0")[0].decode() in able
+                ]
+                kills.append(rng.choice(found))
+                os.kill(kills[-1], signal.SIGKILL)
+
+        load.wait_for(4)
+        killer = ThreadPoolExecutor(1).submit(kill)
+        replaced = admin(server, "replace", model=str(other))
+        stop.set()
+        killer.result(60)
+        assert replaced.status_code == 200, replaced.text
+        load.wait_for(8)
+        answers = load.stop()
+        after = texts_of(server)
+        assert kills
+        assert all(texts in (before[number], after[number]) for number, _, texts, _ in answers)
 
 
 @pytest.mark.long

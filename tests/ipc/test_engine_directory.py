@@ -31,14 +31,15 @@ class FakeEngines:
         return index in self.states
 
     def __getitem__(self, index: int) -> Any:
-        return SimpleNamespace(index=index, state=self.states[index], link=SimpleNamespace())
+        return SimpleNamespace(index=index, state=self.states[index], link=SimpleNamespace(), stay=lambda: None)
 
     @property
     def all(self) -> list[Any]:
         return [self[index] for index in sorted(self.states)]
 
-    def add(self, index: int, connection: object) -> None:
+    def add(self, index: int, connection: object) -> Any:
         self.states[index] = STARTING
+        return self[index]
 
     def set_states(self, states: dict[int, EngineState]) -> None:
         self.states.update(
