@@ -86,12 +86,13 @@ class CacheFeed:
             self._next_update_s = now + INTERVAL_S
             self._last_num_live = self._num_live()
             if self._changes.has_cleared:
-                self._watches = {client: _Watch(watch.number) for client, watch in self._watches.items()}
+                for watch in self._watches.values():
+                    watch.contents, watch.begin_s = None, now
             stored, removed = self._changes.take()
         for client, watch in self._watches.items():
             if watch.contents is None and now >= watch.begin_s:
                 watch.contents = self._cache.pool.cached_hashes()
-                self._send(client, watch, stored, removed)
+                self._send(client, watch, stored, removed, starts_over=True)
             elif watch.contents is not None and (is_due or watch.contents):
                 self._send(client, watch, stored, removed)
 
@@ -99,7 +100,7 @@ class CacheFeed:
     def _has_news(self) -> bool:
         return bool(self._changes) or self._num_live() != self._last_num_live
 
-    def _send(self, client: bytes, watch: _Watch, stored: bytes, removed: bytes) -> None:
+    def _send(self, client: bytes, watch: _Watch, stored: bytes, removed: bytes, *, starts_over: bool = False) -> None:
         """Send changes, and a part of the contents that this frontend has not got yet.
 
         Those may be gone by now, and then their removal was perhaps already sent.
@@ -113,6 +114,7 @@ class CacheFeed:
             epoch=self._outbox.epoch,
             watch=watch.number,
             sequence=watch.sequence,
+            starts_over=starts_over,
             num_live=self._last_num_live,
             stored=Buffer(stored),
             removed=Buffer(removed),
@@ -120,4 +122,4 @@ class CacheFeed:
         if self._outbox.send(client, update):
             watch.sequence += 1
         else:
-            watch.sequence, watch.contents, watch.begin_s = 0, None, self._clock() + RETRY_S
+            watch.contents, watch.begin_s = None, self._clock() + RETRY_S

@@ -227,8 +227,9 @@ class CacheUpdate(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="c
     watch: int
     """The number of the latest `WatchCache`."""
     sequence: int
-    """Rises by one with each update for this frontend. 0: forget all earlier ones, the contents follow. A reader that
-    misses one sends `WatchCache` again."""
+    """Rises by one with each update of a watch. A reader that misses one sends `WatchCache` again."""
+    starts_over: bool
+    """Forget all earlier ones, the contents follow. So does the first update of a watch, and sometimes a later one."""
     num_live: int
     """Requests that run or wait, of all frontends."""
     stored: Buffer

@@ -238,7 +238,15 @@ class Simulation:
         engine = self.engines[index]
         stored = array("Q", [key for key, is_stored in engine.changes.items() if is_stored])
         removed = array("Q", [key for key, is_stored in engine.changes.items() if not is_stored])
-        update = CacheUpdate(0, 0, engine.num_reports, engine.live, Buffer(stored.tobytes()), Buffer(removed.tobytes()))
+        update = CacheUpdate(
+            epoch=0,
+            watch=0,
+            sequence=engine.num_reports,
+            starts_over=engine.num_reports == 0,
+            num_live=engine.live,
+            stored=Buffer(stored.tobytes()),
+            removed=Buffer(removed.tobytes()),
+        )
         engine.changes, engine.reports_soon, engine.num_reports = {}, False, engine.num_reports + 1
         self._reported_live[index] = update.num_live
         started = time.thread_time()

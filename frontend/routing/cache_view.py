@@ -20,7 +20,7 @@ class CacheView:
     def apply(self, engine: int, update: CacheUpdate) -> bool:
         """Take an update. False: an earlier one was lost, what was known of the engine is forgotten, and it must begin
         again."""
-        if update.sequence == 0:
+        if update.starts_over:
             self.forget(engine)
         elif update.sequence != self._next.get(engine):
             self.forget(engine)

@@ -96,7 +96,7 @@ _EVENTS = [
         ),
     ),
     events.StatsReport(EngineStats(num_blocks=4, num_free_blocks=3)),
-    events.CacheUpdate(1, 1, 3, 2, Buffer(bytes(range(16))), Buffer(b"")),
+    events.CacheUpdate(1, 1, 3, True, 2, Buffer(bytes(range(16))), Buffer(b"")),
     events.EngineDying("cause"),
 ]
 _COMMANDS = [

@@ -61,7 +61,8 @@ class Watched:
             self.watch(client)
 
     def watch(self, client: bytes) -> None:
-        """Begin a watch, as `CoreLink` does."""
+        """Begin a watch, as links do."""
+        self.views[client].forget(0)
         self.numbers[client] += 1
         self.feed.watch(client, self.numbers[client])
 
@@ -105,6 +106,7 @@ CLIENTS = st.frozensets(st.sampled_from([b"\0", b"\1"]))
 OPERATIONS = st.one_of(
     st.tuples(st.just("submit"), st.integers(0, 3), st.integers(1, 200)),
     st.tuples(st.just("turns"), st.integers(1, 6)),
+    st.tuples(st.just("turns"), st.integers(1, 20)),
     st.tuples(st.just("abort"), st.integers(0, 3)),
     st.tuples(st.just("flush"), CLIENTS),
     st.tuples(st.just("slow"), CLIENTS),
@@ -136,12 +138,13 @@ def perform(watched: Watched, names: list[str], operation: str, *args) -> None:
     elif operation == "lose" and engine.scheduler.has_requests:
         engine.scheduler.lose_workers()
         engine.worker = SimulatedWorker(engine.config, NUM_BLOCKS)
+        engine.worker.next_sequence = engine.plans[-1].sequence + 1 if engine.plans else 0
         engine._results.clear()
     elif operation == "watch":
         watched.watch(b"\0")
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(OPERATIONS, max_size=40))
 def test_views_equal_the_cache_after_any_operations(operations: list[tuple]) -> None:
     watched, names = Watched(), []

@@ -76,7 +76,7 @@ def stored(token_ids: IdArray, sequence: int = 0, extra_keys: tuple[ExtraKey, ..
         block_hash = hash_block(block_hash, token_ids[start : start + size], start, extra_keys)
         if (start + size) % SPAN_TOKENS == 0:
             ends.append(block_hash[:SHORT_HASH_BYTES])
-    return CacheUpdate(1, 1, sequence, 0, Buffer(b"".join(ends)), Buffer(b""))
+    return CacheUpdate(1, 1, sequence, sequence == 0, 0, Buffer(b"".join(ends)), Buffer(b""))
 
 
 def test_what_an_engine_reports_is_known_to_every_process() -> None:
@@ -110,7 +110,7 @@ def test_what_is_evicted_is_forgotten() -> None:
     report = stored(prompt(2))
     routes.view.apply(1, report)
     routes.view.apply(2, report)
-    routes.view.apply(1, CacheUpdate(1, 1, 1, 0, Buffer(b""), report.stored))
+    routes.view.apply(1, CacheUpdate(1, 1, 1, False, 0, Buffer(b""), report.stored))
     assert routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)[0] == 2
     routes.forget(2)
     assert routes.view.engines_of == {} and not routes.view.reporting & 1 << 2

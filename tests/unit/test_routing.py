@@ -212,7 +212,7 @@ def test_a_lost_report_is_asked_for_again() -> None:
     links = FakeLink(), FakeLink()
     routed_over(*links)
     for sequence in (0, 2):
-        links[1].on_cache_update(CacheUpdate(1, 1, sequence, 0, Buffer(b""), Buffer(b"")))
+        links[1].on_cache_update(CacheUpdate(1, 1, sequence, sequence == 0, 0, Buffer(b""), Buffer(b"")))
     assert [link.num_watches for link in links] == [1, 2]
 
 
