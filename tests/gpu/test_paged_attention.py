@@ -13,7 +13,7 @@ from pairwise import pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
-from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
 from octavo.kernels.paged_attention import AttentionShape, cases, gpu, reference
 from octavo.kernels.paged_attention.gpu_plan import Limits
 
@@ -167,6 +167,12 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(actual, whole[keys - rows : keys]), (rows, keys)
     for part in parts[:2]:
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
+
+
+def test_attention_in_chunks_is_refused(device: torch.device) -> None:
+    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
+    with pytest.raises(UnsupportedDevice, match="in chunks"):
+        gpu.plan([0, 1], [1], table, 16, AttentionShape(4, 2, 16, scale=1.0, window=8, is_chunked=True))
 
 
 def test_blocks_that_a_window_has_passed_are_not_read(device: torch.device, seed: int) -> None:
