@@ -96,6 +96,13 @@ class SimulatedWire:
         peer, num_read = self.connection.peer, self.connection.core.router.num_read
         return sorted(name for name in self.live if num_read[peer, name] == self._num_sent[name])
 
+    @property
+    def has_unread(self) -> bool:
+        """True while messages that have arrived are still being read."""
+        if self.is_closed or self.connection is None:
+            return False
+        return self._slices is not None or self.connection.from_core.has_arrived
+
     def send(self, frames: list[Frame]) -> None:
         """Send a message, as soon as the connection is up."""
         request = REQUESTS.decode(*frames)

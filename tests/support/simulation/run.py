@@ -185,12 +185,15 @@ class Simulation:
         """Let a frontend notice, after a while, that its connection has broken."""
 
         def lose() -> None:
+            if wire.has_unread:
+                frontend.after(0.0, lose)
+                return
             engine.check_farewell(wire, frontend.stopped_until, READING_S)
             wire.lose()
             if engine.is_shutting_down and not engine.core.is_alive:
                 self._tell_shutdown(engine)
 
-        # In two steps: messages that arrive at the same moment are read first.
+        # In two steps: messages that arrive at the same moment are read first, however many slices they take.
         self._world.after(delay, lambda: frontend.after(0.0, lose))
 
     def _on_core_exit(self, engine: SimulatedEngine) -> None:
