@@ -87,8 +87,8 @@ def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
     with pytest.raises(ConfigError, match="this release has no speculative decoding"):
         engine_config({"model": "M", "speculative_config": {"method": "ngram"}})
     path = tmp_path / "config.yaml"
-    path.write_text("model: M\nenable-expert-parallel: true\n")
-    with pytest.raises(ConfigError, match="workers share layers"):
+    path.write_text("model: M\nenable-lora: true\n")
+    with pytest.raises(ConfigError, match="this release has no LoRA"):
         configurations(read_config_file(str(path)))
 
 
