@@ -170,7 +170,9 @@ class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """To a fork server: fork a worker. Its standard input, status pipe, control pipe and the others come with it."""
+    """To a fork server: fork a worker. Descriptors come with it: the status pipe, a file with the launch spec, the
+    worker's standard input, its control pipe, and those that it inherits.
+    """
 
     control_fd: int
     """The number of the control pipe in the worker."""

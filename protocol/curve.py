@@ -253,6 +253,9 @@ def prepare_listener(socket: "zmq.Socket[bytes]", address: str, keys: EngineKeys
     _limit_silence(socket)
     if keys:
         socket.curve_server = 1
+        # Without an `Authenticator`, nobody may connect, instead of everybody.
+        socket.setsockopt(zmq.ZAP_DOMAIN, b"octavo")
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         socket.curve_secretkey = keys.secret
 
 

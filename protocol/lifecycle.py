@@ -145,17 +145,21 @@ class StartupReporter:
 
 
 def run_child(
-    process: str, spec_type: type[Spec], main: Callable[[Spec, StartupReporter, StopSignal], int]
+    process: str,
+    spec_type: type[Spec],
+    main: Callable[[Spec, StartupReporter, StopSignal], int],
+    spec_fd: int = 0,
 ) -> NoReturn:
     """Run `main` as the body of a child process, and exit with its code.
 
-    Reads the launch spec from standard input; a later end of file there means that the parent is gone.
+    A later end of file of standard input means that the parent is gone.
     An exception of `main` before `StartupReporter.mark_ready` reaches the parent as `StartupFailed`.
 
     Args:
         process: name for the log, "Core" or "Worker"; a worker's rank is added.
         spec_type: the launch spec this child expects.
         main: gets the spec, the reporter and the stop signal; returns the exit code.
+        spec_fd: holds the launch spec; standard input, or else a file, which is closed.
     """
     parent = os.getppid()
     die_with_parent(parent)
@@ -164,7 +168,7 @@ def run_child(
     reporter = StartupReporter(process, int(sys.argv[1]))
     code = EXIT_STARTUP_FAILED
     try:
-        spec = _read_spec(spec_type)
+        spec = _read_spec(spec_type, spec_fd)
         set_process_title(*spec.process_title)
         reporter.process = process = f"{process} {spec.rank}" if hasattr(spec, "rank") else process
         configure_logging(process, spec.log_level, spec.log_config)
@@ -208,10 +212,11 @@ def read_message(fd: int, size: int) -> bytes:
     return b"".join(chunks)
 
 
-def _read_spec(spec_type: type[Spec]) -> Spec:
-    fd = sys.stdin.fileno()
+def _read_spec(spec_type: type[Spec], fd: int) -> Spec:
     (size,) = LENGTH.unpack(read_message(fd, LENGTH.size))
     spec = msgspec.msgpack.decode(read_message(fd, size), type=spec_type)
+    if fd:
+        os.close(fd)
     if spec.version != PROTOCOL_VERSION:
         raise ProtocolError(f"parent speaks protocol {spec.version}, this process {PROTOCOL_VERSION}")
     return spec

@@ -28,8 +28,6 @@ from octavo.worker_proc.__main__ import main as worker_main
 _STATUS = struct.Struct("<i")
 _MAX_REQUEST_BYTES = 65536
 _MAX_DESCRIPTORS = 16
-_HIGH_DESCRIPTOR = 512
-"""Received descriptors are moved above this number, before they take the numbers that the worker expects."""
 
 
 class ForkServer:
@@ -65,15 +63,15 @@ class ForkServer:
         if not body:
             os._exit(EXIT_PARENT_GONE)
         request = msgspec.msgpack.decode(body, type=ForkRequest)
-        stdin, status, *others = descriptors
+        status, *others = descriptors
         pid = os.fork()
         if pid == 0:
             self._close()
             os.close(status)
-            become_worker(request, [stdin, *others])
+            become_worker(request, others)
         self._statuses[pid] = status
         _report(status, pid)
-        for descriptor in (stdin, *others):
+        for descriptor in others:
             os.close(descriptor)
 
     def _reap(self) -> None:
@@ -104,10 +102,11 @@ def become_worker(request: ForkRequest, descriptors: list[int]) -> NoReturn:
 
     Args:
         request: the numbers of the descriptors in the worker.
-        descriptors: received: standard input, the control pipe, and those that it inherits.
+        descriptors: received: the launch spec, standard input, the control pipe, and those that it inherits.
     """
     numbers = [0, request.control_fd, *request.inherited]
-    moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _HIGH_DESCRIPTOR) for descriptor in descriptors]
+    # Above all of these numbers first: a descriptor may have been received under the number of another one.
+    spec_fd, *moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
     for descriptor, number in zip(moved, numbers, strict=True):
@@ -115,7 +114,7 @@ def become_worker(request: ForkRequest, descriptors: list[int]) -> NoReturn:
         os.close(descriptor)
     sys.argv = ["octavo.worker_proc", str(request.control_fd)]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
-    run_child("Worker", WorkerSpec, worker_main)
+    run_child("Worker", WorkerSpec, worker_main, spec_fd=spec_fd)
 
 
 def main() -> NoReturn:

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import select
 import socket
 import time
 import uuid
@@ -22,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 120.0
 """How long to look for a core, at the start and after the connection was lost: it may be starting again."""
+_RETRY_S = 0.5
 
 
 class NodeAgent:
@@ -38,7 +40,6 @@ class NodeAgent:
         self._spec = spec
         self._stop = stop
         self._keys = GroupKeys(spec.secret.encode()) if spec.secret else None
-        self._host = own_host(spec.core_address)
 
     def run(self) -> None:
         """Serve.
@@ -48,13 +49,35 @@ class NodeAgent:
         Raises:
             StartupError: no core answers for `CONNECT_TIMEOUT_S`.
         """
+        host = self._find_host()
         while not (self._stop and self._stop.count):
-            connection = _Connection(self._spec, self._keys, self._host, self._stop)
+            connection = _Connection(self._spec, self._keys, host, self._stop)
             try:
                 if connection.serve():
                     return
             finally:
                 connection.close()
+
+    def _find_host(self) -> str:
+        """Return the address of this machine; "" after a signal.
+
+        Blocks until: the core's name is known. In a cluster it may become so after this process has started.
+
+        Raises:
+            StartupError: it does not for `CONNECT_TIMEOUT_S`.
+        """
+        deadline = time.monotonic() + CONNECT_TIMEOUT_S
+        poll = select.poll()
+        if self._stop:
+            poll.register(self._stop.fileno(), select.POLLIN)
+        while not (self._stop and self._stop.count):
+            try:
+                return own_host(self._spec.core_address)
+            except StartupError:
+                if time.monotonic() >= deadline:
+                    raise
+            poll.poll(1000 * _RETRY_S)
+        return ""
 
 
 class _Connection:
@@ -130,7 +153,7 @@ class _Connection:
         """Tell the core that ranks can be started here, with fresh memory and a fresh address."""
         self._discard_offer()
         self._memory_fd = os.memfd_create("octavo-ranks")
-        self._listener = socket.create_server((self._host, 0), family=_family(self._host))
+        self._listener = socket.create_server((self._host, 0))
         self._socket.send(
             AgentReady(
                 agent=self._agent,
@@ -234,15 +257,15 @@ class _Connection:
 
 
 def own_host(core_address: str) -> str:
-    """Return the address of this machine on the network that leads to the core.
+    """Return the address of this machine on the network that leads to the core: IPv4, as zmq's.
 
     Raises:
         StartupError: there is no such network, or the core's name is not known.
     """
     host, _, port = core_address.removeprefix("tcp://").rpartition(":")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind, protocol) as probe:
+        address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_DGRAM)[0][4]
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect(address)  # sends nothing
             return str(probe.getsockname()[0])
     except OSError as error:
@@ -251,7 +274,3 @@ def own_host(core_address: str) -> str:
             phase="joining the engine",
             hint="check the address of node 0",
         ) from error
-
-
-def _family(host: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in host else socket.AF_INET

@@ -147,7 +147,7 @@ class Agents:
                 nodes[str(member.ready.position)] = [member]
             else:
                 nodes[member.ready.node].append(member)
-        if self._num_positions and len(nodes) < self._num_positions:
+        if not set(map(str, range(self._num_positions))) <= nodes.keys():
             return None
         placed: list[Node] = []
         rank = 0
@@ -168,20 +168,26 @@ class Agents:
                 self._members[agent].generation = generation
         return placed
 
-    def _order(self, member: _Member) -> tuple[int, bool, str, str]:
+    def _order(self, member: _Member) -> tuple[int, bool, str]:
         """Ranks of one node are neighbours, and rank 0 is on the core's own if that has an agent."""
         ready = member.ready
+        if self._num_positions:  # agents of one position stay in the order in which they joined
+            return ready.position, False, ""
         is_remote = ready.link_address.rpartition(":")[0] != self.host
-        return ready.position, is_remote, ready.node, ready.agent
+        return ready.position, is_remote, ready.node
 
     def missing(self, num_ranks: int) -> str:
         """Return what a group waits for, for messages."""
         idle = [member.ready for member in self._members.values() if member.generation is None]
         if self._num_positions:
             absent = sorted(set(range(self._num_positions)) - {ready.position for ready in idle})
-            return f"nodes {', '.join(map(str, absent))} of {self._num_positions} have not joined" if absent else ""
-        room = sum(ready.capacity for ready in idle)
-        return f"there are places for {room} of {num_ranks} workers" if room < num_ranks else ""
+            if absent:
+                return f"nodes {', '.join(map(str, absent))} of {self._num_positions} have not joined"
+            room = sum({ready.position: ready.capacity for ready in idle}.values())
+            remedy = "; give octavo serve the same flags on all nodes"
+        else:
+            room, remedy = sum(ready.capacity for ready in idle), ""
+        return f"there are places for {room} of {num_ranks} workers{remedy}" if room < num_ranks else ""
 
     def take_events(self, generation: int) -> list[NodeEvent]:
         """Return what the agents of a group have reported since the last call: deaths of agents come last."""
@@ -228,14 +234,14 @@ class Agents:
 
 
 def _with_ip(address: str) -> str:
-    """Return an address whose host is an IP address, as zmq needs to bind it.
+    """Return an address whose host is an IPv4 address, as zmq needs to bind it.
 
     Raises:
         StartupError: the name is not known.
     """
     host, _, port = address.removeprefix("tcp://").rpartition(":")
     try:
-        return f"tcp://{socket.getaddrinfo(host.strip('[]'), None)[0][4][0]}:{port}"
+        return f"tcp://{socket.getaddrinfo(host, None, socket.AF_INET)[0][4][0]}:{port}"
     except OSError as error:
         raise StartupError(
             f"cannot listen on {address}: {error}", phase="binding sockets", hint="check --master-addr"

@@ -5,7 +5,6 @@ Those that replace dead ones start faster, too. The other end is `worker_proc/fo
 """
 
 import contextlib
-import fcntl
 import os
 import select
 import signal
@@ -29,9 +28,6 @@ STATUS = struct.Struct("<i")
 
 REPORT_TIMEOUT_S = 0.5
 """How long the server may take to report the end of a worker."""
-
-_PIPE_BYTES = 2**20
-"""Room for a launch spec, which the worker reads only once torch is imported."""
 
 
 class ForkServer:
@@ -75,30 +71,39 @@ class ForkServer:
         Raises:
             OSError: the server is gone.
         """
-        control, control_writer = os.pipe()
-        stdin, stdin_writer = os.pipe()
-        status, status_writer = os.pipe()
-        os.set_blocking(control, False)
-        fcntl.fcntl(stdin_writer, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         body = msgspec.msgpack.encode(spec)
-        request = msgspec.msgpack.encode(ForkRequest(control_writer, list(inherited)))
-        try:
-            os.write(stdin_writer, LENGTH.pack(len(body)) + body)
-            socket.send_fds(self._socket, [request], [stdin, status_writer, control_writer, *inherited])
-        except OSError:
-            for descriptor in (control, stdin_writer, status):
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in (control_writer, stdin, status_writer):
-                os.close(descriptor)
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            control, control_writer = _pipe(ours, theirs)
+            stdin, stdin_writer = _pipe(theirs, ours)
+            status, status_writer = _pipe(ours, theirs)
+            os.set_blocking(control, False)
+            # A file, because a pipe has room for 64 KiB, and the worker reads only once torch is imported.
+            spec_file = theirs.enter_context(os.fdopen(os.memfd_create("octavo-spec"), "w+b"))
+            spec_file.write(LENGTH.pack(len(body)) + body)
+            spec_file.seek(0)
+            request = msgspec.msgpack.encode(ForkRequest(control_writer, list(inherited)))
+            descriptors = [status_writer, spec_file.fileno(), stdin, control_writer, *inherited]
+            socket.send_fds(self._socket, [request], descriptors)
+            ours.pop_all()
         return Child(name, ForkedProcess(self, stdin_writer, status), control)
+
+    def wait(self) -> int:
+        """Return the exit code. Blocks until: the server has exited."""
+        return self._process.wait()
 
     def kill(self) -> None:
         """Kill the server and all workers that were forked from it. Idempotent."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
+
+
+def _pipe(of_reader: contextlib.ExitStack, of_writer: contextlib.ExitStack) -> tuple[int, int]:
+    """Return a pipe whose ends are closed by two stacks."""
+    reader, writer = os.pipe()
+    of_reader.callback(os.close, reader)
+    of_writer.callback(os.close, writer)
+    return reader, writer
 
 
 class ForkedProcess:
@@ -119,6 +124,7 @@ class ForkedProcess:
         self._code: int | None = None
         self._pid = 0
         self._pidfd = -1
+        self._is_orphan = False
 
     @property
     def pid(self) -> int:
@@ -163,10 +169,11 @@ class ForkedProcess:
             signal.pidfd_send_signal(self._pidfd, number)
 
     def _read(self, ready: list[tuple[int, int]]) -> None:
-        """Read what the server reports. The end of a worker that a stopped server does not report is one by SIGKILL."""
-        if not any(descriptor == self._status for descriptor, _ in ready):
+        """Read what the server reports. A worker whose end it does not report, as it is stopped or gone, was killed."""
+        has_ended = not any(descriptor == self._status for descriptor, _ in ready)
+        if has_ended:
             self._poll.unregister(self._pidfd)
-            if not self._poll.poll(int(1000 * REPORT_TIMEOUT_S)):
+            if self._is_orphan or not self._poll.poll(int(1000 * REPORT_TIMEOUT_S)):
                 self._end(-signal.SIGKILL)
                 return
         data = os.read(self._status, STATUS.size)
@@ -175,9 +182,16 @@ class ForkedProcess:
             with contextlib.suppress(ProcessLookupError):  # it has ended; its exit code follows
                 self._pidfd = os.pidfd_open(self._pid)
                 self._poll.register(self._pidfd, select.POLLIN)
-            return
-        # A server that is gone has taken its workers with it.
-        self._end(STATUS.unpack(data)[0] if data else -signal.SIGKILL)
+        elif data:
+            self._end(*STATUS.unpack(data))
+        elif not self._pid:
+            self._end(self._server.wait())  # which says why there is no worker
+        elif has_ended or self._pidfd < 0:
+            self._end(-signal.SIGKILL)
+        else:
+            # The kernel kills the workers of a server that is gone. Their memory is free when they have ended.
+            self._is_orphan = True
+            self._poll.unregister(self._status)
 
     def _end(self, code: int) -> None:
         self._code = code

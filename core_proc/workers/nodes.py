@@ -1,10 +1,16 @@
 """Nodes that an outside launcher starts (`--nnodes`): each runs `octavo serve --node-rank K`, and joins node 0."""
 
-from octavo.core_proc.workers.agents import Agents
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.core_proc.workers.agents import Agents, Node
 from octavo.protocol.control import AgentSpec, CoreSpec
 from octavo.protocol.curve import GroupKeys
 from octavo.protocol.env import Env
-from octavo.protocol.supervise import Child
+from octavo.protocol.supervise import Child, ChildExited
+
+logger = logging.getLogger(__name__)
 
 AGENT_MODULE = "octavo.core_proc.workers"
 
@@ -43,14 +49,43 @@ class LaunchedNodes(Agents):
             log_level=spec.log_level,
             log_config=spec.log_config,
         )
-        self._own_agent = Child.spawn(AGENT_MODULE, self._agent_spec, "agent of node 0")
+        self._own_agent = self._spawn_agent()
+        self._failure: ChildExited | None = None
+        """Why the agent of this node could not start, until that is reported."""
+
+    @property
+    def waitables(self) -> Sequence[Any]:
+        """See `Agents.waitables`. An agent that has not joined can only be seen to end by its control pipe."""
+        waitables = super().waitables
+        has_joined = any(member.ready.position == 0 for member in self._members.values())
+        return waitables if has_joined or self._is_closed else [*waitables, self._own_agent.fileno()]
 
     def poll(self) -> None:
         """See `Agents.poll`. Starts the agent of this node again if it has died."""
-        if not self._is_closed and not self._own_agent.is_alive:
-            self._own_agent.close()
-            self._own_agent = Child.spawn(AGENT_MODULE, self._agent_spec, "agent of node 0")
+        if not self._is_closed:
+            try:
+                while self._own_agent.receive(timeout_s=0) is not None:
+                    pass  # it has nothing to tell but why it cannot start
+            except ChildExited as exited:
+                logger.error("%s; starting it again", exited)
+                self._failure = exited if exited.failure else None
+                self._own_agent.close()
+                self._own_agent = self._spawn_agent()
         super().poll()
+
+    def place(self, generation: int, num_ranks: int) -> list[Node] | None:
+        """See `Agents.place`.
+
+        Raises:
+            StartupError: the agent of this node could not start.
+        """
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure.as_startup_error("starting the agent of node 0")
+        return super().place(generation, num_ranks)
+
+    def _spawn_agent(self) -> Child:
+        return Child.spawn(AGENT_MODULE, self._agent_spec, "agent of node 0")
 
     def close(self) -> None:
         """See `Agents.close`."""

@@ -1,6 +1,7 @@
 """Workers that are forked from a process with torch: they start, end and fail as those that are started by name."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from tiny_models import make_tiny
 from waiting import read_line, wait_until
 from worker_plans import worker_config
 
+from octavo.core_proc.workers import fork_server as fork_server_module
 from octavo.core_proc.workers.fork_server import ForkServer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerReady, WorkerSpec
@@ -104,6 +106,67 @@ def test_a_failed_start_of_a_forked_worker_has_its_reason(
     child.close()
 
 
+def test_a_launch_spec_may_be_larger_than_a_pipe(server: ForkServer, config: ResolvedConfig, tmp_path: Path) -> None:
+    hf_config = {**config.model.hf_config, "large": "x" * 2**21}
+    model = msgspec.structs.replace(config.model, hf_config=hf_config)
+    child = server.spawn(spec_of(msgspec.structs.replace(config, model=model), tmp_path), "worker 0")
+    with pytest.raises(ChildExited, match="'large' .* is unknown"):
+        while child.receive(START_TIMEOUT_S) is not None:
+            pass
+    child.close()
+
+
+def test_a_worker_gets_files_with_high_numbers(server: ForkServer, config: ResolvedConfig, tmp_path: Path) -> None:
+    shared = os.memfd_create("shared")
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    fillers = [os.dup(shared) for _ in range(min(soft - 100, 520 - shared))]
+    inherited = [fillers[-1], fillers[-2], fillers[-3]]
+    try:
+        child = server.spawn(spec_of(config, tmp_path), "worker 0", inherited)
+    finally:
+        for descriptor in fillers:
+            os.close(descriptor)
+    assert max(inherited) >= 512, "where a server receives its own"
+    wait_until_ready(child)
+    for descriptor in inherited:
+        assert os.stat(f"/proc/{child.pid}/fd/{descriptor}").st_ino == os.fstat(shared).st_ino
+    os.close(shared)
+    child.kill()
+    assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+    child.close()
+
+
+def test_ready_workers_end_with_their_server(config: ResolvedConfig, tmp_path: Path) -> None:
+    server = ForkServer()
+    children = [server.spawn(spec_of(config, tmp_path, rank), f"worker {rank}") for rank in range(2)]
+    for child in children:
+        wait_until_ready(child)
+    pids = [child.pid for child in children]
+    num_open = len(os.listdir("/proc/self/fd"))
+    os.kill(server.pid, signal.SIGKILL)
+    for child, pid in zip(children, pids, strict=True):
+        assert child.wait(TIMEOUT_S) == -signal.SIGKILL
+        assert has_ended(pid), "its memory is free"
+        with pytest.raises(ChildExited, match="was killed by SIGKILL"):
+            child.receive(TIMEOUT_S)
+        child.close()
+    assert not server.is_alive
+    assert len(os.listdir("/proc/self/fd")) == num_open - 2 * 4, "standard input, control, status and process"
+    server.kill()
+
+
+def test_a_server_that_cannot_import_says_so(
+    config: ResolvedConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fork_server_module, "MODULE", "octavo.worker_proc.nowhere")
+    server = ForkServer()
+    child = server.spawn(spec_of(config, tmp_path), "worker 0")
+    with pytest.raises(ChildExited, match="worker 0 exited with code 1"):
+        child.receive(TIMEOUT_S)
+    child.close()
+    server.kill()
+
+
 def test_workers_die_with_their_server_and_are_not_forked_after_a_kill(config: ResolvedConfig, tmp_path: Path) -> None:
     server = ForkServer()
     child = server.spawn(spec_of(config, tmp_path), "worker 0")
@@ -134,4 +197,11 @@ def test_workers_die_with_the_core(config: ResolvedConfig, tmp_path: Path) -> No
         pid = int(read_line(parent.stdout, START_TIMEOUT_S))
         parent.send_signal(signal.SIGKILL)
         parent.wait(TIMEOUT_S)
-    wait_until(lambda: not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2:4])
+    wait_until(lambda: has_ended(pid))
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return True

@@ -1,7 +1,8 @@
 """Connects the first ranks of all nodes with one another.
 
-Both ends prove that they know the secret of the group before anything else is exchanged: HMAC-SHA256 of a nonce, in
-both directions. The rows that follow are neither encrypted nor authenticated, as with Gloo and NCCL.
+Both ends prove that they know the secret of the group before anything else is exchanged: HMAC-SHA256 of a nonce of each
+and of both nodes, so a recorded proof is worth nothing later or elsewhere. The rows that follow are neither encrypted
+nor authenticated, as with Gloo and NCCL.
 """
 
 import hashlib
@@ -15,11 +16,14 @@ from octavo.protocol.errors import StartupError
 
 TIMEOUT_S = 120.0
 """For all nodes to connect: they have been started at about the same time."""
-_HANDSHAKE_S = 5.0
+HANDSHAKE_S = 5.0
+"""For a peer to prove that it belongs to the group; others wait meanwhile."""
 _RETRY_S = 0.05
 _NONCE_BYTES = 32
 _INDEX_BYTES = 4
 _PROOF_BYTES = hashlib.sha256().digest_size
+_KEEPALIVE_S = 30
+"""Firewalls forget connections that are idle for minutes, as those of an engine without requests are."""
 
 
 def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
@@ -40,27 +44,30 @@ def connect_nodes(place: NodePlace) -> dict[int, socket.socket]:
                 connection, _ = listener.accept()
             except TimeoutError:
                 raise _too_late(f"node {place.node} waits for a connection of another node") from None
-            if (other := _admit(place, connection)) is not None:
-                sockets[other] = connection
-            else:
+            if (other := _admit(place, connection)) is None:
                 connection.close()
+            else:
+                if other in sockets:  # it has given up the earlier connection
+                    sockets[other].close()
+                sockets[other] = connection
+            if time.monotonic() >= deadline and len(sockets) < len(place.link_addresses) - 1:
+                raise _too_late(f"node {place.node} waits for a connection of another node")
     for connection in sockets.values():
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_S)
         connection.settimeout(None)
     return sockets
 
 
 def _connect(place: NodePlace, other: int, deadline: float) -> socket.socket:
     host, _, port = place.link_addresses[other].rpartition(":")
-    nonce = os.urandom(_NONCE_BYTES)
-    index = place.node.to_bytes(_INDEX_BYTES, "little")
     while True:
         try:
-            connection = socket.create_connection((host, int(port)), timeout=_HANDSHAKE_S)
+            connection = socket.create_connection((host, int(port)), timeout=HANDSHAKE_S)
             try:
-                connection.settimeout(max(_HANDSHAKE_S, deadline - time.monotonic()))
-                connection.sendall(nonce + index + _proof(place, b"connect", nonce, index))
-                if hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(place, b"accept", nonce, index)):
+                # The other node may connect to those before it first.
+                if _introduce(place, other, connection, max(time.monotonic() + HANDSHAKE_S, deadline)):
                     return connection
             except BaseException:
                 connection.close()
@@ -75,31 +82,50 @@ def _connect(place: NodePlace, other: int, deadline: float) -> socket.socket:
         time.sleep(_RETRY_S)
 
 
+def _introduce(place: NodePlace, other: int, connection: socket.socket, deadline: float) -> bool:
+    """Prove to another node that this one belongs to the group; return whether that one does.
+
+    Raises:
+        OSError: it does not answer, or rejects this one.
+    """
+    challenge = _read(connection, _NONCE_BYTES, deadline)
+    nonce, index = os.urandom(_NONCE_BYTES), place.node.to_bytes(_INDEX_BYTES, "little")
+    transcript = challenge + nonce + index + other.to_bytes(_INDEX_BYTES, "little")
+    connection.sendall(nonce + index + _proof(place, b"connect", transcript))
+    return hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(place, b"accept", transcript))
+
+
 def _admit(place: NodePlace, connection: socket.socket) -> int | None:
     """Return the node that has connected; None: a stranger has."""
-    connection.settimeout(_HANDSHAKE_S)
+    deadline = time.monotonic() + HANDSHAKE_S
+    challenge = os.urandom(_NONCE_BYTES)
     try:
-        nonce, index = _read(connection, _NONCE_BYTES), _read(connection, _INDEX_BYTES)
-        if not hmac.compare_digest(_read(connection, _PROOF_BYTES), _proof(place, b"connect", nonce, index)):
+        connection.settimeout(HANDSHAKE_S)
+        connection.sendall(challenge)
+        nonce, index = _read(connection, _NONCE_BYTES, deadline), _read(connection, _INDEX_BYTES, deadline)
+        transcript = challenge + nonce + index + place.node.to_bytes(_INDEX_BYTES, "little")
+        if not hmac.compare_digest(_read(connection, _PROOF_BYTES, deadline), _proof(place, b"connect", transcript)):
             return None
-        connection.sendall(_proof(place, b"accept", nonce, index))
+        connection.sendall(_proof(place, b"accept", transcript))
     except OSError:
         return None
-    return int.from_bytes(index, "little")
+    node = int.from_bytes(index, "little")
+    return node if place.node < node < len(place.link_addresses) else None
 
 
-def _proof(place: NodePlace, role: bytes, nonce: bytes, index: bytes) -> bytes:
-    return hmac.digest(place.secret.encode(), role + nonce + index, "sha256")
+def _proof(place: NodePlace, role: bytes, transcript: bytes) -> bytes:
+    return hmac.digest(place.secret.encode(), role + transcript, "sha256")
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
+def _read(connection: socket.socket, size: int, deadline: float) -> bytes:
     """Read exactly `size` bytes.
 
     Raises:
-        OSError: the connection ends before.
+        OSError: the connection ends before, or they are not here at the deadline.
     """
     data = b""
     while len(data) < size:
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         part = connection.recv(size - len(data))
         if not part:
             raise ConnectionResetError("the connection has ended")
@@ -111,5 +137,5 @@ def _too_late(message: str) -> StartupError:
     return StartupError(
         f"{message} after {TIMEOUT_S:.0f} s",
         phase="joining the other workers",
-        hint="nodes must reach each other on all TCP ports",
+        hint="nodes must reach each other on all TCP ports, and all compute with the same --cpu-kernels",
     )

@@ -70,16 +70,17 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     stage, rank = config.place_of(spec.rank)
     area_bytes = _area_bytes(config)
-    links = _links(spec.place, spec.rank) if spec.place and len(spec.place.link_addresses) > 1 else None
-    if num_stages == 1:
-        group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
-        return Peers(group, None, group.meet)
-    if links:
+    is_on_nodes = spec.place is not None and len(spec.place.link_addresses) > 1
+    if is_on_nodes and num_stages > 1:
         raise StartupError(
             "the native kernels pass hidden states from stage to stage through memory, and the stages are on several "
             "machines",
             hint="use --cpu-kernels torch, or --tensor-parallel-size instead of --pipeline-parallel-size",
         )
+    if num_stages == 1:
+        links = _links(spec.place, spec.rank) if spec.place and is_on_nodes else None
+        group = SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
+        return Peers(group, None, group.meet)
     width = residual_width(config.model)
     row_bytes = exchanged_bytes(1, 2 * width, 1)
     step_bytes = config.max_num_batched_tokens * row_bytes
