@@ -99,7 +99,7 @@ async def until_stats(client: AsyncClient, condition: Callable[[EngineStats], ob
 async def strike_at_random(
     client: AsyncClient, number: signal.Signals, rng: random.Random, num_strikes: int, rank: int
 ) -> None:
-    """Send a signal to the process of the moment, each time when it computes and has got further than the one before."""
+    """Send a signal to the process of the moment, each time when it computes and has got further than the last one."""
     for num_losses in range(num_strikes):
         before = (await client.engine_stats()).num_steps
         await until_stats(client, lambda stats, before=before: stats.num_steps != before)

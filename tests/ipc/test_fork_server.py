@@ -110,7 +110,7 @@ def test_a_launch_spec_may_be_larger_than_a_pipe(server: ForkServer, config: Res
     hf_config = {**config.model.hf_config, "large": "x" * 2**21}
     model = msgspec.structs.replace(config.model, hf_config=hf_config)
     child = server.spawn(spec_of(msgspec.structs.replace(config, model=model), tmp_path), "worker 0")
-    with pytest.raises(ChildExited, match="'large' .* is unknown"):
+    with pytest.raises(ChildExited, match=r"'large' .* is unknown"):
         while child.receive(START_TIMEOUT_S) is not None:
             pass
     child.close()

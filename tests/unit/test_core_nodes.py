@@ -6,14 +6,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from specs import PYTHONPATH, some_config, some_facts
+from specs import PYTHONPATH, core_spec, some_config, some_facts
 from waiting import wait_until
 
 from octavo.core_proc.cache.sizing import plan_cache
 from octavo.core_proc.workers import agent as agent_module
+from octavo.core_proc.workers import nodes as nodes_module
 from octavo.core_proc.workers.agent import NodeAgent
 from octavo.core_proc.workers.agents import Agents
 from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.nodes import LaunchedNodes
 from octavo.core_proc.workers.remote import RemoteWorkerGroup
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.control import AgentSpec
@@ -250,3 +252,46 @@ def test_the_key_of_a_group_comes_from_a_file_or_the_environment(tmp_path: Path)
     assert GroupKeys.of(None, None) is None
     with pytest.raises(ConfigError, match="OCTAVO_GROUP_SECRET_KEY holds no secret key"):
         GroupKeys.of(None, "anything")
+
+
+def test_a_node_with_too_little_room_is_reported() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=2)
+    for position, capacity in ((0, 2), (1, 1), (5, 2)):
+        agents._admit(msgspec.structs.replace(ready(str(position), "a", capacity), position=position))
+    assert agents.place(0, 6) is None
+    assert agents.missing(6) == "there are places for 5 of 6 workers; give octavo serve the same flags on all nodes"
+    agents.close()
+
+
+def test_the_latest_agent_of_a_position_is_used() -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    for agent, node in (("9", "z"), ("1", "a")):
+        agents._admit(msgspec.structs.replace(ready(agent, node), position=0))
+    placed = agents.place(0, 1)
+    assert placed is not None and [node.name for node in placed] == ["a"]
+    agents.close()
+
+
+def test_a_node_0_that_cannot_start_its_agent_says_why(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nodes_module, "AGENT_MODULE", "octavo.worker_proc")  # which expects another launch spec
+    spec = core_spec("ipc:///nowhere", tensor_parallel_size=2, nnodes=2, master_port=free_port)
+    agents = LaunchedNodes(spec, "core_fake_worker")
+    group = ready_group(agents, nnodes=2)
+    try:
+        with pytest.raises(StartupError, match="Invalid value 'agent'"):
+            group.start(SilentReporter(), Signals())  # type: ignore[arg-type]
+    finally:
+        group.kill()
+
+
+def test_a_node_waits_for_the_name_of_its_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    own_host, names = agent_module.own_host, iter(["tcp://nowhere.invalid:1"])
+    monkeypatch.setattr(agent_module, "own_host", lambda address: own_host(next(names, address)))
+    node = Node(agents.address, 0)
+    try:
+        wait_until(lambda: agents.poll() or agents.place(0, 1), lambda: "the node")
+    finally:
+        agents.close()
+        node.end()
+    assert node.error is None
