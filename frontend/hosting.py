@@ -191,7 +191,7 @@ async def _log_throughput(client: AsyncClient) -> None:
     line = ThroughputLine(time.monotonic())
     while True:
         await asyncio.sleep(INTERVAL_S)
-        if text := line.next(client.latest_stats, time.monotonic()):
+        if text := line.next(client.stats_by_engine(), time.monotonic()):
             logger.info("%s", text)
 
 

@@ -210,7 +210,7 @@ def test_throughput_line_says_rates_and_fills() -> None:
     stats = EngineStats(num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=5, num_steps=4)
     stats.prompt_tokens, stats.generation_tokens = 1000, 50
     stats.prefix_cache_queries, stats.prefix_cache_hits = 200, 50
-    assert line.next(stats, 110.0) == (
+    assert line.next({0: stats}, 110.0) == (
         "Avg prompt throughput: 100.0 tokens/s, Avg generation throughput: 5.0 tokens/s, Running: 2 reqs, "
         "Waiting: 1 reqs, KV cache usage: 50.0%, Prefix cache hit rate: 25.0%"
     )
@@ -219,22 +219,31 @@ def test_throughput_line_says_rates_and_fills() -> None:
 def test_throughput_line_is_silent_when_idle_and_knows_only_the_last_interval() -> None:
     line = ThroughputLine(now_s=0.0)
     stats = EngineStats(generation_tokens=100, num_steps=100)
-    assert "generation throughput: 10.0" in (line.next(stats, 10.0) or "")
-    assert line.next(stats, 20.0) is None
+    assert "generation throughput: 10.0" in (line.next({0: stats}, 10.0) or "")
+    assert line.next({0: stats}, 20.0) is None
     later = EngineStats(generation_tokens=120, num_steps=120, num_preemptions=2)
-    assert "generation throughput: 2.0 tokens/s" in (text := line.next(later, 30.0) or "")
+    assert "generation throughput: 2.0 tokens/s" in (text := line.next({0: later}, 30.0) or "")
     assert "Preemptions: 2" in text
 
 
 def test_throughput_line_survives_a_new_engine() -> None:
     line = ThroughputLine(now_s=0.0)
-    line.next(EngineStats(generation_tokens=100, num_steps=100), 10.0)
-    assert "generation throughput: 1.0" in (line.next(EngineStats(generation_tokens=10, num_steps=10), 20.0) or "")
+    line.next({0: EngineStats(generation_tokens=100, num_steps=100)}, 10.0)
+    again = {0: EngineStats(generation_tokens=10, num_steps=10)}
+    assert "generation throughput: 1.0" in (line.next(again, 20.0) or "")
+
+
+def test_throughput_line_survives_that_one_of_several_engines_restarts_or_leaves() -> None:
+    line = ThroughputLine(now_s=0.0)
+    totals = {index: EngineStats(generation_tokens=1000, num_steps=1000) for index in range(3)}
+    line.next(totals, 10.0)
+    totals = {0: EngineStats(generation_tokens=1010, num_steps=1010), 1: EngineStats(generation_tokens=10, num_steps=9)}
+    assert "generation throughput: 2.0 tokens/s" in (line.next(totals, 20.0) or "")
 
 
 def test_line_shows_while_a_long_step_runs() -> None:
     line = ThroughputLine(now_s=0.0)
-    assert "Running: 1 reqs" in (line.next(EngineStats(num_running=1), 10.0) or "")
+    assert "Running: 1 reqs" in (line.next({0: EngineStats(num_running=1)}, 10.0) or "")
 
 
 def test_restarts_are_counted_by_cause() -> None:
