@@ -30,7 +30,7 @@ from octavo.core_proc.service import FrontendService
 from octavo.core_proc.waiter import Waiter
 from octavo.core_proc.workers.launch import WORKER_MODULE, launch_workers
 from octavo.protocol.channel import FrontendRouter
-from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.config.kv_events import KVEventsConfig
 from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.curve import read_keys_of_engine
@@ -126,7 +126,7 @@ class EngineCore:
         if config.kv_events is not None:
             self._publish_events(config.kv_events, scheduler)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
-        facts = self._engine_facts(config, plan, weights, [fact.device_name for fact in workers.facts])
+        facts = self._engine_facts(config, plan, weights, workers.facts)
         attribution = self._make_attribution(scheduler)
         supervisor = self._supervisor = WorkerSupervisor(
             workers,
@@ -189,7 +189,7 @@ class EngineCore:
         scheduler.hooks.add(self._publisher)
 
     def _engine_facts(
-        self, config: ResolvedConfig, plan: CachePlan, weights: str, device_names: Sequence[str]
+        self, config: ResolvedConfig, plan: CachePlan, weights: str, workers: Sequence[DeviceFacts]
     ) -> EngineFacts:
         return EngineFacts(
             epoch=self._spec.epoch,
@@ -206,7 +206,7 @@ class EngineCore:
             config=msgspec.msgpack.encode(config),
             pulse_path=str(self._pulse_path),
             replaced_epoch=self._spec.replaced_epoch,
-            identity=identity_of(config, weights, device_names),
+            identity=identity_of(config, weights, workers),
             weights_digest=weights,
         )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.config import DeviceFacts, ModelFacts, ResolvedConfig
 from octavo.protocol.version import __version__
 
 DIGEST_BYTES = 16
@@ -54,16 +54,20 @@ def weights_digest(model: ModelFacts) -> str:
     return digest.hexdigest()
 
 
-def identity_of(config: ResolvedConfig, weights: str, device_names: Sequence[str]) -> str:
+def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFacts]) -> str:
     """Return the identity of an engine.
 
     Args:
         config: of the engine.
         weights: their digest.
-        device_names: of its workers; another kind of GPU may compute other bits.
+        workers: what they compute with; another kind of GPU may compute other bits.
     """
-    # On a CPU the bits depend neither on the number of threads, which is part of the name, nor on the model.
-    processors = instruction_sets() if config.device == "cpu" else list(device_names)
+    if config.device == "cpu":
+        # The bits depend neither on the number of threads, which is part of the device's name, nor on its model. They
+        # depend on the kernels that a worker has found, which may be others than `cpu_kernels` prefers.
+        processors = [*instruction_sets(), *sorted({worker.cpu_kernels for worker in workers})]
+    else:
+        processors = [worker.device_name for worker in workers]
     parts = [__version__, weights, processors, *_decisive(config)]
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
 

@@ -3,6 +3,8 @@
 Plans nothing itself and leaves nothing behind: measured steps have a cache and a batch of their own.
 """
 
+import torch
+
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
@@ -32,8 +34,14 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         weights_bytes=model.weights_bytes,
         activation_bytes=memory.activation_bytes,
         graph_bytes=memory.graph_bytes,
+        cpu_kernels=_cpu_kernels(model) if config.device == "cpu" else "",
         cache_groups=cache_group_specs(model, config),
     )
+
+
+def _cpu_kernels(model: Model) -> str:
+    """Return what was found on this machine: it may have no compiler, or a library of a lower level."""
+    return f"native {model.library.isa}" if model.library else f"torch {torch.__version__}"
 
 
 def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:

@@ -67,6 +67,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     """Peak of a step of `max_num_batched_tokens` tokens and `max_num_seqs` samples, above the weights."""
     graph_bytes: int = 0
     """Of the CUDA graphs of all sizes."""
+    cpu_kernels: str = ""
+    """What it computes with on a CPU, as far as bits depend on it: "native avx512" or "torch 2.13"; "" on a GPU."""
     cache_groups: list[CacheGroupSpec]
     """The KV cache groups of the model, in the order in which all messages list them."""
 

@@ -20,6 +20,7 @@ def test_facts_of_a_tiny_model(is_native: bool, tmp_path: Path) -> None:
     model = loaded(config, is_native=is_native)
     facts = measure(model, CpuDevice(1), config, rank=3, free_bytes=7)
     assert (facts.rank, facts.free_bytes) == (3, 7)
+    assert facts.cpu_kernels.startswith("native " if is_native else "torch ")
     checkpoint = load_file(Path(config.model.model_path) / "model.safetensors")
     checkpoint_bytes = sum(tensor.nbytes for tensor in checkpoint.values())
     # Packed weights are whole panels of 64 outputs.

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from fake_client import resolved_config
 
-from octavo.protocol.config import ModelFacts
+from octavo.protocol.config import DeviceFacts, ModelFacts
 from octavo.protocol.identity import MAX_PAGES, PAGE_BYTES, identity_of, weights_digest
 
 
@@ -53,17 +53,24 @@ def test_missing_files_are_an_error_and_random_weights_have_none(tmp_path: Path)
     assert weights_digest(model_at(tmp_path / "nothing", load_format="dummy")) == ""
 
 
+def worker(device_name: str = "a CPU, 2 threads", cpu_kernels: str = "native avx2") -> list[DeviceFacts]:
+    sizes = {"total_bytes": 0, "free_bytes": 0, "weights_bytes": 0, "activation_bytes": 0, "cache_groups": []}
+    return [msgspec.convert({"rank": 0, "device_name": device_name, "cpu_kernels": cpu_kernels, **sizes}, DeviceFacts)]
+
+
 def test_the_identity_depends_on_what_bits_depend_on() -> None:
     config = resolved_config(dtype="float32")
-    base = identity_of(config, "w", ["cpu"])
+    base = identity_of(config, "w", worker())
     others = [
-        identity_of(config, "v", ["cpu"]),
-        identity_of(msgspec.structs.replace(config, device="cuda"), "w", ["a GPU"]),
-        identity_of(msgspec.structs.replace(config, device="cuda"), "w", ["another GPU"]),
-        identity_of(resolved_config(dtype="bfloat16"), "w", ["cpu"]),
-        identity_of(resolved_config(dtype="float32", kv_cache_dtype="int8"), "w", ["cpu"]),
-        identity_of(resolved_config(dtype="float32", cpu_kernels="torch"), "w", ["cpu"]),
+        identity_of(config, "v", worker()),
+        identity_of(msgspec.structs.replace(config, device="cuda"), "w", worker("a GPU", "")),
+        identity_of(msgspec.structs.replace(config, device="cuda"), "w", worker("another GPU", "")),
+        identity_of(resolved_config(dtype="bfloat16"), "w", worker()),
+        identity_of(resolved_config(dtype="float32", kv_cache_dtype="int8"), "w", worker()),
+        identity_of(resolved_config(dtype="float32", cpu_kernels="torch"), "w", worker()),
+        identity_of(config, "w", worker(cpu_kernels="native avx512")),  # a library that was built for it
+        identity_of(config, "w", worker(cpu_kernels="torch 2.13")),  # no compiler was found
     ]
-    assert len({base, *others}) == 7
+    assert len({base, *others}) == 9
     same = resolved_config(dtype="float32", max_num_seqs=3, num_threads=1)
-    assert identity_of(same, "w", ["cpu"]) == base
+    assert identity_of(same, "w", worker("another CPU, 1 thread")) == base
