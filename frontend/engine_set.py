@@ -86,7 +86,7 @@ class EngineSet:
         engine.link.on_stats = partial(self._listener.on_stats, index)
         self.link.add(index, engine.link)
         num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]
-        self._router.max_spans = max(1, sum(num_spans))  # as many as the caches of all engines hold
+        self._router.max_spans = max(1, sum(num_spans))  # at least as many as the caches hold
         return engine
 
     def set_states(self, states: Mapping[int, EngineState]) -> None:

@@ -133,6 +133,8 @@ class RoutedLink:
         link.on_lost, link.on_up, link.on_cache_update = lambda: False, lambda: None, None
         self._leaving.discard(index)
         self._router.forget(index)
+        for other in [other for other, link in self._links.items() if link.failure]:
+            self._move(other)  # its requests may have waited for this engine
 
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """See `CoreLink.send_vocabulary`."""
@@ -263,6 +265,12 @@ class RoutedLink:
         self._router.forget(index)
         if self._serving:
             self._update_identity()
+        if index in self._serving and self._links[index].facts.identity != self.identity:
+            logger.warning(
+                "engine %d is back with other weights or settings than those that serve: it gets no requests. "
+                "Replace or remove it",
+                index,
+            )
         for other in list(self._links):
             if not self._links[other].is_up or other in self._leaving:
                 self._move(other)

@@ -254,6 +254,37 @@ def test_requests_fail_once_no_engine_comes_back() -> None:
     asyncio.run(main())
 
 
+def test_requests_do_not_wait_for_an_engine_that_is_removed() -> None:
+    async def main() -> None:
+        gone, restarting, other = FakeLink("a"), FakeLink(), FakeLink(identity="b")
+        routed = routed_over(gone, restarting, other)
+        other.come_back()
+        routed.serve([2])
+        gone.fail()
+        assert (gone.names, gone.failed) == (["a"], [])
+        routed.remove(1)
+        assert gone.failed == ["a"]
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_comes_back_with_other_weights_says_why_it_gets_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def main() -> None:
+        links = FakeLink(), FakeLink()
+        routed = routed_over(*links)
+        links[0].come_back()
+        links[1].facts.identity = "b"
+        links[1].come_back()
+        send(routed, "x", "a")
+        assert (links[0].names, links[1].names) == (["x"], [])
+
+    asyncio.run(main())
+    (line,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "engine 1 is back with other weights" in line
+
+
 def send(routed: RoutedLink, name: str, identity: str, beside: str | None = None) -> None:
     routed.submit(submission(name), cast(Any, None), identity, beside)
 
