@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable
 
 import msgspec
+import zmq
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import EngineConnection
@@ -142,17 +143,23 @@ class Follower:
             if isinstance(message, Membership):
                 self._membership = message
                 self._apply()
-            elif isinstance(message, AdminResult) and (future := self._calls.get(message.call_id)):
-                future.set_result(message)
+            elif isinstance(message, AdminResult):
+                future = self._calls.get(message.call_id)
+                if future and not future.done():  # its caller may have been cancelled a moment ago
+                    future.set_result(message)
         for future in self._calls.values():
-            future.set_exception(EngineDeadError(_OWNER_GONE))
+            if not future.done():
+                future.set_exception(EngineDeadError(_OWNER_GONE))
 
     def _apply(self) -> None:
         """Make of the engines what the latest membership says."""
-        for entry in self._membership.engines:
+        wanted = {entry.index: entry for entry in self._membership.engines if _is_wanted(entry)}
+        for index, task in self._joining.items():
+            if index not in wanted and not task.cancelling():  # the next engine of this index may be another one
+                task.cancel()
+        for entry in wanted.values():
             is_known = entry.index in self._joining or entry.index in self._waiting
-            is_wanted = entry.state in (EngineState.STARTING, EngineState.SERVING) and not entry.is_gone
-            if is_wanted and not is_known and not (self._client and entry.index in self._client.engine_set):
+            if not is_known and not (self._client and entry.index in self._client.engine_set):
                 task = asyncio.create_task(self._keep_joining(entry.index), name=f"engines: join {entry.index}")
                 self._joining[entry.index] = task
         if self._client:
@@ -186,15 +193,20 @@ class Follower:
         for index in gone:
             is_due = engines.is_idle(index) and engines[index].state is not EngineState.SERVING
             if is_due and index not in self._removing:
-                self._removing[index] = asyncio.create_task(engines.remove(index), name=f"engines: remove {index}")
+                self._removing[index] = asyncio.create_task(self._remove(index), name=f"engines: remove {index}")
+
+    async def _remove(self, index: int) -> None:
+        assert self._client is not None
+        if self._client.engine_set.is_idle(index):  # else it has just got the requests of an engine that died
+            await self._client.engine_set.remove(index)
 
     async def _keep_joining(self, index: int) -> None:
         """Join an engine, however long it takes, until it is joined or not wanted any more."""
         try:
-            while (entry := self._entry(index)) and entry.state is not EngineState.DRAINING and not entry.is_gone:
+            while (entry := self._entry(index)) and _is_wanted(entry):
                 try:
                     connection = await self._join(entry)
-                except OctavoError as error:
+                except (OctavoError, zmq.ZMQError) as error:  # of zmq: no file descriptors are left
                     logger.warning("cannot join engine %d: %s; trying again", index, error)
                     await asyncio.sleep(JOIN_AGAIN_S)
                     continue
@@ -237,3 +249,7 @@ class Follower:
         if report != self._reported:
             self._reported = report
             send(self._writer, report)
+
+
+def _is_wanted(entry: EngineEntry) -> bool:
+    return entry.state in (EngineState.STARTING, EngineState.SERVING) and not entry.is_gone

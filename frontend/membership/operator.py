@@ -162,9 +162,8 @@ class EngineOperator:
             self._key_files[index] = command.public_key_file
             connection = await self._starter.join(index, command.address, command.public_key_file)
         else:
-            taken = {one.config.engine_place for one in self._engines.all if one.process}
-            place = next(place for place in range(MAX_ENGINES) if place not in taken)
-            connection = await self._starter.start(index, place, await self._starter.configuration(self._model))
+            places = set(range(MAX_ENGINES)) - {one.config.engine_place for one in self._engines.all if one.process}
+            connection = await self._starter.start(index, min(places), await self._starter.configuration(self._model))
         await self._introduce(index, connection, must_be_equal=True)
         self._set_states({index: EngineState.SERVING})
         logger.info("engine %d at %s has joined", index, connection.link.address)
@@ -186,14 +185,15 @@ class EngineOperator:
             for index in old:
                 started.append(await self._start_successor(index, config))
                 await self._exchange(index, started, old)
-        except StartupError as error:
+        except (OctavoError, OSError) as error:
             idle = [index for index in started if self._engines[index].state is EngineState.STARTING]
             for index in idle:
                 await self._remove(index)
             if started:
                 gone = [index for index in old if index not in self._engines]
-                error.message += f"; engines {gone} are removed and {sorted(set(started) - set(idle))} are new"
-                error.args = (error.message,)
+                new = sorted(set(started) - set(idle))
+                message = f"{error}; engines {gone} are removed and {new} are new"
+                raise StartupError(message, hint=getattr(error, "hint", "")) from error
             raise
 
     async def _start_successor(self, index: int, config: ResolvedConfig) -> int:
@@ -244,8 +244,8 @@ class EngineOperator:
 
     async def _remove(self, index: int) -> None:
         """Disconnect every process from an engine, which has no requests, and stop it if it is ours."""
-        if index not in self._engines:
-            raise ConflictError(f"engine {index} is gone already")
+        if index not in self._engines or self._engines[index].state is EngineState.SERVING:
+            raise ConflictError(f"engine {index} does not drain any more")
         heirs = [one.index for one in self._engines.all if one.state is EngineState.SERVING and one.process]
         process = self._engines[index].process
         if heirs and process and not process.has_heir:
@@ -253,6 +253,8 @@ class EngineOperator:
         self._hidden.add(index)
         version = self.directory.publish()
         await self._followed(lambda report: report.version >= version and index not in report.joined)
+        while not self._engines.is_idle(index):  # noqa: ASYNC110  (it got requests of an engine that died meanwhile)
+            await asyncio.sleep(POLL_S)
         await self._forget(index)
         logger.info("engine %d is removed", index)
 
@@ -371,12 +373,10 @@ class EngineOperator:
         ]
 
     def _free_index(self) -> int:
-        index = next(
-            (one for one in range(MAX_ENGINES) if one not in self._engines and one not in self._starter.starting), None
-        )
-        if index is None:
+        free = set(range(MAX_ENGINES)) - {engine.index for engine in self._engines.all} - set(self._starter.starting)
+        if not free:
             raise ConflictError(f"there are {MAX_ENGINES} engines already")
-        return index
+        return min(free)
 
     def _index(self, command: AdminCommand) -> int:
         if command.index is None or command.index not in self._engines:

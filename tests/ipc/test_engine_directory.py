@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from waiting import until
 
@@ -82,6 +83,8 @@ class World:
         self.entries: list[EngineEntry] = []
         self.silent: set[int] = set()
         """Engines that do not answer."""
+        self.hanging: set[int] = set()
+        """Engines that are waited for."""
         self.attempts: list[int] = []
         self.directory = EngineDirectory(self._execute, lambda: self.entries)
 
@@ -101,6 +104,8 @@ class World:
 
     async def _join(self, entry: EngineEntry) -> Any:
         self.attempts.append(entry.index)
+        if entry.index in self.hanging:
+            await asyncio.Event().wait()
         if entry.index in self.silent:
             raise StartupError("no engine answers")
         return Connection()
@@ -170,6 +175,50 @@ def test_an_engine_is_left_only_when_nobody_needs_it(tmp_path: Path) -> None:
         await until(lambda: not world.directory.reports)
 
     run(tmp_path, scenario)
+
+
+def test_an_engine_that_is_removed_while_it_is_joined_does_not_block_the_next_of_its_index(tmp_path: Path) -> None:
+    async def scenario(world: World) -> None:
+        world.publish((0, SERVING))
+        follower, engines = await started(world)
+        async with follower:
+            world.hanging = {1}
+            world.publish((0, SERVING), (1, STARTING))
+            await until(lambda: 1 in world.attempts)
+            world.hanging = set()
+            world.publish((0, SERVING))
+            world.publish((0, SERVING), (1, STARTING))
+            await until(lambda: engines.states == {0: SERVING, 1: STARTING})
+
+    run(tmp_path, scenario)
+
+
+def test_an_answer_whose_caller_is_gone_is_dropped() -> None:
+    def answer(call_id: int) -> bytes:
+        body = msgspec.msgpack.encode(AdminResult(call_id=call_id))
+        return len(body).to_bytes(4, "little") + body
+
+    async def wait_closed() -> None:
+        """Nothing is open."""
+
+    async def main() -> None:
+        reader = asyncio.StreamReader()
+        nothing = SimpleNamespace(
+            is_closing=lambda: False, write=lambda data: None, close=lambda: None, wait_closed=wait_closed
+        )
+        async with Follower(reader, cast(Any, nothing), cast(Any, None)) as follower:
+            asking = asyncio.create_task(follower.execute(AdminCommand("list")))
+            await asyncio.sleep(0)
+            reader.feed_data(answer(1))
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            asking = asyncio.create_task(follower.execute(AdminCommand("list")))
+            await asyncio.sleep(0)
+            reader.feed_data(answer(2))
+            assert (await asking).call_id == 2
+
+    asyncio.run(main())
 
 
 def test_commands_reach_the_first_process_and_fail_with_it(tmp_path: Path) -> None:
