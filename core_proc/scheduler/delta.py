@@ -157,10 +157,11 @@ class StepDraft:
 
     def _still_unknown(self, sampled: Sequence[tuple[Request, TokenId]]) -> list[tuple[SlotId, TokenId]]:
         """Return tokens by slot, without those of requests that have left or that enter with all of their tokens."""
+        admitted = frozenset(self.admitted)
         return [
             (request.slot, token_id)
             for request, token_id in sampled
-            if request.slot is not None and request not in self.admitted
+            if request.slot is not None and request not in admitted
         ]
 
 

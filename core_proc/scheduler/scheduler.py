@@ -186,7 +186,7 @@ class Scheduler:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
-        return self._turns.may_plan(self.in_flight, depth)
+        return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self.batch.decoding))
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if nothing can be computed now."""

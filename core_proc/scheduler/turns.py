@@ -57,7 +57,7 @@ class PipelineTurns:
         share = -(-num_uncomputed // (STEPS_PER_STAGE * self._num_stages))
         return min(num_tokens_left, max(share, self._min_prompt_tokens))
 
-    def may_plan(self, in_flight: Sequence[StepRecord], depth: int) -> bool:
+    def may_plan(self, in_flight: Sequence[StepRecord], depth: int, *, can_decode: bool) -> bool:
         """Return whether another step may be planned now.
 
         Every stage has a step. Planning ahead saves the workers the short gap between two steps, but a request that
@@ -66,7 +66,11 @@ class PipelineTurns:
         Args:
             in_flight: the steps that are not committed.
             depth: most steps in flight.
+            can_decode: whether a request may be extended now. With several stages it waits for a turn, which would
+                never come while prompts fill each step that is planned ahead.
         """
         if len(in_flight) < self._num_stages or len(in_flight) >= depth:
             return len(in_flight) < min(self._num_stages, depth)
+        if self.are_taken and can_decode:
+            return False
         return sum(record.num_tokens for record in in_flight) < self._most_in_flight

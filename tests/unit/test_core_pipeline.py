@@ -109,3 +109,19 @@ def test_lost_workers_take_the_tokens_along() -> None:
     plan = engine.plan()
     assert plan.sampled == []
     assert [len(admitted.token_ids) for admitted in plan.admitted] == [4]
+
+
+@pytest.mark.parametrize("num_stages", [2, 4])
+def test_prompts_that_fill_the_steps_planned_ahead_do_not_stop_decodes(num_stages: int) -> None:
+    settings = {"max_model_len": 1024, "max_num_batched_tokens": 16, "world_size": num_stages}
+    engine = FakeEngine(256, pipeline_parallel_size=num_stages, **settings)
+    streams = [engine.submit(f"stream{index}", [1, 2], max_tokens=200) for index in range(4)]
+    for _ in range(20):
+        engine.turn()
+    known = [len(stream.token_ids) for stream in streams]
+    engine.submit("prompt", [3] * 800, max_tokens=1)
+    while engine.outputs["prompt"].end is None:
+        engine.turn()
+    gained = [len(stream.token_ids) - before for stream, before in zip(streams, known, strict=True)]
+    num_turns = 800 // 16 // num_stages
+    assert min(gained) > num_turns // 2
