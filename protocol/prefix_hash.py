@@ -61,7 +61,11 @@ def hash_block(parent: bytes, token_ids: "array[int]", start: int, extra_keys: t
         start: the block's first position in the sequence.
         extra_keys: of the whole sequence. Those inside the block enter its hash, and through the chain all later ones.
     """
-    return hash_last_block(parent, token_ids.tobytes(), start, len(token_ids), extra_keys)
+    # perf: the core calls this for each block, and a call of `hash_last_block` would take as long as the hash.
+    content = parent + token_ids.tobytes()
+    if extra_keys:
+        content += _packed_keys(extra_keys, start, len(token_ids))
+    return hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
 
 
 def hash_last_block(parent: bytes, data: bytes, start: int, block_size: int, extra_keys: tuple[ExtraKey, ...]) -> bytes:
@@ -78,10 +82,14 @@ def hash_last_block(parent: bytes, data: bytes, start: int, block_size: int, ext
     for offset in range(0, len(data), size):
         content = parent + data[offset : offset + size]
         if extra_keys:
-            end = start + block_size
-            inside = [(key.position - start, key.kind, key.value) for key in extra_keys if start <= key.position < end]
-            if inside:
-                content += msgspec.msgpack.encode(inside)
-            start = end
+            content += _packed_keys(extra_keys, start, block_size)
+            start += block_size
         parent = hashlib.blake2b(content, digest_size=HASH_BYTES).digest()
     return parent
+
+
+def _packed_keys(extra_keys: tuple[ExtraKey, ...], start: int, block_size: int) -> bytes:
+    """Return what the extra keys inside a block add to its content."""
+    end = start + block_size
+    inside = [(key.position - start, key.kind, key.value) for key in extra_keys if start <= key.position < end]
+    return msgspec.msgpack.encode(inside) if inside else b""

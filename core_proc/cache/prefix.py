@@ -102,15 +102,18 @@ class PrefixCache:
 
     def count_hits(self, request: Request) -> tuple[Hits, int]:
         """Return what `attach_hits` would find now, and how many of these blocks are free. Changes nothing."""
-        # perf: the first waiting request is checked in every step. The answer is valid until one of its blocks changes.
-        what = (request, len(request.token_ids))
-        if self._counted == what and not self.pool.has_watched_changed:
+        if self._is_counted(request):
             return self._counts
         hits = self._hits(request)
         self.pool.watch(frozenset(hits.keys))
-        self._counted = what
+        self._counted = request, len(request.token_ids)
         self._counts = hits, sum([sum(map(self.pool.is_free, block_ids)) for block_ids in hits.block_ids])
         return self._counts
+
+    def _is_counted(self, request: Request) -> bool:
+        """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
+        # perf: the first waiting request is checked in every step.
+        return self._counted == (request, len(request.token_ids)) and not self.pool.has_watched_changed
 
     def attach_hits(self, request: Request) -> int:
         """Attach the cached blocks that follow the request's own.
@@ -123,7 +126,8 @@ class PrefixCache:
         if not request.block_ids:
             request.block_ids = [[] for _ in range(self.num_groups)]
             request.first_blocks = [0] * self.num_groups if self.has_windows else NO_LIST
-        hits = self._hits(request)
+        # perf: a request that starts was counted just before.
+        hits = self._counts[0] if not request.num_blocks and self._is_counted(request) else self._hits(request)
         if not hits.num_blocks:
             return 0
         for own, found in zip(request.block_ids, hits.block_ids, strict=True):
@@ -176,14 +180,18 @@ class PrefixCache:
             return
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         first = request.num_hashed_blocks
-        for index in range(first, num_full):
-            block_hash = self._hash(request, index)
-            for group, suffix in enumerate(self.groups.key_suffixes):
-                block_id = request.block_ids[group][index]
-                if block_id != NULL_BLOCK and self.pool.set_hash(block_id, block_hash + suffix):
+        if num_full <= first:
+            return
+        self._hash(request, num_full - 1)
+        hashes, set_hash = request.block_hashes, self.pool.set_hash
+        for group, suffix in enumerate(self.groups.key_suffixes):
+            block_ids = request.block_ids[group]
+            for index in range(first, num_full):
+                block_id = block_ids[index]
+                if block_id != NULL_BLOCK and set_hash(block_id, hashes[index] + suffix):
                     for observer in self._observers:
                         observer.on_stored(request, index, group)
-        request.num_hashed_blocks = max(first, num_full)
+        request.num_hashed_blocks = num_full
 
     def has_unhashed_block(self, request: Request) -> bool:
         """Return whether `cache_full_blocks` has something to do as soon as the request's known tokens are computed."""

@@ -23,14 +23,22 @@ class Prefill:
         self._batch = batch
         self._counters = counters
         self._max_chunk = max_chunk
+        self._max_windows = sum([group.max_held for group in cache.groups.windowed])
+        """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
 
     def run(self, draft: StepDraft, prompts: PromptBudget) -> None:
         """Give every request its share of the budget, then hand out what is left in order."""
         requests = list(self._batch.prefilling)
         are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
+        has_windows, num_spare = self._cache.has_windows, None
         for request, is_short in zip(requests, are_short, strict=True):
-            if self._may_attach_hits(request):
+            if not has_windows or not request.num_blocks:
                 self.attach_hits(request)
+            else:
+                # perf: tokens that are computed take reserved blocks, so this only changes with hits.
+                num_spare = self._num_spare_blocks() if num_spare is None else num_spare
+                if num_spare >= self._max_windows and self.attach_hits(request):
+                    num_spare = None
             num_uncomputed = request.num_uncomputed_tokens
             chunk = first_chunk(
                 request.num_computed_tokens,
@@ -44,26 +52,27 @@ class Prefill:
             for request in requests:
                 self._compute(draft, request, min(request.num_uncomputed_tokens, self._limit(draft, request)))
 
-    def _may_attach_hits(self, request: Request) -> bool:
-        """Return False if windows of later blocks may need more than what is reserved for a prompt that has begun."""
-        cache = self._cache
-        if not cache.has_windows or not request.num_blocks:
-            return True
-        num_spare = cache.pool.num_free - self._batch.num_reserved_blocks
-        return num_spare >= sum([group.max_held for group in cache.groups.windowed])
+    def _num_spare_blocks(self) -> int:
+        """Return how many free blocks no running request needs for the tokens it has."""
+        return self._cache.pool.num_free - self._batch.num_reserved_blocks
 
-    def attach_hits(self, request: Request) -> None:
-        """Attach cached blocks, including those that others have computed since the request started."""
+    def attach_hits(self, request: Request) -> bool:
+        """Attach cached blocks, including those that others have computed since the request started.
+
+        Returns:
+            Whether there were any.
+        """
         start = request.num_computed_tokens
         num_tokens = self._cache.attach_hits(request)
         if not num_tokens:
-            return
+            return False
         self._batch.grown[request] = None
         if request.is_first_run:
             num_prompt_tokens = max(0, min(start + num_tokens, request.num_prompt_tokens) - start)
             request.num_cached_tokens += num_prompt_tokens
             self._counters.prefix_cache_hits += num_prompt_tokens
             self._counters.prompt_tokens += num_prompt_tokens
+        return True
 
     def _limit(self, draft: StepDraft, request: Request) -> int:
         """Return how many further tokens of the request this step may compute."""
