@@ -63,7 +63,7 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
         lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
     tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
-    lines += _group_lines(config, plan, max(fact.kv_block_bytes for fact in facts))
+    lines += _group_lines(config, facts, plan)
     lines.append(f"KV cache limited by: {_limit(config, tightest)}")
     lines.append(f"KV cache size: {plan.num_tokens:,} tokens")
     lines.append(
@@ -79,13 +79,14 @@ def _groups_of_model(facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
     return facts[0].cache_groups
 
 
-def _group_lines(config: ResolvedConfig, plan: CachePlan, block_bytes: int) -> list[str]:
-    """Return what each kind of cache group takes of the memory of one request, if there is more than one."""
+def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> list[str]:
+    """Return what one request takes of the first worker's memory in each kind of cache group; [] for a single group."""
     if not plan.max_request_blocks:
         return []
-    groups, specs = CacheGroups.of_plan(config, plan), plan.cache_groups
+    groups, specs, block_bytes = CacheGroups.of_plan(config, plan), plan.cache_groups, facts[0].kv_block_bytes
     num_blocks = groups.max_blocks_per_group(plan.max_model_len)
-    lines = [f"KV cache of a request of {plan.max_model_len:,} tokens:"]
+    where = f" on worker {facts[0].rank}" if len(facts) > 1 else ""
+    lines = [f"KV cache of a request of {plan.max_model_len:,} tokens{where}:"]
     for kind, window in dict.fromkeys((spec.kind, spec.window) for spec in specs):
         alike = [index for index, spec in enumerate(specs) if (spec.kind, spec.window) == (kind, window)]
         name = {"full": "full", "window": f"window of {window:,}", "chunk": f"chunks of {window:,}"}[kind]

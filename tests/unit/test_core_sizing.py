@@ -193,6 +193,15 @@ def test_windows_in_five_of_six_layers_take_a_quarter_of_the_memory_at_32k_token
     assert "24.5 % of full attention in every layer" in table
 
 
+def test_the_table_of_groups_is_about_one_worker_whatever_a_later_stage_has():
+    config = core_config(block_size=16, max_model_len=32768, max_num_seqs=1)
+    larger = [msgspec.structs.replace(spec, num_layers=2, block_bytes=32 * 1024) for spec in gemma_like(1024, 1, 5)]
+    facts = [device(cache_groups=gemma_like(1024, 1, 5)), device(rank=1, cache_groups=larger)]
+    table = memory_table(config, facts, plan_cache(config, facts))
+    assert "KV cache of a request of 32,768 tokens on worker 0:" in table
+    assert f"{'full':<20} {'32.0 MiB':>10}  1 layers in 1 group\n" in table
+
+
 def test_a_length_that_fits_is_found_where_windows_keep_only_a_part():
     groups = gemma_like(64, 1, 2)
     config = on_gpu(block_size=16, max_model_len=8192, max_num_batched_tokens=16, num_blocks_override=100)
