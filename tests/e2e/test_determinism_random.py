@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_engine import Result, SmallEngine, TimedRequest
 from tiny_families import FAMILIES
-from tiny_models import make_tiny
+from tiny_models import MOE_ARCHITECTURES, make_tiny
 from torch import Tensor
 from worker_plans import loaded, worker_config
 
@@ -58,8 +58,8 @@ MIXED = (
 
 
 def family(name: str) -> Case:
-    """Return a case of `tiny_families`."""
-    arch, class_name, changes = FAMILIES[name]
+    """Return a case of `tiny_families`, or a mixture of experts."""
+    arch, class_name, changes = FAMILIES.get(name, (name, None, {}))
     return Case(name, arch, {"class_name": class_name, **changes}, {"dtype": "float32"})
 
 
@@ -69,13 +69,13 @@ CASES = [
     Case("bfloat16", *LLAMA),
     Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
     family("gemma2"),
-    family("bloom"),
+    family("Qwen2MoeForCausalLM"),
     Case("quantized", *MISTRAL, {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
     Case("windows-torch", *MIXED, is_native=False),
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
-"""Windows in some layers, in all and in none, both kinds of norm, all kinds of positions, soft caps, every dtype, and
-4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
+"""Windows in some layers, in all and in none, both kinds of norm, learned and rotary positions, soft caps, experts,
+every dtype, and 4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
 
 
 GRAMMARS = [
@@ -234,7 +234,9 @@ def test_any_storm_through_torch(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", [family(name) for name in FAMILIES], indirect=True, ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "model", [family(name) for name in (*FAMILIES, *MOE_ARCHITECTURES)], indirect=True, ids=lambda case: case.name
+)
 @settings(max_examples=10, deadline=None)
 @given(**STORMS)
 def test_any_storm_of_every_family(

@@ -4,19 +4,22 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import published_configs
+import published_moe_configs
 import pytest
 import torch
 import transformers
-from model_runner import Runner, facts_of, load, packed, prompts, with_config
-from published_configs import CONFIGS
+from model_runner import Runner, facts_of, filled, load, packed, prompts, with_config
 from safetensors.torch import load_file
-from tiny_families import FAMILIES
-from tiny_models import make_tiny
+from tiny_families import FAMILIES, WINDOW
+from tiny_models import ARCHITECTURES as DENSE_ARCHITECTURES
+from tiny_models import MOE_ARCHITECTURES, make_tiny
 from torch import Tensor
 from transformers.models.bloom import modeling_bloom
 from transformers.models.falcon import modeling_falcon
@@ -24,16 +27,26 @@ from worker_plans import worker_config
 
 from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
+from octavo.kernels.latent_heads import HeadWidths
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config import DeviceFacts, ModelFacts
+from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.docs import with_families
+from octavo.worker_proc.models.hf_keys import READ_ELSEWHERE
+from octavo.worker_proc.models.layers.attention import SelfAttention
+from octavo.worker_proc.models.layers.experts import Experts
+from octavo.worker_proc.models.layers.latent_attention import LatentAttention
+from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
 from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
+CONFIGS = published_configs.CONFIGS | published_moe_configs.CONFIGS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -57,19 +70,24 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tiny(name: str, root: Path) -> Path:
-    arch, class_name, settings = FAMILIES[name]
+    arch, class_name, settings = FAMILIES.get(name, (name, None, {}))
     directory = root / name
     return directory if directory.exists() else make_tiny(arch, directory, class_name=class_name, **settings)
+
+
+def reference(path: Path) -> transformers.PreTrainedModel:
+    """Return the model as `transformers` computes it."""
+    # Falcon's eager attention in transformers 5 adds the biases of ALiBi twice.
+    implementation = "sdpa" if path.name.startswith("falcon") else "eager"
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        path, dtype=torch.float32, attn_implementation=implementation
+    )
 
 
 @cache
 def expected(path: Path) -> tuple[list[Tensor], Tensor]:
     """Return what `transformers` computes: the logits of the prompts, and one of them with 24 greedy tokens."""
-    # Falcon's eager attention in transformers 5 adds the biases of ALiBi twice.
-    implementation = "sdpa" if path.name.startswith("falcon") else "eager"
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        path, dtype=torch.float32, attn_implementation=implementation
-    )
+    model = reference(path)
     tokens = prompts(model.config.vocab_size)
     with torch.inference_mode():
         logits = [model(prompt[None]).logits[0] for prompt in tokens]
@@ -113,6 +131,24 @@ def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels
     for step in parts:
         for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
             assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("family", [*FAMILIES, *DENSE_ARCHITECTURES, *MOE_ARCHITECTURES])
+def test_a_missing_key_means_what_it_means_in_transformers(family: str, root: Path) -> None:
+    path = tiny(family, root)
+    facts = facts_of(path)
+    defaults = type(transformers.AutoConfig.from_pretrained(path))().to_dict()
+    short = {
+        key: value
+        for key, value in facts.hf_config.items()
+        if key in READ_ELSEWHERE or key not in defaults or value != defaults[key]
+    }
+    assert len(short) < len(facts.hf_config)
+    tokens = prompts(320)
+    expected = Runner(load(path, torch.float32, None), torch.float32, MAX_LEN).in_chunks(tokens, 1, [37])
+    model = filled(build_model(with_config(facts, short), Placement(torch.float32)), path, None)
+    assert torch.equal(Runner(model, torch.float32, MAX_LEN).in_chunks(tokens, 1, [37]), expected)
 
 
 def test_internlm_is_a_llama_with_other_names(root: Path, kernels: NativeLibrary | None) -> None:
@@ -175,6 +211,62 @@ def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monk
     torch.testing.assert_close(actual.log_softmax(1), logits[0].log_softmax(1), rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "message"),
+    [
+        (
+            "mpt",
+            {"attn_config": {"alibi": True, "sliding_window_size": 64}},
+            r"'sliding_window_size' \(64\) in 'attn_config' is unknown for MptForCausalLM",
+        ),
+        ("mpt", {"attn_config": {"alibi": True, "clip_qkv": "8"}}, "'clip_qkv' is '8'"),
+        ("phi", {"use_parallel_residual": False}, "'use_parallel_residual'"),
+        ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLX"}, "letters L and G"),
+        ("DeepseekV3ForCausalLM", {"v_head_dim": 40}, "config.json: latent heads"),
+        ("Qwen2MoeForCausalLM", {"attention_bias": True}, "'attention_bias'"),
+        ("Qwen3MoeForCausalLM", {"shared_expert_intermediate_size": 64}, "'shared_expert_intermediate_size' is 64"),
+    ],
+)
+def test_what_is_not_supported_is_rejected(family: str, changes: dict[str, Any], message: str, root: Path) -> None:
+    facts = facts_of(tiny(family, root))
+    with pytest.raises(ConfigError, match=message):
+        build_model(with_config(facts, {**facts.hf_config, **changes}), Placement(torch.float32))
+
+
+def test_letters_are_the_types_of_layers_and_the_last_layer_sees_everything(root: Path) -> None:
+    facts = facts_of(tiny("exaone4", root))
+    pattern = {"layer_types": None, "sliding_window_pattern": "LGLL"}
+    model = build_model(with_config(facts, {**facts.hf_config, **pattern}), Placement(torch.float32))
+    windows = {layer: group.shape.window for group in model.cache_groups for layer in group.layers}
+    assert windows == {0: WINDOW, 1: None, 2: WINDOW, 3: None}
+
+
+def test_gpus_are_refused_before_anything_is_allocated() -> None:
+    parameters = Parameters(Placement(torch.float32, torch.device("cuda")), prefixes=[])
+    chunks = AttentionShape(4, 2, 16, scale=1.0, window=8, is_chunked=True)
+    full = AttentionShape(4, 2, 16, scale=1.0)
+    blocks: dict[str, Callable[[], object]] = {
+        "mixtures of experts": lambda: Experts(parameters, "mlp", RoutingRule(4, 2), 64, 16),
+        "attention sinks": lambda: SelfAttention(parameters, "attention", 0, full, 64, has_sinks=True),
+        "attention in chunks": lambda: SelfAttention(parameters, "attention", 0, chunks, 64),
+        "latent attention": lambda: LatentAttention(
+            parameters,
+            "attention",
+            0,
+            HeadWidths(8, 8, 8, is_interleaved=True),
+            4,
+            64,
+            query_rank=None,
+            key_value_rank=8,
+            has_bias=False,
+        ),
+    }
+    for feature, make in blocks.items():
+        with pytest.raises(ConfigError, match=f"no kernels for {feature}") as caught:
+            make()
+        assert caught.value.hint == "run with --device cpu"
+
+
 def test_the_table_of_the_docs_is_up_to_date() -> None:
     page = (DOCS / "models.md").read_text("utf-8")
     assert with_families(page) == page, "run scripts/docs"
@@ -193,8 +285,8 @@ def test_published_configurations_are_accepted_and_planned(name: str, tmp_path: 
     facts = DeviceFacts(
         rank=0,
         device_name="cpu",
-        total_bytes=2**40,
-        free_bytes=2**40,
+        total_bytes=2**42,
+        free_bytes=2**42,
         weights_bytes=model.weights_bytes,
         activation_bytes=2**30,
         cache_groups=cache_group_specs(model, resolved),
@@ -206,11 +298,14 @@ def test_published_configurations_are_accepted_and_planned(name: str, tmp_path: 
 
 @pytest.mark.parametrize(
     "family",
-    [name if name == "gemma3" else pytest.param(name, marks=pytest.mark.long) for name in ("gemma3", "phi3", "bloom")],
+    [
+        name if name == "gemma3" else pytest.param(name, marks=pytest.mark.long)
+        for name in (*FAMILIES, *MOE_ARCHITECTURES)
+    ],
 )
 def test_whole_engines_give_the_tokens_of_transformers(family: str, root: Path) -> None:
     path = tiny(family, root)
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    theirs = reference(path)
     generator = torch.Generator().manual_seed(3)
     lengths = [700, 613] if family == "phi3" else [1, 2, 17, 300, 700]  # LongRoPE depends on the engine's limit
     prompts = [torch.randint(3, 320, (length,), generator=generator).tolist() for length in lengths]

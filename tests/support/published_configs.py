@@ -1,6 +1,7 @@
 """The `config.json` of published checkpoints, as far as it describes what is computed, and their sizes.
 
-Sources: the model pages on huggingface.co.
+Transcribed by hand, not downloaded. A test compares the numbers of parameters with the published ones, which checks the
+sizes. Nothing checks the other values (bases, factors, epsilons), and the real files may have further keys.
 """
 
 # long: one table
@@ -10,8 +11,8 @@ from typing import Any
 _TRAINING = {"attention_dropout": 0.0, "initializer_range": 0.02, "use_cache": True, "transformers_version": "4.44.0"}
 
 
-def _of(architecture: str, model_type: str, sizes: tuple[int, int, int, int, int], **more: Any) -> dict[str, Any]:
-    """`sizes`: vocabulary, layers, width, mlp, heads."""
+def published(architecture: str, model_type: str, sizes: tuple[int, int, int, int, int], **more: Any) -> dict[str, Any]:
+    """Return a `config.json`. `sizes`: vocabulary, layers, width, mlp, heads."""
     names = ("vocab_size", "num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads")
     return {
         "architectures": [f"{architecture}ForCausalLM"],
@@ -31,7 +32,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "gemma-2-2b": (
         2.614e9,
         13,
-        _of(
+        published(
             "Gemma2",
             "gemma2",
             (256000, 26, 2304, 9216, 8),
@@ -53,7 +54,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "gemma-3-1b": (
         1.0e9,
         22,
-        _of(
+        published(
             "Gemma3",
             "gemma3_text",
             (262144, 26, 1152, 6912, 4),
@@ -76,7 +77,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "gemma-7b": (
         8.538e9,
         0,
-        _of(
+        published(
             "Gemma",
             "gemma",
             (256000, 28, 3072, 24576, 16),
@@ -93,7 +94,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Phi-3.5-mini": (
         3.821e9,
         32,
-        _of(
+        published(
             "Phi3",
             "phi3",
             (32064, 32, 3072, 8192, 32),
@@ -114,7 +115,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Phi-4": (
         14.66e9,
         0,
-        _of(
+        published(
             "Phi3",
             "phi3",
             (100352, 40, 5120, 17920, 40),
@@ -132,7 +133,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "phi-2": (
         2.78e9,
         0,
-        _of(
+        published(
             "Phi",
             "phi",
             (51200, 32, 2560, 10240, 32),
@@ -150,7 +151,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "granite-3.3-8b": (
         8.17e9,
         0,
-        _of(
+        published(
             "Granite",
             "granite",
             (49159, 40, 4096, 12800, 32),
@@ -172,7 +173,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "OLMo-2-7B": (
         7.30e9,
         0,
-        _of(
+        published(
             "Olmo2",
             "olmo2",
             (100352, 32, 4096, 11008, 32),
@@ -189,7 +190,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Olmo-3-7B": (
         7.30e9,
         24,
-        _of(
+        published(
             "Olmo3",
             "olmo3",
             (100278, 32, 4096, 11008, 32),
@@ -215,7 +216,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "SmolLM3-3B": (
         3.075e9,
         0,
-        _of(
+        published(
             "SmolLM3",
             "smollm3",
             (128256, 36, 2048, 11008, 16),
@@ -239,7 +240,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "c4ai-command-r7b": (
         8.028e9,
         24,
-        _of(
+        published(
             "Cohere2",
             "cohere2",
             (256000, 32, 4096, 14336, 32),
@@ -268,7 +269,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "aya-23-8B": (
         8.028e9,
         0,
-        _of(
+        published(
             "Cohere",
             "cohere",
             (256000, 32, 4096, 14336, 32),
@@ -285,7 +286,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "starcoder2-3b": (
         3.03e9,
         30,
-        _of(
+        published(
             "Starcoder2",
             "starcoder2",
             (49152, 30, 3072, 12288, 24),
@@ -306,7 +307,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "pythia-1b": (
         1.012e9,
         0,
-        _of(
+        published(
             "GPTNeoX",
             "gpt_neox",
             (50304, 16, 2048, 8192, 8),
@@ -368,7 +369,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "GLM-4-9B-0414": (
         9.40e9,
         0,
-        _of(
+        published(
             "Glm4",
             "glm4",
             (151552, 40, 4096, 13696, 32),
@@ -386,7 +387,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "EXAONE-4.0-32B": (
         32.0e9,
         48,
-        _of(
+        published(
             "Exaone4",
             "exaone4",
             (102400, 64, 5120, 27392, 40),
@@ -411,7 +412,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "internlm2_5-7b": (
         7.74e9,
         0,
-        _of(
+        published(
             "InternLM2",
             "internlm2",
             (92544, 32, 4096, 14336, 32),
@@ -430,7 +431,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "internlm3-8b": (
         8.80e9,
         0,
-        _of(
+        published(
             "InternLM3",
             "internlm3",
             (128512, 48, 4096, 10240, 32),
@@ -449,7 +450,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Qwen3-0.6B": (
         0.596e9,
         0,
-        _of(
+        published(
             "Qwen3",
             "qwen3",
             (151936, 28, 1024, 3072, 16),
@@ -470,7 +471,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Qwen2.5-7B": (
         7.616e9,
         0,
-        _of(
+        published(
             "Qwen2",
             "qwen2",
             (152064, 28, 3584, 18944, 28),
@@ -489,7 +490,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Mistral-7B-v0.1": (
         7.242e9,
         32,
-        _of(
+        published(
             "Mistral",
             "mistral",
             (32000, 32, 4096, 14336, 32),
@@ -505,7 +506,7 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Llama-3.1-8B": (
         8.03e9,
         0,
-        _of(
+        published(
             "Llama",
             "llama",
             (128256, 32, 4096, 14336, 32),

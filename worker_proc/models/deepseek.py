@@ -4,10 +4,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.latent_heads import HeadWidths
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.experts import (
@@ -36,17 +38,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "mlp_bias", [False])
     ignore(config, "qk_head_dim", "n_group", "topk_group", "ep_size", "aux_loss_alpha", "seq_aux")
     width = required(config, "hidden_size", int)
-    widths = HeadWidths(
-        required(config, "qk_rope_head_dim", int),
-        required(config, "qk_nope_head_dim", int),
-        required(config, "v_head_dim", int),
-        is_interleaved=is_v2 or optional(config, "rope_interleave", True),
-    )
+    widths = _widths(config, is_interleaved=is_v2 or optional(config, "rope_interleave", True))
     shape = AttentionShape(facts.num_heads, facts.num_heads, widths.head, _scale(config, widths))
-    rule = _v2_rule(config) if is_v2 else grouped_sigmoid_rule(config)
+    rule = _v2_rule(config) if is_v2 else grouped_sigmoid_rule(config, scale=2.5, num_groups=8, num_kept_groups=4)
     inner_width = required(config, "moe_intermediate_size", int)
-    num_shared = optional(config, "n_shared_experts", 0)
-    num_dense = optional(config, "first_k_dense_replace", 0)
+    num_shared: int = config.get("n_shared_experts", 2 if is_v2 else 1) or 0
+    num_dense = optional(config, "first_k_dense_replace", 0 if is_v2 else 3)
     # Layers behind the last one predict further tokens, for speculative decoding.
     extra = range(facts.num_layers, facts.num_layers + optional(config, "num_nextn_predict_layers", 0))
     parameters = llama_parameters(facts, placement, ignored=[rf"^layers\.{layer}\." for layer in extra])
@@ -83,6 +80,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         eps=optional(config, "rms_norm_eps", 1e-6),
         rotaries=[rotary_from_config(config, widths.rotary)],
     )
+
+
+def _widths(config: Mapping[str, Any], *, is_interleaved: bool) -> HeadWidths:
+    rotary, plain, value = (required(config, f"{part}_head_dim", int) for part in ("qk_rope", "qk_nope", "v"))
+    try:
+        return HeadWidths(rotary, plain, value, is_interleaved)
+    except ShapeError as error:
+        raise ConfigError(f"config.json: {error}") from error
 
 
 def _v2_rule(config: Mapping[str, Any]) -> RoutingRule:

@@ -2,6 +2,7 @@
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
@@ -61,8 +62,18 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
 
 def _layer_types(facts: ModelFacts, window: int | None) -> list[str]:
-    """Return the types of the layers for a configuration without `layer_types`: a pattern such as "LLLG", or 4."""
-    pattern = facts.hf_config.get("sliding_window_pattern", 4)
+    """Return the types of the layers for a configuration without `layer_types`: a pattern such as "LLLG", or 4.
+
+    Raises:
+        ConfigError: the pattern is neither.
+    """
+    pattern, num_layers = facts.hf_config.get("sliding_window_pattern", 4), facts.num_layers
     if window is None or not pattern:
-        return ["full_attention"] * facts.num_layers
-    return every(len(pattern) if isinstance(pattern, str) else int(pattern), facts.num_layers)
+        return ["full_attention"] * num_layers
+    if isinstance(pattern, int):
+        return every(pattern, num_layers)
+    kinds = {"L": "sliding_attention", "G": "full_attention"}
+    if not isinstance(pattern, str) or set(pattern) - set(kinds):
+        raise ConfigError(f"config.json: 'sliding_window_pattern' is {pattern!r}; expected a number or letters L and G")
+    # The last layer has full attention, whatever its letter.
+    return [kinds[pattern[layer % len(pattern)]] for layer in range(num_layers - 1)] + ["full_attention"]

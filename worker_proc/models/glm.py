@@ -34,7 +34,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         for part, count in zip("qk", placement.sharding.whole_heads(facts), strict=True)
     ]
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
-    # The published checkpoints have a layer after the last one, for drafting tokens.
+    # A checkpoint may have a layer after the last one, for drafting tokens.
     ignored.append(rf"^layers\.{facts.num_layers}\.")
     parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
 

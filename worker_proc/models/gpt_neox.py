@@ -35,8 +35,8 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config, is_phi = facts.hf_config, facts.architecture == "PhiForCausalLM"
     reject_unless(config, "qk_layernorm", [False])
     is_tied = optional(config, "tie_word_embeddings", False)
-    has_bias = optional(config, "attention_bias", True)
-    is_parallel = optional(config, "use_parallel_residual", True)
+    has_bias = is_phi or optional(config, "attention_bias", True)
+    is_parallel = is_phi or optional(config, "use_parallel_residual", True)
     width, eps = required(config, "hidden_size", int), optional(config, "layer_norm_eps", 1e-5)
     inner_width = required(config, "intermediate_size", int)
     function = activation(config, "gelu_new" if is_phi else "gelu", PLAIN)

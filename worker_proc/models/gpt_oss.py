@@ -3,7 +3,7 @@
 from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.hf_config import every, optional, reject_unless, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import every, ignore, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, num_experts, routing_rule
@@ -24,6 +24,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "swiglu_alpha", [SWIGLU_ALPHA])
     reject_unless(config, "swiglu_limit", [SWIGLU_LIMIT])
+    ignore(config, "initial_context_length")  # the same as original_max_position_embeddings of the rope scaling
     window = config.get("sliding_window", 128)
     windows = windows_of_layers(config, facts.num_layers, window, every(2, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim

@@ -31,7 +31,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_bias = optional(config, "attention_bias", False)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, score_factor)
     # Softmax of the chosen experts' logits.
-    rule = routing_rule(num_experts(config), required(config, "num_experts_per_tok", int))
+    rule = routing_rule(num_experts(config), optional(config, "num_experts_per_tok", 2))
     parameters = llama_parameters(facts, placement)
     return prenorm_decoder(
         facts,

@@ -35,15 +35,20 @@ class CheckedConfig(dict[str, Any]):
         self._read.add(str(key))
         return super().__contains__(key)
 
-    def reject_unread(self, architecture: str) -> None:
-        """Raise `ConfigError` if a key other than null was neither looked up nor is known to be harmless."""
+    def reject_unread(self, architecture: str, *, section: str = "") -> None:
+        """Raise `ConfigError` if a key other than null was neither looked up nor is known to be harmless.
+
+        `section`: the key of `config.json` that this is the value of; empty: it is all of the file.
+        """
         known = self._read | READ_ELSEWHERE | HARMLESS
         unread = sorted(key for key, value in self.items() if value is not None and key not in known)
         if unread:
             values = ", ".join(f"{key!r} ({_short(self[key])})" for key in unread)
+            override = f"""run with --hf-overrides '{{"{unread[0]}": null}}'"""
             raise ConfigError(
-                f"config.json: {values} is unknown for {architecture}, and may change what the model computes",
-                hint=f"""if it does not, run with --hf-overrides '{{"{unread[0]}": null}}'""",
+                f"config.json: {values}{f' in {section!r}' if section else ''} is unknown for {architecture}, "
+                "and may change what the model computes",
+                hint=f"if it does not, {f'remove it from {section!r} in config.json' if section else override}",
             )
 
 

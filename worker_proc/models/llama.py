@@ -39,7 +39,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_qkv_bias = member == "Qwen2" or optional(config, "qkv_bias", has_bias)
     has_mlp_bias = optional(config, "mlp_bias", member == "InternLM3" and has_bias)
     width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)
-    eps = optional(config, "rms_norm_eps", 1e-6)
+    eps = optional(config, "rms_norm_eps", 1e-5 if member == "Arcee" else 1e-6)
     is_gated = member != "Arcee"
     function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
     rotates = _rotates(facts, member)

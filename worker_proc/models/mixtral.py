@@ -7,6 +7,7 @@ from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, num_experts, routing_rule
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
+from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.parallel.placement import Placement
 
 _NAMES = ExpertNames(gate="w1", up="w3", down="w2")
@@ -33,4 +34,5 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         lambda index, name: SelfAttention(parameters, f"{name}.self_attn", index, shape, width),
         lambda _, name: Experts(parameters, f"{name}.block_sparse_moe", rule, width, inner_width, names=_NAMES),
         eps=optional(config, "rms_norm_eps", 1e-5),
+        rotaries=[rotary_from_config(config, facts.head_dim, default_theta=1000000.0)],
     )

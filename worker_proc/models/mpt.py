@@ -1,11 +1,9 @@
 """MPT: ALiBi, layer norms without biases, a fused projection."""
 
-from typing import Any
-
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed, split_rows, stacked_qkv
-from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.models.layers.alibi import mpt_slopes, of_rank
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
@@ -49,7 +47,9 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     slopes = mpt_slopes(num_heads, optional(attention_config, "alibi_bias_max", 8))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shape = AttentionShape(*heads, scale, slopes=of_rank(slopes, placement.sharding))
-    clip = attention_config.get("clip_qkv")
+    clip = None if attention_config.get("clip_qkv") is None else required(attention_config, "clip_qkv", float)
+    ignore(attention_config, "attn_impl", "attn_pdrop", "attn_uses_sequence_id")  # training, implementation
+    attention_config.reject_unread(facts.architecture, section="attn_config")
     rules = [renamed(_NAMES), split_rows("Wqkv", stacked_qkv(num_heads, num_kv_heads, facts.head_dim))]
     ignored = [r"^lm_head\.weight$"] if is_tied else []
     parameters = Parameters(placement, prefixes=["transformer."], ignored=ignored, rules=rules)
@@ -74,6 +74,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
 
 
-def _attention_config(facts: ModelFacts) -> dict[str, Any]:
+def _attention_config(facts: ModelFacts) -> CheckedConfig:
     """Return `attn_config`, which describes the attention."""
-    return optional(facts.hf_config, "attn_config", {"alibi": False})
+    return CheckedConfig(optional(facts.hf_config, "attn_config", {"alibi": False}))

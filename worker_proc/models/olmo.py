@@ -81,5 +81,6 @@ def _rotaries(facts: ModelFacts) -> list[Rotary]:
     config = facts.hf_config
     make = partial(rotary_from_config, head_dim=facts.head_dim, default_theta=500000.0)
     rope: dict[str, Any] = optional(config, "rope_parameters", {})
-    local = {"rope_theta": config.get("rope_theta"), "rope_parameters": rope.get("sliding_attention")}
+    theta = config.get("rope_theta") or rope.get("rope_theta")
+    local = {"rope_theta": theta, "rope_parameters": rope.get("sliding_attention")}
     return [make(config, layer_type="full_attention"), make(local)]

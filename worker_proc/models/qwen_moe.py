@@ -22,10 +22,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "use_sliding_window", [False, None])
     ignore(config, "sliding_window", "max_window_layers", "intermediate_size")  # used by some of the models
+    if not is_qwen2:  # Qwen3-Coder names features of other Qwen models
+        reject_unless(config, "qkv_bias", [optional(config, "attention_bias", False), None])
+        reject_unless(config, "use_qk_norm", [True, None])
+        reject_unless(config, "shared_expert_intermediate_size", [0, None])
     windows_of_layers(config, facts.num_layers, None, ["full_attention"] * facts.num_layers)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
-    has_bias = optional(config, "attention_bias", False)
+    has_bias = not is_qwen2 and optional(config, "attention_bias", False)
     rule = routing_rule(
         num_experts(config),
         required(config, "num_experts_per_tok", int),
@@ -43,7 +47,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             shape,
             width,
             has_qkv_bias=optional(config, "qkv_bias", True) if is_qwen2 else has_bias,
-            has_output_bias=not is_qwen2 and has_bias,
+            has_output_bias=has_bias,
             qk_norm=None if is_qwen2 else head_norm(parameters, f"{name}.self_attn", facts.head_dim, eps),
         )
 

@@ -29,6 +29,9 @@ class SelfAttention:
         qk_norm: of queries and keys, before they are rotated: each head alone, or all heads of a row together.
         clip: queries, keys and values are limited to [-clip, clip]; None: they are not.
         has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
+
+    Raises:
+        ConfigError: the model is on a GPU, which has no kernels for this attention.
     """
 
     def __init__(
@@ -46,6 +49,10 @@ class SelfAttention:
         clip: float | None = None,
         has_sinks: bool = False,
     ) -> None:
+        if has_sinks:
+            parameters.require_cpu("attention sinks")
+        if shape.is_chunked:
+            parameters.require_cpu("attention in chunks")
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._widths = [query_width, key_width, key_width]
         parts = {f"{name}.{part}_proj": width for part, width in zip("qkv", self._widths, strict=True)}

@@ -46,8 +46,12 @@ def routing_rule(num_experts: int, top_k: int, **settings: Any) -> RoutingRule:
         raise ConfigError(f"config.json: {error}") from error
 
 
-def grouped_sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
+def grouped_sigmoid_rule(
+    config: Mapping[str, Any], *, scale: float = 1.0, num_groups: int = 1, num_kept_groups: int = 1
+) -> RoutingRule:
     """Return the rule of DeepSeek-V3, which others have too: sigmoids, groups, and a bias that only the choice sees.
+
+    The settings are those of a configuration without their keys.
 
     Raises:
         ConfigError: the configuration has another rule, or its numbers contradict each other.
@@ -59,9 +63,9 @@ def grouped_sigmoid_rule(config: Mapping[str, Any]) -> RoutingRule:
         required(config, "num_experts_per_tok", int),
         score="sigmoid",
         is_normalized=optional(config, "norm_topk_prob", True),
-        scale=float(optional(config, "routed_scaling_factor", 1.0)),
-        num_groups=optional(config, "n_group", 1),
-        num_kept_groups=optional(config, "topk_group", 1),
+        scale=optional(config, "routed_scaling_factor", scale),
+        num_groups=optional(config, "n_group", num_groups),
+        num_kept_groups=optional(config, "topk_group", num_kept_groups),
         group_score="top2_sum",
     )
 
@@ -97,6 +101,9 @@ class Experts:
         router_bias: of the router's logits.
         choice_bias: name of a bias of the scores that only the choice depends on; None: there is none.
         has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
+
+    Raises:
+        ConfigError: the model is on a GPU.
     """
 
     def __init__(
@@ -113,6 +120,7 @@ class Experts:
         choice_bias: str | None = None,
         has_bias: bool = False,
     ) -> None:
+        parameters.require_cpu("mixtures of experts")
         self._rule = rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"

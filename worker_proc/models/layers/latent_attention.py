@@ -30,6 +30,9 @@ class LatentAttention:
         query_rank: length of the short vector of queries; None: queries are projected at once.
         key_value_rank: length of the short vector of keys and values.
         has_bias: of the projections to short vectors, and of the output.
+
+    Raises:
+        ConfigError: the model is on a GPU.
     """
 
     def __init__(
@@ -45,6 +48,7 @@ class LatentAttention:
         key_value_rank: int,
         has_bias: bool,
     ) -> None:
+        parameters.require_cpu("latent attention")
         self._index = index
         self._widths = widths
         query_width = num_heads * widths.head
