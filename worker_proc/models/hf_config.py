@@ -88,6 +88,18 @@ def ignore(config: Mapping[str, Any], *keys: str) -> None:
         config.get(key)
 
 
+def window_of_all_layers(config: Mapping[str, Any]) -> int | None:
+    """Return `sliding_window`; None: it is missing or null, so all layers have full attention.
+
+    Raises:
+        ConfigError: it is not a positive integer.
+    """
+    window = config.get("sliding_window")
+    if window is not None and (type(window) is not int or window < 1):
+        raise ConfigError(f"config.json: 'sliding_window' is {window!r}; expected a positive integer or null")
+    return window
+
+
 def windows_of_layers(
     config: Mapping[str, Any], num_layers: int, window: int | None, implied: Sequence[str]
 ) -> list[int | None]:

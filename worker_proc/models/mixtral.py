@@ -2,7 +2,7 @@
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, num_experts, routing_rule
@@ -22,7 +22,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     config = facts.hf_config
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "attention_bias", [False, None])
-    window = config.get("sliding_window")
+    window = window_of_all_layers(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)
     rule = routing_rule(num_experts(config), optional(config, "num_experts_per_tok", 2))

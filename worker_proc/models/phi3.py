@@ -3,7 +3,7 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import split_rows, stacked, stacked_qkv
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
@@ -27,7 +27,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     inner_width = required(config, "intermediate_size", int)
     whole_heads, whole_width = placement.sharding.whole_heads(facts), inner_width * placement.sharding.size
     function = activation(config, "silu", GATED)
-    window = config.get("sliding_window")
+    window = window_of_all_layers(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     rules = [
         split_rows("qkv_proj", stacked_qkv(*whole_heads, facts.head_dim)),

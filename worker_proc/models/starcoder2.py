@@ -3,7 +3,7 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed
-from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
@@ -28,7 +28,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_bias = optional(config, "use_bias", True)
     width, eps = required(config, "hidden_size", int), optional(config, "norm_epsilon", 1e-5)
     inner_width, function = required(config, "intermediate_size", int), activation(config, "gelu_pytorch_tanh", PLAIN)
-    window = config.get("sliding_window")
+    window = window_of_all_layers(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
     rules = [renamed({r"\.mlp\.c_fc\.": ".mlp.fc1.", r"\.mlp\.c_proj\.": ".mlp.fc2."})]
