@@ -223,6 +223,7 @@ def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monk
         ("phi3", {"sliding_window": 0}, "'sliding_window' is 0"),
         ("starcoder2", {"sliding_window": "40"}, "'sliding_window' is '40'"),
         ("MixtralForCausalLM", {"sliding_window": -1}, "'sliding_window' is -1"),
+        ("phi", {"partial_rotary_factor": 2.0, "rope_parameters": None}, "2.0 of a head cannot be rotated"),
         ("phi", {"use_parallel_residual": False}, "'use_parallel_residual'"),
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLX"}, "letters L and G"),
         ("DeepseekV3ForCausalLM", {"v_head_dim": 40}, "config.json: latent heads"),

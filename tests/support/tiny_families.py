@@ -65,7 +65,12 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gpt-neox-serial": (
         "GPTNeoXForCausalLM",
         "GPTNeoXConfig",
-        {**_BASE, "num_key_value_heads": 6, "use_parallel_residual": False},
+        {
+            **_BASE,
+            "num_key_value_heads": 6,
+            "use_parallel_residual": False,
+            "rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5},
+        },
     ),
     "granite": (
         "GraniteForCausalLM",

@@ -148,7 +148,10 @@ def _rotary_of(rope: Mapping[str, Any], config: Mapping[str, Any], head_dim: int
     make, keys = _SCALINGS[kind]
     if unknown := sorted(set(rope) - _COMMON_KEYS - set(keys.split())):
         raise ConfigError(f"config.json: the rope scaling {kind!r} has no {', '.join(map(repr, unknown))}")
-    num_pairs = int(head_dim * required(rope, "partial_rotary_factor", float)) // 2
+    share = required(rope, "partial_rotary_factor", float)
+    num_pairs = int(head_dim * share) // 2
+    if not 0 < num_pairs <= head_dim // 2:
+        raise ConfigError(f"config.json: {share} of a head cannot be rotated; expected more than 0 and at most 1")
     return make(_inverse_frequencies(required(rope, "rope_theta", float), num_pairs), rope, config)
 
 
