@@ -101,15 +101,6 @@ class Parameters:
         """The layers that are here."""
         return self._placement.stage
 
-    def require_cpu(self, feature: str) -> None:
-        """Reject a GPU, before any weight is read, for a feature of the model that only CPUs have kernels for.
-
-        Raises:
-            ConfigError: the device is a GPU.
-        """
-        if self._device.type == "cuda":
-            raise ConfigError(f"GPUs have no kernels for {feature}, which this model has", hint="run with --device cpu")
-
     def shard_of(self, name: str) -> Shard | None:
         """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
         return self._places[name].shard

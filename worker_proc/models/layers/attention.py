@@ -10,6 +10,7 @@ from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Tables
+from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.parameters import Parameters
 
@@ -50,9 +51,9 @@ class SelfAttention:
         has_sinks: bool = False,
     ) -> None:
         if has_sinks:
-            parameters.require_cpu("attention sinks")
+            require_cpu(parameters, "attention sinks")
         if shape.is_chunked:
-            parameters.require_cpu("attention in chunks")
+            require_cpu(parameters, "attention in chunks")
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._widths = [query_width, key_width, key_width]
         parts = {f"{name}.{part}_proj": width for part, width in zip("qkv", self._widths, strict=True)}

@@ -14,6 +14,7 @@ from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
+from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
@@ -120,7 +121,7 @@ class Experts:
         choice_bias: str | None = None,
         has_bias: bool = False,
     ) -> None:
-        parameters.require_cpu("mixtures of experts")
+        require_cpu(parameters, "mixtures of experts")
         self._rule = rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"

@@ -9,6 +9,7 @@ from torch import Tensor
 from octavo.kernels.latent_heads import HeadWidths, latent_heads, latent_values
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Tables
+from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -48,7 +49,7 @@ class LatentAttention:
         key_value_rank: int,
         has_bias: bool,
     ) -> None:
-        parameters.require_cpu("latent attention")
+        require_cpu(parameters, "latent attention")
         self._index = index
         self._widths = widths
         query_width = num_heads * widths.head
