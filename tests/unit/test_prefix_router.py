@@ -100,7 +100,8 @@ def test_what_was_sent_to_an_engine_that_reports_counts_for_a_while() -> None:
         routes.view.apply(engine, stored(prompt(1, seed=8)))
     chosen, _ = routes.choose(prompt(2), (), [0, 1], IDLE.get)
     assert routes.choose(prompt(2), (), [0, 1], IDLE.get) == (chosen, 3)
-    for now[0] in (1.5 * ESTIMATE_S, 3 * ESTIMATE_S):
+    for seconds in (1.5 * ESTIMATE_S, 3 * ESTIMATE_S):
+        now[0] = seconds
         routes.choose(prompt(1, seed=9), (), [0, 1], IDLE.get)
     assert routes.choose(prompt(2), (), [0, 1], IDLE.get)[1] == 2 * SPAN_TOKENS + 3, "no report came: it is not cached"
 
