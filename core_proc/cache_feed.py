@@ -4,7 +4,7 @@ Costs nothing while no frontend watches. An update that a slow frontend does not
 again with everything that is cached then.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core_proc.cache.changes import CacheChanges
@@ -65,20 +65,18 @@ class CacheFeed:
         return max(0.0, min(due_s) - self._clock()) if due_s else None
 
     def watch(self, client: bytes, number: int) -> None:
-        """Send a frontend everything that is cached, and changes from now on."""
+        """Send a frontend everything that is cached, and changes from now on; number 0: send it nothing any more."""
+        if not number:
+            self._end([client])
+            return
         if not self._watches:
             self._cache.add_observer(self._changes)
         self._watches[client] = _Watch(number)
 
     def flush(self) -> None:
         """Send what is due: at most one message to each frontend."""
+        self._end([client for client in self._watches if not self._outbox.is_connected(client)])
         if not self._watches:
-            return
-        for client in [client for client in self._watches if not self._outbox.is_connected(client)]:
-            del self._watches[client]
-        if not self._watches:
-            self._cache.remove_observer(self._changes)
-            self._changes.clear()
             return
         now = self._clock()
         stored, removed = b"", b""
@@ -95,6 +93,15 @@ class CacheFeed:
                 self._send(client, watch, stored, removed, starts_over=True)
             elif watch.contents is not None and (is_due or watch.contents):
                 self._send(client, watch, stored, removed)
+
+    def _end(self, clients: Sequence[bytes]) -> None:
+        """End watches; changes are collected as long as there is one."""
+        was_watched = bool(self._watches)
+        for client in clients:
+            self._watches.pop(client, None)
+        if was_watched and not self._watches:
+            self._cache.remove_observer(self._changes)
+            self._changes.clear()
 
     @property
     def _has_news(self) -> bool:

@@ -208,6 +208,8 @@ class EngineCore:
             replaced_epoch=self._spec.replaced_epoch,
             identity=identity_of(config, weights, workers),
             weights_digest=weights,
+            model_impl=workers[0].model_impl,
+            variant_module=workers[0].variant_module,
         )
 
     def _close(self) -> None:

@@ -1,12 +1,17 @@
 """Checks that hold between any two calls of the scheduler. Changes nothing; too slow for every step in production."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from octavo.core_proc.cache.groups import NULL_BLOCK
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.queued_request import QueuedRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.ids import BlockId
 from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 from octavo.protocol.steps import StepPlan
 
@@ -25,8 +30,11 @@ def check(scheduler: Scheduler) -> None:
     _check_slots(scheduler)
     _check_batch(scheduler)
     _check_steps(scheduler)
-    _check_references(scheduler)
+    held = {request: _held_blocks(scheduler.cache, request) for request in scheduler.running}
+    _check_references(scheduler.cache.pool, held)
     _check_hashes(scheduler)
+    if (states := scheduler.cache.states) is not None:
+        _check_states(scheduler, states)
 
 
 def _require(condition: bool, message: str) -> None:
@@ -76,14 +84,14 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
 def _check_groups(scheduler: Scheduler, request: Request) -> None:
     """A request has all blocks that its next token reads in each cache group, and no more than windows allow."""
     name, groups = request.request_id, scheduler.cache.groups
-    _require(len(request.block_ids) == groups.num_groups, f"{name} has blocks of {len(request.block_ids)} groups")
+    _require(len(request.block_ids) == groups.num_lists, f"{name} has blocks of {len(request.block_ids)} groups")
     firsts = [0] * groups.num_groups
     for group in groups.windowed:
         first = firsts[group.index] = request.first_blocks[group.index]
         num_held = request.num_blocks - first
         _require(num_held <= group.max_held, f"{name} holds {num_held} blocks of group {group.index}")
         _require(first <= group.first_block(request.num_computed_tokens), f"{name} has lost blocks of its window")
-    for first, block_ids in zip(firsts, request.block_ids, strict=True):
+    for first, block_ids in zip(firsts, request.block_ids, strict=False):
         _require(len(block_ids) == request.num_blocks, f"{name} has more blocks in one group than in another")
         is_null = [block_id == NULL_BLOCK for block_id in block_ids]
         _require(all(is_null[:first]) and not any(is_null[first:]), f"{name} holds other blocks than it counts")
@@ -148,10 +156,8 @@ def _check_steps(scheduler: Scheduler) -> None:
         _require(live.num_pending_tokens < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 
-def _check_references(scheduler: Scheduler) -> None:
+def _check_references(pool: BlockPool, held: Mapping[Request, Sequence[BlockId]]) -> None:
     """Reference counts are exact, and a block is free exactly if no request refers to it."""
-    pool = scheduler.cache.pool
-    held = {request: _held_blocks(request) for request in scheduler.running}
     references = Counter(block_id for block_ids in held.values() for block_id in block_ids)
     free = list(pool.free_blocks())
     _require(len(free) == pool.num_free == len(set(free)), "the free list is damaged")
@@ -163,8 +169,33 @@ def _check_references(scheduler: Scheduler) -> None:
         _require(len(set(block_ids)) == len(block_ids), f"{request.request_id} holds a block twice")
 
 
-def _held_blocks(request: Request) -> list[int]:
-    return [block_id for block_ids in request.block_ids for block_id in block_ids if block_id != NULL_BLOCK]
+def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
+    """Each request that has begun holds its state, and no more slots than are planned; what it writes is its own."""
+    group, size = states.group, scheduler.cache.block_size
+    held = {
+        request: [slot for slot in request.block_ids[group.index] if slot != NULL_BLOCK]
+        for request in scheduler.running
+    }
+    _check_references(states.pool, held)
+    _require(len(held) <= states.max_requests, "more requests run than there are slots of states for")
+    for request, slots in held.items():
+        name, entries = request.request_id, request.block_ids[group.index]
+        _require(len(entries) == request.num_blocks, f"{name} has more entries of states than blocks")
+        _require(len(slots) <= group.max_held, f"{name} holds {len(slots)} states")
+        _require(not entries or entries[-1] != NULL_BLOCK, f"{name} has no slot for its state")
+        is_at_checkpoint = request.num_computed_tokens == request.num_blocks * size
+        if slots and not is_at_checkpoint:
+            is_own = states.pool.num_references(slots[-1]) == 1 and states.pool.block_hash(slots[-1]) is None
+            _require(is_own, f"{name} writes to a checkpoint")
+    for block_hash, slot in states.pool.cached_blocks().items():
+        _require(states.pool.block_hash(slot) == block_hash, f"state {slot}: its hash and the map differ")
+    _require(bool(group.interval) or not states.pool.cached_blocks(), "checkpoints are kept though they are off")
+
+
+def _held_blocks(cache: PrefixCache, request: Request) -> list[BlockId]:
+    """Return the blocks of a request in the pool of blocks."""
+    lists = request.block_ids[: cache.num_groups]
+    return [block_id for block_ids in lists for block_id in block_ids if block_id != NULL_BLOCK]
 
 
 def _check_hashes(scheduler: Scheduler) -> None:
@@ -206,19 +237,25 @@ def check_loss(scheduler: Scheduler) -> None:
     """
     check(scheduler)
     _require(not scheduler.running.first and not scheduler.in_flight, "something runs without workers")
-    _require(not scheduler.cache.pool.cached_blocks(), "contents of lost blocks can still be found")
-    _require(scheduler.cache.pool.num_free == scheduler.cache.pool.num_blocks, "blocks are held without workers")
+    for pool in scheduler.cache.pools:
+        _require(not pool.cached_blocks(), "contents of lost blocks can still be found")
+        _require(pool.num_free == pool.num_blocks, "blocks are held without workers")
     _require(len(scheduler.free_slots) == scheduler.config.max_num_seqs, "slots are held without workers")
 
 
 def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
-    """Verify, right after `plan()`, that requests that can continue do.
+    """Verify, right after `plan()`, that requests that can continue do, and that they start in their order.
 
     Raises:
-        InvariantBroken: requests live that may run, and neither a step in flight nor this plan moves any of them.
+        InvariantBroken: requests live that may run, and neither a step in flight nor this plan moves any of them, or
+            one that waits was passed over by another.
     """
     check(scheduler)
     candidate = scheduler.admission.candidate(scheduler.eligible_requests()).request
     may_any_run = bool(scheduler.running.first or candidate)
     is_stuck = plan is None and may_any_run and not scheduler.in_flight
     _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")
+    slots = {admitted.slot for admitted in plan.admitted} if plan else ()
+    for request in scheduler.running if slots and candidate else ():
+        is_fair = candidate is None or request.slot not in slots or request.order < candidate.order
+        _require(is_fair, f"{request.request_id} has started before a request that is ahead of it in the queue")

@@ -21,6 +21,9 @@ class SupervisedWorkers(StepExecutor, Protocol):
     def timeout_s(self) -> float | None:
         """Seconds until `poll` must be called even if nothing happens; None: no limit."""
 
+    def join_steps(self) -> None:
+        """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
+
     def poll(self) -> list[ClientEvent]:
         """Do what is due and return events for the frontends. Never blocks."""
 
@@ -48,6 +51,7 @@ class StepLoop:
         The pulse does not beat while a step is in flight or while there are no workers: only a finished step proves
         that the workers are alive.
         """
+        self.run_iteration(has_messages=False, has_events=False)  # for what has arrived during the start
         while self._service.is_open:
             if self._workers.is_ready and not self._scheduler.num_in_flight:
                 self._pulse.beat(has_work=False)
@@ -72,7 +76,10 @@ class StepLoop:
 
     def _fill(self) -> None:
         """Plan until `depth` steps are in flight or nothing is left to compute."""
-        while self._scheduler.may_plan(self._depth) and (plan := self._scheduler.plan()) is not None:
+        while self._scheduler.may_plan(self._depth):
+            if (plan := self._scheduler.plan()) is None:
+                self._workers.join_steps()
+                return
             self._workers.execute(plan)
             self._service.deliver(self._scheduler.hooks.on_step())
             self._pulse.beat(has_work=True)

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from itertools import chain, islice
 
 from octavo.core_proc.cache.groups import NULL_BLOCK
-from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
@@ -31,7 +31,7 @@ def take_snapshot(scheduler: Scheduler, stats: EngineStats, now: float) -> Engin
     return EngineSnapshot(
         stats=stats,
         requests=[_progress(request, now) for request in requests],
-        blocks=bytes(_block_states(scheduler.cache.pool, scheduler.running)),
+        blocks=bytes(_block_states(scheduler.cache, scheduler.running)),
         steps=scheduler.history.samples(),
     )
 
@@ -51,13 +51,14 @@ def _progress(request: LiveRequest, now: float) -> RequestProgress:
     )
 
 
-def _block_states(pool: BlockPool, running: Iterable[Request]) -> bytearray:
+def _block_states(cache: PrefixCache, running: Iterable[Request]) -> bytearray:
     """Return one byte for each block: only blocks that hold something are visited."""
+    pool = cache.main_pool
     states = bytearray(pool.num_blocks)
     for block_id in pool.cached_blocks().values():
         states[block_id] = BLOCK_CACHED
     for request in running:
-        for block_id in chain.from_iterable(request.block_ids):
+        for block_id in chain.from_iterable(request.block_ids[: cache.num_groups or 1]):
             if block_id == NULL_BLOCK:
                 continue
             states[block_id] = BLOCK_SHARED if pool.num_references(block_id) > 1 else BLOCK_USED

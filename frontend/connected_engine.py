@@ -22,6 +22,8 @@ class ConnectedEngine:
         index: of the engine, unique among those of the client.
         connection: to it. Closed here.
         on_resumed: called when another core has taken over.
+        is_needed: whether any engine is busy: if engines compute their steps together, each of them must then be
+            alive, requests of its own or not.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class ConnectedEngine:
         index: int,
         connection: EngineConnection,
         on_resumed: Callable[["ConnectedEngine", Resumption], None],
+        is_needed: Callable[[], bool],
     ) -> None:
         self.index = index
         self.state = EngineState.STARTING
@@ -37,6 +40,7 @@ class ConnectedEngine:
         self.config = _config_of(connection.link.facts)
         self._connection = connection
         self._on_resumed = on_resumed
+        self._is_needed = is_needed
         self._pulse = pulse_of(self.link.facts)
         self.link.on_resumed = self._resume
         self._supervisor: EngineSupervisor | None = None
@@ -52,6 +56,11 @@ class ConnectedEngine:
     def process(self) -> LaunchedEngine | None:
         """Its process if we started it."""
         return self._connection.engine
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it owes an answer to this client, or has work for another one."""
+        return self.link.expects_answer or (self._pulse is not None and self._pulse.read().has_work)
 
     def stay(self) -> None:
         """Follow no other engine that gets the address of this one, as applications do: the client has a link to it."""
@@ -102,7 +111,7 @@ class ConnectedEngine:
         self._on_resumed(self, resumption)
 
     def _has_work(self) -> bool:
-        return self._pulse is not None and self._pulse.read().has_work
+        return self.is_busy or (self.config.is_lock_step and self._is_needed())
 
 
 def _config_of(facts: EngineFacts) -> ResolvedConfig:

@@ -82,7 +82,9 @@ class EngineSet:
 
     def add(self, index: int, connection: EngineConnection) -> ConnectedEngine:
         """Add an engine; it gets no requests until `set_states` says so. It is closed by `remove` or `close`."""
-        engine = self._engines[index] = ConnectedEngine(index, connection, self._listener.on_resumed)
+        engine = self._engines[index] = ConnectedEngine(
+            index, connection, self._listener.on_resumed, lambda: any(one.is_busy for one in self.all)
+        )
         engine.link.on_stats = partial(self._listener.on_stats, index)
         self.link.add(index, engine.link)
         num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]

@@ -9,9 +9,11 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from functools import partial
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import RECONNECT_TIMEOUT_S, EngineConnection, join_engine
+from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.metrics.log_line import INTERVAL_S, ThroughputLine
 from octavo.frontend.spawn import SpawnedEngine, addresses_of_engines
@@ -48,8 +50,8 @@ def prepare_process() -> None:
 @contextlib.asynccontextmanager
 async def starting(engines: Sequence[SpawnedEngine]) -> AsyncIterator[AsyncClient]:
     """Wait for the engines to be ready; a signal meanwhile aborts the start."""
-    with interruptible():
-        client = await AsyncClient.follow(engines, on_progress=_log_progress)
+    with interruptible(), LoadBar() as bar:
+        client = await AsyncClient.follow(engines, on_progress=partial(_show_progress, bar))
     try:
         if client.engine:
             logger.info("%s", client.engine.timeline.render())
@@ -195,7 +197,8 @@ async def _log_throughput(client: AsyncClient) -> None:
             logger.info("%s", text)
 
 
-def _log_progress(phase: str, fraction: float | None) -> None:
+def _show_progress(bar: LoadBar, phase: str, fraction: float | None) -> None:
+    bar(phase, fraction)
     if fraction is None:
         logger.info("%s", phase)
     else:

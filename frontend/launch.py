@@ -124,6 +124,9 @@ class LaunchedEngine:
         if self._spawned.remote_address:
             message = f"an engine that listens on {self._spawned.remote_address} cannot be replaced while it runs"
             raise StartupError(message, phase="configuration", hint="stop it, and start another")
+        if config.is_lock_step or self.config.is_lock_step:
+            message = "engines that divide the experts (--enable-expert-parallel) cannot be replaced while they run"
+            raise StartupError(message, phase="configuration", hint="stop them, and start others")
         if config.num_nodes > 1 or config.executor == "ray":
             message = "an engine on several machines cannot be replaced while it runs: it has their memory"
             raise StartupError(message, phase="configuration", hint="stop it, and start another")

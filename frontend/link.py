@@ -66,7 +66,9 @@ MAX_FAILED_AT_ONCE = 256
 """Requests that fail in one iteration of the event loop when the engine is gone: about a millisecond."""
 
 WRONG_ENGINE_DELAY_S = 0.05
-"""Delay before another attempt when another engine answers."""
+"""Delay before another attempt when another engine answers for the first time; each further time it doubles."""
+
+MAX_WRONG_ENGINE_DELAY_S = 1.0
 
 _GONE = "the engine's core process is gone"
 _END = object()
@@ -91,8 +93,14 @@ class CoreLink:
         self.on_lost: Callable[[], bool] = lambda: False
         """Called when the core has died. True: other engines get the requests, at once or later, and `fail_rest` is
         called at the end if this engine has failed for good."""
+        self.on_down: Callable[[], None] = lambda: None
+        """Called when there is no core any more, also if it is about to be replaced; before `on_lost`."""
         self.on_up: Callable[[], None] = lambda: None
         """Called when there is a core again, another one or the same."""
+        self.on_load: Callable[[], None] = lambda: None
+        """Called when `load` has changed."""
+        self.link_of: dict[RequestId, CoreLink] = {}
+        """The link of each live request; `RoutedLink` has one dictionary for all its links."""
         self.on_cache_update: Callable[[CacheUpdate], None] | None = None
         """Called with every update after `watch_cache`."""
         self.accepts: Callable[[EngineFacts], bool] = lambda facts: True
@@ -111,6 +119,7 @@ class CoreLink:
         self._context = context
         self._streams: dict[RequestId, RequestStream] = {}
         self._busy_since_s = 0.0
+        self._wrong_engine_delay_s = WRONG_ENGINE_DELAY_S
         self._in_flight = InFlightRequests()
         self._calls = UtilityCalls()
         self._watch = 0
@@ -158,9 +167,6 @@ class CoreLink:
         """Requests submitted here that have not ended."""
         return len(self._streams)
 
-    def __contains__(self, request_id: object) -> bool:
-        return request_id in self._streams
-
     @property
     def busy_since_s(self) -> float | None:
         """Since when there have been live requests, on the monotonic clock; None: there are none."""
@@ -194,12 +200,15 @@ class CoreLink:
         if not self.downtime:
             self._wire.send(self._vocabulary)
 
-    def watch_cache(self, on_cache_update: Callable[[CacheUpdate], None]) -> None:
-        """Have this core and all later ones report what they have cached; call it again to get everything again."""
+    def watch_cache(self, on_cache_update: Callable[[CacheUpdate], None] | None) -> None:
+        """Have this core and all later ones report what they have cached, None: report nothing any more.
+
+        Call it again to get everything again.
+        """
         self.on_cache_update = on_cache_update
         if self.is_up:
-            self._watch += 1
-            self._wire.send(self._requests.encode(WatchCache(self._watch)))
+            self._watch += on_cache_update is not None
+            self._wire.send(self._requests.encode(WatchCache(self._watch if on_cache_update else 0)))
 
     def submit(self, submit: Submit, arrived: WakeEvent, num_new_tokens: int = 0) -> RequestStream:
         """Send a request, or keep it until there is a core again; return its stream.
@@ -216,7 +225,7 @@ class CoreLink:
         """
         if self.failure:
             raise self.failure
-        if submit.request_id in self._streams:
+        if submit.request_id in self.link_of:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
         if not isinstance(submit.priority, int) or not isinstance(submit.cache_salt, str | None):
             # The caller's own values; all others were made by this process.
@@ -239,20 +248,25 @@ class CoreLink:
         entries = self._in_flight.release(max_count, after_crash=not self.is_up)
         if self.is_up and entries:
             self._wire.abort([entry.submit.request_id for entry in entries])
-        return [(entry, self._streams.pop(entry.submit.request_id)) for entry in entries]
+        released = [(entry, self._drop(entry.submit.request_id)) for entry in entries]
+        self.on_load()
+        return released
 
     def adopt(self, entry: InFlightRequest, stream: RequestStream, num_new_tokens: int) -> None:
         """Continue a request that another engine has released."""
         assert self.is_up, "requests move to an engine that has a core"
-        self._add(stream)
         stream.engine = self.index
         if (submit := self._in_flight.adopt(entry, num_new_tokens)) is not None:
             self._wire.send(self._requests.encode(submit))
+        self._add(stream)
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """Abort and forget requests; their streams receive nothing more."""
-        live = [request_id for request_id in request_ids if self._streams.pop(request_id, None)]
+        live = [request_id for request_id in request_ids if request_id in self._streams]
+        for request_id in live:
+            self._drop(request_id)
         known = [request_id for request_id in live if self._in_flight.abort(request_id)]
+        self.on_load()
         if known and not self.failure and not self.downtime:
             self._wire.abort(known)
 
@@ -308,6 +322,7 @@ class CoreLink:
         if self._giving_up:
             self._giving_up.cancel()
         self._in_flight.lose_core()
+        self.on_down()
         if not self.on_lost():
             self.fail_rest()
         self._calls.fail(self.failure)
@@ -325,7 +340,8 @@ class CoreLink:
         """Fail live requests, some in each iteration of the event loop."""
         for request_id in list(islice(self._streams, MAX_FAILED_AT_ONCE)):
             self._in_flight.remove(request_id)
-            self._streams.pop(request_id).fail(error)
+            self._drop(request_id).fail(error)
+        self.on_load()
         if self._streams:
             asyncio.get_running_loop().call_soon(self._fail_some, error)
 
@@ -358,6 +374,12 @@ class CoreLink:
         if not self._streams:
             self._busy_since_s = time.monotonic()
         self._streams[stream.request_id] = stream
+        self.link_of[stream.request_id] = self
+        self.on_load()
+
+    def _drop(self, request_id: RequestId) -> RequestStream:
+        del self.link_of[request_id]
+        return self._streams.pop(request_id)
 
     def _open_wire(self) -> Wire:
         """Open a connection and introduce this frontend."""
@@ -378,6 +400,7 @@ class CoreLink:
 
     def _begin_downtime(self, cause: str, kind: RestartCause) -> None:
         self.downtime = Downtime(cause, time.monotonic(), kind)
+        self._wrong_engine_delay_s = WRONG_ENGINE_DELAY_S
         level = logging.INFO if kind == "planned" else logging.ERROR
         logger.log(level, "the core is gone: %s; %d requests wait for the next one", cause, len(self._in_flight))
         self._in_flight.lose_core()
@@ -385,6 +408,7 @@ class CoreLink:
         if (limit_s := self.reconnect_policy.limit_s) is not None:
             message = f"{cause}; none came back within {limit_s:g} s"
             self._giving_up = asyncio.get_running_loop().call_later(limit_s, self.fail, message)
+        self.on_down()
         if kind != "planned":
             self.on_lost()
 
@@ -402,6 +426,7 @@ class CoreLink:
         if is_another:  # it reports nothing before it has work, and would look as busy as the last one was
             self.latest_stats = EngineStats()
             self._num_live = 0
+            self.on_load()
         if self._vocabulary:
             self._wire.send(self._vocabulary)
         if self.on_cache_update:
@@ -454,11 +479,13 @@ class CoreLink:
             case StatsReport():
                 self.latest_stats = event.stats
                 self._num_live = event.stats.num_running + event.stats.num_waiting
+                self.on_load()
                 self.on_stats(event.stats)
             case CacheUpdate():
                 is_current = event.watch == self._watch and event.epoch == self.facts.epoch
                 if self.on_cache_update and is_current and not self.downtime:
                     self._num_live = event.num_live
+                    self.on_load()
                     self.on_cache_update(event)
             case Reply():
                 self._calls.reply(event)
@@ -480,7 +507,14 @@ class CoreLink:
         elif self.downtime and self.accepts(facts):
             return self._end_downtime(facts)
         elif self.downtime:
-            asyncio.get_running_loop().call_later(WRONG_ENGINE_DELAY_S, self._reopen_wire, self._wire)
+            delay_s = self._wrong_engine_delay_s
+            if delay_s == WRONG_ENGINE_DELAY_S:
+                logger.warning(
+                    "another engine answers on %s: engine %d is looked for there until it is back or removed",
+                    *(self.address, self.index),
+                )
+            self._wrong_engine_delay_s = min(2 * delay_s, MAX_WRONG_ENGINE_DELAY_S)
+            asyncio.get_running_loop().call_later(delay_s, self._reopen_wire, self._wire)
         return None
 
     def _on_rejected(self, message: str) -> None:
@@ -499,8 +533,10 @@ class CoreLink:
                 stream = self._streams[event.request_id]
                 stream.put(shown)
                 if stream.is_over:
-                    del self._streams[event.request_id]
+                    self._drop(event.request_id)
             elif (held := self._in_flight.take_held(event.request_id)) is not None:
                 self._wire.send(self._requests.encode(held))
             if index % SLICE_SIZE == 0:
+                self.on_load()
                 yield
+        self.on_load()

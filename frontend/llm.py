@@ -13,6 +13,7 @@ from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, conversation_prompt
+from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.text.messages import Message
@@ -48,7 +49,9 @@ class LLM:
         try:
             # Offline batches do not stream, so throughput matters more than the time of a step.
             batch_settings = {"step_time_target": 0.0, **settings}
-            self.client: AsyncClient = self._run(_await(AsyncClient.launch(model, **batch_settings)))
+            with LoadBar() as bar:
+                launched = AsyncClient.launch(model, **{"on_progress": bar, **batch_settings})
+                self.client: AsyncClient = self._run(_await(launched))
         except BaseException:
             _stop_loop(self._loop, self._thread)
             raise

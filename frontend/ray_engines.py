@@ -19,6 +19,7 @@ from octavo.frontend.engine_connection import join_engine
 from octavo.frontend.link import CoreLink
 from octavo.frontend.run_dir import RunDir
 from octavo.protocol.config import EngineConfig, RemoteConfig
+from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.curve import GroupKeys
 from octavo.protocol.env import Env
 from octavo.protocol.errors import OctavoError, StartupError
@@ -55,6 +56,7 @@ class RayEngines:
     """
 
     def __init__(self, config: EngineConfig) -> None:
+        check_lock_step(config.parallel, "cpu", config.device.cpu_kernels)
         self._ray = ray = connect_to_ray()
         self._keys = GroupKeys.create()
         parallel = config.parallel

@@ -5,6 +5,7 @@
 
 import logging
 import shutil
+import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,12 @@ from octavo.protocol.pulse import Pulse, PulseReader
 from octavo.protocol.supervise import Child
 
 logger = logging.getLogger(__name__)
+
+END_TIMEOUT_S = 1.0
+"""Time that a core gets to stop its workers when its start is given up."""
+
+MAX_WAITING_ENGINES = 256
+"""Connections to a core that is starting: one of each engine, and those that engines have given up meanwhile."""
 
 
 class Timeline:
@@ -53,7 +60,14 @@ class SpawnedEngine:
     Call all methods from one thread: a core is killed when the thread that spawned it ends.
     """
 
-    def __init__(self, config: ResolvedConfig, address: str | None, run_dir: RunDir, timeline: Timeline) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        address: str | None,
+        run_dir: RunDir,
+        timeline: Timeline,
+        lock_step_path: str = "",
+    ) -> None:
         is_remote = address is not None and address.startswith("tcp://")
         self.config = config
         # Local processes use the ipc address even if others join by tcp: they need no keys.
@@ -77,6 +91,15 @@ class SpawnedEngine:
         """Of these engines."""
         self._facts: list[DeviceFacts] = []
         """Measured by the workers of this configuration. Later cores reuse it and get a cache of the same size."""
+        self.lock_step_path = lock_step_path
+        """Where engines that divide the experts find the first of them; "": they do not."""
+        self._lock_step: socket.socket | None = None
+        """It outlives the core, so the others wait there for the next one."""
+        if config.is_lock_step and not lock_step_path:
+            self.lock_step_path = f"{run_dir.path}/lock-step"
+            self._lock_step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            self._lock_step.bind(self.lock_step_path)
+            self._lock_step.listen(MAX_WAITING_ENGINES)
         self.child = self._spawn(config, self.address)
 
     @property
@@ -170,8 +193,13 @@ class SpawnedEngine:
         self.note_ready(facts)
 
     def end(self) -> None:
-        """Kill the core if it still runs and remove its files. Safe to call twice."""
-        _end_child(self.child)
+        """Stop the core if it still runs and remove its files. Safe to call twice.
+
+        It gets a moment to end its own processes, because it alone waits for them: they would stay as zombies.
+        """
+        _end_child(self.child, END_TIMEOUT_S)
+        if self._lock_step:
+            self._lock_step.close()
         if self.has_heir:
             for life in range(1, self._num_lives + 1):
                 shutil.rmtree(self._life_dir(life), ignore_errors=True)
@@ -202,6 +230,7 @@ class SpawnedEngine:
         if config.record_steps and self._num_lives > 1:  # do not overwrite the recording of an earlier life
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
         log_level, log_config = log_settings()
+        lock_step_fd = self._lock_step.fileno() if self._lock_step else -1
         spec = CoreSpec(
             config=config,
             address=address,
@@ -212,11 +241,13 @@ class SpawnedEngine:
             replaced_epoch=replaced_epoch,
             predecessor_dir=predecessor_dir,
             predecessor_end=predecessor_end,
+            lock_step_path=self.lock_step_path,
+            lock_step_fd=lock_step_fd,
             log_level=log_level,
             log_config=log_config,
             check_invariants=Env.read().check_invariants,
         )
-        return Child.spawn("octavo.core_proc", spec, "core")
+        return Child.spawn("octavo.core_proc", spec, "core", inherited=[lock_step_fd] if self._lock_step else [])
 
 
 def _point(path: Path, target: Path) -> None:
@@ -233,10 +264,11 @@ def remove_socket(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _end_child(child: Child) -> None:
+def _end_child(child: Child, timeout_s: float = 0.0) -> None:
     if child.fileno() >= 0:
-        child.kill()
-        child.stop(timeout_s=0)
+        if not timeout_s:  # it must not begin to drain, and tell its clients so
+            child.kill()
+        child.stop(timeout_s)
 
 
 def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
@@ -314,7 +346,8 @@ def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | Non
     addresses = addresses_of_engines(address, len(configs)) if address else [None] * len(configs)
     try:
         for own, own_address in zip(configs, addresses, strict=True):
-            engines.append(spawn_engine(own, timeline, own_address))
+            lock_step_path = engines[0].lock_step_path if engines else ""
+            engines.append(spawn_engine(own, timeline, own_address, lock_step_path))
     except BaseException:
         for engine in engines:
             engine.end()
@@ -322,13 +355,16 @@ def spawn_engines(config: ResolvedConfig, timeline: Timeline, address: str | Non
     return engines
 
 
-def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None = None) -> SpawnedEngine:
+def spawn_engine(
+    config: ResolvedConfig, timeline: Timeline, address: str | None = None, lock_step_path: str = ""
+) -> SpawnedEngine:
     """Start a core process. It is killed when the calling thread ends.
 
     Args:
         config: the configuration of the core.
         timeline: receives the phases of the start.
         address: `ipc://` or `tcp://` address for further applications; None: inside the private directory.
+        lock_step_path: of the first of the engines that divide the experts; "": they do not, or this is the first.
 
     Raises:
         ConfigError: the address is reachable from other machines and there are no keys, the keys cannot be read, or
@@ -345,7 +381,7 @@ def spawn_engine(config: ResolvedConfig, timeline: Timeline, address: str | None
         read_keys_of_engine(config)
     run_dir = RunDir(Env.read().runtime_dir)
     try:
-        return SpawnedEngine(config, address, run_dir, timeline)
+        return SpawnedEngine(config, address, run_dir, timeline, lock_step_path)
     except BaseException:
         run_dir.remove()
         raise

@@ -60,17 +60,20 @@ class Publisher:
         self._codec = worker_command_codec()
         self.socket = context.socket(zmq.XPUB)
         """Readable when a worker has subscribed or unsubscribed."""
-        self.socket.setsockopt(zmq.XPUB_VERBOSE, 1)  # without it only the first subscription is reported
+        self.socket.setsockopt(zmq.XPUB_VERBOSER, 1)  # without it only the first and the last one are reported
         self.socket.setsockopt(zmq.XPUB_NODROP, 1)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.LINGER, 1000)
         self.address = bind_for_group(self.socket, address, keys)
 
     def take_subscriptions(self) -> int:
-        """Return how many workers have subscribed since the last call. They miss everything sent earlier."""
+        """Return how many more workers are subscribed than at the last call. They miss everything sent earlier.
+
+        A worker on another machine whose connection is lost and made again counts once.
+        """
         num_subscribed = 0
         while (frames := _receive(self.socket, timeout_s=0)) is not None:
-            num_subscribed += frames[0][:1] == b"\x01"
+            num_subscribed += 1 if frames[0][:1] == b"\x01" else -1
         return num_subscribed
 
     def send(self, command: WorkerCommand) -> None:

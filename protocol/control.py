@@ -26,6 +26,10 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """A `tcp://` address for frontends of other machines; "": none."""
     facts: list[DeviceFacts] = []
     """Measurements of an earlier core with this configuration; []: the workers measure."""
+    lock_step_path: str = ""
+    """Of the socket on which the first of the engines that divide the experts listens; "": engines do not."""
+    lock_step_fd: int = -1
+    """Of the first engine: that socket, inherited."""
     predecessor_dir: str = ""
     """The `run_dir` of the crashed core whose requests will be resubmitted to this one; "": none."""
     predecessor_end: str = ""
@@ -70,6 +74,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True, tag="worker"):
     exchange_fd: int = -1
     """Inherited file of zeros, through whose memory the ranks of this machine exchange rows; -1: this is the only rank.
     """
+    engines_fd: int = -1
+    """Inherited file of zeros that the workers of all engines share, if these divide the experts; -1: they do not."""
     rendezvous: str = ""
     """File that does not exist yet, in which ranks that compute through torch find each other."""
     facts: DeviceFacts | None = None

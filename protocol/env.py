@@ -35,6 +35,8 @@ class Env:
     """`OCTAVO_GROUP_SECRET_KEY`: the text of a key file, instead of `--group-secret-key-file`."""
     launches_early: bool = False
     """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
+    has_one_shot_all_reduce: bool = False
+    """`OCTAVO_ONE_SHOT_ALL_REDUCE=1`: GPUs add up small tensors by reading each other's memory, without NCCL."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -52,6 +54,7 @@ class Env:
             cxx=get("CXX") or None,
             group_secret_key=get("OCTAVO_GROUP_SECRET_KEY") or None,
             launches_early=get("OCTAVO_EARLY_LAUNCH") == "1",
+            has_one_shot_all_reduce=get("OCTAVO_ONE_SHOT_ALL_REDUCE") == "1",
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 

@@ -163,6 +163,10 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Engines of the same identity give every request the same bits (`protocol/identity.py`)."""
     weights_digest: str = ""
     """Of the weights alone; "" if they are random."""
+    model_impl: str = "octavo"
+    """What computes the model: "octavo" or "transformers"."""
+    variant_module: str = ""
+    """The first module whose rows have other bits in other batches; "": a request has the same bits in all."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):

@@ -12,6 +12,7 @@ import msgspec
 
 from octavo.protocol.config import DeviceFacts, ModelFacts, ResolvedConfig
 from octavo.protocol.version import __version__
+from octavo.protocol.weight_files import weight_files
 
 DIGEST_BYTES = 16
 
@@ -38,11 +39,12 @@ def weights_digest(model: ModelFacts) -> str:
 
     Raises:
         OSError: a file cannot be read.
+        ConfigError: files are missing.
     """
     if model.load_format == "dummy":
         return ""
     path = Path(model.model_path)
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    files = weight_files(path, model.load_format).files
     sizes = [file.stat().st_size for file in files]
     num_pages = sum(-(-size // PAGE_BYTES) for size in sizes)
     stride = -(-num_pages // MAX_PAGES)
@@ -81,7 +83,7 @@ def has_same_bits(config: ResolvedConfig, other: ResolvedConfig) -> bool:
 def _decisive(config: ResolvedConfig) -> list[object]:
     model = config.model
     return [
-        *(model.architecture, model.hf_config, model.vocab_size),
+        *(model.architecture, model.hf_config, model.vocab_size, model.model_impl == "transformers"),
         [getattr(config, name) for name in _DECISIVE],
         config.seed if model.load_format == "dummy" else None,
     ]

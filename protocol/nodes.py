@@ -45,6 +45,8 @@ class AgentReady(msgspec.Struct, frozen=True, kw_only=True, tag="agent_ready"):
     link_address: str
     """HOST:PORT where a rank will listen for those of other nodes."""
     version: int = PROTOCOL_VERSION
+    release: str = ""
+    """Of octavo: another one may compute other bits."""
 
 
 class RankReport(msgspec.Struct, frozen=True, kw_only=True, tag="rank_report"):

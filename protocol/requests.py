@@ -70,7 +70,7 @@ class WatchCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="wa
     """
 
     number: int
-    """In every `CacheUpdate`, so that those of an earlier watch can be told apart."""
+    """In every `CacheUpdate`, so that those of an earlier watch can be told apart; 0: report nothing any more."""
 
 
 class ResetPrefixCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reset_prefix_cache"):

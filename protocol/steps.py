@@ -7,6 +7,9 @@ then the forward pass over `scheduled`.
 
 Layers whose caches need the same blocks form a KV cache group (`config.facts.CacheGroupSpec`). A request has a
 list of blocks in each group; lists of lists of block ids are in the order of `DeviceFacts.cache_groups`.
+
+A step reads the recurrent state of a request from the slot of the block before its first position (zeros at position 0)
+and writes it to the slot of the block with its last one. No slot is written that another request of the step reads.
 """
 
 from collections.abc import Sequence
@@ -35,7 +38,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     num_prompt_tokens: int
     block_ids: list[list[BlockId]]
     """Per cache group: all blocks of the request, those from the prefix cache first; -1 for one that its window has
-    passed, which must not be read."""
+    passed, which must not be read. If the model has recurrent states, a last list: the slot of the state after the last
+    computed token of each block, -1 where it is not kept."""
     params: RequestParams
 
 
@@ -119,7 +123,8 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
 
     sequence: int
     num_blocks: list[int]
-    """The number of blocks, repeated for each cache group: all groups share the memory."""
+    """The number of blocks, repeated for each cache group: all groups share the memory. Last the number of slots for
+    recurrent states, if the model has any."""
     max_model_len: int
 
 

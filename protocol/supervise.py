@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Protocol
 
 import msgspec
@@ -92,6 +92,19 @@ class ProcessHandle(Protocol):
         """Send SIGTERM."""
 
 
+@contextlib.contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Have the processes that are started meanwhile get no SIGINT: Ctrl-C is for their parent.
+
+    They ignore it later anyway, but would end with a traceback if it came before they do.
+    """
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 class Child:
     """A running child process and the read end of its control pipe."""
 
@@ -130,13 +143,14 @@ class Child:
         """
         reader, writer = os.pipe()
         try:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-m", module, str(writer)],
-                stdin=subprocess.PIPE,
-                stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
-                pass_fds=[writer, *inherited],
-                env=child_environment(environment or {}),
-            )
+            with without_interrupts():
+                process = subprocess.Popen(
+                    [sys.executable, "-P", "-m", module, str(writer)],
+                    stdin=subprocess.PIPE,
+                    stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                    pass_fds=[writer, *inherited],
+                    env=child_environment(environment or {}),
+                )
         except BaseException:
             os.close(reader)
             raise

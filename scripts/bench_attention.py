@@ -48,12 +48,12 @@ class NativeLayers:
 
     def __init__(self, shape: AttentionShape, dtype: torch.dtype, batch: "Batch", num_layers: int, num_threads: int):
         native = library.load()
-        layout = CacheLayout(dtype, batch.block_size, shape.num_kv_heads, shape.head_dim)
+        layout = CacheLayout.of(shape, dtype, batch.block_size)
         mirrored = ShapeArguments.of(shape, layout)
         rows, width = batch.num_rows, shape.num_heads * shape.head_dim
         num_bytes = workspace_bytes(native, mirrored, rows, max(batch.context_lens), num_threads)
         workspace = allocate(num_bytes)
-        self.q, self.out = torch.randn(rows, width), torch.empty(rows, width)
+        self.q, self.out = torch.randn(rows, width), torch.empty(rows, shape.num_heads * shape.value_dim)
         caches = [layout.allocate(batch.num_blocks) for _ in range(num_layers)]
         for cache in caches:
             _fill(native, layout, cache, batch.num_blocks)
@@ -112,7 +112,8 @@ class Batch:
 def main() -> None:
     """Print one line for each batch."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--heads", default="9,3,64", help="query heads, key heads, head dimension (SmolLM2-135M's)")
+    heads = "query heads, key heads, head dimension (SmolLM2-135M's), and how much of a key is its value, if it is one"
+    parser.add_argument("--heads", default="9,3,64", help=heads)
     parser.add_argument("--dtype", default="bfloat16", help="of the cache: bfloat16, float32, float16, int8")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--block-size", type=int, default=16)
@@ -120,8 +121,9 @@ def main() -> None:
     parser.add_argument("--no-torch", action="store_true", help="skip the torch path")
     parser.add_argument("--only", choices=["decode", "shared", "prefill"])
     options = parser.parse_args()
-    num_heads, num_kv_heads, head_dim = map(int, options.heads.split(","))
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5)
+    num_heads, num_kv_heads, head_dim, *value_dim = map(int, options.heads.split(","))
+    key_value_dim = value_dim[0] if value_dim else None
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, head_dim**-0.5, key_value_dim=key_value_dim)
     torch.manual_seed(0)
     torch.set_num_threads(options.threads)
     print(f"{shape}, cache {options.dtype}, {options.threads} threads; best and median of {options.rounds} rounds")
@@ -140,13 +142,13 @@ def measure(
     """Print the line of one batch."""
     dtype = getattr(torch, options.dtype)
     batch = Batch(num_requests, rows, context_len, options.block_size, shared)
-    slot_bytes = CacheLayout(dtype, 16, shape.num_kv_heads, shape.head_dim).block_bytes // 16
+    slot_bytes = CacheLayout.of(shape, dtype, 16).block_bytes // 16
     cache_bytes = slot_bytes * (num_requests * (context_len - shared) + shared)
     num_layers = max(1, min(30, COLD_BYTES // cache_bytes)) if rows == 1 else 1
     layers = NativeLayers(shape, dtype, batch, num_layers, options.threads)
     times = [seconds / num_layers for seconds in timed(layers.run, options.rounds)]
     pairs = num_requests * (rows * context_len - rows * (rows - 1) // 2)
-    flops = 4 * pairs * shape.num_heads * shape.head_dim
+    flops = 2 * pairs * shape.num_heads * (shape.head_dim + shape.value_dim)
     best = min(times)
     name = f"{num_requests} x {context_len}" if rows == 1 else f"prefill {rows}"
     name += ", shared" if shared else ""
@@ -161,7 +163,8 @@ def measure(
 def torch_path(shape: AttentionShape, batch: Batch, dtype: torch.dtype) -> Callable[[], Tensor]:
     """Return one layer of the path without a compiler."""
     paged = (batch.num_blocks, batch.block_size, shape.num_kv_heads, shape.head_dim)
-    k, v = torch.randn(paged).to(dtype), torch.randn(paged).to(dtype)
+    k = torch.randn(paged).to(dtype)
+    v = torch.randn(paged).to(dtype) if shape.key_value_dim is None else k[..., : shape.key_value_dim]
     q = torch.randn(batch.num_rows, shape.num_heads, shape.head_dim).to(dtype)
     starts, lens = batch.query_starts, batch.context_lens
     planned = paged_attention.plan(starts, lens, batch.block_table_RP, batch.block_size, shape)

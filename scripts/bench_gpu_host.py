@@ -208,7 +208,7 @@ def main() -> None:
         times = step_times(executor, cell, args.steps, sampling)
         profile.disable()
         executor.close()
-        quick, median = statistics.quantiles(times, n=10)[0], statistics.median(times)
+        quick, median = statistics.quantiles(times, n=10, method="inclusive")[0], statistics.median(times)
         name = f"{cell.num_requests:5} requests, {cell.prompt_tokens:4} prompt tokens"
         print(f"{name}: best tenth {1e3 * quick:.3f} ms, median {1e3 * median:.3f} ms")
         if args.profile:

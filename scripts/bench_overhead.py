@@ -27,7 +27,7 @@ from bench_report import report, summary, write
 from http_load import Answer, drive, encode_request
 from own_server import serving
 
-from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.protocol.env import Env
 
 WARM_UP_REQUESTS = 200

@@ -14,6 +14,7 @@ from gpu_estimates import DEVICES, ELEMENT_BYTES, FIXED_S, KERNEL_S, DeviceName,
 from octavo.kernels.linear.gpu_tiles import H100
 from octavo.kernels.paged_attention.gpu_plan import ENTRY_WORDS, ITEM_WORDS, SEGMENT, Grid, Layout, limits_of, write
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
+from octavo.kernels.paged_attention.shape import AttentionShape
 
 HEAD_DIM = 128
 CASES = ((64, 1024, 0), (256, 1024, 0), (64, 8192, 0), (64, 4352, 4096))
@@ -65,7 +66,8 @@ def estimate_decode(
     segments = -(-context // SEGMENT)
     labels = np.arange(1, batch * segments + 1).reshape(batch, segments)
     labels[:, : num_shared // SEGMENT] = labels[0, : num_shared // SEGMENT]
-    write(words, layout, grid, None, starts, lens, Prefixes(labels, np.arange(batch)))
+    shape = AttentionShape(num_heads, num_kv_heads, HEAD_DIM, 1.0)
+    write(words, layout, grid, shape, starts, lens, Prefixes(labels, np.arange(batch)))
     num_items = int(words[layout.num_items])
     items = words[layout.items : layout.items + num_items * ITEM_WORDS].reshape(-1, ITEM_WORDS)
     shared_units = np.repeat(items[:, 3] - items[:, 2], num_kv_heads)

@@ -20,10 +20,10 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Ll
 from gguf.quants import dequantize
 from safetensors.torch import save_file
 
-from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.protocol.env import Env
-from octavo.worker_proc.weights.gguf import undo_rope_order
-from octavo.worker_proc.weights.gguf_names import hf_place
+from octavo.worker_proc.weights.gguf import read_gguf
+from octavo.worker_proc.weights.gguf_blocks import GgufMatrix
 
 DEFAULT_NAME = "SmolLM2-135M-Instruct-bf16"
 
@@ -159,21 +159,10 @@ def write_checkpoint(source: Path, directory: Path) -> None:
     directory.mkdir()
     for path in convert_gguf(source, Env.read()).iterdir():
         shutil.copy(path, directory)
-    reader = GGUFReader(source)
-    architecture = str(reader.fields["general.architecture"].contents())
-    heads = {"query": f"{architecture}.attention.head_count", "key": f"{architecture}.attention.head_count_kv"}
     weights = {}
-    for tensor in reader.tensors:
-        place = hf_place(architecture, tensor.name)
-        if place is None:
-            continue
-        values = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type))).to(torch.bfloat16)
-        if place.is_stacked:
-            weights |= {place.name.format(expert): matrix.clone() for expert, matrix in enumerate(values)}
-            continue
-        if place.rope_heads:
-            values = undo_rope_order(values, int(reader.fields[heads[place.rope_heads]].contents()))
-        weights[place.name] = (values.T if place.is_transposed else values).contiguous()
+    for name, values, _ in read_gguf(source):
+        dense = values.dequantized() if isinstance(values, GgufMatrix) else values
+        weights[name] = dense.to(torch.bfloat16).contiguous()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
 
 

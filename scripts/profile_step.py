@@ -20,8 +20,9 @@ from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.batch.step_arguments import step_arguments
 from octavo.worker_proc.runners.native.open import build_programs
-from octavo.worker_proc.runners.native.programs import NativePrograms, step_arguments
+from octavo.worker_proc.runners.native.programs import NativePrograms
 from octavo.worker_proc.weights.load import load_model
 
 NUM_BLOCKS = 8192

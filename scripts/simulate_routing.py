@@ -11,6 +11,8 @@ that a process has sent to each engine, and what engines report.
     scripts/simulate_routing --engines 8 --requests 20000 --processes 4
 """
 
+# long: one simulation, whose events share its state
+
 import argparse
 import heapq
 import itertools
@@ -208,9 +210,8 @@ class Simulation:
         index, turn.num_new_tokens = self._choose(turn, up)
         self.route_s += time.thread_time() - started
         turn.engine = index
-        process, engine = self._processes[turn.process], self.engines[index]
-        process.pending[index] += turn.num_new_tokens
-        process.live[index] += 1
+        self._change_load(turn, turn.num_new_tokens, 1)
+        engine = self.engines[index]
         engine.live += 1
         engine.waiting.append(turn)
         if not engine.is_busy:
@@ -248,7 +249,7 @@ class Simulation:
             removed=Buffer(removed.tobytes()),
         )
         engine.changes, engine.reports_soon, engine.num_reports = {}, False, engine.num_reports + 1
-        self._reported_live[index] = update.num_live
+        self._report_live(index, update.num_live)
         started = time.thread_time()
         for process in self._processes:
             is_complete = process.router.view.apply(index, update)
@@ -258,7 +259,7 @@ class Simulation:
     def _on_first_token(self, now: float, index: int, turn: Turn) -> None:
         engine = self.engines[index]
         engine.waiting.popleft()
-        self._processes[turn.process].pending[index] -= turn.num_new_tokens
+        self._change_load(turn, -turn.num_new_tokens, 0)
         turn.num_new_tokens = 0
         self._report_soon(now, index)
         engine.is_busy = False
@@ -269,7 +270,7 @@ class Simulation:
 
     def _on_finish(self, now: float, index: int, turn: Turn) -> None:
         self.engines[index].live -= 1
-        self._processes[turn.process].live[index] -= 1
+        self._change_load(turn, 0, -1)
         self.num_finished += 1
         self._report_soon(now, index)
 
@@ -286,8 +287,7 @@ class Simulation:
         self.num_deaths += 1
         self.num_moved += len(lost)
         for moved in lost:
-            self._processes[moved.process].pending[index] -= moved.num_new_tokens
-            self._processes[moved.process].live[index] -= 1
+            self._change_load(moved, -moved.num_new_tokens, -1)
             self._submit(moved, now)
         self._at(now + RESTART_S, "back", index)
 
@@ -297,18 +297,31 @@ class Simulation:
             process.router.forget(index)
 
     def _sample(self) -> None:
-        self._reported_live = [engine.live for engine in self.engines]
+        for index, engine in enumerate(self.engines):
+            self._report_live(index, engine.live)
         queues = [engine.live for index, engine in enumerate(self.engines) if index not in self.down]
         if (mean := statistics.fmean(queues)) >= 1:
             self.imbalances.append(max(queues) / mean)
 
-    def _choose_prefix(self, turn: Turn, up: list[int]) -> tuple[int, int]:
+    def _report_live(self, index: int, num_live: int) -> None:
+        self._reported_live[index] = num_live
+        for process in self._processes:
+            self._update_load(process, index)
+
+    def _change_load(self, turn: Turn, num_tokens: int, num_live: int) -> None:
         process = self._processes[turn.process]
+        process.pending[turn.engine] += num_tokens
+        process.live[turn.engine] += num_live
+        self._update_load(process, turn.engine)
 
-        def load(index: int) -> tuple[int, int]:
-            return process.pending[index], max(process.live[index], self._reported_live[index])
+    def _update_load(self, process: Process, index: int) -> None:
+        num_live = max(process.live[index], self._reported_live[index])
+        started = time.thread_time()
+        process.router.set_load(index, process.pending[index], num_live)
+        self.route_s += time.thread_time() - started
 
-        return process.router.choose(turn.token_ids, (), up, load)
+    def _choose_prefix(self, turn: Turn, up: list[int]) -> tuple[int, int]:
+        return self._processes[turn.process].router.choose(turn.token_ids, (), tuple(up))
 
     def _choose_round_robin(self, turn: Turn, up: list[int]) -> tuple[int, int]:
         return up[next(self._next) % len(up)], 0

@@ -3,13 +3,15 @@
 Plans nothing itself and leaves nothing behind: measured steps have a cache and a batch of their own.
 """
 
+from importlib import metadata
+
 import torch
 
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.registry import measure_steps
+from octavo.worker_proc.runners.registry import measure_steps, try_batches
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, free_bytes: int) -> DeviceFacts:
@@ -24,7 +26,9 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
 
     Raises:
         NotEnoughMemoryError: a step of these sizes does not fit in memory.
+        ConfigError: a model of `transformers` mixes the rows of requests.
     """
+    variant = try_batches(model, config) if model.impl == "transformers" else ""
     memory = measure_steps(model, device, config)
     return DeviceFacts(
         rank=rank,
@@ -36,17 +40,22 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         graph_bytes=memory.graph_bytes,
         cpu_kernels=_cpu_kernels(model) if config.device == "cpu" else "",
         cache_groups=cache_group_specs(model, config),
+        model_impl=model.impl,
+        variant_module=variant,
     )
 
 
 def _cpu_kernels(model: Model) -> str:
     """Return what was found on this machine: it may have no compiler, or a library of a lower level."""
-    return f"native {model.library.isa}" if model.library else f"torch {torch.__version__}"
+    kernels = f"native {model.library.isa}" if model.library else f"torch {torch.__version__}"
+    if model.impl == "octavo":
+        return kernels
+    return f"{kernels}, torch {torch.__version__}, transformers {metadata.version('transformers')}"
 
 
 def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:
-    """Return what the core needs to know about the cache groups of a model."""
-    return [
+    """Return what the core needs to know about the cache groups of a model: that of states is the last one."""
+    specs = [
         CacheGroupSpec(
             kind="full" if group.shape.window is None else "chunk" if group.shape.is_chunked else "window",
             window=group.shape.window or 0,
@@ -55,3 +64,6 @@ def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSp
         )
         for group in model.cache_groups
     ]
+    if (states := model.state_group) is not None:
+        specs.append(CacheGroupSpec(kind="state", num_layers=len(states.layers), block_bytes=states.num_bytes))
+    return specs

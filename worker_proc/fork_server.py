@@ -119,7 +119,7 @@ def become_worker(request: ForkRequest, descriptors: list[int]) -> NoReturn:
 
 def main() -> NoReturn:
     """Import, then serve."""
-    die_with_parent(os.getppid())
+    die_with_parent(int(sys.argv[2]))  # by now its parent may be gone, and another process have this one
     # A signal for the whole process group is for the core, which stops the workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

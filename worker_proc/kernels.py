@@ -14,7 +14,9 @@ from octavo.protocol.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 
-def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, number: int = 0) -> NativeLibrary | None:
+def open_kernels(
+    config: ResolvedConfig, env: Env, phase: Phase, *, number: int = 0, has_other_nodes: bool = False
+) -> NativeLibrary | None:
     """Return the native library, compiled if necessary; None: the worker computes through torch.
 
     Args:
@@ -22,11 +24,12 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, number: int 
         env: the cache directory of compiled libraries, and the compiler.
         phase: reports a compilation as a phase of the start.
         number: of this worker among all on the machine; it takes the cores after those of the workers before it.
+        has_other_nodes: auto means native, because another machine may have a compiler, and all must compute alike.
 
     Raises:
         ConfigError: native kernels are required but not available, or a core does not exist.
     """
-    library = _choose(config, env, phase)
+    library = _choose(config, env, phase, has_other_nodes=has_other_nodes)
     if config.cpu_binding == "none":
         return library
     if library is None:
@@ -48,7 +51,7 @@ def open_kernels(config: ResolvedConfig, env: Env, phase: Phase, *, number: int 
     return library
 
 
-def _choose(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | None:
+def _choose(config: ResolvedConfig, env: Env, phase: Phase, *, has_other_nodes: bool) -> NativeLibrary | None:
     head_dim = config.model.head_dim
     if config.cpu_kernels == "torch":
         logger.info("computing with torch's operations (--cpu-kernels torch)")
@@ -61,6 +64,7 @@ def _choose(config: ResolvedConfig, env: Env, phase: Phase) -> NativeLibrary | N
         return None
     toolchain = Toolchain(cache_dir=env.cache_dir, compiler=env.cxx)
     try:
-        return choose_kernels(config.cpu_kernels, toolchain=toolchain, phase=phase)
+        return choose_kernels("native" if has_other_nodes else config.cpu_kernels, toolchain=toolchain, phase=phase)
     except NativeUnavailable as error:
-        raise ConfigError(f"--cpu-kernels native: {error.reason}", hint=error.hint) from error
+        hint = f"{error.hint}; or give --cpu-kernels torch to all nodes" if has_other_nodes else error.hint
+        raise ConfigError(f"--cpu-kernels {config.cpu_kernels}: {error.reason}", hint=hint) from error

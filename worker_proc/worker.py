@@ -94,11 +94,14 @@ class Worker:
                 number = config.engine_place * spec.world_size + spec.rank
             device = open_device(config, number=number, launches_early=env.launches_early)
         free_bytes = device.free_bytes()
-        library = open_kernels(config, env, reporter.phase, number=number) if config.device == "cpu" else None
+        library = None
+        if config.device == "cpu":
+            has_other_nodes = spec.place is not None
+            library = open_kernels(config, env, reporter.phase, number=number, has_other_nodes=has_other_nodes)
         peers = Peers(None, None, lambda: None)
-        if spec.world_size > 1:
+        if spec.world_size > 1 or config.is_lock_step:
             with reporter.phase("joining the other workers"):
-                peers = join_peers(spec, library)
+                peers = join_peers(spec, library, device.torch_device, env)
                 peers.meet()  # no rank takes memory before all have measured what is free
         with reporter.phase("loading weights"):
             model = load_model(
@@ -110,6 +113,7 @@ class Worker:
                 rank=spec.rank,
                 group=peers.group,
                 exchange=peers.stages,
+                engines=peers.engines,
             )
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):
@@ -242,19 +246,23 @@ class Worker:
 
     @torch.inference_mode()
     def _allocate(self, command: AllocateCache) -> None:
+        # The last number is that of the slots for states, if the model has any; the others are equal.
+        num_states = command.num_blocks[-1] if self._model.state_group else 0
+        num_blocks = command.num_blocks[0] if self._model.cache_groups else 0
         try:
             self._executor = open_executor(
                 self._model,
                 self._spec.config,
                 self._device.stream(),
                 self._deliver,
-                num_blocks=command.num_blocks[0],
+                num_blocks=num_blocks,
+                num_states=num_states,
                 max_model_len=command.max_model_len,
                 processors=self._processors,
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
-                f"no memory for {command.num_blocks[0]} KV blocks: {error}",
+                f"no memory for {num_blocks} KV blocks and {num_states} states: {error}",
                 hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
             ) from error
         if (fd := self._executor.fileno()) is not None:

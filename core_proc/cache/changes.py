@@ -17,7 +17,7 @@ class CacheChanges:
     def __init__(self, groups: CacheGroups) -> None:
         self._span_blocks = span_blocks(groups.block_size)
         self._group = groups.full[0] if groups.full else 0
-        self._suffix = groups.key_suffixes[self._group]
+        self._suffix = groups.key_suffixes[self._group] if groups.num_groups else b""
         self._changes: dict[bytes, bool] = {}
         """Whether the block can be found now, by its key in the pool."""
         self.has_cleared = False

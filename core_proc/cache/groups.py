@@ -2,6 +2,9 @@
 
 A request has as many logical blocks in each group: block i of every group is for the tokens from i * block_size on. A
 group with a window frees the blocks that no later token reads; `NULL_BLOCK` takes their places in its list.
+
+Layers with a recurrent state are one more group, the last one. Its list holds slots of another pool: entry i is the
+slot of the state after the last token computed in block i, `NULL_BLOCK` if that state is not kept.
 """
 
 from collections.abc import Sequence
@@ -16,6 +19,29 @@ all tokens of a step, so larger steps of one request would take more memory than
 
 NULL_BLOCK: BlockId = -1
 """The place of a block that a request does not hold, because none of its tokens reads it any more."""
+
+
+MIN_CHECKPOINT_INTERVAL = 256
+"""Tokens between two checkpoints of a state, at least. A prompt chunk ends at each: this many tokens are a full step of
+four threads. Few prompts share fewer."""
+
+MAX_CHECKPOINT_INTERVAL = 2048
+
+CHECKPOINT_BYTES_PER_TOKEN = 128 << 10
+"""Checkpoints of large states are so far apart that they take no more memory per token than the keys and values of a
+model with 8 billion parameters, unless this exceeds `MAX_CHECKPOINT_INTERVAL`."""
+
+MIN_CHECKPOINT_TOKENS = 128
+"""Tokens that the checkpoint at the end of a prompt must save, compared with the one before it: the rest of the prompt
+takes a step of its own."""
+
+
+def checkpoint_interval(state_bytes: int, block_size: int) -> int:
+    """Return the tokens between two checkpoints of a state, a multiple of `block_size`."""
+    interval = -(-MIN_CHECKPOINT_INTERVAL // block_size) * block_size
+    while interval * CHECKPOINT_BYTES_PER_TOKEN < state_bytes and interval < MAX_CHECKPOINT_INTERVAL:
+        interval *= 2
+    return interval
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +62,38 @@ class WindowedGroup:
         return first // self.block_size
 
 
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """The layers with a recurrent state, and where requests leave checkpoints of it."""
+
+    index: int
+    block_size: int
+    interval: int
+    """A request leaves a checkpoint after so many tokens each, and one before the last block of its prompt; 0: none."""
+
+    @property
+    def max_held(self) -> int:
+        """Slots that a request holds at most at a time: with checkpoints, the one it reads and the one it writes."""
+        return 2 if self.interval else 1
+
+    def is_kept(self, position: int, num_prompt_tokens: int) -> bool:
+        """Return whether a request leaves a checkpoint of its state after `position` tokens."""
+        if not self.interval or not position:
+            return False
+        return position % self.interval == 0 or position == self._end_of_prompt(num_prompt_tokens)
+
+    def next_kept(self, position: int, num_prompt_tokens: int) -> int:
+        """Return the first position after `position` with a checkpoint; there must be any."""
+        end = self._end_of_prompt(num_prompt_tokens)
+        following = (position // self.interval + 1) * self.interval
+        return end if position < end < following else following
+
+    def _end_of_prompt(self, num_prompt_tokens: int) -> int:
+        """Return the last block boundary from which an equal prompt can continue; 0 if it is not worth a checkpoint."""
+        end = (num_prompt_tokens - 1) // self.block_size * self.block_size
+        return end if end % self.interval >= min(MIN_CHECKPOINT_TOKENS, self.interval // 2) else 0
+
+
 class CacheGroups:
     """The groups of one model.
 
@@ -44,13 +102,28 @@ class CacheGroups:
         block_size: tokens of a block.
         max_step_tokens: most tokens of a step.
         max_chunk: most tokens of one request in one step; 0: no limit.
+        keeps_checkpoints: whether requests leave checkpoints of their states for others.
     """
 
     def __init__(
-        self, specs: Sequence[CacheGroupSpec], block_size: int, max_step_tokens: int, max_chunk: int = 0
+        self,
+        specs: Sequence[CacheGroupSpec],
+        block_size: int,
+        max_step_tokens: int,
+        max_chunk: int = 0,
+        *,
+        keeps_checkpoints: bool = True,
     ) -> None:
+        state_specs = [spec for spec in specs if spec.kind == "state"]
+        specs = [spec for spec in specs if spec.kind != "state"]
         self.num_groups = len(specs)
+        """Groups that share the pool of blocks."""
+        self.state: StateGroup | None = None
         limits = [max_chunk] if max_chunk else []
+        if state_specs:
+            interval = state_specs[0].window or checkpoint_interval(state_specs[0].block_bytes, block_size)
+            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0)
+            limits += [interval] if keeps_checkpoints else []
         if any(spec.window for spec in specs):
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
         self.max_chunk = min(limits, default=0)
@@ -69,11 +142,20 @@ class CacheGroups:
         self.key_suffixes = [bytes([index]) if index else b"" for index in range(self.num_groups)]
         """What follows the hash of a block to make its key in the pool, which knows no groups."""
 
+    @property
+    def num_lists(self) -> int:
+        """Lists of ids that a request has in all messages: one for each group, and one for its states."""
+        return self.num_groups + (self.state is not None)
+
     @classmethod
     def of(cls, config: ResolvedConfig, specs: Sequence[CacheGroupSpec]) -> "CacheGroups":
         """Return the groups of an engine."""
         return cls(
-            specs, config.block_size, config.max_num_batched_tokens, max_chunk=config.long_prefill_token_threshold
+            specs,
+            config.block_size,
+            config.max_num_batched_tokens,
+            max_chunk=config.long_prefill_token_threshold,
+            keeps_checkpoints=config.enable_prefix_caching,
         )
 
     @classmethod

@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
+from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
+from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.request import NO_LIST, Request
 from octavo.protocol.ids import BlockId
-from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 
 
 class Hits(NamedTuple):
@@ -24,7 +25,9 @@ class Hits(NamedTuple):
     first_blocks: Sequence[int]
     """The index of the first block that the request then holds in each group; () if all groups keep every token."""
     keys: Sequence[bytes]
-    """The keys in the pool on which the result depends."""
+    """The keys in the pools on which the result depends."""
+    state: BlockId = NULL_BLOCK
+    """The slot of the state after them."""
 
 
 _NO_HITS = Hits(0, (), (), ())
@@ -47,16 +50,18 @@ class PrefixCache:
     being made. Workers execute plans in order and write KV before they read it, so the block can be read at once.
 
     One pool serves all KV cache groups: a block has the same bytes in each, and belongs to one of them at a time. The
-    lists of a request are equally long in all groups.
+    lists of a request are equally long in all groups. States have slots of their own: see `StateSlots`.
 
     Blocks that a window has passed are freed between two plans. Steps in flight may still read them, but workers
     execute these before the step in which the next owner writes.
     """
 
-    def __init__(self, pool: BlockPool, groups: CacheGroups, *, is_enabled: bool) -> None:
+    def __init__(self, pool: BlockPool, groups: CacheGroups, *, num_states: int = 0, is_enabled: bool) -> None:
         self.pool = pool
         self.groups = groups
         self.num_groups = groups.num_groups
+        self.states = None if groups.state is None else StateSlots(groups.state, num_states, bytes([self.num_groups]))
+        """None: the model has no recurrent states."""
         self.block_size = groups.block_size
         self.is_enabled = is_enabled
         self.has_windows = bool(groups.windowed)
@@ -65,7 +70,7 @@ class PrefixCache:
         """Requests whose windows may have passed some of their blocks."""
         self._counted: tuple[Request, int] | None = None
         """The request whose hits were counted last, with the number of its tokens then."""
-        self._counts = (_NO_HITS, 0)
+        self._counts: tuple[Hits, list[int]] = (_NO_HITS, [])
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Report every change from now on."""
@@ -77,43 +82,81 @@ class PrefixCache:
         self._observers.remove(observer)
         self.pool.observers.remove(observer)
 
+    @property
+    def pools(self) -> list[BlockPool]:
+        """The pool of blocks, and that of the states if there are any."""
+        return [self.pool] if self.states is None else [self.pool, self.states.pool]
+
+    @property
+    def main_pool(self) -> BlockPool:
+        """The pool that statistics are about: that of the states if no layer has keys and values."""
+        return self.pool if self.num_groups or self.states is None else self.states.pool
+
+    def reset_contents(self) -> bool:
+        """Drop the contents of all blocks and checkpoints; rejected (False) while any is in use."""
+        if any(pool.num_free != pool.num_blocks for pool in self.pools):
+            return False
+        for pool in self.pools:
+            pool.reset_contents()
+        return True
+
+    def max_chunk(self, request: Request, start: int) -> int | None:
+        """Return how many further tokens of a request a plan may compute that begins at `start`; None: any number.
+
+        It ends at the next checkpoint of the state. A request waits if this plan computes that checkpoint for another.
+        """
+        return None if self.states is None else self.states.max_chunk(request, start)
+
     def num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Return how many more blocks, of all groups together, the request needs to hold `num_tokens` tokens.
 
-        Where a window frees blocks meanwhile: how many more it holds at most at a time.
+        Where a window frees blocks meanwhile: how many more it holds at most at a time. The next step needs no more. A
+        later one may, if another request keeps blocks that this one's window has passed: it counts again, and preempts.
         """
-        return self._num_missing(num_tokens, request.num_blocks, request.first_blocks)
+        num_blocks = request.num_blocks
+        return self._num_missing(num_tokens, num_blocks, [num_blocks - first for first in request.first_blocks])
 
     def num_blocks_to_start(self, request: Request) -> int:
-        """Return how many free blocks a waiting request takes at most at a time for the tokens it has."""
-        hits, num_free = self.count_hits(request)
-        return num_free + self._num_missing(request.num_tokens, hits.num_blocks, hits.first_blocks)
+        """Return how many free blocks a waiting request takes at most at a time for the tokens it has.
 
-    def _num_missing(self, num_tokens: int, num_blocks: int, first_blocks: Sequence[int]) -> int:
-        """Return `num_missing_blocks` of a request that has `num_blocks` of each group, from `first_blocks` on."""
+        A window that passes a block which another request holds too frees nothing: such hits save no block of it.
+        """
+        hits, num_free = self.count_hits(request)
+        return sum(num_free) + self._num_missing(request.num_tokens, hits.num_blocks, num_free)
+
+    def _num_missing(self, num_tokens: int, num_blocks: int, num_held: Sequence[int]) -> int:
+        """Return `num_missing_blocks` of a request that has `num_blocks` of each group.
+
+        Args:
+            num_tokens: as for `num_missing_blocks`.
+            num_blocks: with those that windows have passed.
+            num_held: of each group, the blocks that its window frees as it passes them; () if there are none.
+        """
         num_new = max(0, -(-num_tokens // self.block_size) - num_blocks)
         if not self.has_windows:
             return num_new * self.num_groups
         num_missing = num_new * len(self.groups.full)
         for group in self.groups.windowed:
-            num_held = num_blocks - first_blocks[group.index] if num_blocks else 0
-            num_missing += min(num_new, max(0, group.max_held - num_held))
+            held = num_held[group.index] if num_held else 0
+            num_missing += min(num_new, max(0, group.max_held - held))
         return num_missing
 
-    def count_hits(self, request: Request) -> tuple[Hits, int]:
-        """Return what `attach_hits` would find now, and how many of these blocks are free. Changes nothing."""
+    def count_hits(self, request: Request) -> tuple[Hits, list[int]]:
+        """Return what `attach_hits` would find now, and how many blocks of each group are free. Changes nothing."""
         if self._is_counted(request):
             return self._counts
         hits = self._hits(request)
-        self.pool.watch(frozenset(hits.keys))
+        for pool in self.pools:
+            pool.watch(frozenset(hits.keys))
         self._counted = request, len(request.token_ids)
-        self._counts = hits, sum([sum(map(self.pool.is_free, block_ids)) for block_ids in hits.block_ids])
+        self._counts = hits, [sum(map(self.pool.is_free, block_ids)) for block_ids in hits.block_ids]
         return self._counts
 
     def _is_counted(self, request: Request) -> bool:
         """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
         # perf: the first waiting request is checked in every step.
-        return self._counted == (request, len(request.token_ids)) and not self.pool.has_watched_changed
+        is_same = self._counted == (request, len(request.token_ids)) and not self.pool.has_watched_changed
+        return is_same and not (self.states and self.states.pool.has_watched_changed)
 
     def attach_hits(self, request: Request) -> int:
         """Attach the cached blocks that follow the request's own.
@@ -124,17 +167,19 @@ class PrefixCache:
             The number of tokens that need not be computed.
         """
         if not request.block_ids:
-            request.block_ids = [[] for _ in range(self.num_groups)]
+            request.block_ids = [[] for _ in range(self.groups.num_lists)]
             request.first_blocks = [0] * self.num_groups if self.has_windows else NO_LIST
         # perf: a request that starts was counted just before.
         hits = self._counts[0] if not request.num_blocks and self._is_counted(request) else self._hits(request)
         if not hits.num_blocks:
             return 0
-        for own, found in zip(request.block_ids, hits.block_ids, strict=True):
+        for own, found in zip(request.block_ids, hits.block_ids, strict=False):
             for block_id in found:
                 self.pool.incref(block_id)
             own += [NULL_BLOCK] * (hits.num_blocks - len(found))
             own += found
+        if self.states is not None:
+            self.states.attach(request, hits.num_blocks, hits.state)
         request.num_blocks += hits.num_blocks
         num_tokens = hits.num_blocks * self.block_size
         request.num_computed_tokens += num_tokens
@@ -152,13 +197,20 @@ class PrefixCache:
         num_new = -(-num_tokens // self.block_size) - request.num_blocks
         if num_new <= 0:
             return
-        for block_ids in request.block_ids:
+        for block_ids in request.block_ids[: self.num_groups]:
             for _ in range(num_new):
                 block_ids.append(self.pool.allocate())
+        if self.states is not None:
+            self.states.extend(request, num_new)
         request.num_blocks += num_new
 
     def free_passed_blocks(self) -> None:
-        """Free the blocks that windows have passed since the last call. Call between two plans."""
+        """Free the blocks that windows, and the slots that states, have passed since the last call.
+
+        Call between two plans.
+        """
+        if self.states is not None:
+            self.states.settle()
         for request in self._advanced:
             self._free_passed_blocks(request)
         self._advanced.clear()
@@ -175,9 +227,14 @@ class PrefixCache:
             request.first_blocks[group.index] = end
 
     def cache_full_blocks(self, request: Request) -> None:
-        """Set the hashes of the request's full blocks whose tokens are known and computed."""
+        """Set the hashes of the request's full blocks whose tokens are known and computed, in this plan or before."""
         if not self.is_enabled:
             return
+        if self.states is not None:
+            self.states.on_computed(request)
+        self._hash_full_blocks(request)
+
+    def _hash_full_blocks(self, request: Request) -> None:
         num_full = min(request.num_computed_tokens, len(request.token_ids)) // self.block_size
         first = request.num_hashed_blocks
         if num_full <= first:
@@ -210,15 +267,20 @@ class PrefixCache:
         for block_hash in request.block_hashes:
             for suffix in self.groups.key_suffixes:
                 self.pool.drop_hash(block_hash + suffix)
+        if self.states is not None:
+            self.states.invalidate(request)
         request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one
 
     def release(self, request: Request) -> None:
         """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
-        self.cache_full_blocks(request)
+        if self.is_enabled:
+            self._hash_full_blocks(request)
+        if self.states is not None:
+            self.states.release(request)
         if self.num_groups == 1 and not self.has_windows:
             self.pool.release(request.block_ids[0])
         else:  # from the tail to the head in all groups at once: a hit needs blocks of each
-            blocks = zip(*request.block_ids, strict=True)
+            blocks = zip(*request.block_ids[: self.num_groups], strict=True)
             self.pool.release([block_id for ids in blocks for block_id in ids if block_id != NULL_BLOCK])
             self._advanced.pop(request, None)
         request.block_ids = request.first_blocks = NO_LIST
@@ -229,7 +291,8 @@ class PrefixCache:
     def _hits(self, request: Request) -> Hits:
         """Return the cached blocks that follow the request's own; none unless its own are all full.
 
-        Every group must have the blocks that the next token reads. A window reaches back to the last of them only.
+        Every group must have the blocks that the next token reads. A window reaches back to the last of them only, and
+        the state after them must be there.
         """
         if not self.is_enabled or not request.reads_prefix_cache:
             return _NO_HITS
@@ -241,10 +304,10 @@ class PrefixCache:
         # A request that has begun needs hits in all groups at once, or each step would search its whole prompt.
         groups = range(self.num_groups) if first else self.groups.full
         block_ids = self._leading_hits(request, first, end, groups, keys)
-        if not self.has_windows:
+        if not self.has_windows and self.states is None:
             return Hits(len(block_ids[0]), block_ids, (), keys)
         end = first + len(block_ids[0]) if block_ids else end
-        end = end if first else self._end_within_windows(request, end, keys)
+        end = self._common_end(request, first, end, keys)
         starts = [first] * self.num_groups
         for group in self.groups.windowed:
             starts[group.index] = max(first, group.first_block(end * self.block_size))
@@ -252,7 +315,10 @@ class PrefixCache:
             [self.pool.find_cached(request.block_hashes[index] + suffix) for index in range(start, end)]
             for start, suffix in zip(starts, self.groups.key_suffixes, strict=True)
         ]
-        return Hits(end - first, found, starts, keys)
+        slot = NULL_BLOCK
+        if self.states is not None and end > first:
+            slot = self.states.checkpoint(request, end)
+        return Hits(end - first, found, starts if self.has_windows else (), keys, slot)
 
     def _leading_hits(
         self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]
@@ -295,12 +361,18 @@ class PrefixCache:
                         end, first, is_settled = index, group.first_block(index * self.block_size), False
         return end
 
+    def _common_end(self, request: Request, first: int, end: int, keys: list[bytes]) -> int:
+        """Return the most leading blocks, at most `end`, at whose end windows and the state are cached.
+
+        The keys that were looked up are added to `keys`.
+        """
+        if first:
+            return end if self.states is None else self.states.last_of_next_checkpoints(request, first, end, keys)
+        while True:
+            end = self._end_within_windows(request, end, keys)
+            if self.states is None or (checkpoint := self.states.last_checkpoint(request, end, keys)) == end:
+                return end
+            end = checkpoint
+
     def _hash(self, request: Request, index: int) -> bytes:
-        """Return the hash of the request's block `index`, whose tokens must be known."""
-        hashes = request.block_hashes = request.block_hashes or []
-        size = self.block_size
-        while len(hashes) <= index:
-            start = len(hashes) * size
-            parent = hashes[-1] if hashes else ROOT_HASH
-            hashes.append(hash_block(parent, request.token_ids[start : start + size], start, request.extra_keys))
-        return hashes[index]
+        return hash_of_block(request, index, self.block_size)

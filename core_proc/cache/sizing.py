@@ -5,7 +5,10 @@ Pure arithmetic: measures nothing, allocates nothing.
 
 from collections.abc import Sequence
 
-from octavo.core_proc.cache.groups import CacheGroups
+import msgspec
+
+from octavo.core_proc.cache import state_sizing
+from octavo.core_proc.cache.groups import CacheGroups, checkpoint_interval
 from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 
@@ -31,19 +34,24 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         NotEnoughMemoryError: not even one request of `max_model_len` tokens fits; the hint names a flag
             and a value with which it would.
     """
-    groups = CacheGroups.of(config, _groups_of_model(facts))
-    tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
-    num_blocks = _num_blocks(config, tightest)
+    specs = _groups_of_model(config, facts)
+    groups = CacheGroups.of(config, specs)
+    num_states = min(_num_states(config, fact) for fact in facts)
+    max_request_states = groups.state.max_held if groups.state else 0
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, num_states))
+    num_blocks = _num_blocks(config, tightest, num_states)
     longest = groups.longest_request(num_blocks, config.max_model_len)
-    if longest < config.max_model_len and not (config.fits_model_len and longest):
-        raise _not_enough(config, tightest, num_blocks)
+    is_short = longest < config.max_model_len and not (config.fits_model_len and longest)
+    if is_short or num_states < max_request_states:
+        raise _not_enough(config, tightest, num_blocks if groups.num_groups else num_states, max_request_states)
     return CachePlan(
-        blocks_per_group=[num_blocks] * groups.num_groups,
+        blocks_per_group=[num_blocks] * groups.num_groups + [num_states] * (groups.state is not None),
         block_size=config.block_size,
         max_model_len=longest,
-        kv_cache_bytes=num_blocks * max(fact.kv_block_bytes for fact in facts),
-        cache_groups=_groups_of_model(facts),
+        kv_cache_bytes=max(num_blocks * fact.kv_block_bytes + num_states * fact.state_bytes for fact in facts),
+        cache_groups=specs,
         max_request_blocks=groups.max_request_blocks(longest) if groups.num_groups > 1 or groups.windowed else 0,
+        max_request_states=max_request_states,
     )
 
 
@@ -51,48 +59,64 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     """Return the start-up table: where each worker's memory goes, and what the cache holds."""
     lines = []
     for fact in facts:
-        cache_bytes = plan.num_blocks * fact.kv_block_bytes
+        cache_bytes, state_bytes = plan.num_blocks * fact.kv_block_bytes, plan.num_states * fact.state_bytes
         rows = [
             ("weights", fact.weights_bytes),
             ("activations (peak)", fact.activation_bytes),
             *([("CUDA graphs", fact.graph_bytes)] if fact.graph_bytes else []),
-            ("KV cache", cache_bytes),
-            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes),
+            *([("KV cache", cache_bytes)] if cache_bytes or not state_bytes else []),
+            *([("states", state_bytes)] if state_bytes else []),
+            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes),
             ("free at start", fact.free_bytes),
         ]
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
         lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
-    tightest = min(facts, key=lambda fact: _num_blocks(config, fact))
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, plan.num_states))
     lines += _group_lines(config, facts, plan)
-    lines.append(f"KV cache limited by: {_limit(config, tightest)}")
-    lines.append(f"KV cache size: {plan.num_tokens:,} tokens")
+    lines.append(f"KV cache limited by: {_limit(config, tightest, plan.num_states)}")
+    token_bytes = sum(spec.block_bytes for spec in plan.cache_groups if spec.kind != "state") // plan.block_size
+    where = f" on worker {facts[0].rank}" if len(facts) > 1 else ""
+    lines.append(f"KV cache size: {plan.num_tokens:,} tokens, {token_bytes:,} bytes each{where}")
     lines.append(
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
     )
     return "\n".join(lines)
 
 
-def _groups_of_model(facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
-    """Return the groups that all workers have, with the layers of each: those of one worker, or of the stages."""
+def _groups_of_model(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
+    """Return the groups that all workers have, with the layers of each: those of one worker, or of the stages.
+
+    The interval of checkpoints is that of the worker with the largest states.
+    """
     first, *others = [[(group.kind, group.window) for group in fact.cache_groups] for fact in facts]
     assert all(groups == first for groups in others), f"workers with different cache groups: {[first, *others]}"
-    return facts[0].cache_groups
+    groups = facts[0].cache_groups
+    if (state_bytes := max(fact.state_bytes for fact in facts)) and not groups[-1].window:
+        interval = checkpoint_interval(state_bytes, config.block_size)
+        groups = [*groups[:-1], msgspec.structs.replace(groups[-1], window=interval)]
+    return groups
 
 
 def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> list[str]:
     """Return what one request takes of the first worker's memory in each kind of cache group; [] for a single group."""
-    if not plan.max_request_blocks:
+    if not plan.max_request_blocks and not plan.has_states:
         return []
     groups, specs, block_bytes = CacheGroups.of_plan(config, plan), plan.cache_groups, facts[0].kv_block_bytes
     num_blocks = groups.max_blocks_per_group(plan.max_model_len)
     where = f" on worker {facts[0].rank}" if len(facts) > 1 else ""
     lines = [f"KV cache of a request of {plan.max_model_len:,} tokens{where}:"]
-    for kind, window in dict.fromkeys((spec.kind, spec.window) for spec in specs):
+    for kind, window in dict.fromkeys((spec.kind, spec.window) for spec in specs if spec.kind != "state"):
         alike = [index for index, spec in enumerate(specs) if (spec.kind, spec.window) == (kind, window)]
         name = {"full": "full", "window": f"window of {window:,}", "chunk": f"chunks of {window:,}"}[kind]
         num_layers, held = sum(specs[index].num_layers for index in alike), sum(num_blocks[index] for index in alike)
         layers = f"{num_layers} layers in {len(alike)} group{'s' if len(alike) > 1 else ''}"
         lines.append(f"  {name:<20} {_shown(held * block_bytes):>10}  {layers}")
+    if groups.state is not None:
+        name = "states" if plan.max_request_states > 1 else "state"
+        shown, num_layers = _shown(plan.max_request_states * facts[0].state_bytes), specs[-1].num_layers
+        where = f", checkpoints {groups.state.interval:,} tokens apart" if groups.state.interval else ""
+        lines.append(f"  {plan.max_request_states} {name:<18} {shown:>10}  {num_layers} layers{where}")
+        return lines
     # A model without windows would keep all its layers in one group.
     full_bytes = sum(spec.block_bytes for spec in specs) * -(-plan.max_model_len // plan.block_size)
     total_bytes = sum(num_blocks) * block_bytes
@@ -101,13 +125,31 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     return lines
 
 
-def _num_blocks(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    """Return the blocks that one worker is to hold; 0 or less when there is no room."""
+def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return the slots of states that one worker is to hold, which are taken from the memory of the cache."""
+    request_bytes = _num_blocks_needed(config, fact) * fact.kv_block_bytes
+    cache_bytes = config.kv_cache_memory_bytes
+    if cache_bytes is None:
+        cache_bytes = _room(config, fact)
+        if config.device == "cpu":
+            ceiling_bytes = state_sizing.ceiling_bytes(config, fact)
+            cache_bytes = min(cache_bytes, max(CPU_CACHE_CEILING_BYTES, ceiling_bytes, 2 * request_bytes))
+    return state_sizing.num_states(config, fact, cache_bytes, request_bytes)
+
+
+def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> int:
+    """Return the blocks that one worker is to hold beside its states; 0 or less when there is no room."""
+    if not fact.has_blocks:
+        return 0
     if config.num_blocks_override is not None:
         return config.num_blocks_override
+    if not fact.kv_block_bytes:  # a pipeline stage whose layers have states only
+        return _UNLIMITED
+    state_bytes = num_states * fact.state_bytes
     if config.kv_cache_memory_bytes is not None:
-        return config.kv_cache_memory_bytes // fact.kv_block_bytes
-    return min(_room(config, fact) // fact.kv_block_bytes, _useful(config, fact), _ceiling(config, fact))
+        return (config.kv_cache_memory_bytes - state_bytes) // fact.kv_block_bytes
+    num_free = (_room(config, fact) - state_bytes) // fact.kv_block_bytes
+    return min(num_free, _useful(config, fact), _ceiling(config, fact, num_states))
 
 
 def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
@@ -115,24 +157,33 @@ def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
     return _num_blocks_needed(config, fact) * config.max_num_seqs if config.device == "cpu" else _UNLIMITED
 
 
-def _ceiling(config: ResolvedConfig, fact: DeviceFacts) -> int:
+def _ceiling(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> int:
     """Return the most blocks that the automatic size takes on a CPU, whose memory other programs use too."""
-    if config.device != "cpu":
+    if config.device != "cpu" or not fact.kv_block_bytes:
         return _UNLIMITED
-    return max(_num_blocks_needed(config, fact), CPU_CACHE_CEILING_BYTES // fact.kv_block_bytes)
+    rest_bytes = CPU_CACHE_CEILING_BYTES - min(num_states * fact.state_bytes, CPU_CACHE_CEILING_BYTES // 2)
+    return max(_num_blocks_needed(config, fact), rest_bytes // fact.kv_block_bytes)
 
 
-def _limit(config: ResolvedConfig, fact: DeviceFacts) -> str:
+def _limit(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> str:
     """Return what limited the number of blocks, in terms of the user's settings."""
     if config.num_blocks_override is not None:
         return "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:
         return "--kv-cache-memory-bytes"
-    num_blocks = _num_blocks(config, fact)
-    if num_blocks == _useful(config, fact):
+    num_blocks = _num_blocks(config, fact, num_states)
+    is_used = num_blocks == _useful(config, fact)
+    is_at_ceiling = num_blocks == _ceiling(config, fact, num_states)
+    if not fact.kv_block_bytes:
+        is_used = num_states == state_sizing.most_states(config, fact)
+        is_at_ceiling = config.device == "cpu" and (num_states + 1) * fact.state_bytes <= _room(config, fact)
+    if is_used:
         return "--max-num-seqs requests of --max-model-len tokens need no more"
-    if num_blocks == _ceiling(config, fact):
-        return f"at most {_shown(CPU_CACHE_CEILING_BYTES)} on a CPU unless --kv-cache-memory-bytes asks for more"
+    if is_at_ceiling:
+        states = f", or the states of {state_sizing.CPU_REQUESTS} requests," * bool(num_states)
+        return (
+            f"at most {_shown(CPU_CACHE_CEILING_BYTES)}{states} on a CPU unless --kv-cache-memory-bytes asks for more"
+        )
     return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_memory_qualifier(config)}"
 
 
@@ -141,19 +192,29 @@ def _num_blocks_needed(config: ResolvedConfig, fact: DeviceFacts) -> int:
     return CacheGroups.of(config, fact.cache_groups).max_request_blocks(config.max_model_len)
 
 
-def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int) -> NotEnoughMemoryError:
-    """Return the error, with the change that costs the user least."""
+def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int, num_states: int) -> NotEnoughMemoryError:
+    """Return the error, with the change that costs the user least.
+
+    Args:
+        config: of the engine.
+        fact: of the worker with the least room.
+        num_blocks: that it has room for; slots of states if the model has no blocks.
+        num_states: that one request needs.
+    """
     groups = CacheGroups.of(config, fact.cache_groups)
-    longest, num_needed = groups.longest_request(num_blocks, config.max_model_len), _num_blocks_needed(config, fact)
-    one_request = f"one request of --max-model-len {config.max_model_len} needs {num_needed} KV blocks"
+    num_needed = _num_blocks_needed(config, fact)
+    need_bytes = num_needed * fact.kv_block_bytes + num_states * fact.state_bytes
+    # Without blocks a shorter request needs as much.
+    longest = groups.longest_request(num_blocks, config.max_model_len) if groups.num_groups else 0
+    needed = [f"{num_needed} KV blocks"] * bool(num_needed) + [f"{num_states} states"] * bool(num_states)
+    one_request = f"one request of --max-model-len {config.max_model_len} needs {' and '.join(needed)}"
     shorter = f"--max-model-len {longest}"
     if config.num_blocks_override is not None:
         return NotEnoughMemoryError(
             f"{one_request}, but --num-gpu-blocks-override allows {num_blocks}",
             phase=_PHASE,
-            hint=f"use --num-gpu-blocks-override {num_needed} or {shorter}",
+            hint=f"use --num-gpu-blocks-override {num_needed or num_states}" + f" or {shorter}" * bool(longest),
         )
-    need_bytes = num_needed * fact.kv_block_bytes
     if config.kv_cache_memory_bytes is not None:
         more = f"--kv-cache-memory-bytes {need_bytes}"
         return NotEnoughMemoryError(

@@ -17,7 +17,7 @@ from octavo.core_proc.workers.commands import WorkerCommands
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError
-from octavo.protocol.restarts import LONG_LIFE_S, RestartPolicy
+from octavo.protocol.restarts import LONG_LIFE_S, RestartDecision, RestartPolicy
 from octavo.protocol.steps import StepPlan, StepResult, TokenMask
 
 logger = logging.getLogger(__name__)
@@ -114,6 +114,11 @@ class WorkerSupervisor:
         self._expect_reply()
         self._commands.execute(plan)
 
+    def join_steps(self) -> None:
+        """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
+        assert self._group is not None
+        self._group.join_steps()
+
     def send_masks(self, masks: Sequence[TokenMask]) -> None:
         """Send every rank the masks of the oldest step that awaits them and has none. Never blocks."""
         assert self._group is not None
@@ -207,7 +212,8 @@ class WorkerSupervisor:
         """
         if self.is_ready and failure.cause != "hung" and self._clock() - self._entered_s >= LONG_LIFE_S:
             self._policy.progress()
-        decision = self._policy.fail(str(failure))
+        is_elsewhere = failure.cause == "other_engine"  # which counts this failure, and looks for its cause
+        decision = RestartDecision(0.0, is_hopeless=False) if is_elsewhere else self._policy.fail(str(failure))
         if decision.is_hopeless:
             raise WorkerFailed(self._policy.root_cause, failure.cause) from failure
         scheduler = self._scheduler
@@ -221,7 +227,10 @@ class WorkerSupervisor:
             self._commands.cancel(str(failure))
             self._ending.append(self._group)
             self._group = None
-        self._events += self._attribution.record_worker_crash(str(failure))
+        if is_elsewhere:
+            scheduler.lose_workers()
+        else:
+            self._events += self._attribution.record_worker_crash(str(failure))
         delay = f" in {decision.delay_s:.1f} s" if decision.delay_s else ""
         num_requests = len(scheduler.requests)
         logger.error("lost the workers: %s. Restarting them%s; %d requests wait", failure, delay, num_requests)
@@ -242,7 +251,8 @@ class WorkerSupervisor:
         try:
             is_ready = not self._ending and group.advance(self._plan)
         except WorkerFailed as failure:
-            self._lose(WorkerFailed(str(failure), "not_started"))
+            is_elsewhere = failure.cause == "other_engine"
+            self._lose(failure if is_elsewhere else WorkerFailed(str(failure), "not_started"))
             return
         self.version += 1
         if is_ready:

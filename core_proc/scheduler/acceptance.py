@@ -100,6 +100,7 @@ class Acceptance:
             request.num_pending_tokens -= scheduled.num_samples
             is_short = request.state is RequestState.RUNNING and count < scheduled.num_samples
             if is_short:
+                assert self._cache.states is None, "a recurrent state holds rejected guesses: keep it before them"
                 # Positions after a rejected guess hold the KV of tokens that the request does not have.
                 self._batch.withdraw(request)
                 request.num_computed_tokens -= scheduled.num_samples - count

@@ -52,6 +52,12 @@ class Prefill:
             for request in requests:
                 self._compute(draft, request, min(request.num_uncomputed_tokens, self._limit(draft, request)))
 
+    def can_complete(self, request: Request, num_tokens: int) -> bool:
+        """Return whether one step of so many prompt tokens can compute all that the request lacks."""
+        most = self._cache.max_chunk(request, request.num_computed_tokens)
+        limit = min(num_tokens, self._max_chunk or num_tokens, num_tokens if most is None else most)
+        return request.num_uncomputed_tokens <= limit
+
     def _num_spare_blocks(self) -> int:
         """Return how many free blocks no running request needs for the tokens it has."""
         return self._cache.pool.num_free - self._batch.num_reserved_blocks
@@ -76,9 +82,11 @@ class Prefill:
 
     def _limit(self, draft: StepDraft, request: Request) -> int:
         """Return how many further tokens of the request this step may compute."""
-        if not self._max_chunk:
-            return draft.num_tokens_left
-        return min(draft.num_tokens_left, self._max_chunk - draft.num_tokens_of(request))
+        limit, num_planned = draft.num_tokens_left, draft.num_tokens_of(request)
+        most = self._cache.max_chunk(request, request.num_computed_tokens - num_planned)
+        if most is not None:
+            limit = min(limit, most)
+        return min(limit, self._max_chunk - num_planned) if self._max_chunk else limit
 
     def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
         """Put tokens of a request into the step, with blocks to hold them."""

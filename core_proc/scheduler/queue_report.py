@@ -22,6 +22,8 @@ def explain_waiting(scheduler: Scheduler, now: float) -> str:
                 f"the KV cache is full: it needs {num_needed} blocks, {pool.num_free} of {pool.num_blocks} are free, "
                 f"and {running}, which may need more"
             )
+        case "states":
+            why = f"{running}, and there is no memory for the states of more (--kv-cache-memory-bytes)"
         case "max_num_seqs":
             why = f"{running}, which is the limit (--max-num-seqs)"
         case "budget":

@@ -57,9 +57,11 @@ class Scheduler:
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, clock: Callable[[], float]) -> None:
         self.config = config
         self.max_model_len = cache_plan.max_model_len
+        groups = CacheGroups.of_plan(config, cache_plan)
         self.cache = PrefixCache(
-            BlockPool(cache_plan.num_blocks),
-            CacheGroups.of_plan(config, cache_plan),
+            BlockPool(cache_plan.num_blocks if groups.num_groups else 0),
+            groups,
+            num_states=cache_plan.num_states,
             is_enabled=config.enable_prefix_caching,
         )
         self.requests = RequestMap[LiveRequest]()
@@ -161,7 +163,7 @@ class Scheduler:
             self._preempt(request)
         self._released = []
         self._sampled = []
-        has_forgotten = self.cache.pool.reset_contents()
+        has_forgotten = self.cache.reset_contents()
         assert has_forgotten, "blocks are held though nobody runs"
         self.waiting_reason = "workers" if self.waiting else ""
 
@@ -174,14 +176,14 @@ class Scheduler:
 
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Returns False and does nothing while any is in use."""
-        return self.cache.pool.reset_contents()
+        return self.cache.reset_contents()
 
     def stats(self) -> EngineStats:
         """Return the counters and the current gauges."""
         self.counters.num_running = len(self.running)
         self.counters.num_waiting = len(self.waiting)
         self.counters.waiting_reason = self.waiting_reason
-        self.counters.num_free_blocks = self.cache.pool.num_free
+        self.counters.num_free_blocks = self.cache.main_pool.num_free
         return self.counters
 
     def may_plan(self, depth: int) -> bool:
@@ -198,13 +200,15 @@ class Scheduler:
         draft.num_tokens_left = self._step_target.max_step_tokens(
             num_decoding, (request.num_computed_tokens for request in self.batch.prefilling)
         )
-        is_deferred = self._should_defer_decodes(draft)
-        if not is_deferred:
-            self._decode(draft, num_decoding)
+        most_prompt_tokens = draft.num_tokens_left
         if self._turns.are_taken:
             num_uncomputed = sum([request.num_uncomputed_tokens for request in self.batch.prefilling])
             num_uncomputed += self.waiting.num_prompt_tokens
-            draft.num_tokens_left = self._turns.max_prompt_tokens(draft.num_tokens_left, num_uncomputed)
+            most_prompt_tokens = self._turns.max_prompt_tokens(most_prompt_tokens, num_uncomputed)
+        is_deferred = self._should_defer_decodes(most_prompt_tokens)
+        if not is_deferred:
+            self._decode(draft, num_decoding)
+        draft.num_tokens_left = min(draft.num_tokens_left, most_prompt_tokens)
         prompts = PromptBudget(
             draft.num_tokens_left,
             self.cache.block_size,
@@ -240,20 +244,19 @@ class Scheduler:
 
     def _free_blocks(self, draft: StepDraft) -> None:
         """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
-        if self.cache.has_windows:
-            self.cache.free_passed_blocks()
+        self.cache.free_passed_blocks()
         while victim := self.batch.victim():
             self._preempt(victim)
             self.counters.num_preemptions += 1
             draft.has_preempted = True
 
-    def _should_defer_decodes(self, draft: StepDraft) -> bool:
+    def _should_defer_decodes(self, most_prompt_tokens: int) -> bool:
         """Return whether this step leaves decodes out, because it can complete a prompt and decodes can wait."""
         if not self.batch.decoding or not self._throttle.can_defer:
             return False
         head = self.admission.candidate(self.eligible_requests()).request
         candidates = [*self.batch.prefilling, head] if head else self.batch.prefilling
-        completes = [request.num_uncomputed_tokens <= draft.num_tokens_left for request in candidates]
+        completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
         # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
         return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
 
@@ -284,11 +287,9 @@ class Scheduler:
             candidate.count_bypass()
             if queue is not self.waiting:
                 queue.remove(head)
-            num_free = self.cache.pool.num_free
+            draft.num_spare_blocks -= self.cache.num_blocks_to_start(head)
             self._start(draft, head)
             prompts.claim(head.num_uncomputed_tokens)
-            num_taken = num_free - self.cache.pool.num_free
-            draft.num_spare_blocks -= num_taken + self.cache.num_missing_blocks(head, head.num_tokens)
         if self.waiting:
             self.waiting_reason = candidate.reason or QUARANTINED
 

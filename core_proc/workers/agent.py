@@ -18,6 +18,7 @@ from octavo.protocol.identity import instruction_sets
 from octavo.protocol.lifecycle import EXIT_STARTUP_FAILED, StopSignal
 from octavo.protocol.nodes import AgentReady, AgentSocket, Dismiss, EndRanks, RankExited, RankReport, StartRanks
 from octavo.protocol.supervise import Child, ChildExited
+from octavo.protocol.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -159,6 +160,7 @@ class _Connection:
                 agent=self._agent,
                 node=self._spec.node,
                 position=self._spec.position,
+                release=__version__,
                 capacity=self._spec.capacity,
                 instruction_sets=instruction_sets(),
                 memory_path=f"/proc/{os.getpid()}/fd/{self._memory_fd}",

@@ -21,6 +21,7 @@ from octavo.protocol.nodes import (
     RankExited,
     RankReport,
 )
+from octavo.protocol.version import __version__
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +80,8 @@ class Agents:
         self._socket = AgentsSocket(self.context, address, keys.server if keys else None)
         self.address = self._socket.address
         self._members: dict[str, _Member] = {}
+        self._refused: dict[str, str] = {}
+        """Nodes that cannot be used, and why; by name."""
         self._lost: defaultdict[int, list[AgentLost]] = defaultdict(list)
         self._is_dismissed = self._is_closed = False
 
@@ -105,29 +108,31 @@ class Agents:
                         self._members[message.agent].events.append(message)
 
     def _admit(self, ready: AgentReady) -> None:
-        if ready.version != PROTOCOL_VERSION:
-            logger.error(
-                "node %s speaks protocol %d, this one %d: install the same version of octavo on both",
-                ready.node,
-                ready.version,
-                PROTOCOL_VERSION,
+        if (ready.version, ready.release) != (PROTOCOL_VERSION, __version__):
+            self._refuse(
+                ready,
+                f"it has octavo {ready.release or 'of an earlier release'} with protocol {ready.version}, node 0 has "
+                f"{__version__} with {PROTOCOL_VERSION}: install the same version on both",
             )
             self.tell(ready.agent, Dismiss())
             return
         if self._is_uniform:
             self._instruction_sets = self._instruction_sets or ready.instruction_sets
-            if ready.instruction_sets != self._instruction_sets:
-                others = sorted(set(ready.instruction_sets) ^ set(self._instruction_sets))
-                logger.error(
-                    "node %s cannot be used: its processor would compute other bits than the first node's: "
-                    "only one of them has %s",
-                    ready.node,
-                    ", ".join(others),
+            if others := sorted(set(ready.instruction_sets) ^ set(self._instruction_sets)):
+                self._refuse(
+                    ready,
+                    "its processor would compute other bits than the first node's: only one of them has "
+                    + ", ".join(others),
                 )
                 return
+        self._refused.pop(ready.node, None)
         if ready.agent not in self._members:
             logger.info("node %s has joined, with room for %d workers", ready.node, ready.capacity)
         self._members[ready.agent] = _Member(ready)
+
+    def _refuse(self, ready: AgentReady, reason: str) -> None:
+        logger.error("node %s cannot be used: %s", ready.node, reason)
+        self._refused[ready.node] = f"node {ready.node} cannot be used: {reason}"
 
     def _lose(self, lost: AgentLost) -> None:
         member = self._members.pop(lost.agent, None)
@@ -177,7 +182,11 @@ class Agents:
         return ready.position, is_remote, ready.node
 
     def missing(self, num_ranks: int) -> str:
-        """Return what a group waits for, for messages."""
+        """Return what a group waits for, for messages: nodes that were refused, and why, or have not joined."""
+        missing = self._absent(num_ranks)
+        return missing and "; ".join([missing, *self._refused.values()])
+
+    def _absent(self, num_ranks: int) -> str:
         idle = [member.ready for member in self._members.values() if member.generation is None]
         if self._num_positions:
             absent = sorted(set(range(self._num_positions)) - {ready.position for ready in idle})

@@ -19,7 +19,7 @@ import msgspec
 from octavo.protocol.control import ForkRequest, LaunchSpec
 from octavo.protocol.env import child_environment
 from octavo.protocol.lifecycle import LENGTH
-from octavo.protocol.supervise import Child
+from octavo.protocol.supervise import Child, without_interrupts
 
 MODULE = "octavo.worker_proc.fork_server"
 
@@ -40,9 +40,9 @@ class ForkServer:
             OSError: it cannot be started.
         """
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
+        with theirs, without_interrupts():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno())],
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 stdout=sys.stderr.fileno(),
                 pass_fds=[theirs.fileno()],

@@ -13,8 +13,9 @@ from octavo.protocol.errors import OctavoError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
 from octavo.protocol.steps import WorkerCommand, WorkerReply
 
-FailureCause: TypeAlias = Literal["exited", "raised", "hung", "not_started"]
-"""How a worker failed: its process ended, it reported an error, it stopped answering, or it never became ready."""
+FailureCause: TypeAlias = Literal["exited", "raised", "hung", "not_started", "other_engine"]
+"""How a worker failed: its process ended, it reported an error, it stopped answering, or it never became ready; or a
+worker of another engine has, without which ours cannot compute."""
 
 
 class WorkerFailed(OctavoError):
@@ -84,6 +85,9 @@ class WorkerGroup(Protocol):
 
     def broadcast(self, command: WorkerCommand) -> None:
         """Send a command to every rank, none is lost. Never blocks."""
+
+    def join_steps(self) -> None:
+        """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
 
     def gather(self) -> WorkerReply | None:
         """Return the next reply of any rank, None when there is none. Never blocks.

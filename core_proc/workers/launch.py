@@ -1,10 +1,13 @@
 """Starts the first group of an engine's workers: the only place that knows which kinds of groups there are."""
 
+from typing import Any
+
 import zmq
 
 from octavo.core_proc.workers.agents import Agents
 from octavo.core_proc.workers.group import WorkerGroup
 from octavo.core_proc.workers.local import LocalWorkerGroup
+from octavo.core_proc.workers.lock_step import LockStepPlace, LockStepWorkerGroup
 from octavo.core_proc.workers.nodes import LaunchedNodes
 from octavo.core_proc.workers.remote import RemoteWorkerGroup
 from octavo.protocol.control import CoreSpec
@@ -37,16 +40,16 @@ def launch_workers(
     elif config.num_nodes > 1:
         agents = LaunchedNodes(spec, module)
     else:
-        # Workers on GPUs are not forked: that has not been tried.
-        forks = config.world_size > 1 and config.device == "cpu" and module == WORKER_MODULE
-        return LocalWorkerGroup(
-            config,
-            spec.run_dir,
-            context,
-            module=module,
-            forks=forks,
-            log_level=log_level,
-            log_config=log_config,
-            facts=facts,
-        )
+        settings: dict[str, Any] = {
+            "module": module,
+            # Workers on GPUs are not forked: that has not been tried.
+            "forks": config.world_size > 1 and config.device == "cpu" and module == WORKER_MODULE,
+            "log_level": log_level,
+            "log_config": log_config,
+            "facts": facts,
+        }
+        if config.is_lock_step:
+            place = LockStepPlace(spec.lock_step_path, spec.lock_step_fd)
+            return LockStepWorkerGroup(config, spec.run_dir, context, place=place, **settings)
+        return LocalWorkerGroup(config, spec.run_dir, context, **settings)
     return RemoteWorkerGroup(agents, config, log_level=log_level, log_config=log_config, facts=facts)

@@ -75,22 +75,34 @@ class LocalWorkerGroup(StartingGroup):
         self._children: dict[int, Child] = {}
         """By rank; without those that have exited and been closed."""
         self._fork_server: ForkServer | None = None
-        exchange_fd = -1
         try:
             if forks:
                 self._fork_server = fork_server or ForkServer()
-            if config.world_size > 1:  # freed with the last process that has it open; a new group starts with zeros
-                exchange_fd = os.memfd_create(f"octavo-ranks-{generation}")
-            for rank in range(config.world_size):
-                self._children[rank] = self._spawn(rank, exchange_fd)
+            self._launch()
         except OSError:
             self.kill()
             raise
+
+    def _launch(self, engines_fd: int = -1) -> None:
+        """Start the processes.
+
+        Args:
+            engines_fd: see `WorkerSpec`.
+
+        Raises:
+            OSError: one cannot be started.
+        """
+        exchange_fd = -1
+        try:
+            if self._config.world_size > 1:  # freed with the last process that has it open; a group starts with zeros
+                exchange_fd = os.memfd_create(f"octavo-ranks-{self._generation}")
+            for rank in range(self._config.world_size):
+                self._children[rank] = self._spawn(rank, exchange_fd, engines_fd)
         finally:
             if exchange_fd >= 0:
                 os.close(exchange_fd)
 
-    def _spawn(self, rank: int, exchange_fd: int) -> Child:
+    def _spawn(self, rank: int, exchange_fd: int, engines_fd: int) -> Child:
         spec = WorkerSpec(
             config=self._config,
             rank=rank,
@@ -98,13 +110,14 @@ class LocalWorkerGroup(StartingGroup):
             plan_address=self._publisher.address,
             result_address=self._results.address,
             exchange_fd=exchange_fd,
+            engines_fd=engines_fd,
             rendezvous=f"{self._run_dir}/ranks-{self._generation}",
             generation=self._generation,
             facts=self._known_facts[rank] if self._known_facts else None,
             log_level=self._log_level,
             log_config=self._log_config,
         )
-        inherited = [exchange_fd] if exchange_fd >= 0 else []
+        inherited = [descriptor for descriptor in (exchange_fd, engines_fd) if descriptor >= 0]
         if self._fork_server is not None:
             return self._fork_server.spawn(spec, f"worker {rank}", inherited)
         return Child.spawn(self._module, spec, f"worker {rank}", inherited=inherited)
@@ -124,18 +137,20 @@ class LocalWorkerGroup(StartingGroup):
             StartupError: a socket cannot be bound.
             OSError: a process cannot be started.
         """
-        return LocalWorkerGroup(
-            self._config,
-            self._run_dir,
-            self._context,
-            module=self._module,
-            log_level=self._log_level,
-            log_config=self._log_config,
-            generation=self._generation + 1,
-            facts=self._known_facts or self.facts,
-            forks=self._fork_server is not None,
-            fork_server=self._fork_server if self._fork_server and self._fork_server.is_alive else None,
-        )
+        return LocalWorkerGroup(self._config, self._run_dir, self._context, **self._settings_of_next)
+
+    @property
+    def _settings_of_next(self) -> dict[str, Any]:
+        """The keyword arguments of the next group."""
+        return {
+            "module": self._module,
+            "log_level": self._log_level,
+            "log_config": self._log_config,
+            "generation": self._generation + 1,
+            "facts": self._known_facts or self.facts,
+            "forks": self._fork_server is not None,
+            "fork_server": self._fork_server if self._fork_server and self._fork_server.is_alive else None,
+        }
 
     def stop(self) -> None:
         """Have all workers exit after the commands that were sent before.

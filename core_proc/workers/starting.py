@@ -146,6 +146,10 @@ class StartingGroup(ABC):
         """Send a command to every rank. Never blocks."""
         self._publisher.send(command)
 
+    def join_steps(self) -> None:
+        """See `WorkerGroup`: no other engine needs these workers."""
+        return
+
     def gather(self) -> WorkerReply | None:
         """Return the next reply of any rank, None when there is none. Never blocks.
 
@@ -166,7 +170,9 @@ class StartingGroup(ABC):
                 self._phases[rank] = message.phase
             case WorkerReady():
                 self._facts[message.facts.rank] = message.facts
-        if reporter and isinstance(message, Progress | PhaseDone):
+        # All ranks read about as much; the progress of one of them is enough for a display.
+        is_repeated = isinstance(message, Progress) and message.fraction is not None and rank != 0
+        if reporter and isinstance(message, Progress | PhaseDone) and not is_repeated:
             reporter.send(message)
 
     def _phase_of(self, rank: Rank) -> str:

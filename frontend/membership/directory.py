@@ -3,6 +3,8 @@
 import asyncio
 import contextlib
 import logging
+import socket
+import struct
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +21,12 @@ from octavo.frontend.membership.messages import (
 )
 
 logger = logging.getLogger(__name__)
+
+LATE_S = 5.0
+"""Time after which a process that has not followed a change is named in the log, again and again."""
+
+_CREDENTIALS = struct.Struct("3i")
+"""Process, user and group at the other end of a Unix socket."""
 
 
 class EngineDirectory:
@@ -42,6 +50,7 @@ class EngineDirectory:
         self._followers: dict[asyncio.StreamWriter, Report] = {}
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._late_check: asyncio.TimerHandle | None = None
 
     @property
     def reports(self) -> list[Report]:
@@ -56,6 +65,9 @@ class EngineDirectory:
         """Disconnect all processes; they keep the engines that they have."""
         if self._server:
             self._server.close()
+        if self._late_check:
+            self._late_check.cancel()
+            self._late_check = None
         for writer in list(self._followers):
             writer.close()
         for task in list(self._tasks):
@@ -66,7 +78,25 @@ class EngineDirectory:
         self._version += 1
         for writer in self._followers:
             send(writer, Membership(self._version, list(self._engines())))
+        if self._late_check is None and self._followers:
+            self._check_late_later()
         return self._version
+
+    def _check_late_later(self) -> None:
+        self._late_check = asyncio.get_running_loop().call_later(LATE_S, self._check_late, self._version)
+
+    def _check_late(self, version: int) -> None:
+        """Name the processes that have not followed: an engine cannot be removed while one may still need it."""
+        late = [_process_of(writer) for writer, report in self._followers.items() if report.version < version]
+        if late:
+            logger.warning(
+                "HTTP processes %s have not followed a change of the engines for %g s, and changes wait for them: they "
+                "still start, or are stopped; kill those that stay so, and they are replaced",
+                *(", ".join(map(str, late)), LATE_S),
+            )
+        self._late_check = None
+        if late or version < self._version:
+            self._check_late_later()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._followers[writer] = Report()
@@ -86,5 +116,15 @@ class EngineDirectory:
                 await writer.wait_closed()
 
     async def _answer(self, writer: asyncio.StreamWriter, command: AdminCommand) -> None:
-        result = await self._execute(command)
+        try:
+            result = await self._execute(command)
+        except Exception as error:  # else the operator would wait for ever
+            logger.exception("octavo admin engines %s failed", command.action)
+            result = AdminResult(500, f"{type(error).__name__}: {error}")
         send(writer, msgspec.structs.replace(result, call_id=command.call_id))
+
+
+def _process_of(writer: asyncio.StreamWriter) -> int:
+    """Return the id of the process at the other end."""
+    credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(credentials)[0])

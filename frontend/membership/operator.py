@@ -14,7 +14,7 @@ from octavo.frontend.engine_state import EngineState
 from octavo.frontend.membership.directory import EngineDirectory
 from octavo.frontend.membership.messages import AdminCommand, AdminResult, EngineEntry, EngineStatus
 from octavo.frontend.membership.starter import EngineStarter
-from octavo.frontend.recovery.replacement import require_same_number
+from octavo.frontend.recovery.replacement import require_changeable, require_same_number
 from octavo.frontend.spawn import Timeline, read_config
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ConflictError, InvalidRequestError, OctavoError, StartupError
@@ -114,6 +114,7 @@ class EngineOperator:
         return AdminResult(engines=await self.statuses())
 
     async def _carry_out(self, command: AdminCommand) -> None:
+        require_changeable(self._client.config, command.action)
         match command.action:
             case "list":
                 pass
@@ -307,8 +308,7 @@ class EngineOperator:
         while True:
             if self._is_idle(index, version):
                 idle_since_s = min(idle_since_s, loop.time())
-                has_waited = loop.time() - idle_since_s >= APPLICATIONS_TIMEOUT_S
-                if has_waited or not await self._serves_applications(index):
+                if loop.time() - idle_since_s >= APPLICATIONS_TIMEOUT_S or not await self._serves_applications(index):
                     return
             elif timeout_s is not None and loop.time() - start_s >= timeout_s and index not in self._leaving:
                 logger.info("engine %d has requests after %g s: they move to others if they can", index, timeout_s)

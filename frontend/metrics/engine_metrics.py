@@ -16,7 +16,7 @@ _COUNTERS = (
 )
 """Counters that are fields of `EngineStats` of the same name."""
 
-_FAILURE_CAUSES = ("exited", "raised", "hung", "not_started")
+_FAILURE_CAUSES = ("exited", "raised", "hung", "not_started", "other_engine")
 """Keys of `EngineStats.worker_failures`."""
 
 LABEL_VALUES: dict[str, tuple[str, ...]] = {

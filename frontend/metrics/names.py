@@ -69,8 +69,8 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("num_preemptions", _C, "Times a running request was preempted."),
     MetricName("num_recomputed_tokens", _C, "Tokens computed again after a preemption or a worker failure."),
     MetricName(
-        "worker_failures", _C, "Worker failures by cause: exited, raised, hung, or not_started (the restart "
-        "failed).", ("cause",),
+        "worker_failures", _C, "Worker failures by cause: exited, raised, hung, not_started (the restart "
+        "failed), or other_engine (which divides the experts with this one).", ("cause",),
     ),
     MetricName("worker_requests_resumed", _C, "Requests resumed after a worker failure."),
     MetricName("worker_last_pause_seconds", _G, "Time from the latest worker failure until workers were ready."),

@@ -11,16 +11,22 @@ from typing import Any
 
 import msgspec
 
-from octavo.frontend.model_files.gguf_cache import convert_gguf
+from octavo.frontend.model_files import mistral
+from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
 from octavo.protocol.config import ModelConfig, ModelFacts
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import LAYOUTS, has_weights
 
 PHASE = "reading the model's files"
+PARAMS = "params.json"
+"""The configuration in Mistral's own format."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
+UNLIMITED_POSITIONS = 131072
+"""The limit of models without any. Each slot of a batch has a list of as many token ids, in virtual memory."""
 _SAMPLING_DEFAULTS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -43,13 +49,13 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     path = locate_model(config, env)
     load_format = _load_format(config, path)
     home = convert_gguf(path, env) if path.is_file() else path
-    hf_config = {**_read_config(home), **_overrides("hf_overrides", config.hf_overrides)}
-    if load_format == "safetensors":
+    hf_config = {**_read_config(config, home), **_overrides("hf_overrides", config.hf_overrides)}
+    if load_format in LAYOUTS:
         _check_not_quantized(hf_config)
     generation = _read_generation_config(config, home)
     overrides = _overrides("override_generation_config", config.override_generation_config)
     generation |= overrides
-    num_heads = _positive(hf_config, "num_attention_heads", "n_head", "n_heads")
+    num_heads = _positive(hf_config, "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
     return ModelFacts(
         model_path=str(path),
         tokenizer_path=None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home),
@@ -58,7 +64,11 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         architecture=_architecture(hf_config, home),
         hf_config=hf_config,
         vocab_size=_positive(hf_config, "vocab_size"),
-        num_layers=_positive(hf_config, "num_hidden_layers", "n_layer", "n_layers"),
+        num_layers=_positive(
+            hf_config,
+            *("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+            default=len(hf_config.get("layers_block_type") or ()),  # of Nemotron-H, as transformers 5 writes it
+        ),
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(hf_config, num_heads),
         head_dim=_positive(
@@ -72,6 +82,8 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
             for theirs, ours in _SAMPLING_DEFAULTS.items()
             if generation.get(theirs) is not None
         },
+        model_impl="octavo" if config.model_impl == "vllm" else config.model_impl,
+        trust_remote_code=config.trust_remote_code,
     )
 
 
@@ -79,9 +91,9 @@ def _load_format(config: ModelConfig, path: Path) -> str:
     """Resolve "auto", and check that the files exist."""
     wanted = "auto" if config.load_format == "hf" else config.load_format
     if path.is_file():
-        if wanted == "safetensors":
+        if wanted in LAYOUTS:
             raise ConfigError(
-                f"--load-format safetensors, but {path.name} is a single file", phase=PHASE, hint="use gguf or auto"
+                f"--load-format {wanted}, but {path.name} is a single file", phase=PHASE, hint="use gguf or auto"
             )
         if path.suffix != ".gguf":
             raise ConfigError(
@@ -94,19 +106,26 @@ def _load_format(config: ModelConfig, path: Path) -> str:
         raise ConfigError(
             f"--load-format gguf, but {path} is a directory in Hugging Face layout", phase=PHASE, hint="name the file"
         )
-    if next(path.glob("*.safetensors"), None):
-        return "safetensors"
-    if found := next((file for pattern in ("*.bin", "*.pt", "*.pth") for file in sorted(path.glob(pattern))), None):
-        raise ConfigError(
-            f"the weights in {path} are a pickle ({found.name}), which can run code when it is loaded",
-            phase=PHASE,
-            hint="convert them: AutoModelForCausalLM.from_pretrained(...).save_pretrained(...) writes safetensors",
-        )
+    candidates = list(LAYOUTS) if wanted == "auto" else [wanted]
+    if _config_format(config, path) == "mistral":
+        candidates.sort(key="mistral".__ne__)
+    for candidate in candidates:
+        if has_weights(path, candidate):
+            return candidate
+    kinds = "neither *.safetensors nor *.bin or *.pt" if wanted == "auto" else f"none for --load-format {wanted}"
     raise ConfigError(
-        f"no weights in {path}: no *.safetensors file",
+        f"no weights in {path}: {kinds}",
         phase=PHASE,
-        hint="--load-format dummy runs a model with random weights",
+        hint="check the directory; --load-format dummy runs a model with random weights",
     )
+
+
+def _config_format(config: ModelConfig, home: Path) -> str:
+    """Resolve "auto": params.json is read if there is no config.json."""
+    if config.config_format != "auto":
+        return config.config_format
+    has_params_only = (home / PARAMS).is_file() and not (home / "config.json").is_file()
+    return "mistral" if has_params_only else "hf"
 
 
 def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
@@ -115,7 +134,13 @@ def _tokenizer_home(config: ModelConfig, env: Env) -> Path | None:
     return convert_gguf(path, env) if path and path.is_file() else path
 
 
-def _read_config(home: Path) -> dict[str, Any]:
+def _read_config(config: ModelConfig, home: Path) -> dict[str, Any]:
+    if _config_format(config, home) == "mistral":
+        if not (home / PARAMS).is_file():
+            raise ConfigError(
+                f"no {PARAMS} in {home}", phase=PHASE, hint="leave out --config-format mistral to read config.json"
+            )
+        return mistral.hf_config(read_json(home / PARAMS))
     if not (home / "config.json").is_file():
         raise ConfigError(
             f"no config.json in {home}", phase=PHASE, hint="name a directory in Hugging Face layout or a .gguf file"
@@ -187,8 +212,8 @@ def _num_kv_heads(hf_config: dict[str, Any], num_heads: int) -> int:
 
 def _max_positions(hf_config: dict[str, Any]) -> int:
     """Return the number of positions. With YaRN, the limit in the file may not include the scaling."""
-    # Positions of BLOOM and Falcon are not limited by their weights; this is how they were trained.
-    default = 2048 if hf_config.get("model_type") in ("bloom", "falcon") else None
+    # Positions of these are not limited by their weights. BLOOM and Falcon were trained with as many.
+    default = {"bloom": 2048, "falcon": 2048, "mamba2": UNLIMITED_POSITIONS}.get(hf_config.get("model_type", ""))
     names = "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length"
     limit = _positive(hf_config, *names, default=default)
     rope = hf_config.get("rope_parameters") or hf_config.get("rope_scaling") or {}
@@ -206,7 +231,7 @@ def _check_not_quantized(hf_config: dict[str, Any]) -> None:
         if method == "mxfp4":  # some architectures read it; the worker decides
             return
         raise ConfigError(
-            f"the checkpoint is quantized ({method}), which is not supported in safetensors files",
+            f"the checkpoint is quantized ({method}), which is not supported",
             phase=PHASE,
             hint="use the model's original checkpoint or a GGUF of it",
         )

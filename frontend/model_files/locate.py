@@ -4,6 +4,7 @@ Downloads from the hub if needed. It does not read the files.
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import LAYOUTS, has_weights
 
 PHASE = "locating the model"
 
@@ -26,8 +28,7 @@ _TOKENIZER_FILES = [
     "chat_template.*",
     "additional_chat_templates/*",
 ]
-_MODEL_FILES = ["config.json", "generation_config.json", *_TOKENIZER_FILES]
-_WEIGHT_FILES = ["*.safetensors", "*.safetensors.index.json"]
+_MODEL_FILES = ["config.json", "params.json", "generation_config.json", *_TOKENIZER_FILES]
 
 
 @dataclass(frozen=True)
@@ -41,16 +42,18 @@ class _Hub:
     token: str | None
     """None: the token of `hf auth login`."""
 
-    def snapshot(self, patterns: list[str], *, local_files_only: bool = False) -> str:
-        """Return the local directory with the repository's files that match `patterns`."""
+    def snapshot(self, load_format: str | None, patterns: list[str], *, local_files_only: bool = False) -> str:
+        """Return the local directory with the repository's files that match `patterns`, and weights of a format."""
         from huggingface_hub import snapshot_download
 
+        layout = LAYOUTS[load_format] if load_format else None
         return snapshot_download(
             self.name,
             revision=self.revision,
             cache_dir=self.cache_dir,
             token=self.token,
-            allow_patterns=patterns,
+            allow_patterns=[*patterns, layout.index, *layout.patterns] if layout else patterns,
+            ignore_patterns=list(layout.excluded) if layout else None,
             local_files_only=local_files_only,
         )
 
@@ -63,9 +66,11 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
     Raises:
         ConfigError: the file does not exist or cannot be downloaded; the hint says what to do.
     """
-    needs_weights = config.load_format != "dummy"
-    patterns = _MODEL_FILES + (_WEIGHT_FILES if needs_weights else [])
-    found = _locate(config.model, config.revision, config, env, patterns)
+    wanted = "auto" if config.load_format in ("hf", "gguf") else config.load_format
+    formats = [None] if wanted == "dummy" else list(LAYOUTS) if wanted == "auto" else [wanted]
+    if config.config_format == "mistral":
+        formats.sort(key="mistral".__ne__)
+    found = _locate(config.model, config.revision, config, env, formats, _MODEL_FILES)
     return _the_only_gguf(found) or found
 
 
@@ -80,17 +85,25 @@ def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
     if config.tokenizer is None:
         return None
     revision = config.tokenizer_revision or (config.revision if config.tokenizer == config.model else None)
-    return _locate(config.tokenizer, revision, config, env, _TOKENIZER_FILES)
+    return _locate(config.tokenizer, revision, config, env, [None], _TOKENIZER_FILES)
 
 
-def _locate(name: str, revision: str | None, config: ModelConfig, env: Env, patterns: list[str]) -> Path:
+def _locate(
+    name: str,
+    revision: str | None,
+    config: ModelConfig,
+    env: Env,
+    formats: Sequence[str | None],
+    patterns: list[str],
+) -> Path:
+    """Return the directory; `formats`: of weights, of which the first that the repository has is needed."""
     path = Path(name).expanduser()
     if path.exists():
         return path.resolve()
     if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise ConfigError(f"no such file or directory: {path}", phase=PHASE, hint="check the path")
     hub = _Hub(name, revision, config.download_dir, config.hf_token)
-    return _cached(hub, patterns) or _downloaded(hub, env, patterns)
+    return _cached(hub, formats, patterns) or _downloaded(hub, env, formats, patterns)
 
 
 def _the_only_gguf(directory: Path) -> Path | None:
@@ -104,29 +117,28 @@ def _the_only_gguf(directory: Path) -> Path | None:
     return files[0] if files else None
 
 
-def _cached(hub: _Hub, patterns: list[str]) -> Path | None:
+def _cached(hub: _Hub, formats: Sequence[str | None], patterns: list[str]) -> Path | None:
     """Return the files' directory in the hub cache, or None if some are missing."""
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 
     try:
-        path = Path(hub.snapshot(patterns, local_files_only=True))
+        path = Path(hub.snapshot(formats[0], patterns, local_files_only=True))
     except LocalEntryNotFoundError:
         return None
     except HFValidationError as error:
         raise ConfigError(
             f"neither an existing path nor a valid hub id: {hub.name}", phase=PHASE, hint="use org/name or a path"
         ) from error
-    is_complete = not set(_WEIGHT_FILES) <= set(patterns) or _has_all_weights(path)
-    return path if is_complete else None
+    return path if any(load_format is None or _is_complete(path, load_format) for load_format in formats) else None
 
 
-def _has_all_weights(path: Path) -> bool:
-    """Return whether a snapshot has all weights; an interrupted download lacks some shards."""
-    index = read_json(path / "model.safetensors.index.json").get("weight_map", {})
-    return all((path / shard).is_file() for shard in index.values()) and any(path.glob("*.safetensors"))
+def _is_complete(path: Path, load_format: str) -> bool:
+    """Return whether a snapshot has all weights; an interrupted download lacks some files."""
+    index = read_json(path / LAYOUTS[load_format].index).get("weight_map", {})
+    return has_weights(path, load_format) and all((path / file).is_file() for file in index.values())
 
 
-def _downloaded(hub: _Hub, env: Env, patterns: list[str]) -> Path:
+def _downloaded(hub: _Hub, env: Env, formats: Sequence[str | None], patterns: list[str]) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
 
     name = hub.name
@@ -138,7 +150,11 @@ def _downloaded(hub: _Hub, env: Env, patterns: list[str]) -> Path:
             hint=f"unset HF_HUB_OFFLINE, or {elsewhere}",
         )
     try:
-        return Path(hub.snapshot(patterns))
+        for load_format in formats:
+            path = Path(hub.snapshot(load_format, patterns))
+            if load_format is None or has_weights(path, load_format):
+                break
+        return path
     except GatedRepoError as error:
         raise ConfigError(
             f"{name} is gated: it needs an account that has accepted its terms",

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.errors import ConfigError, ConflictError
 
 
 def require_same_tokens(
@@ -36,6 +36,23 @@ def require_same_number(old: ResolvedConfig, new: ResolvedConfig) -> None:
             "not change their number",
             phase="configuration",
             hint=f"leave --data-parallel-size at {old.data_parallel_size}, and use octavo admin engines add or remove",
+        )
+
+
+def require_changeable(config: ResolvedConfig, action: str) -> None:
+    """Check that an operator may change which engines there are.
+
+    Args:
+        config: of the engines.
+        action: of the operator.
+
+    Raises:
+        ConflictError: each of the engines has a part of the experts.
+    """
+    if config.is_lock_step and action in ("add", "remove", "replace"):
+        raise ConflictError(
+            f"{action}: the engines divide the experts (--enable-expert-parallel), so none can come or go alone; "
+            "restart the server with another --data-parallel-size"
         )
 
 

@@ -44,6 +44,12 @@ class RoutedLink:
         self._serving: frozenset[int] = frozenset()
         self._leaving: set[int] = set()
         """Engines whose requests move away though they could finish there."""
+        self._link_of: dict[RequestId, CoreLink] = {}
+        """The link of each live request."""
+        self._facts: dict[str, EngineFacts] = {}
+        """Results of `facts_of` since an engine changed."""
+        self._usable: dict[str, tuple[int, ...]] = {}
+        """Results of `_find_usable` since an engine changed."""
         self._calls: dict[int, set[asyncio.Task[UtilityResult]]] = {}
         self._router = router
         self._on_model_changed = on_model_changed
@@ -60,13 +66,16 @@ class RoutedLink:
 
         If none is left, these are the facts of the engines that serve.
         """
+        if (known := self._facts.get(identity)) is not None:
+            return known
         found = [link.facts for link in self._links.values() if link.facts.identity == identity]
         if not found:
             assert identity != self.identity, "an engine serves"
             return self.facts
-        if len(found) == 1:
-            return found[0]
-        return msgspec.structs.replace(found[0], max_model_len=min([facts.max_model_len for facts in found]))
+        if len(found) > 1:
+            found[0] = msgspec.structs.replace(found[0], max_model_len=min([facts.max_model_len for facts in found]))
+        self._facts[identity] = found[0]
+        return found[0]
 
     @property
     def address(self) -> str:
@@ -76,8 +85,11 @@ class RoutedLink:
     @property
     def failure(self) -> EngineDeadError | None:
         """Why no engine serves any more; None while one may."""
-        failures = [self._links[index].failure for index in self._serving]
-        return failures[0] if failures and all(failures) else None
+        failure = None
+        for index in self._serving:
+            if (failure := self._links[index].failure) is None:
+                return None
+        return failure
 
     @property
     def downtime(self) -> Downtime | None:
@@ -101,8 +113,13 @@ class RoutedLink:
         assert index not in self._links, "an index belongs to one engine"
         self._links[index] = link
         link.index = index
+        link.link_of = self._link_of
+        link.on_load = partial(self._on_load, index)
+        link.on_down = self._on_change
         link.on_lost = partial(self._on_lost, index)
         link.on_up = partial(self._on_up, index)
+        self._on_load(index)
+        self._on_change()
         if self._vocabulary is not None:
             link.send_vocabulary(self._vocabulary)
         if len(self._links) > 1:
@@ -113,6 +130,7 @@ class RoutedLink:
         """Send new requests to these engines from now on, and to no others."""
         assert indices, "an engine must serve"
         self._serving = frozenset(indices)
+        self._on_change()
         self._leaving -= self._serving
         self._update_identity()
 
@@ -130,9 +148,15 @@ class RoutedLink:
         assert index not in self._serving, "new requests would come"
         link = self._links.pop(index)
         assert not link.num_live_requests, "its requests would be lost"
-        link.on_lost, link.on_up, link.on_cache_update = lambda: False, lambda: None, None
+        link.on_lost, link.on_cache_update = lambda: False, None
+        link.on_up = link.on_down = link.on_load = lambda: None
+        self._on_change()
         self._leaving.discard(index)
         self._router.forget(index)
+        if len(self._links) == 1:  # nothing to choose: it need not report what it has cached
+            (last,) = self._links
+            self._links[last].watch_cache(None)
+            self._router.forget(last)
         for other in [other for other, link in self._links.items() if link.failure]:
             self._move(other)  # its requests may have waited for this engine
 
@@ -161,13 +185,12 @@ class RoutedLink:
         """
         if len(self._links) == 1:  # perf: nothing to choose
             return next(iter(self._links.values())).submit(submit, arrived)
-        if any(submit.request_id in link for link in self._links.values()):  # it might move to the other one's engine
+        if submit.request_id in self._link_of:
             raise InvalidRequestError(f"request_id {submit.request_id!r} is in use", "request_id")
-        if beside is not None:
-            for link in self._links.values():
-                if beside in link and not link.failure:
-                    return link.submit(submit, arrived)
-        candidates = self._usable(identity) or self._usable(self.identity)
+        if beside is not None and (link := self._link_of.get(beside)) is not None and not link.failure:
+            return link.submit(submit, arrived)
+        if (candidates := self._usable.get(identity)) is None:
+            candidates = self._usable[identity] = self._find_usable(identity) or self._find_usable(self.identity)
         if not candidates:
             assert self.failure is not None, "an engine that has not failed is usable"
             raise self.failure
@@ -176,9 +199,12 @@ class RoutedLink:
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """See `CoreLink.abort`."""
-        for link in self._links.values():
-            if own := [request_id for request_id in request_ids if request_id in link]:
-                link.abort(own)
+        own: dict[CoreLink, list[RequestId]] = {}
+        for request_id in request_ids:
+            if (link := self._link_of.get(request_id)) is not None:
+                own.setdefault(link, []).append(request_id)
+        for link, ids in own.items():
+            link.abort(ids)
 
     async def call(self, utility: Utility, timeout_s: float = 60.0) -> UtilityResult:
         """Make a utility call to every engine that is up, and return one result for all.
@@ -229,17 +255,22 @@ class RoutedLink:
         own = [index for index, link in self._links.items() if link.facts.identity == identity]
         return [index for index in own if index in self._serving] if identity == self.identity else own
 
-    def _up(self, identity: str) -> list[int]:
-        return [index for index in self._members(identity) if self._links[index].is_up]
-
-    def _usable(self, identity: str) -> list[int]:
+    def _find_usable(self, identity: str) -> tuple[int, ...]:
         """Return the engines of an identity that are up; if none is, those that may come back."""
-        return self._up(identity) or [index for index in self._members(identity) if not self._links[index].failure]
+        members = sorted(self._members(identity))
+        is_up = [index for index in members if self._links[index].is_up]
+        return tuple(is_up or [index for index in members if not self._links[index].failure])
 
-    def _choose(self, submit: Submit, candidates: list[int]) -> tuple[int, int]:
-        return self._router.choose(
-            submit.prompt_token_ids, extra_keys_of(submit), candidates, lambda engine: self._links[engine].load
-        )
+    def _choose(self, submit: Submit, candidates: tuple[int, ...]) -> tuple[int, int]:
+        return self._router.choose(submit.prompt_token_ids, extra_keys_of(submit), candidates)
+
+    def _on_load(self, index: int) -> None:
+        self._router.set_load(index, *self._links[index].load)
+
+    def _on_change(self) -> None:
+        """Forget what depends on which engines there are, which are up and what they reported about themselves."""
+        self._usable.clear()
+        self._facts.clear()
 
     def _update_identity(self) -> None:
         """Let the identity of the first engine serve if no engine serves with the present one."""
@@ -263,6 +294,7 @@ class RoutedLink:
         """Handle the core of an engine that was down: it is probably another one, whose cache is empty, and it can take
         the requests of engines that are still down."""
         self._router.forget(index)
+        self._on_change()
         if self._serving:
             self._update_identity()
         if index in self._serving and self._links[index].facts.identity != self.identity:
@@ -312,17 +344,17 @@ class RoutedLink:
             source.fail_rest()
         return True
 
-    def _targets(self, index: int) -> list[int]:
+    def _targets(self, index: int) -> tuple[int, ...]:
         """Return the engines that can take the requests of another one."""
         source = self._links[index]
         members = set(self._members(source.facts.identity)) - self._leaving - {index}
         if targets := [other for other in members if self._links[other].is_up]:
-            return sorted(targets)
+            return tuple(sorted(targets))
         if source.is_up:
-            return []
+            return ()
         # Those that drain do so for longer: better than to wait for a core.
         same = [other for other, link in self._links.items() if link.facts.identity == source.facts.identity]
-        return [other for other in same if other != index and self._links[other].is_up]
+        return tuple(sorted([other for other in same if other != index and self._links[other].is_up]))
 
     def _go_on_moving(self, index: int) -> None:
         source = self._links.get(index)

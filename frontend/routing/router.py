@@ -5,9 +5,10 @@ are computed. A wrong view costs time and changes no result. Knows no links.
 """
 
 import time
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 
-from octavo.frontend.routing.cache_view import CacheView, remove_engine
+from octavo.frontend.routing.cache_view import CacheView, SpanMap
 from octavo.protocol.ids import ID_BYTES, IdArray
 from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, ExtraKey, hash_last_block, span_blocks
 
@@ -52,9 +53,17 @@ class PrefixRouter:
         self.block_size = block_size
         self._clock = clock
         self._last = num_engines - 1
-        self._sent: dict[int, int] = {}
-        """The engines to which a span was sent lately, as bits."""
-        self._sent_before: dict[int, int] = {}
+        self._loads = [0] * num_engines
+        """Costs of an engine's requests."""
+        self._candidates: tuple[int, ...] = ()
+        """Of the latest choice."""
+        self._positions: dict[int, int] = {}
+        """The index of each engine among them."""
+        self._bits = 0
+        """The same engines, as bits."""
+        self._sent = SpanMap()
+        """The engines to which a span was sent lately."""
+        self._sent_before = SpanMap()
         """The same in the time before."""
         self._turn_s = clock()
         self._hashes: dict[int, tuple[bytes, int]] = {}
@@ -62,41 +71,53 @@ class PrefixRouter:
         self._hashes_before: dict[int, tuple[bytes, int]] = {}
         """Those that were used before these."""
 
+    def set_load(self, engine: int, num_pending_tokens: int, num_live_requests: int) -> None:
+        """Note an engine's prompt tokens that wait to be computed, and its live requests."""
+        self._loads[engine] = num_pending_tokens // PENDING_DIVISOR + LIVE_COST_TOKENS * num_live_requests
+
     def choose(
-        self,
-        token_ids: IdArray,
-        extra_keys: tuple[ExtraKey, ...],
-        candidates: Sequence[int],
-        load_of: Callable[[int], tuple[int, int]],
+        self, token_ids: IdArray, extra_keys: tuple[ExtraKey, ...], candidates: tuple[int, ...]
     ) -> tuple[int, int]:
         """Return the engine for a prompt, and how many of its tokens are probably not cached there.
 
         Args:
             token_ids: of the prompt.
             extra_keys: what its keys and values depend on besides tokens.
-            candidates: engines that can take it; at least one.
-            load_of: returns an engine's prompt tokens that wait to be computed, and its live requests.
+            candidates: engines that can take it, in ascending order; at least one.
         """
+        if candidates != self._candidates:  # perf: they rarely change
+            self._candidates = candidates
+            self._positions = {engine: position for position, engine in enumerate(candidates)}
+            self._bits = sum([1 << engine for engine in candidates])
         data = token_ids.tobytes()
         keys = self._keys(data, extra_keys)
-        engines = sum([1 << engine for engine in candidates])
-        cached = self._cached_tokens(keys, data, extra_keys, engines)
-        num_tokens, num_engines, next_engine = len(token_ids), self._num_engines, self._last + 1
-        least, chosen = (float("inf"), 0), candidates[0]
-        for engine in candidates:
-            num_pending, num_live = load_of(engine)
-            cost = num_tokens - cached.get(engine, 0) + num_pending // PENDING_DIVISOR + LIVE_COST_TOKENS * num_live
-            if cost <= least[0] and (order := (cost, (engine - next_engine) % num_engines)) < least:
-                least, chosen = order, engine
+        cached = self._cached_spans(keys, data, extra_keys, self._bits)
+        chosen, num_spans = self._cheapest(cached)
         self._last = chosen
-        self._remember(keys, chosen, can_expire=not engines & ~self.view.reporting)
-        return chosen, num_tokens - cached.get(chosen, 0)
+        self._remember(keys, chosen, can_expire=not self._bits & ~self.view.reporting)
+        return chosen, len(token_ids) - num_spans * self.span_tokens
 
     def forget(self, engine: int) -> None:
         """Note that an engine's cache is empty: it was restarted."""
         self.view.forget(engine)
-        remove_engine(self._sent, engine)
-        remove_engine(self._sent_before, engine)
+        self._sent.forget(engine)
+        self._sent_before.forget(engine)
+
+    def _cheapest(self, cached: list[tuple[int, int]]) -> tuple[int, int]:
+        """Return the cheapest of the candidates, and how many spans it has cached; see `_cached_spans`."""
+        costs = [self._loads[engine] for engine in self._candidates]
+        # perf: most engines have equally much of a prompt, so only costs of the others are changed.
+        usual = max(cached, key=lambda group: group[0].bit_count())[1]
+        for engines, num_spans in cached:
+            saved = (num_spans - usual) * self.span_tokens
+            while saved and engines:
+                lowest = engines & -engines
+                costs[self._positions[lowest.bit_length() - 1]] -= saved
+                engines ^= lowest
+        least, start = min(costs), bisect_right(self._candidates, self._last)
+        position = costs.index(least, start) if least in costs[start:] else costs.index(least)
+        chosen = self._candidates[position]
+        return chosen, next(num_spans for engines, num_spans in cached if engines >> chosen & 1)
 
     def _keys(self, data: bytes, extra_keys: tuple[ExtraKey, ...]) -> list[int]:
         """Return this process's hash of all tokens up to the end of each whole span."""
@@ -108,16 +129,19 @@ class PrefixRouter:
             keys.append(key)
         return keys
 
-    def _cached_tokens(
+    def _cached_spans(
         self, keys: Sequence[int], data: bytes, extra_keys: tuple[ExtraKey, ...], engines: int
-    ) -> dict[int, int]:
-        """Return how many tokens of the prefix each of some engines has cached, without those that have none."""
-        sent, sent_before = self._sent, self._sent_before
+    ) -> list[tuple[int, int]]:
+        """Return groups of engines, as bits, that have equally many spans of a prefix cached, with that number."""
+        sent, sent_before = self._sent.engines_of, self._sent_before.engines_of
         reporting, reported = self.view.reporting, self.view.engines_of
-        cached: dict[int, int] = {}
+        groups: list[tuple[int, int]] = []
         hashes, block_hash, num_hashed = self._hashes, (ROOT_HASH, 0), 0
         for number, key in enumerate(keys):
-            having = sent.get(key, 0) | sent_before.get(key, 0)
+            having = sent.get(key, 0)
+            if not engines & ~having:
+                continue
+            having |= sent_before.get(key, 0)
             if engines & reporting & ~having:
                 if (known := hashes.get(key)) is not None:
                     block_hash, num_hashed = known, number + 1
@@ -127,13 +151,12 @@ class PrefixRouter:
                 having |= reported.get(block_hash[1], 0)
             remaining = engines & having
             if remaining != engines:
-                if number:
-                    self._note(cached, engines ^ remaining, number)
+                groups.append((engines ^ remaining, number))
                 engines = remaining
                 if not engines:
-                    return cached
-        self._note(cached, engines, len(keys))
-        return cached
+                    return groups
+        groups.append((engines, len(keys)))
+        return groups
 
     def _hash(
         self, key: int, parent: bytes, data: bytes, number: int, extra_keys: tuple[ExtraKey, ...]
@@ -145,23 +168,19 @@ class PrefixRouter:
             start, size = number * self.span_tokens, self.span_tokens * ID_BYTES
             span = data[number * size : (number + 1) * size]
             block_hash = hash_last_block(parent, span, start, self.block_size, extra_keys)
-            found = block_hash, int.from_bytes(block_hash[:SHORT_HASH_BYTES], "little")
+            found = block_hash, int.from_bytes(block_hash[:SHORT_HASH_BYTES], "little", signed=True)
         if len(self._hashes) >= MAX_HASHES:
             self._hashes, self._hashes_before = {}, self._hashes
         self._hashes[key] = found
         return found
 
-    def _note(self, cached: dict[int, int], engines: int, num_spans: int) -> None:
-        while engines:
-            lowest = engines & -engines
-            cached[lowest.bit_length() - 1] = num_spans * self.span_tokens
-            engines ^= lowest
-
     def _remember(self, keys: Sequence[int], engine: int, *, can_expire: bool) -> None:
         """Note that a prompt was sent to an engine, and forget older ones if all engines report or there are many."""
         now = self._clock()
-        if (can_expire and now >= self._turn_s + ESTIMATE_S) or len(self._sent) + len(keys) > self.max_spans:
-            self._sent, self._sent_before, self._turn_s = {}, self._sent, now
-        bit, sent = 1 << engine, self._sent
-        for key in keys:
-            sent[key] = sent.get(key, 0) | bit
+        num_sent = len(self._sent.engines_of)
+        if (can_expire and now >= self._turn_s + ESTIMATE_S) or num_sent + len(keys) > self.max_spans:
+            self._sent, self._sent_before, self._turn_s = SpanMap(), self._sent, now
+        # perf: what was sent with an earlier prompt is the beginning of this one.
+        bit, sent = 1 << engine, self._sent.engines_of
+        num_known = bisect_left(keys, True, key=lambda key: not sent.get(key, 0) & bit)
+        self._sent.add(keys[num_known:], engine)

@@ -104,8 +104,15 @@ def _convert_slow(path: Path, mode: TokenizerMode) -> FastTokenizer:
             if file.name != _FAST_FILE:
                 Path(others, file.name).symlink_to(file.resolve())
         try:
-            slow = AutoTokenizer.from_pretrained(others, local_files_only=True)
+            # False: with None, transformers asks on the terminal, and runs code of the repository after a "y".
+            slow = AutoTokenizer.from_pretrained(others, local_files_only=True, trust_remote_code=False)
         except (OSError, ValueError, ImportError, KeyError) as error:
+            if "auto_map" in read_json(path / "tokenizer_config.json"):
+                raise ConfigError(
+                    f"the tokenizer in {path} is implemented by code in its repository, which octavo never runs",
+                    phase=_PHASE,
+                    hint=f"name a directory that holds a {_FAST_FILE} with --tokenizer",
+                ) from error
             raise _unreadable(path, error) from error
     return _backend(slow, path)
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.all_reduce.pending import PendingSum
 from octavo.kernels.programmatic_launch import launch_options
 from octavo.kernels.programmatic_launch.gpu import begin
 from octavo.kernels.rms_norm.gpu import normalized, num_warps
@@ -12,6 +13,8 @@ from octavo.kernels.rms_norm.gpu import normalized, num_warps
 
 def add_rms_norm(x_TD: Tensor, update_TD: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `octavo.kernels.add_rms_norm.add_rms_norm`."""
+    if isinstance(update_TD, PendingSum):
+        return update_TD.add_rms_norm(x_TD, weight_D, eps)
     x, update = x_TD.contiguous(), update_TD.contiguous()
     sum_TD, out_TD = torch.empty_like(x), torch.empty_like(x)
     num_tokens, width = x.shape

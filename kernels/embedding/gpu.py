@@ -1,13 +1,20 @@
-"""`embedding` on a GPU through torch, a copy of rows; look-ups in several tables are one launch."""
+"""`embedding` on a GPU: look-ups in several tables are one launch. A part of a table is read through torch."""
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.embedding.cpu import embedding as embedding
+from octavo.kernels.embedding import cpu
 
 _BLOCK = 1024
+
+
+def embedding(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> Tensor:
+    """See `octavo.kernels.embedding.embedding`."""
+    if first_id is not None:
+        return cpu.embedding(ids_T, table_VD, first_id)
+    return embeddings((ids_T, table_VD))[0]
 
 
 def embeddings(*lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
@@ -38,6 +45,7 @@ def _embeddings_kernel(
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     for index in tl.static_range(NUM_TABLES):
         is_in = columns < widths[index]
-        place = tl.load(ids[index] + row) * row_strides[index]
-        values = tl.load(tables[index] + place + columns * column_strides[index], mask=is_in)
+        number = tl.load(ids[index] + row)
+        places = tables[index] + number * row_strides[index] + columns * column_strides[index]
+        values = tl.load(places, mask=is_in & (number >= 0), other=float("nan"))
         tl.store(outs[index] + row * widths[index] + columns, values, mask=is_in)

@@ -1,25 +1,34 @@
 """A mixture of experts: every token is multiplied with the weights of its experts only. Chooses no experts.
 
-The outputs of a token's experts are added in the order of the experts, so a row has the same bits in any batch. On a
-CPU the weights of an expert are read once for all tokens of a step, and not at all if it has none.
+The outputs of a token's experts are added in the order of the experts, so a row has the same bits in any batch. The
+weights of an expert are not read if it has no tokens. On a CPU they are read once for all tokens of a step.
 """
 
 from collections.abc import Callable
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.experts import cpu, record
+from octavo.kernels.experts.exchange import ExpertExchange as ExpertExchange
 from octavo.kernels.experts.weights import ACTIVATIONS as ACTIVATIONS
 from octavo.kernels.experts.weights import Activation as Activation
 from octavo.kernels.experts.weights import PackedExperts as PackedExperts
 from octavo.kernels.routing import Routing
 
-_IMPLEMENTATIONS = {"cpu": cpu.experts, "recorded": record.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.experts,
+    "recorded": record.record,
+    "cuda": lazy("octavo.kernels.experts.gpu", cpu.experts),
+}
 
 
 def experts(
-    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None = None
+    x_TD: Tensor,
+    routing: Routing,
+    packed: PackedExperts,
+    exchange: Callable[[Tensor], Tensor] | None = None,
+    engines: ExpertExchange | None = None,
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, shape TD, in the dtype of `x`.
 
@@ -29,7 +38,9 @@ def experts(
         x_TD: hidden states.
         routing: the experts of every token; no expert twice.
         packed: their weights, or the part of them that this rank holds.
-        exchange: adds up the ranks' parts of the outputs, a row for each token; None: there are no other ranks.
+        exchange: adds up the ranks' parts of the outputs, a row for each token; None: the outputs are whole.
+        engines: the ranks that have the other experts, and tokens of their own, each engine others; None: all ranks
+            have the same tokens. In programs only, and without `exchange`.
 
     Raises:
         ShapeError: the shapes do not match.
@@ -39,4 +50,7 @@ def experts(
         x_TD.ndim == 2 and x_TD.shape[1] == packed.width and routing.expert_TK.shape[0] == x_TD.shape[0],
         f"experts: {tuple(x_TD.shape)} hidden states with experts for {packed.width} numbers",
     )
+    if engines is not None:
+        require(x_TD.device.type == "recorded", "experts: engines exchange tokens in native programs only")
+        return record.record(x_TD, routing, packed, None, engines)
     return choose("experts", _IMPLEMENTATIONS, x_TD.device)(x_TD, routing, packed, exchange)

@@ -6,6 +6,7 @@
 
 #include <cstring>
 
+#include "experts/exchange.h"
 #include "linear/product.h"
 #include "native/rows.h"
 #include "quantize/rows.h"
@@ -16,10 +17,11 @@ namespace octavo {
 
 // `kernels/experts/native.py` mirrors these structures.
 struct DispatchArgs {
-    Matrix experts;      // i32, T x K
+    Matrix experts;      // i32, T x K; with `blocks` that have counts, T are the tokens of all engines
     Matrix rows[3];      // of tokens, any type; data null: not used
     Matrix placed[3];    // the same rows by place
     Matrix places;       // i32, T x K
+    TokenBlocks blocks;
     int32_t* firsts;     // E + 2: where each expert's places begin; the last two are the number of places
     int64_t num_experts;
     int64_t first_own;   // rows of other experts than [first_own, first_own + num_own) are not copied
@@ -27,34 +29,37 @@ struct DispatchArgs {
 };
 
 // Counting sort, on one thread: it takes nanoseconds per slot, the products microseconds.
-inline void sort_slots(const DispatchArgs& args, int64_t num_rows) {
+inline void sort_slots(const DispatchArgs& args, const Step& step) {
     int32_t* next = args.firsts + 1;  // place of an expert's next slot; at the end where the next expert begins
     std::fill(args.firsts, args.firsts + args.num_experts + 2, 0);
     const int64_t top_k = args.experts.width;
-    for (int64_t row = 0; row < num_rows; ++row)
-        for (int64_t slot = 0; slot < top_k; ++slot) ++next[args.experts.row<const int32_t>(row)[slot] + 1];
+    args.blocks.for_each(step, [&](Range rows) {
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            for (int64_t slot = 0; slot < top_k; ++slot) ++next[args.experts.row<const int32_t>(row)[slot] + 1];
+    });
     for (int64_t expert = 1; expert <= args.num_experts; ++expert) next[expert] += next[expert - 1];
-    for (int64_t row = 0; row < num_rows; ++row)
-        for (int64_t slot = 0; slot < top_k; ++slot)
-            args.places.row<int32_t>(row)[slot] = next[args.experts.row<const int32_t>(row)[slot]]++;
+    args.blocks.for_each(step, [&](Range rows) {
+        for (int64_t row = rows.begin; row < rows.end; ++row)
+            for (int64_t slot = 0; slot < top_k; ++slot)
+                args.places.row<int32_t>(row)[slot] = next[args.experts.row<const int32_t>(row)[slot]]++;
+    });
 }
 
 inline void run(const DispatchArgs& args, const Step& step, const Thread& thread) {
-    if (thread.index == 0) sort_slots(args, step.num_rows);
+    if (thread.index == 0) sort_slots(args, step);
     thread.wait_for_all();
     const int64_t top_k = args.experts.width;
-    const Range slots = thread.share(step.num_rows * top_k);
-    for (int64_t i = slots.begin; i < slots.end; ++i) {
-        const int64_t row = i / top_k, slot = i % top_k;
-        const int64_t expert = args.experts.row<const int32_t>(row)[slot] - args.first_own;
-        if (expert < 0 || expert >= args.num_own) continue;
-        const int64_t place = args.places.row<const int32_t>(row)[slot];
-        for (int part = 0; part < 3 && args.rows[part].data != nullptr; ++part) {
-            const Matrix& from = args.rows[part];
-            const int64_t element_bytes = from.type == Type::i8 ? 1 : from.type == Type::bf16 ? 2 : 4;
-            std::memcpy(args.placed[part].row<char>(place), from.row<const char>(row), from.width * element_bytes);
+    args.blocks.for_each(step, [&](Range rows) {
+        const Range slots = thread.share((rows.end - rows.begin) * top_k);
+        for (int64_t i = slots.begin; i < slots.end; ++i) {
+            const int64_t row = rows.begin + i / top_k, slot = i % top_k;
+            const int64_t expert = args.experts.row<const int32_t>(row)[slot] - args.first_own;
+            if (expert < 0 || expert >= args.num_own) continue;
+            const int64_t place = args.places.row<const int32_t>(row)[slot];
+            for (int part = 0; part < 3 && args.rows[part].data != nullptr; ++part)
+                copy_row(args.rows[part], row, args.placed[part], place);
         }
-    }
+    });
 }
 OCTAVO_OPERATION(dispatch, DispatchArgs)
 
@@ -198,17 +203,8 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     const int64_t count =
         std::min(weight.num_outputs - column, item.piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
     if (count <= 0) return;
+    if (args.ups == nullptr) return product.compute(item.rows, item.piece, next_weights);
     alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
-    const bool is_bf16 = args.out.type == Type::bf16;
-    if (args.ups == nullptr) {
-        product.add_up(item.rows, item.piece, next_weights, sums, [&](Range tile) {
-            const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
-            const float* first = sums + tile.begin * kPanelOutputs;
-            is_bf16 ? product.finish<bf16>(rows, column, count, first, first)
-                    : product.finish<float>(rows, column, count, first, first);
-        });
-        return;
-    }
     const PackedWeight& up_weight = args.ups[item.expert];
     const LinearArgs up_linear = of_expert(args, up_weight);
     const Product up = product_of(up_linear, num_rows);
@@ -216,7 +212,7 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     up.add_up(item.rows, item.piece, next_weights, up_sums, [&](Range tile) {
         const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
         const int64_t first = tile.begin * kPanelOutputs;
-        const auto write = is_bf16 ? write_activated<bf16> : write_activated<float>;
+        const auto write = args.out.type == Type::bf16 ? write_activated<bf16> : write_activated<float>;
         write(args, weight, up_weight, rows, column, count, sums + first, up_sums + first);
     });
 }

@@ -16,6 +16,16 @@ ALIGNMENT = 64
 """Bytes: every row by place begins in a cache line of its own."""
 
 
+class TokenBlocksArguments(Arguments):
+    """See `TokenBlocks`. All zeros: the rows of a step."""
+
+    _fields_ = (
+        ("counts", ctypes.c_void_p),
+        ("num_blocks", ctypes.c_int64),
+        ("rows_per_block", ctypes.c_int64),
+    )
+
+
 class DispatchArguments(Arguments):
     """See `DispatchArgs`."""
 
@@ -24,6 +34,7 @@ class DispatchArguments(Arguments):
         ("rows", Matrix * 3),
         ("placed", Matrix * 3),
         ("places", Matrix),
+        ("blocks", TokenBlocksArguments),
         ("firsts", ctypes.c_void_p),
         ("num_experts", ctypes.c_int64),
         ("first_own", ctypes.c_int64),
@@ -109,6 +120,7 @@ def dispatch_arguments(
     placed: Sequence[Matrix],
     places: Matrix,
     firsts: Matrix,
+    blocks: TokenBlocksArguments,
 ) -> DispatchArguments:
     """Return the arguments of the operation.
 
@@ -119,6 +131,7 @@ def dispatch_arguments(
         placed: where the rows go.
         places: of every token.
         firsts: memory for two numbers more than there are experts.
+        blocks: the tokens.
     """
     missing = [Matrix()] * (3 - len(rows))
     return DispatchArguments(
@@ -126,6 +139,7 @@ def dispatch_arguments(
         (Matrix * 3)(*rows, *missing),
         (Matrix * 3)(*placed, *missing),
         places,
+        blocks,
         firsts.data,
         packed.num_experts,
         packed.own.start,
@@ -145,8 +159,10 @@ def product_arguments(
     ups: "ctypes.Array[PackedWeight] | None",
     out: Matrix,
     firsts: Matrix,
+    *,
+    clears_others: bool,
 ) -> ExpertProductArguments:
-    """Return the arguments of the products with gates and ups, or with downs, which clear the rows of other ranks."""
+    """Return the arguments of the products with gates and ups, or with downs."""
     return ExpertProductArguments(
         *x,
         *[Matrix()] * (3 - len(x)),
@@ -158,7 +174,7 @@ def product_arguments(
         packed.own.start,
         len(packed.own),
         0 if ups is None else ACTIVATIONS.index(packed.activation) + 1,
-        ups is None and len(packed.own) < packed.num_experts,
+        clears_others,
     )
 
 

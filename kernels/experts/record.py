@@ -1,4 +1,8 @@
-"""The place of `experts` in a program: five operations, of which the last can add the residual stream."""
+"""The place of `experts` in a program: five operations, of which the last can add the residual stream.
+
+There are seven if several engines divide the experts: the first gives away the engine's tokens, and the last but one
+returns the outputs that belong to the tokens of each engine.
+"""
 
 from collections.abc import Callable
 
@@ -6,10 +10,12 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
+from octavo.kernels.experts.exchange import ExpertExchange, GiveRowsArguments, ReturnOutputsArguments
 from octavo.kernels.experts.native import (
     CombineArguments,
     PlacedRows,
     QuantizePlacesArguments,
+    TokenBlocksArguments,
     dispatch_arguments,
     native_weights,
     product_arguments,
@@ -24,20 +30,27 @@ from octavo.kernels.routing import Routing
 
 
 def record(
-    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None
+    x_TD: Tensor,
+    routing: Routing,
+    packed: PackedExperts,
+    exchange: Callable[[Tensor], Tensor] | None,
+    engines: ExpertExchange | None = None,
 ) -> Tensor:
     """Record all operations; see `octavo.kernels.experts.experts`."""
-    return _Recording(value_of(x_TD), routing, packed).record(exchange)
+    return _Recording(value_of(x_TD), routing, packed, engines).record(exchange)
 
 
 class _Recording:
     """The operations of one layer, and what they share."""
 
-    def __init__(self, x: Value, routing: Routing, packed: PackedExperts) -> None:
+    def __init__(self, x: Value, routing: Routing, packed: PackedExperts, engines: ExpertExchange | None) -> None:
         self._x = x
         self._packed = packed
+        self._engines = engines
         self._experts, self._weights = value_of(routing.expert_TK), value_of(routing.weight_TK)
         self._top_k = self._experts.width
+        self._num_places = self._top_k * (engines.num_engines if engines else 1)
+        """Memory for rows by place, for each row of the step: all tokens may have their experts here."""
         self._recorder: Recorder = x.recorder
         # Read as one array, of which a row of the step would hold enough.
         self._firsts = Value(self._recorder, Buffer(packed.num_experts + 2, torch.int32), 0, (packed.num_experts + 2,))
@@ -45,17 +58,25 @@ class _Recording:
 
     def record(self, exchange: Callable[[Tensor], Tensor] | None) -> Tensor:
         gates, ups, downs = map(native_weights, (self._packed.gates, self._packed.ups, self._packed.downs))
-        rows = self._dispatch(_common_form([*gates, *ups]))
+        form = _common_form([*gates, *ups])
+        if self._engines is None:
+            places = self._places
+            rows = self._dispatch(form)
+        else:
+            places, rows = self._dispatch_of_all(form, self._engines)
         down_form = _common_form(downs)
         is_16_bit = down_form.type == torch.bfloat16
         intermediate = PlacedRows(
-            self._top_k, self._packed.intermediate, torch.bfloat16 if is_16_bit else torch.float32
+            self._num_places, self._packed.intermediate, torch.bfloat16 if is_16_bit else torch.float32
         )
         activated = self._product("gate_up", rows, gates, ups, intermediate)
         if down_form.type == torch.int8:
             activated = self._quantize(activated, down_form.group_size)
-        outputs = PlacedRows(self._top_k, self._packed.width, torch.float32)
+        outputs = PlacedRows(self._num_places, self._packed.width, torch.float32)
         output = self._product("down", activated, downs, None, outputs)[0][1]
+        if self._engines is not None:
+            self._return(output, outputs, places, self._engines)
+            return self._combine(None, outputs)
         if exchange is not None:
             output = value_of(exchange(as_tensor(output)))
         return self._combine(output, outputs)
@@ -64,22 +85,26 @@ class _Recording:
         self._recorder.do(node)
         return [Value(self._recorder, buffer, 0, (buffer.width,)) for buffer in node.outputs]
 
+    def _parts(self, form: Form, num_places: int) -> list[PlacedRows]:
+        """Return the parts of a token's row in the form that the products need."""
+        width = self._packed.width
+        if form.type != torch.int8:
+            return [PlacedRows(num_places, width, form.type)]
+        num_groups = -(-width // form.group_size)
+        return [
+            PlacedRows(num_places, num_groups * form.group_size, torch.int8),
+            PlacedRows(num_places, num_groups, torch.float32),
+            PlacedRows(num_places, num_groups, torch.int32),
+        ]
+
     def _dispatch(self, form: Form) -> "_Rows":
-        width = self._x.width
-        layouts = [PlacedRows(self._top_k, width, form.type)]
-        if form.type == torch.int8:
-            num_groups = -(-width // form.group_size)
-            layouts = [
-                PlacedRows(self._top_k, num_groups * form.group_size, torch.int8),
-                PlacedRows(self._top_k, num_groups, torch.float32),
-                PlacedRows(self._top_k, num_groups, torch.int32),
-            ]
+        layouts = self._parts(form, self._num_places)
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             *rows, experts = inputs
             places, firsts, *buffers = outputs
             placed = [layout.matrix(buffer) for layout, buffer in zip(layouts, buffers, strict=True)]
-            return dispatch_arguments(self._packed, experts, rows, placed, places, firsts)
+            return dispatch_arguments(self._packed, experts, rows, placed, places, firsts, TokenBlocksArguments())
 
         outputs = [Buffer(layout.buffer_width, layout.type) for layout in layouts]
         node = Node(
@@ -92,13 +117,90 @@ class _Recording:
         )
         return list(zip(layouts, self._append(node)[2:], strict=True))
 
+    def _dispatch_of_all(self, form: Form, engines: ExpertExchange) -> "tuple[Value, _Rows]":
+        """Return the places and the rows of the tokens of all engines."""
+        require(
+            (engines.width, engines.top_k) == (self._packed.width, self._top_k),
+            f"experts: {self._top_k} for each of {self._packed.width} numbers, and shared memory for {engines.top_k} "
+            f"for each of {engines.width}",
+        )
+        layouts = self._parts(form, self._num_places)
+        place_layout = PlacedRows(engines.num_engines, self._top_k, torch.int32)
+
+        def bind_give(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            *rows, experts = inputs
+            missing = [Matrix()] * (3 - len(rows))
+            return GiveRowsArguments(
+                experts,
+                (Matrix * 3)(*rows, *missing),
+                engines.own(engines.experts),
+                (Matrix * 3)(*map(engines.own, engines.rows(layouts)), *missing),
+                engines.count_address,
+                engines.gives,
+                engines.group.address,
+            )
+
+        def bind_dispatch(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            places, firsts, *buffers = outputs
+            placed = [layout.matrix(buffer) for layout, buffer in zip(layouts, buffers, strict=True)]
+            rows, blocks = engines.rows(layouts), engines.blocks
+            places = place_layout.matrix(places)
+            return dispatch_arguments(self._packed, engines.experts, rows, placed, places, firsts, blocks)
+
+        give = Node(
+            "give_rows",
+            [self._x, self._experts],
+            [],
+            bind_give,
+            is_row_wise=False,
+            mixes_rows=True,
+            keeps=[engines],
+            wants=form,
+            max_rows=engines.max_rows,
+        )
+        self._recorder.do(give)
+        outputs = [Buffer(layout.buffer_width, layout.type) for layout in layouts]
+        places = Buffer(place_layout.buffer_width, torch.int32)
+        node = Node("dispatch", [], [places, self._firsts.buffer, *outputs], bind_dispatch, is_row_wise=False)
+        places_value, _, *rows = self._append(node)
+        return places_value, list(zip(layouts, rows, strict=True))
+
+    def _return(self, output: Value, layout: PlacedRows, places: Value, engines: ExpertExchange) -> None:
+        place_layout = PlacedRows(engines.num_engines, self._top_k, torch.int32)
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            own = self._packed.own
+            return ReturnOutputsArguments(
+                engines.experts,
+                place_layout.matrix(inputs[1]),
+                layout.matrix(inputs[0]),
+                engines.outputs,
+                outputs[0],
+                engines.blocks,
+                own.start,
+                len(own),
+                engines.group.address,
+            )
+
+        self._recorder.do(
+            Node(
+                "return_outputs",
+                [output, places],
+                [self._places.buffer],
+                bind,
+                is_row_wise=False,
+                mixes_rows=True,
+                keeps=[engines],
+            )
+        )
+
     def _quantize(self, rows: "_Rows", group_size: int) -> "_Rows":
         ((layout, value),) = rows
         num_groups = -(-layout.width // group_size)
         layouts = [
-            PlacedRows(self._top_k, num_groups * group_size, torch.int8),
-            PlacedRows(self._top_k, num_groups, torch.float32),
-            PlacedRows(self._top_k, num_groups, torch.int32),
+            PlacedRows(self._num_places, num_groups * group_size, torch.int8),
+            PlacedRows(self._num_places, num_groups, torch.float32),
+            PlacedRows(self._num_places, num_groups, torch.int32),
         ]
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
@@ -119,7 +221,12 @@ class _Recording:
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs[:-1], strict=True)]
-            return product_arguments(self._packed, x, structure, up_structure, out.matrix(outputs[0]), inputs[-1])
+            # The sum over ranks that compute the same tokens has each row once.
+            clears_others = ups is None and self._engines is None and len(self._packed.own) < self._packed.num_experts
+            placed = out.matrix(outputs[0])
+            return product_arguments(
+                self._packed, x, structure, up_structure, placed, inputs[-1], clears_others=clears_others
+            )
 
         node = Node(
             "expert_product",
@@ -132,19 +239,22 @@ class _Recording:
         )
         return [(out, self._append(node)[0])]
 
-    def _combine(self, output: Value, layout: PlacedRows) -> Tensor:
+    def _combine(self, output: Value | None, layout: PlacedRows) -> Tensor:
         node = self._combine_node(output, layout, Buffer(self._packed.width))
         return as_tensor(self._recorder.append(node, (self._packed.width,)))
 
-    def _combine_node(self, output: Value, layout: PlacedRows, out: Buffer, residual: Value | None = None) -> Node:
-        bias_ED = self._packed.down_bias_ED
+    def _combine_node(
+        self, output: Value | None, layout: PlacedRows, out: Buffer, residual: Value | None = None
+    ) -> Node:
+        """Return the sum of the outputs by place, or (None) of those that all ranks have returned to this engine."""
+        bias_ED, engines = self._packed.down_bias_ED, self._engines
+        inputs = [self._experts, self._weights, self._places]
+        inputs += [value for value in (residual, output) if value is not None]
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             bias = Matrix() if bias_ED is None else Matrix.of(bias_ED)
-            placed, *others = inputs[:4]
-            return CombineArguments(
-                layout.matrix(placed), *others, bias, inputs[4] if residual else Matrix(), outputs[0]
-            )
+            placed = engines.own_outputs if engines else layout.matrix(inputs[-1])
+            return CombineArguments(placed, *inputs[:3], bias, inputs[3] if residual else Matrix(), outputs[0])
 
         def absorb(reader: Node) -> Node | None:
             if residual is not None or reader.operation != "add":
@@ -152,15 +262,15 @@ class _Recording:
             (other,) = [value for value in reader.inputs if value.buffer is not out]
             return self._combine_node(output, layout, reader.outputs[0], other)
 
-        inputs = [output, self._experts, self._weights, self._places]
         return Node(
             "combine",
-            inputs if residual is None else [*inputs, residual],
+            inputs,
             [out],
             bind,
             is_row_wise=False,
-            in_place=None if residual is None else 4,
-            keeps=[bias_ED],
+            mixes_rows=engines is not None,  # the returned outputs are there until the next exchange
+            in_place=None if residual is None else 3,
+            keeps=[bias_ED, engines],
             absorb=absorb,
         )
 

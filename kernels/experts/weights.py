@@ -15,7 +15,7 @@ ACTIVATIONS: tuple[Activation, ...] = ("silu_and_mul", "clamped_swiglu")
 In the order of `octavo::Activation`, from 1."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class PackedExperts:
     """The packed weights of the experts that this process holds: a run of all experts of a layer.
 

@@ -1,29 +1,36 @@
-"""Multi-head latent attention (DeepSeek): queries, keys and values of each head from what the projections return.
+"""Multi-head latent attention (DeepSeek): queries and keys as the cache has them, with one key for all heads.
 
-A head has a rotated part, which all heads share in the keys, and a part that is not rotated. Values are filled up with
-zeros to the length of the keys, because the cache holds both in one form. Attends to nothing.
+A key is the latent vector of a token, which is also its value, and then a rotated part. Queries have been multiplied
+with the part of the weights that would make a head's key of the vector: the products are the same (arXiv 2405.04434,
+2.1.2). Attends to nothing.
 """
 
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, require
 from octavo.kernels.latent_heads import cpu, native
-from octavo.kernels.latent_heads.widths import HeadWidths as HeadWidths
+from octavo.kernels.latent_heads.widths import LatentWidths as LatentWidths
 
-_SPLITS = {"cpu": cpu.latent_heads, "recorded": native.record}
-_VALUES = {"cpu": cpu.latent_values, "recorded": native.record_values}
+_IMPLEMENTATIONS = {"cpu": cpu.latent_heads, "recorded": native.record}
 
 
 def latent_heads(
-    q_TP: Tensor, kv_TP: Tensor, k_rotary_TR: Tensor, cos_TC: Tensor, sin_TC: Tensor, widths: HeadWidths
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return q_TNH, k_TNH and v_TNH: of each head the rotated part, then the other one; values, then zeros.
+    q_TNP: Tensor,
+    q_latent_TM: Tensor,
+    latent_TL: Tensor,
+    k_rotary_TR: Tensor,
+    cos_TC: Tensor,
+    sin_TC: Tensor,
+    widths: LatentWidths,
+) -> tuple[Tensor, Tensor]:
+    """Return q_TNH and k_T1H: of each the latent part, then the rotated one.
 
     Args:
-        q_TP: of each head the part that is not rotated, then the rotated one.
-        kv_TP: of each head the part of the key that is not rotated, then the value.
+        q_TNP: of each head the part that is not rotated, which is not read, then the rotated one.
+        q_latent_TM: the other part of the queries, multiplied; M is N * L, the latent parts of all heads.
+        latent_TL: the latent vectors.
         k_rotary_TR: the rotated part of all keys, before the rotation.
-        cos_TC: float32, as are the sines: of the pairs (2c, 2c + 1), or (c, c + C); see `HeadWidths`.
+        cos_TC: float32, as are the sines: of the pairs (2c, 2c + 1), or (c, c + C); see `LatentWidths`.
         sin_TC: the same.
         widths: of the parts.
 
@@ -31,23 +38,14 @@ def latent_heads(
         ShapeError: the shapes do not match.
         UnsupportedDevice: no implementation for the device.
     """
-    num_heads = q_TP.shape[1] // widths.head
     require(
-        q_TP.shape[1] == num_heads * widths.head
-        and kv_TP.shape[1] == num_heads * (widths.plain + widths.value)
+        q_TNP.ndim == 3
+        and q_TNP.shape[2] == widths.query
+        and q_latent_TM.shape[1] == q_TNP.shape[1] * widths.latent
+        and latent_TL.shape[1] == widths.latent
         and k_rotary_TR.shape[1] == widths.rotary == 2 * cos_TC.shape[1]
         and cos_TC.shape == sin_TC.shape,
-        f"latent_heads: queries {tuple(q_TP.shape)}, keys and values {tuple(kv_TP.shape)} for {widths}",
+        f"latent_heads: queries {tuple(q_TNP.shape)}, latent parts {tuple(q_latent_TM.shape)} for {widths}",
     )
-    return choose("latent_heads", _SPLITS, q_TP.device)(q_TP, kv_TP, k_rotary_TR, cos_TC, sin_TC, widths)
-
-
-def latent_values(out_TNH: Tensor, widths: HeadWidths) -> Tensor:
-    """Return the heads of attention's output without what was filled up, side by side.
-
-    Raises:
-        ShapeError: the heads have another length.
-        UnsupportedDevice: no implementation for the device.
-    """
-    require(out_TNH.ndim == 3 and out_TNH.shape[2] == widths.head, f"latent_values: heads {tuple(out_TNH.shape)}")
-    return choose("latent_values", _VALUES, out_TNH.device)(out_TNH, widths)
+    implementation = choose("latent_heads", _IMPLEMENTATIONS, q_TNP.device)
+    return implementation(q_TNP, q_latent_TM, latent_TL, k_rotary_TR, cos_TC, sin_TC, widths)

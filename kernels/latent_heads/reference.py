@@ -3,29 +3,31 @@
 import torch
 from torch import Tensor
 
-from octavo.kernels.latent_heads.widths import HeadWidths
+from octavo.kernels.latent_heads.widths import LatentWidths
 
 
 def latent_heads(
-    q_TP: Tensor, kv_TP: Tensor, k_rotary_TR: Tensor, cos_TC: Tensor, sin_TC: Tensor, widths: HeadWidths
-) -> tuple[Tensor, Tensor, Tensor]:
+    q_TNP: Tensor,
+    q_latent_TM: Tensor,
+    latent_TL: Tensor,
+    k_rotary_TR: Tensor,
+    cos_TC: Tensor,
+    sin_TC: Tensor,
+    widths: LatentWidths,
+) -> tuple[Tensor, Tensor]:
     """See `octavo.kernels.latent_heads.latent_heads`; in float32."""
-    num_tokens, num_heads = len(q_TP), q_TP.shape[1] // widths.head
-    q, k, v = (torch.zeros(num_tokens, num_heads, widths.head) for _ in range(3))
+    num_tokens, num_heads = q_TNP.shape[:2]
+    q, k = torch.zeros(num_tokens, num_heads, widths.key), torch.zeros(num_tokens, 1, widths.key)
     for head in range(num_heads):
-        first = head * widths.head
-        q[:, head, widths.rotary :] = q_TP[:, first : first + widths.plain]
-        q[:, head, : widths.rotary] = _rotated(
-            q_TP[:, first + widths.plain : first + widths.head], cos_TC, sin_TC, widths
-        )
-        first = head * (widths.plain + widths.value)
-        k[:, head, widths.rotary :] = kv_TP[:, first : first + widths.plain]
-        k[:, head, : widths.rotary] = _rotated(k_rotary_TR, cos_TC, sin_TC, widths)
-        v[:, head, : widths.value] = kv_TP[:, first + widths.plain : first + widths.plain + widths.value]
-    return q, k, v
+        first = head * widths.latent
+        q[:, head, : widths.latent] = q_latent_TM[:, first : first + widths.latent]
+        q[:, head, widths.latent :] = _rotated(q_TNP[:, head, widths.plain :], cos_TC, sin_TC, widths)
+    k[:, 0, : widths.latent] = latent_TL
+    k[:, 0, widths.latent :] = _rotated(k_rotary_TR, cos_TC, sin_TC, widths)
+    return q, k
 
 
-def _rotated(x_TR: Tensor, cos_TC: Tensor, sin_TC: Tensor, widths: HeadWidths) -> Tensor:
+def _rotated(x_TR: Tensor, cos_TC: Tensor, sin_TC: Tensor, widths: LatentWidths) -> Tensor:
     x_TR, half = x_TR.float(), widths.rotary // 2
     rotated_TR = torch.empty_like(x_TR)
     for pair in range(half):

@@ -1,35 +1,45 @@
-"""The parts of a head. Computes nothing."""
+"""The parts of queries and keys. Computes nothing."""
 
 from dataclasses import dataclass
 
 from octavo.kernels.dispatch import require
-
-MAX_HEAD = 1024
-"""Numbers of a key."""
+from octavo.kernels.paged_attention.layout import MAX_HEAD_DIM
 
 
 @dataclass(frozen=True, slots=True)
-class HeadWidths:
-    """Numbers of each head.
+class LatentWidths:
+    """Numbers of each part.
 
     Raises:
-        ShapeError: values are longer than keys, keys longer than `MAX_HEAD`, or the rotated part has an odd length.
+        ShapeError: keys are longer than `MAX_HEAD_DIM`, a part is empty, or the rotated part has an odd length.
     """
 
     rotary: int
+    """Of queries and keys, rotated; in keys the same for all heads."""
     plain: int
-    """Of queries and keys, not rotated."""
+    """Of each head's query as it is projected, beside the rotated part."""
     value: int
+    """Of each head's output."""
+    latent: int
+    """Of the vector that keys and values of all heads are made of."""
     is_interleaved: bool
     """The rotation takes neighbours as pairs; otherwise the two halves of the rotated part."""
 
     def __post_init__(self) -> None:
         require(
-            self.rotary % 2 == 0 and 0 < self.value <= self.head <= MAX_HEAD,
-            f"latent heads: {self.rotary} rotated numbers, keys of {self.head}, values of {self.value}",
+            self.rotary % 2 == 0
+            and min(self.rotary, self.plain, self.value, self.latent) > 0
+            and self.key <= MAX_HEAD_DIM,
+            f"latent attention: {self.plain} + {self.rotary} numbers of a query, {self.value} of a value, "
+            f"{self.latent} + {self.rotary} of a cached key, of which there are at most {MAX_HEAD_DIM}",
         )
 
     @property
-    def head(self) -> int:
-        """H: of a query or a key."""
-        return self.rotary + self.plain
+    def query(self) -> int:
+        """P: of a head's query as it is projected."""
+        return self.plain + self.rotary
+
+    @property
+    def key(self) -> int:
+        """H: of a cached key, and of the queries that it is multiplied with."""
+        return self.latent + self.rotary

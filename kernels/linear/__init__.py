@@ -26,8 +26,11 @@ from octavo.kernels.silu_and_mul import silu_and_mul
 class DevicePacker(Protocol):
     """Packs weights for one kind of device."""
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return the product with a weight: from TI to TO."""
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> Callable[[Tensor], Tensor]:
+        """Return the product with a weight: from TI to TO.
+
+        `is_grouped`: `octavo.kernels.experts` multiplies it together with others.
+        """
 
 
 @runtime_checkable
@@ -113,10 +116,16 @@ class Packer:
         self._library = native
         self._quantization = quantization
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None = None, *, quantizes: bool = True) -> PackedLinear:
+    def pack(
+        self, weight_OI: Tensor, bias_O: Tensor | None = None, *, quantizes: bool = True, is_grouped: bool = False
+    ) -> PackedLinear:
         """Return the packed form, which no longer needs the arguments.
 
-        `quantizes`: False: the weight stays as it is.
+        Args:
+            weight_OI: any float.
+            bias_O: of the same dtype.
+            quantizes: False: the weight stays as it is.
+            is_grouped: `octavo.kernels.experts` multiplies it together with others, in place of `linear`.
 
         Raises:
             ShapeError: the shapes or dtypes do not match.
@@ -131,7 +140,7 @@ class Packer:
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape
-        product = self._packer.pack(weight_OI, bias_O)
+        product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
 
     def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear:

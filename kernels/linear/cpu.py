@@ -5,7 +5,7 @@ fixed number of rows there is one order, and the bits of a row depend neither on
 other rows. The default is ROW_TILE rows. Larger tiles cost less per row. Each larger size is tested when a weight is
 packed, and used only if random rows get the same bits as with ROW_TILE. A different order of summation would show in
 thousands of random sums. After rounding to 16 bits only one difference in ten thousand is visible, so a million sums
-are compared.
+are compared. A 16-bit weight with few outputs would need thousands of products for that, so it keeps ROW_TILE.
 """
 
 from collections.abc import Callable
@@ -18,6 +18,8 @@ ROW_TILE = 16
 LARGER_TILES = (32, 64, 128, 256)
 TRIED_16_BIT_SUMS = 1 << 20
 """Minimum number of 16-bit results that a larger tile must reproduce."""
+MIN_TRIED_OUTPUTS = 64
+"""Of a 16-bit weight for which larger tiles are tried: one with a single output would take seconds."""
 
 LINE_BYTES = 64
 """Of a cache line."""
@@ -53,7 +55,7 @@ class Packer:
     def __init__(self) -> None:
         self._tiles: dict[tuple[int, int, torch.dtype, bool], tuple[int, ...]] = {}
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> CpuLinear:
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> CpuLinear:
         """Return the packed weight."""
         multiply_with = onednn_product if has_onednn(weight_OI.dtype) else plain_product
         product = multiply_with(weight_OI, bias_O)
@@ -119,8 +121,11 @@ def _rows(x_TI: Tensor, start: int, tile: int) -> Tensor:
 def agreeing_tiles(product: Product, weight_OI: Tensor) -> tuple[int, ...]:
     """Return the tile sizes that give random rows the same bits, largest first."""
     num_rows, (num_outputs, num_inputs) = max(LARGER_TILES), weight_OI.shape
+    is_16_bit = weight_OI.dtype.itemsize == 2
+    if is_16_bit and num_outputs < MIN_TRIED_OUTPUTS:
+        return (ROW_TILE,)
     noise = torch.Generator().manual_seed(0)
-    num_sums = TRIED_16_BIT_SUMS if weight_OI.dtype.itemsize == 2 else 1
+    num_sums = TRIED_16_BIT_SUMS if is_16_bit else 1
     agreeing = list(LARGER_TILES)
     for _ in range(-(-num_sums // (num_rows * num_outputs))):
         x_TI = torch.randn(num_rows, num_inputs, generator=noise).to(weight_OI.dtype)

@@ -25,6 +25,8 @@ _MIN_COMPARED = 1 << 20
 some thousands to different 16 bits; the outputs of a single row would often not show it."""
 _REFERENCE_ROWS = (8192, 512)
 """Row counts whose bits the others must have: prefills in one piece, or in pieces of the largest usual graph."""
+ALIGNMENT = 16
+"""Bytes: what a kernel reads at once. Weights that are multiplied together have addresses that are multiples of it."""
 _FREE_ROWS = 64
 """Padding up to here costs nothing: the product takes the time in which the weight is read."""
 _MAX_PADDING = 1.25
@@ -47,9 +49,11 @@ class Packer:
         self._is_batch_invariant = is_batch_invariant
         self._row_counts: dict[tuple[int, int, torch.dtype, bool], tuple[int, ...] | None] = {}
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None) -> Callable[[Tensor], Tensor]:
-        """Return the product with a weight, which must not be modified afterwards."""
+    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> Callable[[Tensor], Tensor]:
+        """Return the product with a weight, which must not be modified afterwards; see `DevicePacker.pack`."""
         weight_OI = weight_OI.contiguous()
+        if is_grouped:
+            return LibraryLinear(_aligned(weight_OI), None if bias_O is None else _aligned(bias_O))
         library = LibraryLinear(weight_OI, bias_O)
         if not self._is_batch_invariant:
             return library
@@ -76,9 +80,14 @@ class Packer:
         return self._row_counts[key]
 
 
+def _aligned(tensor: Tensor) -> Tensor:
+    """Return the tensor, or a copy, at an address that kernels can be compiled for: parts of a file lie anywhere."""
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class LibraryLinear:
-    """A weight that cuBLAS multiplies."""
+    """A weight that cuBLAS multiplies, or `octavo.kernels.experts` together with others."""
 
     weight_OI: Tensor
     bias_O: Tensor | None

@@ -24,7 +24,7 @@ _GROUP = tl.constexpr(TILES_IN_GROUP)
 
 
 @triton.jit
-def _place_of_tile(tile, num_rows, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+def place_of_tile(tile, num_rows, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     """Return the first row and the first output of a tile."""
     row_tiles = tl.cdiv(num_rows, ROWS)
     tiles_in_group = _GROUP * tl.cdiv(num_outputs, OUTPUTS)
@@ -172,14 +172,14 @@ def linear_kernel(
     num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, COLUMNS)
     num_own_tiles = tl.cdiv(num_tiles - tl.program_id(0), tl.num_programs(0))
     if IS_DEPENDENT:
-        _, first_output = _place_of_tile(tl.program_id(0), num_rows, num_outputs, ROWS, COLUMNS)
+        _, first_output = place_of_tile(tl.program_id(0), num_rows, num_outputs, ROWS, COLUMNS)
         _begin_early(weight_ptr, first_output, 0, num_outputs, num_inputs, IS_GATED, OUTPUTS, INPUTS, STAGES)
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     # Flattened, so that the copies for the next split or tile begin before this one is stored.
     for step in tl.range(0, num_own_tiles * NUM_SPLITS, flatten=True):
         split = step % NUM_SPLITS
         tile = tl.program_id(0) + step // NUM_SPLITS * tl.num_programs(0)
-        first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
+        first_row, first_output = place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
         sums = _sum_split(
             x,
             weight,
@@ -293,7 +293,7 @@ def split_linear_kernel(
     """
     tile, split = tl.program_id(0) // NUM_SPLITS, tl.program_id(0) % NUM_SPLITS
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
-    first_row, first_output = _place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
+    first_row, first_output = place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
     if IS_DEPENDENT:
         first_input = split * split_inputs
         _begin_early(weight_ptr, first_output, first_input, num_outputs, num_inputs, IS_GATED, OUTPUTS, INPUTS, STAGES)

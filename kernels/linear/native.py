@@ -205,17 +205,23 @@ class NativeProduct:
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""
-        num_threads = torch.get_num_threads()
+        out_TO = x_TI.new_empty(x_TI.shape[0], self.packed.num_outputs)
+        self.multiply(x_TI, out_TO, torch.get_num_threads())
+        return out_TO
+
+    def multiply(self, x_TI: Tensor, out_TO: Tensor, num_threads: int) -> None:
+        """Write the product into `out`, whose rows are contiguous, in the dtype of `x`."""
         rows_TI = x_TI.float() if x_TI.dtype == torch.float16 else x_TI
         rows_TI = rows_TI if rows_TI.stride(1) == 1 else rows_TI.contiguous()
-        out_TO = torch.empty(x_TI.shape[0], self.packed.num_outputs, dtype=rows_TI.dtype)
+        result_TO = out_TO if out_TO.dtype == rows_TI.dtype else torch.empty_like(out_TO, dtype=rows_TI.dtype)
         inputs = [rows_TI]
         if self.packed.is_quantized:
             quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
-        call = arguments([Matrix.of(tensor) for tensor in inputs], self.packed, Matrix.of(out_TO))
+        call = arguments([Matrix.of(tensor) for tensor in inputs], self.packed, Matrix.of(result_TO))
         run(self.library, "linear", call, num_rows=x_TI.shape[0], num_threads=num_threads)
-        return out_TO.to(x_TI.dtype)
+        if result_TO is not out_TO:
+            out_TO.copy_(result_TO)
 
 
 def arguments(

@@ -165,8 +165,8 @@ struct Product {
         }
     }
 
-    // Computes up to kMaxRowBlock rows of a piece, and prefetches the beginning of the next one.
-    void compute(Range rows, const Piece& piece, const Piece& next) const {
+    // Computes up to kMaxRowBlock rows of a piece, and prefetches what is at `next`, the beginning of the next one.
+    void compute(Range rows, const Piece& piece, const char* next) const {
         alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
         const int64_t column = piece.panel * kPanelOutputs + piece.first_block * kLanes;
         const int64_t count = std::min(width - column, piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
@@ -181,9 +181,9 @@ struct Product {
         if (up_panels != 0) {
             const Piece up{piece.panel + up_panels, piece.first_block, piece.is_half};
             add_up(rows, piece, slice(up, 0).weights, sums, [](Range) {});
-            add_up(rows, up, slice(next, 0).weights, up_sums, finish_tile);
+            add_up(rows, up, next, up_sums, finish_tile);
         } else {
-            add_up(rows, piece, slice(next, 0).weights, sums, finish_tile);
+            add_up(rows, piece, next, sums, finish_tile);
         }
     }
 
@@ -196,7 +196,7 @@ struct Product {
         for (int64_t half = halves.begin; half < halves.end;) {
             const Piece piece = piece_at(half);
             half += piece.is_half ? 1 : 2;
-            compute({0, num_rows}, piece, half < halves.end ? piece_at(half) : piece);
+            compute({0, num_rows}, piece, slice(half < halves.end ? piece_at(half) : piece, 0).weights);
         }
     }
 
@@ -212,7 +212,7 @@ struct Product {
             next = thread.take();
             const int64_t block = piece / num_panels, next_panel = (next < num_pieces ? next : piece) % num_panels;
             compute({num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks},
-                    {piece % num_panels, 0, false}, {next_panel, 0, false});
+                    {piece % num_panels, 0, false}, slice({next_panel, 0, false}, 0).weights);
         }
     }
 };

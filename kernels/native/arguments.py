@@ -40,6 +40,8 @@ class GroupArguments(ctypes.Structure):
         ("slots", ctypes.c_void_p),
         ("block_table", ctypes.c_void_p),
         ("block_table_width", ctypes.c_int64),
+        ("state_sources", ctypes.c_void_p),
+        ("state_destinations", ctypes.c_void_p),
     ]
 
 

@@ -135,6 +135,12 @@ class SharedMemoryGroup:
         """Where C++ finds the group. Operations that use it must keep this object alive."""
         return ctypes.addressof(self._arguments)
 
+    @property
+    def areas(self) -> tuple[int, int]:
+        """Where the two areas are, for operations that divide them by themselves."""
+        first = self._arguments.areas
+        return first, first + self.area_bytes
+
     def meet(self) -> None:
         """Wait for the other ranks. Blocks until: all have called it."""
         self._meet(self.address)

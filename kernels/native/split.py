@@ -1,4 +1,4 @@
-"""Splits a recorded model after the last operation that mixes rows.
+"""Splits a recorded model after the last operation that mixes rows, or that the ranks of other engines take part in.
 
 The first part is computed for all rows of a step. The second part is needed only for rows whose logits are used: one
 row of a prompt's last chunk, and none of earlier chunks. With 30 layers that saves most of one layer.

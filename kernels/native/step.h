@@ -34,6 +34,8 @@ struct CacheGroup {
     const int64_t* slots;        // T; block number * block size + offset
     const int32_t* block_table;  // R lines of block numbers
     int64_t block_table_width;   // elements from one line to the next
+    const int32_t* state_sources;       // R; the state of a request before its rows, -1: zeros. Null without states
+    const int32_t* state_destinations;  // R; where the state after them goes
 
     const int32_t* blocks(int64_t request) const { return block_table + request * block_table_width; }
 };

@@ -156,7 +156,7 @@ class Node:
     is_row_wise: bool
     """Whether every thread only reads and writes the rows of its own share."""
     mixes_rows: bool = False
-    """Whether a row's result depends on other rows of its request."""
+    """Whether it must run for all rows of a step: a row's result depends on others, or other processes take part."""
     in_place: int | None = None
     """The input that the first output may overwrite, if nothing reads it afterwards."""
     keeps: list[Any] = field(default_factory=list)

@@ -29,7 +29,7 @@ class PagedAttention(Protocol):
         v_scale: float = 1.0,
         sinks_N: Tensor | None = None,
     ) -> Tensor:
-        """Attend over one layer's cache; returns out_TNH in the dtype of `q`.
+        """Attend over one layer's cache; returns out_TNV in the dtype of `q`; see `AttentionShape.value_dim`.
 
         `sinks_N` are scores of each query head that take part in the softmax, with a value of 0 (attention sinks).
 

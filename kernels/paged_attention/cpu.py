@@ -6,7 +6,7 @@ bits in every step. The maximum is exact in any order, and tiles are summed in o
 cannot see adds zero. Only `torch.bmm` over tiles of one shape and elementwise operations are used.
 
 Besides the dimensions of `octavo.kernels`: X tiles of keys, Y tiles of query rows, M rows and W keys of a tile, G query
-heads of a key head.
+heads of a key head, V numbers of a value.
 """
 
 from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ class _Heads:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    value_dim: int
     scale: float
     soft_cap: float | None
     slopes_KG1: Tensor | None
@@ -41,7 +42,8 @@ class _Heads:
     def of(cls, shape: AttentionShape) -> Self:
         """Use the heads of a shape."""
         slopes = None if shape.slopes is None else torch.tensor(shape.slopes).view(shape.num_kv_heads, -1, 1)
-        return cls(shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.scale, shape.soft_cap, slopes)
+        sizes = shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.value_dim
+        return cls(*sizes, shape.scale, shape.soft_cap, slopes)
 
     @property
     def group(self) -> int:
@@ -60,8 +62,9 @@ class _Heads:
 class CpuPlan:
     """One step's work: decodes of similar length together, each prefill chunk alone."""
 
-    def __init__(self, parts: Sequence["_Decodes | _Chunk"]) -> None:
+    def __init__(self, parts: Sequence["_Decodes | _Chunk"], value_dim: int) -> None:
         self._parts = parts
+        self._value_dim = value_dim
 
     def __call__(
         self,
@@ -75,10 +78,10 @@ class CpuPlan:
     ) -> Tensor:
         """See `octavo.kernels.paged_attention.PagedAttention`."""
         require(k_scale == v_scale == 1.0, f"paged_attention: a CPU has no caches with scales {k_scale}, {v_scale}")
-        out_TNH = torch.empty_like(q_TNH)
+        out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], self._value_dim)
         for part in self._parts:
-            part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNH, sinks_N)
-        return out_TNH
+            part.run(q_TNH, k_cache_PSKH, v_cache_PSKH, out_TNV, sinks_N)
+        return out_TNV
 
 
 def plan(
@@ -103,7 +106,7 @@ def plan(
         else:
             chunks.append(_plan_chunk(heads, shape, (start, end), first_position, first_tile, slots_W))
     batches = [_plan_decodes(heads, shape, group) for group in _grouped(decodes, heads)]
-    return CpuPlan([*batches, *chunks])
+    return CpuPlan([*batches, *chunks], shape.value_dim)
 
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
@@ -200,7 +203,7 @@ class _Decodes:
     """From the position of the query to that of the key, never positive where a key is seen."""
 
     def run(
-        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor, sinks_N: Tensor | None
+        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNV: Tensor, sinks_N: Tensor | None
     ) -> None:
         heads, (num_tiles, num_requests, _) = self.heads, self.slots_XRW.shape
         group = slice(0, heads.group)
@@ -220,13 +223,13 @@ class _Decodes:
         weights_XKRGW, sums_KRG = _attend(visible_XKRGW, sinks_K1G)
         weights_XKRMW = scores_XKRMW.zero_()
         weights_XKRMW[..., group, :] = weights_XKRGW
-        v_XRWKH = _gather(v_cache_PSKH, self.slots_XRW)
-        out_XKRMH = q_KRMH.new_empty(num_tiles, *q_KRMH.shape)
+        v_XRWKV = _gather(v_cache_PSKH, self.slots_XRW)
+        out_XKRMV = q_KRMH.new_empty(num_tiles, *q_KRMH.shape[:3], heads.value_dim)
         for tile in range(num_tiles):
             for head in range(heads.num_kv_heads):
-                torch.bmm(weights_XKRMW[tile, head], v_XRWKH[tile, :, :, head], out=out_XKRMH[tile, head])
-        out_KRGH = _sum_in_order(out_XKRMH[..., group, :]) / sums_KRG.unsqueeze(-1)
-        out_TNH[self.rows_R] = out_KRGH.transpose(0, 1).flatten(1, 2).to(out_TNH.dtype)
+                torch.bmm(weights_XKRMW[tile, head], v_XRWKV[tile, :, :, head], out=out_XKRMV[tile, head])
+        out_KRGV = _sum_in_order(out_XKRMV[..., group, :]) / sums_KRG.unsqueeze(-1)
+        out_TNV[self.rows_R] = out_KRGV.transpose(0, 1).flatten(1, 2).to(out_TNV.dtype)
 
 
 def _plan_decodes(heads: _Heads, shape: AttentionShape, decodes: list[_Decode]) -> _Decodes:
@@ -275,7 +278,7 @@ class _Chunk:
     groups: list[_TileGroup]
 
     def run(
-        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNH: Tensor, sinks_N: Tensor | None
+        self, q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, out_TNV: Tensor, sinks_N: Tensor | None
     ) -> None:
         heads, tokens = self.heads, self.heads.tokens_per_tile
         num_tokens, num_tiles = self.end - self.start, self.groups[-1].end
@@ -286,16 +289,16 @@ class _Chunk:
         q_KYMH = q_LNH.new_zeros(heads.num_kv_heads, num_tiles, heads.rows, heads.head_dim)
         q_KYMH[:, :, : tokens * heads.group] = q_KYLGH.flatten(2, 3)
         slots_XW = self.slots_W.view(-1, KV_TILE)
-        k_XWKH, v_XWKH = _gather(k_cache_PSKH, slots_XW), _gather(v_cache_PSKH, slots_XW)
-        out_KYMH = torch.empty_like(q_KYMH)
+        k_XWKH, v_XWKV = _gather(k_cache_PSKH, slots_XW), _gather(v_cache_PSKH, slots_XW)
+        out_KYMV = q_KYMH.new_empty(*q_KYMH.shape[:3], heads.value_dim)
         for group in self.groups:
-            out_KYMH[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XWKH, v_XWKH, sinks_N)
-        out_KYLGH = out_KYMH[:, :, : tokens * heads.group].unflatten(2, (tokens, heads.group))
-        out_LNH = out_KYLGH.permute(1, 2, 0, 3, 4).reshape(-1, heads.num_heads, heads.head_dim)
-        out_TNH[self.start : self.end] = out_LNH[:num_tokens].to(out_TNH.dtype)
+            out_KYMV[:, group.first : group.end] = self._attend_group(group, q_KYMH, k_XWKH, v_XWKV, sinks_N)
+        out_KYLGV = out_KYMV[:, :, : tokens * heads.group].unflatten(2, (tokens, heads.group))
+        out_LNV = out_KYLGV.permute(1, 2, 0, 3, 4).reshape(-1, heads.num_heads, heads.value_dim)
+        out_TNV[self.start : self.end] = out_LNV[:num_tokens].to(out_TNV.dtype)
 
     def _attend_group(
-        self, group: _TileGroup, q_KYMH: Tensor, k_XWKH: Tensor, v_XWKH: Tensor, sinks_N: Tensor | None
+        self, group: _TileGroup, q_KYMH: Tensor, k_XWKH: Tensor, v_XWKV: Tensor, sinks_N: Tensor | None
     ) -> Tensor:
         heads, num_tiles = self.heads, group.end - group.first
         tiles, keys = slice(group.first, group.end), range(group.first_key, group.end_key)
@@ -313,12 +316,12 @@ class _Chunk:
             if key in group.masks:
                 visible_KYLGW.masked_fill_(group.masks[key], float("-inf"))
         weights_XKYMW, sums_KYM = _attend(scores_XKYMW, None if sinks_N is None else self._sinks(sinks_N))
-        out_XKYMH = q_KYMH.new_empty(*weights_XKYMW.shape[:4], heads.head_dim)
+        out_XKYMV = q_KYMH.new_empty(*weights_XKYMW.shape[:4], heads.value_dim)
         for index, key in enumerate(keys):
             for head in range(heads.num_kv_heads):
-                v_YWH = v_XWKH[key, :, head].expand(num_tiles, -1, -1)
-                torch.bmm(weights_XKYMW[index, head], v_YWH, out=out_XKYMH[index, head])
-        return _sum_in_order(out_XKYMH) / sums_KYM.unsqueeze(-1)
+                v_YWV = v_XWKV[key, :, head].expand(num_tiles, -1, -1)
+                torch.bmm(weights_XKYMW[index, head], v_YWV, out=out_XKYMV[index, head])
+        return _sum_in_order(out_XKYMV) / sums_KYM.unsqueeze(-1)
 
     def _sinks(self, sinks_N: Tensor) -> Tensor:
         """Return the sink of each row of a tile, K1M; the padding's are those of any head."""

@@ -63,8 +63,8 @@ class StepAttention:
         *,
         num_programs: int | None = None,
     ) -> None:
-        if shape.is_chunked:
-            raise UnsupportedDevice("paged_attention in chunks is on CPUs only")
+        if shape.key_value_dim is not None:
+            raise UnsupportedDevice("paged_attention with values that are the beginnings of keys is on CPUs only")
         device = block_table_RP.device
         self._grid = _grid(shape, device, num_programs)
         require(
@@ -92,8 +92,7 @@ class StepAttention:
 
         The following calls launch the kernels that this plan needs.
         """
-        window = self._shape.window
-        self._counts = gpu_plan.write(words, self.layout, self._grid, window, query_starts, context_lens, prefixes)
+        self._counts = gpu_plan.write(words, self.layout, self._grid, self._shape, query_starts, context_lens, prefixes)
         return self._counts
 
     def usual_tiles(self, num_tokens: int) -> int:
@@ -123,8 +122,6 @@ class StepAttention:
         The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. Rows of
         requests without keys are not written.
         """
-        if sinks_N is not None:
-            raise UnsupportedDevice("paged_attention has no attention sinks on GPUs")
         _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
         out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
@@ -136,6 +133,7 @@ class StepAttention:
             out_TNH,
             self._block_table_RP,
             self._slopes_N,
+            sinks_N,
             words[layout.query_starts :],
             words[layout.context_lens :],
         )
@@ -309,6 +307,7 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
         has_window=shape.window is not None,
         has_cap=shape.soft_cap is not None,
         has_slopes=shape.slopes is not None,
+        is_chunked=shape.is_chunked,
     )
 
 

@@ -15,6 +15,8 @@ class Tensors(NamedTuple):
     tables: Tensor
     """Block numbers; a row for each request of the plan."""
     slopes: Tensor | None
+    sinks: Tensor | None
+    """Of each query head, float32."""
     query_starts: Tensor
     context_lens: Tensor
 
@@ -86,3 +88,4 @@ class Form(NamedTuple):
     has_window: bool
     has_cap: bool
     has_slopes: bool
+    is_chunked: bool

@@ -14,6 +14,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
     add_segment,
     along,
     find_keys,
+    first_seen,
     load_keys,
     load_queries,
     no_segments,
@@ -21,6 +22,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
     store_rows,
     weigh,
     weight_of,
+    with_sinks,
 )
 
 _ENTRY_WORDS = tl.constexpr(ENTRY_WORDS)
@@ -123,7 +125,9 @@ def _fold(
             is_there = is_row & (segment < ends)
             sums, weight, largest = _load_partial(partials, places + segment * place_stride, dims, is_there, FORM)
             total = add_segment(total, sums, weight, largest)
-        total_sums, total_weight, _ = total
+        total_sums, total_weight, total_largest = total
+        heads = (out_rows % (FORM.num_kv_heads * FORM.group)).to(tl.int32)
+        total_weight = with_sinks(total_weight, total_largest, heads, is_row, tensors)
         out = total_sums / total_weight[:, None] * value_factor
         out_places = tensors.out + (out_rows * FORM.head_dim)[:, None] + dims[None, :]
         is_number = is_row[:, None] & (dims < FORM.head_dim)[None, :]
@@ -252,7 +256,7 @@ def _attend_entry(
     q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
     first_key = 0
     if FORM.has_window:
-        first_key = tl.maximum(context_len - num_rows - scoring.window + 1, 0)
+        first_key = first_seen(context_len - num_rows, scoring, FORM)
     table_ptr = tensors.tables + request.to(tl.int64) * table_stride
     places = (place + tl.arange(0, ROWS) // FORM.group) * NUM_HEADS + heads
     place_stride = num_rows * NUM_HEADS
@@ -260,7 +264,7 @@ def _attend_entry(
         begin, end = first_segment * FORM.segment, tl.minimum(end_segment * FORM.segment, context_len)
         if FORM.has_window:
             begin = tl.maximum(begin, first_key // FORM.tile * FORM.tile)
-        sums, weight, _ = _attend(
+        sums, weight, largest = _attend(
             q,
             positions,
             slopes,
@@ -275,6 +279,7 @@ def _attend_entry(
             HAS_TOTAL=True,
             IS_EDGE=True,
         )
+        weight = with_sinks(weight, largest, heads, is_row, tensors)
         out = sums / along(weight, 1) * scoring.value_factor
         store_rows(tensors.out, tokens * NUM_HEADS + heads, out, is_row, FORM, 1)
     else:

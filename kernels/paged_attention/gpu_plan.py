@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.paged_attention.gpu_prefixes import MAX_LEVELS, Groups, Prefixes, find_groups, items_of
+from octavo.kernels.paged_attention.shape import AttentionShape
 
 Ints = npt.NDArray[np.int32]
 Integers = Sequence[int] | npt.NDArray[np.integer]
@@ -136,7 +137,7 @@ def write(  # long: the lists one after another, from the same arrays
     words: Ints,
     layout: Layout,
     grid: Grid,
-    window: int | None,
+    shape: AttentionShape,
     query_starts: Integers,
     context_lens: Integers,
     prefixes: Prefixes | None = None,
@@ -149,7 +150,7 @@ def write(  # long: the lists one after another, from the same arrays
         words: `layout.num_words` long.
         layout: where the lists go.
         grid: of the kernels.
-        window: see `AttentionShape`.
+        shape: of the model.
         query_starts: R + 1 offsets into the rows of the step.
         context_lens: R; keys of each request, those of this step included.
         prefixes: of the requests, as far as they are not padding. None: nothing is shared.
@@ -165,11 +166,9 @@ def write(  # long: the lists one after another, from the same arrays
     is_split = (rows > 0) & (rows <= grid.split_tokens)
     requests = is_split.nonzero()[0]
     segments = -(-lens[requests] // SEGMENT)
-    firsts = np.zeros_like(segments)
-    if window is not None:
-        firsts = np.maximum(lens[requests] - rows[requests] - window + 1, 0) // SEGMENT
+    firsts = _first_keys(shape, lens[requests] - rows[requests]) // SEGMENT
     shared = _Shared.nothing(len(requests))
-    if prefixes is not None and window is None and grid.shared_tokens > 1:
+    if prefixes is not None and shape.window is None and grid.shared_tokens > 1:
         # Who shares stores the sums of all its segments.
         has_room = (segments * rows[requests]).cumsum() <= limits.max_partials
         shareable = np.where(has_room & (rows[requests] == 1), (lens[requests] - 1) // SEGMENT, 0)
@@ -197,6 +196,15 @@ def write(  # long: the lists one after another, from the same arrays
     words[layout.tile_requests + len(tile_requests) : layout.tile_rows] = -1
     words[layout.tile_rows : layout.tile_rows + len(tile_rows)] = tile_rows
     return Counts(len(requests), len(tile_requests), num_words)
+
+
+def _first_keys(shape: AttentionShape, positions: Longs) -> Longs:
+    """Return `shape.first_key` of each position."""
+    if shape.window is None:
+        return np.zeros_like(positions)
+    if shape.is_chunked:
+        return positions // shape.window * shape.window
+    return np.maximum(positions - shape.window + 1, 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
     NUM_ONES,
     add_segment,
     find_keys,
+    first_seen,
     load_keys,
     load_queries,
     no_segments,
@@ -14,6 +15,7 @@ from octavo.kernels.paged_attention.gpu_tile import (
     store_rows,
     weigh,
     weight_of,
+    with_sinks,
 )
 
 
@@ -49,7 +51,7 @@ def _add_tile(
     between its two products. Elsewhere the product with values would still be running, and ptxas would make every
     `wgmma` wait for the one before.
 
-    At an edge a row sees the last `window` keys up to its position, and keys outside of [first_key, end_key) are not
+    At an edge a row sees the keys from `first_seen` to its position, and keys outside of [first_key, end_key) are not
     read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
@@ -99,9 +101,9 @@ def chunk_kernel(
     first_whole = 0
     end_whole = (first_position + 1) // FORM.tile * FORM.tile
     if FORM.has_window:
-        first_key = tl.maximum(first_position - scoring.window + 1, 0)
+        first_key = first_seen(first_position, scoring, FORM)
         first_tile = first_key // FORM.tile * FORM.tile
-        first_whole = tl.cdiv(tl.maximum(end_key - scoring.window, 0), FORM.tile) * FORM.tile
+        first_whole = tl.cdiv(first_seen(end_key - 1, scoring, FORM), FORM.tile) * FORM.tile
         end_whole = tl.maximum(end_whole, first_tile)
         first_whole = tl.minimum(first_whole, end_whole)
 
@@ -140,6 +142,7 @@ def chunk_kernel(
                 total = add_segment(total, sums, weight_of(weights, 1), largest)
                 state = _nothing_seen(ROWS, FORM.head_block)
     sums, weights, largest = state
-    total_sums, total_weight, _ = add_segment(total, sums, weight_of(weights, 1), largest)
+    total_sums, total_weight, total_largest = add_segment(total, sums, weight_of(weights, 1), largest)
+    total_weight = with_sinks(total_weight, total_largest, heads, is_row, tensors)
     out = total_sums / total_weight[:, None] * scoring.value_factor
     store_rows(tensors.out, tokens * (FORM.num_kv_heads * FORM.group) + heads, out, is_row, FORM, 0)

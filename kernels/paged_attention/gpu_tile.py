@@ -17,9 +17,12 @@ These rules make the result of a row the same in each kernel:
 Scores are in units of log2(e), because there is an instruction for powers of two.
 """
 
+from math import e, log2
+
 import triton
 import triton.language as tl
 
+_LOG2_E = tl.constexpr(log2(e))
 NUM_ONES = tl.constexpr(8)
 NUM_ONES_OF_FEW = tl.constexpr(16)
 """Columns of the matrix of ones that weights are multiplied by: the fewest that every GPU supports."""
@@ -112,6 +115,25 @@ def _finite(largest):
 
 
 @triton.jit
+def first_seen(positions, scoring, FORM: tl.constexpr):
+    """Return the first position that is seen from each of these: see `AttentionShape.first_key`."""
+    if FORM.is_chunked:
+        first = positions // scoring.window * scoring.window
+    else:
+        first = tl.maximum(positions - scoring.window + 1, 0)
+    return first
+
+
+@triton.jit
+def with_sinks(weight, largest, heads, is_row, tensors):
+    """Return the sums of the weights of all keys with those of the sinks, which have no values."""
+    if tensors.sinks is not None:
+        sinks = tl.load(tensors.sinks + heads, mask=is_row, other=0.0) * _LOG2_E
+        weight += tl.exp2(sinks - _finite(largest))
+    return weight
+
+
+@triton.jit
 def _scores(products, distances, slopes, scoring, FORM: tl.constexpr):
     """Return cap * tanh(product * factor / cap) + slope * (key - position), in units of log2(e).
 
@@ -142,7 +164,7 @@ def weigh(
     Args:
         products: of queries and keys.
         largest: scores before this tile.
-        IS_EDGE: a row sees the last `window` keys up to its position; elsewhere every row sees the whole tile.
+        IS_EDGE: a row sees the keys from `first_seen` to its position; elsewhere every row sees the whole tile.
     """
     keys, positions = along(keys, 1 - QUERY_AXIS), along(positions, QUERY_AXIS)
     scores, factor = products, scoring.factor
@@ -152,7 +174,7 @@ def weigh(
     if IS_EDGE:
         is_seen = keys <= positions
         if FORM.has_window:
-            is_seen &= keys > positions - scoring.window
+            is_seen &= keys >= first_seen(positions, scoring, FORM)
         scores = tl.where(is_seen, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1 - QUERY_AXIS) * factor)
     subtracted = _finite(new_largest)

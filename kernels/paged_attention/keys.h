@@ -3,17 +3,18 @@
 // Whole groups of 16 slots are read in place. Copied into buffers, in the same order, are: slots of blocks whose size
 // is not a multiple of 16; f16, which is widened to f32; and values next to invisible slots, because unused slots may
 // hold NaN, which a weight of zero does not remove. Keys need no copy since their scores are masked; integers need
-// none, except for their factors. Computes nothing.
+// none, except for their factors. Values that are the beginnings of keys are made of the keys. Computes nothing.
 #pragma once
 
 #include "paged_attention/products.h"
+#include "paged_attention/transpose.h"
 
 namespace octavo::paged_attention {
 
 // A thread's room for one tile.
 struct TileBuffers {
     char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
-    char* values;
+    char* values;  // kTileKeys x padded_value_dim
     char* narrow;  // 2 x kTileKeys x padded_dim f16, before they are widened
     float* scales; // 2 x kTileKeys
 };
@@ -45,12 +46,8 @@ struct Keys {
     // Where the operands of tile `index` are, whose place in the cache is `places`; good until the next call.
     template <typename Right>
     Tile<Right> tile(int64_t index, const Places& places) const {
-        if constexpr (std::is_same_v<Right, float>) {
-            if (layout.type == Type::f16) return widened_tile(index, places);
-        }
-        Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index, places)
-                                                : gathered_tile<Right>(index, buffers.keys, buffers.values);
-        if constexpr (std::is_same_v<Right, uint8_t>) copy_scales(index, result);
+        Tile<Right> result = operands<Right>(index, places);
+        if (!layout.stores_values()) make_values(index, result);
         return result;
     }
 
@@ -71,6 +68,18 @@ struct Keys {
     }
 
    private:
+    // The keys of a tile, and its values if they are stored.
+    template <typename Right>
+    Tile<Right> operands(int64_t index, const Places& places) const {
+        if constexpr (std::is_same_v<Right, float>) {
+            if (layout.type == Type::f16) return widened_tile(index, places);
+        }
+        Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index, places)
+                                                : gathered_tile<Right>(index, buffers.keys, buffers.values);
+        if constexpr (std::is_same_v<Right, uint8_t>) copy_scales(index, result);
+        return result;
+    }
+
     // The groups in place, without masking neighbouring slots.
     template <typename Right>
     static Tile<Right> tile_in_cache(const Places& places) {
@@ -95,7 +104,7 @@ struct Keys {
     Tile<Right> tile_in_place(int64_t index, const Places& places) const {
         const int64_t padded_dim = layout.padded_dim();
         Tile<Right> result = tile_in_cache<Right>(places);
-        if (std::is_same_v<Right, uint8_t> ||
+        if (!layout.stores_values() || std::is_same_v<Right, uint8_t> ||
             (index * kTileKeys >= visible.begin && (index + 1) * kTileKeys <= visible.end))
             return result;
         for (int64_t group = 0; group < result.num_groups; ++group) {
@@ -119,7 +128,7 @@ struct Keys {
             if (lanes.end <= lanes.begin) continue;
             Right* const keys = reinterpret_cast<Right*>(k_buffer) + group * kGroupSlots * padded_dim;
             Right* const values = reinterpret_cast<Right*>(v_buffer) + group * kGroupSlots * padded_dim;
-            clear_values(lanes, values);
+            if (layout.stores_values()) clear_values(lanes, values);
             for (int64_t lane = lanes.begin; lane < lanes.end;) {
                 const int64_t from = slot(first + lane), in_block = (first + lane) % layout.block_size;
                 const int64_t run = std::min({lanes.end - lane, layout.block_size - in_block,
@@ -127,8 +136,9 @@ struct Keys {
                 const int64_t offset = layout.tile_offset(from, head);
                 copy_keys(reinterpret_cast<const Right*>(k_cache + offset), from % kGroupSlots, {lane, lane + run},
                           keys);
-                copy_values(reinterpret_cast<const Right*>(v_cache + offset), from % kGroupSlots, {lane, lane + run},
-                            values);
+                if (layout.stores_values())
+                    copy_values(reinterpret_cast<const Right*>(v_cache + offset), from % kGroupSlots,
+                                {lane, lane + run}, values);
                 lane += run;
             }
             result.k[group] = keys;
@@ -148,15 +158,27 @@ struct Keys {
         for (int64_t group = 0; group < narrow.num_groups; ++group) {
             float* const keys = reinterpret_cast<float*>(buffers.keys) + group * numbers;
             float* const values = reinterpret_cast<float*>(buffers.values) + group * numbers;
-            for (int64_t i = 0; i < numbers; i += kLanes) {
-                store(keys + i, load(narrow.k[group] + i));
-                store(values + i, load(narrow.v[group] + i));
-            }
-            clear_values(visible_of(index * kTileKeys + group * kGroupSlots), values);
+            for (int64_t i = 0; i < numbers; i += kLanes) store(keys + i, load(narrow.k[group] + i));
             result.k[group] = keys;
+            if (!layout.stores_values()) continue;
+            for (int64_t i = 0; i < numbers; i += kLanes) store(values + i, load(narrow.v[group] + i));
+            clear_values(visible_of(index * kTileKeys + group * kGroupSlots), values);
             result.v[group] = values;
         }
         return result;
+    }
+
+    // Makes values of the visible keys; the factors are the same.
+    template <typename Right>
+    void make_values(int64_t index, Tile<Right>& tile) const {
+        const int64_t value_dim = layout.padded_value_dim();
+        for (int64_t group = 0; group < tile.num_groups; ++group) {
+            const Range lanes = visible_of(index * kTileKeys + group * kGroupSlots);
+            if (lanes.end <= lanes.begin) continue;
+            Right* const values = reinterpret_cast<Right*>(buffers.values) + group * kGroupSlots * value_dim;
+            transpose_group(tile.k[group], value_dim, lanes, values);
+            tile.v[group] = values;
+        }
     }
 
     // The factors of a tile's slots; zero for what is not visible, whatever its slot holds.

@@ -12,6 +12,8 @@
 //                                             of the 16 slots
 //
 // Scores so need no sum over lanes: lane l of all vectors belongs to key l.
+//
+// If values are the beginnings of keys there is only the buffer of keys; attention transposes tiles of it.
 #pragma once
 
 #include "native/step.h"
@@ -28,9 +30,15 @@ struct CacheLayout {
     int64_t head_dim;
     int64_t block_size;
     Type type;
-    int32_t cache_group;  // which of the step's groups the layer belongs to
+    int32_t cache_group;    // which of the step's groups the layer belongs to
+    int64_t key_value_dim;  // values are the first numbers of keys, this many; 0: values are stored, as long as keys
 
-    int64_t padded_dim() const { return (head_dim + kLanes - 1) / kLanes * kLanes; }
+    static int64_t padded(int64_t dim) { return (dim + kLanes - 1) / kLanes * kLanes; }
+    int64_t padded_dim() const { return padded(head_dim); }
+
+    bool stores_values() const { return key_value_dim == 0; }
+    int64_t value_dim() const { return stores_values() ? head_dim : key_value_dim; }
+    int64_t padded_value_dim() const { return padded(value_dim()); }
 
     int64_t element_bytes() const { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
 

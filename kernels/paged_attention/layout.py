@@ -9,10 +9,11 @@ from torch import Tensor
 
 from octavo.kernels.native.arguments import TYPES
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES, allocate
+from octavo.kernels.paged_attention.shape import AttentionShape
 
 GROUP_SLOTS = 16
 """Slots that are stored together, whatever the block size."""
-MAX_HEAD_DIM = 256
+MAX_HEAD_DIM = 576
 
 _SCALE_BYTES = 4
 
@@ -26,12 +27,20 @@ class LayoutArguments(ctypes.Structure):
         ("block_size", ctypes.c_int64),
         ("type", ctypes.c_int32),
         ("cache_group", ctypes.c_int32),
+        ("key_value_dim", ctypes.c_int64),
     ]
 
     @classmethod
     def of(cls, layout: "CacheLayout") -> Self:
         """Mirror a layout."""
-        return cls(layout.num_kv_heads, layout.head_dim, layout.block_size, TYPES[layout.dtype], layout.cache_group)
+        return cls(
+            layout.num_kv_heads,
+            layout.head_dim,
+            layout.block_size,
+            TYPES[layout.dtype],
+            layout.cache_group,
+            layout.key_value_dim or 0,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +58,19 @@ class CacheLayout:
     head_dim: int
     cache_group: int = 0
     """Which of a step's groups the layer belongs to: whose slots and block table it uses."""
+    key_value_dim: int | None = None
+    """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
 
     def __post_init__(self) -> None:
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"heads of {self.head_dim} dimensions; native attention has at most {MAX_HEAD_DIM}")
         if self.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
             raise ValueError(f"a cache of {self.dtype}")
+
+    @classmethod
+    def of(cls, shape: AttentionShape, dtype: torch.dtype, block_size: int, cache_group: int = 0) -> Self:
+        """Return the cache of a layer with this attention."""
+        return cls(dtype, block_size, shape.num_kv_heads, shape.head_dim, cache_group, shape.key_value_dim)
 
     @property
     def padded_dim(self) -> int:
@@ -63,19 +79,20 @@ class CacheLayout:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of a slot's keys, or of its values."""
+        """Bytes of a slot's keys, or of its values if they are stored."""
         scale_bytes = _SCALE_BYTES if self.dtype == torch.int8 else 0
         return self.num_kv_heads * (self.padded_dim * self.dtype.itemsize + scale_bytes)
 
     @property
     def block_bytes(self) -> int:
         """Bytes of a block of one layer, keys and values."""
-        return 2 * self.block_size * self.slot_bytes
+        return (2 if self.key_value_dim is None else 1) * self.block_size * self.slot_bytes
 
     def allocate(self, num_blocks: int, index: int = 0, num_layers: int = 1) -> tuple[Tensor, Tensor]:
         """Return the buffers of one layer's keys and values. Their pages are allocated on the first write.
 
-        Together they are `num_blocks * block_bytes` long, and up to two groups more if groups span blocks.
+        If values are not stored, it is the same buffer twice. Together they are `num_blocks * block_bytes` long, and up
+        to two groups more if groups span blocks.
 
         Args:
             num_blocks: of the buffers.
@@ -92,4 +109,5 @@ class CacheLayout:
         k_offset, v_offset = (
             (2 * index + number) * num_pages // (2 * num_layers) * SMALL_PAGE_BYTES for number in range(2)
         )
-        return allocate(num_bytes, k_offset), allocate(num_bytes, v_offset)
+        keys = allocate(num_bytes, k_offset)
+        return keys, keys if self.key_value_dim is not None else allocate(num_bytes, v_offset)

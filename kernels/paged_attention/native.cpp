@@ -22,9 +22,9 @@ struct PlanArgs {
 
 struct Args {
     Matrix q;    // f32, or bf16 where keys are; num_heads * head_dim wide
-    Matrix out;  // f32 or bf16
+    Matrix out;  // f32 or bf16; num_heads * value_dim wide
     const char* k_cache;
-    const char* v_cache;
+    const char* v_cache;  // the same as `k_cache` if values are the beginnings of keys
     Shape shape;
     const char* workspace;  // with the step's plan
     const float* sinks;     // of each query head: a score whose value is 0; null: none
@@ -39,7 +39,8 @@ class Worker {
    public:
     Worker(const Args& args, const Step& step, const Plan& plan, const Item& item, int64_t head, const Scratch& scratch)
         : args_(args), step_(step), plan_(plan), item_(item), runs_(plan.runs + item.first_run), head_(head),
-          scratch_(scratch), group_(args.shape.group()), padded_dim_(args.shape.layout.padded_dim()) {}
+          scratch_(scratch), group_(args.shape.group()), key_dim_(args.shape.layout.padded_dim()),
+          value_dim_(args.shape.layout.padded_value_dim()) {}
 
     // Where the item's first tile lies.
     Places first_places() const { return places(begin()); }
@@ -61,21 +62,21 @@ class Worker {
         here_ = places(visit_);
         following_ = following;
         if (item_.num_pieces == 1) {
-            clear(scratch_.total, item_.num_rows, padded_dim_);
+            clear(scratch_.total, item_.num_rows, value_dim_);
             for (int64_t tile = item_.first_tile; tile < item_.end_tile; ++tile) attend(tile, scratch_.total);
             write_rows();
             return;
         }
         for (int64_t tile = item_.first_tile; tile < item_.end_tile; ++tile) {
-            clear(partial(tile), item_.num_rows, padded_dim_);
+            clear(partial(tile), item_.num_rows, value_dim_);
             attend(tile, partial(tile));
         }
         std::atomic<int32_t>& counter = plan_.counters[item_.counter + head_];
         if (counter.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         counter.store(item_.num_pieces, std::memory_order_relaxed);  // for the next layer
-        clear(scratch_.total, item_.num_rows, padded_dim_);
+        clear(scratch_.total, item_.num_rows, value_dim_);
         for (int64_t tile = item_.job_first_tile; tile < item_.job_end_tile; ++tile)
-            merge(scratch_.total, partial(tile), item_.num_rows, padded_dim_);
+            merge(scratch_.total, partial(tile), item_.num_rows, value_dim_);
         write_rows();
     }
 
@@ -87,8 +88,8 @@ class Worker {
 
     State partial(int64_t tile) const {
         const int64_t index = head_ * (item_.job_end_tile - item_.job_first_tile) + tile - item_.job_first_tile;
-        float* const p = plan_.partials + item_.partials + index * state_floats(item_.num_rows, padded_dim_);
-        return state_at(p, item_.num_rows, padded_dim_);
+        float* const p = plan_.partials + item_.partials + index * state_floats(item_.num_rows, value_dim_);
+        return state_at(p, item_.num_rows, value_dim_);
     }
 
     Keys keys(const Run& run) const {
@@ -147,7 +148,7 @@ class Worker {
     template <typename Element>
     void load_row(const Element* source, Left* target) const {
         const int64_t dim = args_.shape.layout.head_dim;
-        for (int64_t i = 0; i < padded_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
+        for (int64_t i = 0; i < key_dim_; i += kLanes) store(target + i, load_first(source + i, dim - i));
     }
 
     // Rounds a row of queries to 8 bits. If a number is not finite the factor is NaN, and so are all scores.
@@ -161,7 +162,7 @@ class Worker {
         }
         const float factor = reduce_max(largest) / 127.0f + reduce_add(not_finite);
         const F32x16 inverse = set1(factor > 0.0f ? 1.0f / factor : 0.0f);
-        for (int64_t i = 0; i < padded_dim_; i += kLanes) {
+        for (int64_t i = 0; i < key_dim_; i += kLanes) {
             const F32x16 x = load_first(source + i, dim - i);
             const F32x16 level = std::isnan(factor) ? zero() : round(x * inverse);
             store(target + i, level);
@@ -220,8 +221,9 @@ class Worker {
             if (any.begin >= kTileKeys || any.end <= 0) continue;
             const Left* const q = reinterpret_cast<const Left*>(scratch_.q) + begin * kQueryStride;
             const Rows<Products> rows = {{q, scratch_.q_factors + begin, scratch_.q_starts + begin},
-                                         state.row(begin, padded_dim_),
-                                         padded_dim_,
+                                         state.row(begin, value_dim_),
+                                         key_dim_,
+                                         value_dim_,
                                          args_.shape.scale * 1.44269504f,
                                          visible,
                                          std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots),
@@ -259,11 +261,11 @@ class Worker {
 
     void write_rows(const Run& run) {
         for_each_row(run, [&](int64_t row, int64_t token, int64_t head) {
-            const State state = scratch_.total.row(row, padded_dim_);
+            const State state = scratch_.total.row(row, value_dim_);
             const float sum = reduce_add(load(state.sums));
             const F32x16 inverse =
                 args_.sinks != nullptr ? inverse_with_sink(sum, *state.exponents, head) : set1(1.0f / sum);
-            const int64_t dim = args_.shape.layout.head_dim, column = head * dim;
+            const int64_t dim = args_.shape.layout.value_dim(), column = head * dim;
             for (int64_t i = 0; i < dim; i += kLanes) {
                 const F32x16 values = load(state.out + i) * inverse;
                 if (args_.out.type == Type::bf16)
@@ -289,7 +291,7 @@ class Worker {
     const Run* const runs_;
     const int64_t head_;
     const Scratch& scratch_;
-    const int64_t group_, padded_dim_;
+    const int64_t group_, key_dim_, value_dim_;  // the latter padded
     Visit visit_;  // the next one to be made, and where its tile lies
     Places here_;
     Places following_;

@@ -34,8 +34,9 @@ class ShapeArguments(ctypes.Structure):
         Raises:
             ValueError: they do not match, or the scale is not positive.
         """
-        heads = shape.num_kv_heads, shape.head_dim
-        if heads != (layout.num_kv_heads, layout.head_dim) or shape.num_heads % shape.num_kv_heads:
+        heads = shape.num_kv_heads, shape.head_dim, shape.key_value_dim
+        cached = layout.num_kv_heads, layout.head_dim, layout.key_value_dim
+        if heads != cached or shape.num_heads % shape.num_kv_heads:
             raise ValueError(f"{shape} with {layout}")
         if not shape.scale > 0:
             raise ValueError(f"scores cannot be scaled by {shape.scale}")

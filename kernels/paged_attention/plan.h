@@ -101,7 +101,8 @@ struct Scratch {
     int64_t num_bytes;
 
     Scratch(char* base, const Shape& shape) : num_bytes(0) {
-        const int64_t rows = shape.max_rows(), dim = shape.layout.padded_dim(), floats = state_floats(rows, dim);
+        const int64_t rows = shape.max_rows(), dim = shape.layout.padded_dim();
+        const int64_t value_dim = shape.layout.padded_value_dim(), floats = state_floats(rows, value_dim);
         const auto take = [&](int64_t bytes) {
             char* const p = base + num_bytes;
             num_bytes += aligned(bytes);
@@ -110,9 +111,9 @@ struct Scratch {
         q = take(rows * kQueryStride * 4);
         q_factors = reinterpret_cast<float*>(take(rows * 4));
         q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
-        total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, dim);
+        total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, value_dim);
         buffers.keys = take(kTileKeys * dim * 4);
-        buffers.values = take(kTileKeys * dim * 4);
+        buffers.values = take(kTileKeys * value_dim * 4);
         buffers.narrow = take(2 * kTileKeys * dim * 2);
         buffers.scales = reinterpret_cast<float*>(take(2 * kTileKeys * 4));
     }
@@ -143,7 +144,7 @@ struct Limits {
         const int64_t rows = std::max(shape.group(), int64_t{kRowsAtOnce});
         num_items = 2 * units;
         num_counters = units;
-        const int64_t floats = state_floats(rows, shape.layout.padded_dim());
+        const int64_t floats = state_floats(rows, shape.layout.padded_value_dim());
         partial_floats = std::min(units * tiles * floats, kMaxPartialBytes / int64_t{sizeof(float)});
     }
 };
@@ -317,7 +318,7 @@ class Planner {
     // Reserves memory and counters for splitting the job; false: no room, so the job is not split.
     bool reserve(int64_t num_pieces) {
         const int64_t heads = shape_.layout.num_kv_heads, tiles = job_.end_tile - job_.first_tile;
-        const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_dim());
+        const int64_t floats = heads * tiles * state_floats(job_.num_rows, shape_.layout.padded_value_dim());
         if (num_split_items_ + num_pieces > limits_.num_items || num_counters_ + heads > limits_.num_counters ||
             num_floats_ + floats > limits_.partial_floats)
             return false;

@@ -18,7 +18,7 @@ namespace octavo::paged_attention {
 // all rows of an item use them.
 constexpr int64_t kTileKeys = 256;
 constexpr int64_t kTileGroups = kTileKeys / kGroupSlots;
-constexpr int64_t kMaxDim = 256;
+constexpr int64_t kMaxDim = 576;  // of a key: DeepSeek's latent vector and its rotated part
 
 // How dot products are computed, for each pair of types. `Left` is the type of queries and weights, `Right` that of
 // keys and values. kColumns vectors of results are kept in registers for each of kRowsAtOnce rows.
@@ -184,7 +184,7 @@ struct Factors {
 // keys of `num_groups`, for kColumns vectors.
 template <typename Products, int kRows, int kColumns>
 inline void multiply_values(const Weights<Products>& weights, const Tile<typename Products::Right>& tile,
-                            int64_t num_groups, const Places& next, int64_t padded_dim, int64_t first,
+                            int64_t num_groups, const Places& next, int64_t value_dim, int64_t first,
                             const Factors& factors, float* out) {
     using Right = typename Products::Right;
     constexpr int64_t step = kStep<Right>;
@@ -214,8 +214,8 @@ inline void multiply_values(const Weights<Products>& weights, const Tile<typenam
                         sums[row][column] = Products::add_products(sums[row][column], weight, values[column]);
                 }
                 levels += step;
-                v += padded_dim * step;
-                fetched += padded_dim / kLanes * next.vector_bytes;
+                v += value_dim * step;
+                fetched += value_dim / kLanes * next.vector_bytes;
             }
         }
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
@@ -231,7 +231,7 @@ inline void multiply_values(const Weights<Products>& weights, const Tile<typenam
     }
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
         OCTAVO_UNROLL for (int column = 0; column < kColumns; ++column) {
-            float* const target = out + row * padded_dim + first + column * kLanes;
+            float* const target = out + row * value_dim + first + column * kLanes;
             store(target, fma(totals[row][column], set1(factors.tile[row]), load(target) * set1(factors.before[row])));
         }
 }

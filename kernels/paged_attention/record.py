@@ -1,5 +1,6 @@
 """The place of attention in a program: planned once, then one operation for each layer."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,9 @@ def record(
 ) -> Tensor:
     """Record the attention of one layer; its keys and values have been stored."""
     q = value_of(q_TNH)
+    num_heads, layout = workspace.shape.num_heads, workspace.shape.layout
+    dims = num_heads, layout.key_value_dim or layout.head_dim
+    width = math.prod(dims)
     sinks = None if sinks_N is None else sinks_N.float().contiguous()
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
@@ -51,7 +55,7 @@ def record(
     node = Node(
         "paged_attention",
         [q],
-        [Buffer(q.width)],
+        [Buffer(width)],
         bind,
         is_row_wise=False,
         mixes_rows=True,
@@ -59,4 +63,4 @@ def record(
         wants=Form(torch.bfloat16) if workspace.shape.layout.type == TYPES[torch.bfloat16] else None,
         keeps=[k_cache, v_cache, workspace, sinks],
     )
-    return as_tensor(q.recorder.append(node, q.dims))
+    return as_tensor(q.recorder.append(node, dims))

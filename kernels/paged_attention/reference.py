@@ -11,7 +11,7 @@ from octavo.kernels.paged_attention.shape import AttentionShape
 def paged_attention(
     q_TNH: Tensor,
     k_cache_PSKH: Tensor,
-    v_cache_PSKH: Tensor,
+    v_cache_PSKV: Tensor,
     query_starts: Sequence[int],
     context_lens: Sequence[int],
     block_table_RP: Tensor,
@@ -23,12 +23,12 @@ def paged_attention(
 ) -> Tensor:
     """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
-    out_TNH = torch.empty_like(q_TNH)
+    out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], shape.value_dim)
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]
         blocks = block_table_RP[request, : -(-context_len // num_slots)].long()
         k_XKH = k_cache_PSKH[blocks].flatten(0, 1)[:context_len].float() * k_scale
-        v_XKH = v_cache_PSKH[blocks].flatten(0, 1)[:context_len].float() * v_scale
+        v_XKV = v_cache_PSKV[blocks].flatten(0, 1)[:context_len].float() * v_scale
         for row in range(start, end):
             position = context_len - end + row
             first = shape.first_key(position)
@@ -42,6 +42,6 @@ def paged_attention(
             if sinks_N is not None:
                 scores_KGX = torch.cat((scores_KGX, sinks_N.float().view(num_kv_heads, -1, 1)), dim=2)
             weights_KGX = scores_KGX.softmax(dim=2)[:, :, : position + 1 - first]
-            out_KGH = torch.einsum("kgx,xkh->kgh", weights_KGX, v_XKH[first : position + 1])
-            out_TNH[row] = out_KGH.flatten(0, 1).to(q_TNH.dtype)
-    return out_TNH
+            out_KGV = torch.einsum("kgx,xkv->kgv", weights_KGX, v_XKV[first : position + 1])
+            out_TNV[row] = out_KGV.flatten(0, 1).to(q_TNH.dtype)
+    return out_TNV

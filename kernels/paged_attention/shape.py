@@ -20,12 +20,19 @@ class AttentionShape:
     """Of each query head: slope * (key's position - query's position) is added to its scores (ALiBi)."""
     is_chunked: bool = False
     """Positions are divided into chunks of `window`, and a token attends to those of its chunk up to its own."""
+    key_value_dim: int | None = None
+    """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
 
     def first_key(self, position: int) -> int:
         """Return the first position that the token at `position`, or a later one, attends to."""
         if self.window is None:
             return 0
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
+
+    @property
+    def value_dim(self) -> int:
+        """V: numbers of a value, and of a head's output."""
+        return self.head_dim if self.key_value_dim is None else self.key_value_dim
 
     @property
     def group(self) -> int:

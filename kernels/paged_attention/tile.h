@@ -13,12 +13,12 @@ namespace octavo::paged_attention {
 // The online softmax of some rows over the tiles so far: sum of weighted values, lane-wise sum of the weights, and the
 // exponent (base 2) that weights are relative to: the largest score.
 struct State {
-    float* out;        // rows x padded head dimension
+    float* out;        // rows x padded dimension of values
     float* sums;       // rows x 16
     float* exponents;  // rows
 
-    State row(int64_t index, int64_t padded_dim) const {
-        return {out + index * padded_dim, sums + index * kLanes, exponents + index};
+    State row(int64_t index, int64_t value_dim) const {
+        return {out + index * value_dim, sums + index * kLanes, exponents + index};
     }
 };
 
@@ -62,7 +62,8 @@ template <typename Products>
 struct Rows {
     Levels<Products> q;  // rows x kQueryStride
     State state;
-    int64_t padded_dim;
+    int64_t key_dim;       // padded
+    int64_t value_dim;     // padded
     float scale;           // of the scores, times log2(e)
     const Range* visible;  // of each row: its keys, counted from the first of the tile; may lie outside
     int64_t num_groups;    // those after them hold no key that any of the rows sees
@@ -206,7 +207,7 @@ inline Factors join_exponents(int64_t num_rows, float* exponents, const float* o
 template <typename Products, int kRows>
 inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products::Right>& tile, const Places& next) {
     constexpr int kColumns = Products::kColumns;
-    const int64_t padded_dim = rows.padded_dim;
+    const int64_t value_dim = rows.value_dim;
     alignas(64) float scores[kRows * kTileKeys];
     Weights<Products> weights;
     // A part of a vector is not computed for groups that nobody sees, but with bf16 alone: each variant costs time to
@@ -214,10 +215,10 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     constexpr bool kHasSingles = kColumns > 1 && std::is_same_v<Products, PairProducts>;
     int64_t group = 0;
     for (; group + (kHasSingles ? kColumns : 1) <= rows.num_groups; group += kColumns)
-        multiply_keys<Products, kRows, kColumns>(rows.q, padded_dim, tile, next, group, scores);
+        multiply_keys<Products, kRows, kColumns>(rows.q, rows.key_dim, tile, next, group, scores);
     if constexpr (kHasSingles)
         for (; group < rows.num_groups; ++group)
-            multiply_keys<Products, kRows, 1>(rows.q, padded_dim, tile, next, group, scores);
+            multiply_keys<Products, kRows, 1>(rows.q, rows.key_dim, tile, next, group, scores);
     softmax_rows(rows, kRows, tile.v_scales, scores, weights);
     const Factors factors = join_exponents(kRows, rows.state.exponents, weights.exponents);
     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
@@ -227,8 +228,8 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     }
     int64_t i = 0;
     const auto multiply = [&](auto columns) {
-        for (; i + columns() * kLanes <= padded_dim; i += columns() * kLanes)
-            multiply_values<Products, kRows, columns()>(weights, tile, rows.num_groups, next, padded_dim, i, factors,
+        for (; i + columns() * kLanes <= value_dim; i += columns() * kLanes)
+            multiply_values<Products, kRows, columns()>(weights, tile, rows.num_groups, next, value_dim, i, factors,
                                                         rows.state.out);
     };
     multiply(std::integral_constant<int, kColumns>{});
@@ -238,19 +239,19 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
 }
 
 // Merges `part` into `total`, with the bits that `attend_tile` would give. A part without visible keys changes nothing.
-inline void merge(const State& total, const State& part, int64_t num_rows, int64_t padded_dim) {
+inline void merge(const State& total, const State& part, int64_t num_rows, int64_t value_dim) {
     for (int64_t index = 0; index < num_rows; ++index) {
-        const State a = total.row(index, padded_dim), b = part.row(index, padded_dim);
+        const State a = total.row(index, value_dim), b = part.row(index, value_dim);
         const Factors factors = join_exponents(1, a.exponents, b.exponents);
         const F32x16 a_factor = set1(factors.before[0]), b_factor = set1(factors.tile[0]);
-        for (int64_t i = 0; i < padded_dim; i += kLanes)
+        for (int64_t i = 0; i < value_dim; i += kLanes)
             store(a.out + i, fma(load(b.out + i), b_factor, load(a.out + i) * a_factor));
         store(a.sums, fma(load(b.sums), b_factor, load(a.sums) * a_factor));
     }
 }
 
-inline void clear(const State& state, int64_t num_rows, int64_t padded_dim) {
-    std::fill_n(state.out, num_rows * padded_dim, 0.0f);
+inline void clear(const State& state, int64_t num_rows, int64_t value_dim) {
+    std::fill_n(state.out, num_rows * value_dim, 0.0f);
     std::fill_n(state.sums, num_rows * kLanes, 0.0f);
     std::fill_n(state.exponents, num_rows, kNoExponent);
 }

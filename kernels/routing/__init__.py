@@ -5,11 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.routing import cpu, native
+from octavo.kernels.routing.rule import NO_EXPERT as NO_EXPERT
 from octavo.kernels.routing.rule import RoutingRule as RoutingRule
 
-_IMPLEMENTATIONS = {"cpu": cpu.route, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.route,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.routing.gpu", cpu.route),
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -17,7 +22,7 @@ class Routing:
     """The experts of every token."""
 
     expert_TK: Tensor
-    """int32, ascending."""
+    """int32, ascending; see `NO_EXPERT`."""
     weight_TK: Tensor
     """float32: what the experts' outputs are multiplied by."""
 

@@ -7,6 +7,9 @@ from octavo.kernels.dispatch import require
 
 MAX_EXPERTS = 1024
 """Of one layer."""
+NO_EXPERT = -1
+"""In place of the experts of a token that has no scores but NaN, on a GPU: its weights are NaN, and no expert's weights
+are read for it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.sigmoid_and_mul import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.sigmoid_and_mul, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.sigmoid_and_mul,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.sigmoid_and_mul.gpu", cpu.sigmoid_and_mul),
+}
 
 
 def sigmoid_and_mul(gate_TG: Tensor, x_TD: Tensor) -> Tensor:

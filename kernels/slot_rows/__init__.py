@@ -8,6 +8,8 @@ from octavo.kernels.dispatch import choose, lazy, require
 
 PENDING = -1
 """Placeholder for a token id that the device samples and the host does not know yet: the last token of the slot."""
+PADDING = -2
+"""Token id of rows that no request has; their embeddings are NaN (`octavo.kernels.embedding.embeddings`)."""
 
 
 def read_slots(
@@ -21,7 +23,7 @@ def read_slots(
     """Return the token ids of a step, int64, and copy the block ids of its requests into its block tables.
 
     Args:
-        token_ids_T: int64, `PENDING` where the device knows the token.
+        token_ids_T: int64, `PENDING` where the device knows the token; `PADDING` stays.
         token_slots_T: int64, the slot of each token.
         last_token_S: int64.
         request_slots_R: int64, the slot of each request.

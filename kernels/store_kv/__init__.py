@@ -14,7 +14,7 @@ _IMPLEMENTATIONS = {
 
 def store_kv(
     k_TKH: Tensor,
-    v_TKH: Tensor,
+    v_TKH: Tensor | None,
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
@@ -25,7 +25,7 @@ def store_kv(
     """Copy row t of `k` and `v` to slot `slot_mapping[t]` of the caches, in place.
 
     Args:
-        k_TKH, v_TKH: keys and values of the step.
+        k_TKH, v_TKH: keys and values of the step; None: values are the beginnings of keys, and are not stored.
         k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous, in the dtype of the rows or on a GPU float8_e4m3fn.
         slot_mapping_T: int64, block number * S + offset; no slot twice.
         k_scale, v_scale: divisors of keys and values stored in float8_e4m3fn; results are clamped to the largest
@@ -36,14 +36,14 @@ def store_kv(
         UnsupportedDevice: no implementation for the device.
     """
     require(
-        k_TKH.shape == v_TKH.shape
+        (v_TKH is None or k_TKH.shape == v_TKH.shape)
         and k_TKH.shape[1:] == k_cache_PSKH.shape[2:]
         and k_cache_PSKH.dtype in (k_TKH.dtype, torch.float8_e4m3fn),
         f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache "
         f"{tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
     )
     require(
-        k_cache_PSKH.shape == v_cache_PSKH.shape and slot_mapping_T.shape == k_TKH.shape[:1],
+        (v_TKH is None or k_cache_PSKH.shape == v_cache_PSKH.shape) and slot_mapping_T.shape == k_TKH.shape[:1],
         "store_kv: needs one slot per row, and caches of one shape",
     )
     implementation = choose("store_kv", _IMPLEMENTATIONS, k_TKH.device)

@@ -7,7 +7,7 @@ from octavo.kernels.dispatch import require
 
 def store_kv(
     k_TKH: Tensor,
-    v_TKH: Tensor,
+    v_TKH: Tensor | None,
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
@@ -20,4 +20,5 @@ def store_kv(
         f"store_kv: through torch, a cache of {k_cache_PSKH.dtype} cannot store {k_TKH.dtype} or use scales",
     )
     k_cache_PSKH.flatten(0, 1).index_copy_(0, slot_mapping_T, k_TKH)
-    v_cache_PSKH.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKH)
+    if v_TKH is not None:
+        v_cache_PSKH.flatten(0, 1).index_copy_(0, slot_mapping_T, v_TKH)

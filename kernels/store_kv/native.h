@@ -9,13 +9,14 @@
 namespace octavo::store_kv {
 
 struct Args {
-    Matrix k, v;  // f32; num_kv_heads * head_dim wide
+    Matrix k;  // f32; num_kv_heads * head_dim wide
+    Matrix v;  // the same; not read if values are not stored
     void* k_cache;
     void* v_cache;
     CacheLayout layout;
 };
 
-constexpr int64_t kMaxDim = 256;
+constexpr int64_t kMaxDim = 576;
 
 template <typename Element>
 inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
@@ -27,6 +28,7 @@ inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile
     for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i));
     for (int64_t i = 0; i < padded_dim; i += kStep<Element>)
         std::memcpy(keys + key_index<Element>(lane, i), row + i, kStep<Element> * sizeof(Element));
+    if (!layout.stores_values()) return;
     for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i));
     for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
 }
@@ -55,17 +57,18 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
                             const CacheLayout& layout) {
     const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
     uint8_t row[kMaxDim];
-    float scales[2] = {scale_of(k, dim), scale_of(v, dim)};
+    float scales[2] = {scale_of(k, dim), layout.stores_values() ? scale_of(v, dim) : 0.0f};
     // Integers have no NaN: a value that is not finite must show in the scores instead.
     if (std::isnan(scales[1])) scales[0] = scales[1];
     quantize(k, dim, padded_dim, scales[0], row);
     for (int64_t i = 0; i < padded_dim; i += kStep<uint8_t>)
         std::memcpy(k_tile + key_index<uint8_t>(lane, i), row + i, kStep<uint8_t>);
+    const int64_t end = kGroupSlots * padded_dim;
+    std::memcpy(k_tile + end + lane * int64_t{sizeof(float)}, &scales[0], sizeof(float));
+    if (!layout.stores_values()) return;
     quantize(v, dim, padded_dim, scales[1], row);
     for (int64_t i = 0; i < padded_dim; ++i)
         v_tile[value_index<uint8_t>(padded_dim, lane, i)] = static_cast<char>(row[i]);
-    const int64_t end = kGroupSlots * padded_dim;
-    std::memcpy(k_tile + end + lane * int64_t{sizeof(float)}, &scales[0], sizeof(float));
     std::memcpy(v_tile + end + lane * int64_t{sizeof(float)}, &scales[1], sizeof(float));
 }
 
@@ -76,7 +79,8 @@ inline void run(const Args& args, const Step& step, Thread& thread) {
         const int64_t slot = slots[row], lane = slot % kGroupSlots;
         for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
             const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
-            const float* const v = args.v.row<const float>(row) + head * layout.head_dim;
+            const float* const v =
+                layout.stores_values() ? args.v.row<const float>(row) + head * layout.head_dim : nullptr;
             char* const k_tile = static_cast<char*>(args.k_cache) + layout.tile_offset(slot, head);
             char* const v_tile = static_cast<char*>(args.v_cache) + layout.tile_offset(slot, head);
             if (layout.type == Type::f32)

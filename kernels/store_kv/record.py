@@ -8,12 +8,12 @@ from octavo.kernels.paged_attention.layout import CacheLayout, LayoutArguments
 from octavo.kernels.store_kv.native import StoreKvArguments
 
 
-def record(k_TKH: Tensor, v_TKH: Tensor, k_cache: Tensor, v_cache: Tensor, layout: CacheLayout) -> None:
-    """Record the storing of a step's keys and values in one layer's cache."""
-    k, v = value_of(k_TKH), value_of(v_TKH)
+def record(k_TKH: Tensor, v_TKH: Tensor | None, k_cache: Tensor, v_cache: Tensor, layout: CacheLayout) -> None:
+    """Record the storing of a step's keys and values in one layer's cache; no values: they are parts of keys."""
+    rows = [value_of(tensor) for tensor in (k_TKH, v_TKH) if tensor is not None]
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-        keys, values = inputs
-        return StoreKvArguments(keys, values, k_cache.data_ptr(), v_cache.data_ptr(), LayoutArguments.of(layout))
+        values = inputs[1] if len(inputs) > 1 else Matrix()
+        return StoreKvArguments(inputs[0], values, k_cache.data_ptr(), v_cache.data_ptr(), LayoutArguments.of(layout))
 
-    k.recorder.do(Node("store_kv", [k, v], [], bind, is_row_wise=True, keeps=[k_cache, v_cache]))
+    rows[0].recorder.do(Node("store_kv", rows, [], bind, is_row_wise=True, keeps=[k_cache, v_cache]))

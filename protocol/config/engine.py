@@ -10,8 +10,11 @@ from octavo.protocol.code import ProcessorSource
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.params import LogprobsMode
 
-LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "gguf", "dummy"]
+LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy"]
+ConfigFormat: TypeAlias = Literal["auto", "hf", "mistral"]
 TokenizerMode: TypeAlias = Literal["auto", "hf", "fast", "slow", "mistral"]
+ModelImpl: TypeAlias = Literal["auto", "octavo", "transformers"]
+ModelImplChoice: TypeAlias = Literal["auto", "octavo", "vllm", "transformers"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 QuantizationName: TypeAlias = Literal["none", "int8", "int4", "gguf"]
@@ -64,8 +67,26 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     load_format: Annotated[
         LoadFormat,
-        Meta(description="Format of the weights (hf means auto); dummy: random weights, no files are read."),
+        Meta(
+            description="Format of the weights. auto, hf: safetensors, else pt, else mistral; pt: pytorch_model.bin or "
+            "other files of torch.save; mistral: consolidated*.safetensors; dummy: random weights, no files are read."
+        ),
     ] = "auto"
+    config_format: Annotated[
+        ConfigFormat,
+        Meta(description="Format of the configuration. hf: config.json; mistral: params.json; auto: the one there is."),
+    ] = "auto"
+    model_impl: Annotated[
+        ModelImplChoice,
+        Meta(
+            description="What computes the model: octavo (a family of docs/models.md; vllm means the same), "
+            "transformers (its code, with octavo's attention and products), or auto: octavo if there is a family."
+        ),
+    ] = "auto"
+    trust_remote_code: Annotated[
+        bool,
+        Meta(description="Run code from the model's repository, for architectures that transformers does not have."),
+    ] = False
     dtype: Annotated[
         DtypeChoice,
         Meta(description="Type of weights and activations. auto: that of the checkpoint, but bfloat16 for float32."),
@@ -260,7 +281,7 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         KernelChoice,
         Meta(
             description="native: C++ kernels, compiled at the first start; torch: torch's operations; auto: native if "
-            "there is a compiler."
+            "there is a compiler, and on several nodes always."
         ),
     ] = "auto"
     cpu_binding: Annotated[

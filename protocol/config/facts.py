@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.protocol.config.engine import TokenizerMode
+from octavo.protocol.config.engine import ModelImpl, TokenizerMode
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
@@ -18,7 +18,7 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     tokenizer_mode: TokenizerMode = "auto"
     """Which tokenizer files are read."""
     load_format: str
-    """"safetensors", "gguf" or "dummy"."""
+    """"safetensors", "pt", "mistral", "gguf" or "dummy"."""
     architecture: str
     """As in `config.json` `architectures[0]`, e.g. "LlamaForCausalLM"."""
     hf_config: dict[str, Any]
@@ -35,23 +35,32 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """From `generation_config.json`, else from `config.json`."""
     generation_defaults: dict[str, Any] = {}
     """Default sampling parameters from `generation_config.json`: temperature, top_p, top_k, ..."""
+    model_impl: ModelImpl = "auto"
+    """What computes the model."""
+    trust_remote_code: bool = False
+    """Whether code in the model's directory may be run."""
 
 
 class CacheGroupSpec(Struct, frozen=True, kw_only=True):
     """Layers whose keys and values lie in blocks with the same ids: one block table serves all of them.
 
     All groups take their blocks from one pool of memory. A block has room for as many layers as the largest group has.
+
+    All layers with a recurrent state are one group, the last one. It has slots of its own, each for the state of one
+    request, and no blocks.
     """
 
-    kind: Literal["full", "window", "chunk"] = "full"
+    kind: Literal["full", "window", "chunk", "state"] = "full"
     """"full": every position is read until the request ends; "window": a token reads the last `window` positions;
-    "chunk": it reads those of its own chunk of `window` positions."""
+    "chunk": it reads those of its own chunk of `window` positions; "state": it reads the state after the token before
+    it."""
     window: int = 0
-    """In tokens; 0 for "full"."""
+    """In tokens; 0 for "full". Of "state": tokens between two checkpoints, a multiple of the block size; 0: chosen by
+    the size of the state."""
     num_layers: int
     """On this worker; a pipeline stage may have none of a group's layers."""
     block_bytes: int
-    """Of one block over all layers of the group, on this worker."""
+    """Of one block, or of one state, over all layers of the group, on this worker."""
 
 
 class DeviceFacts(Struct, frozen=True, kw_only=True):
@@ -71,18 +80,33 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     """What it computes with on a CPU, as far as bits depend on it: "native avx512" or "torch 2.13"; "" on a GPU."""
     cache_groups: list[CacheGroupSpec]
     """The KV cache groups of the model, in the order in which all messages list them."""
+    model_impl: ModelImpl = "octavo"
+    """What computes the model."""
+    variant_module: str = ""
+    """The first module whose rows have other bits in other batches; "": there is none."""
 
     @property
     def kv_block_bytes(self) -> int:
-        """Bytes of one block, which any group may use."""
-        return max([group.block_bytes for group in self.cache_groups], default=0)
+        """Bytes of one block, which any group but that of states may use."""
+        return max([group.block_bytes for group in self.cache_groups if group.kind != "state"], default=0)
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether any layer of the model has keys and values; of this pipeline stage, perhaps none."""
+        return any(group.kind != "state" for group in self.cache_groups)
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of the state of one request; 0 without layers that have one."""
+        return sum(group.block_bytes for group in self.cache_groups if group.kind == "state")
 
 
 class CachePlan(Struct, frozen=True, kw_only=True):
     """Size of the KV cache, decided by the core from the facts of all workers."""
 
     blocks_per_group: list[int]
-    """The number of blocks, repeated for each of `DeviceFacts.cache_groups`: any group may use any block."""
+    """The number of blocks, repeated for each of `DeviceFacts.cache_groups`: any group may use any block. That of
+    states has another number, of its slots."""
     block_size: int
     max_model_len: int
     kv_cache_bytes: int
@@ -91,17 +115,36 @@ class CachePlan(Struct, frozen=True, kw_only=True):
     max_request_blocks: int = 0
     """Blocks that a request of `max_model_len` tokens holds at most at a time; 0: one for each `block_size` tokens."""
 
+    max_request_states: int = 0
+    """Slots of states that a request holds at most at a time; 0: the model has no states."""
+
+    @property
+    def has_states(self) -> bool:
+        """Whether the last group is one of states."""
+        return bool(self.cache_groups) and self.cache_groups[-1].kind == "state"
+
     @property
     def num_blocks(self) -> int:
-        """Number of blocks, which all groups share."""
+        """Number of blocks, which all groups share; of slots, if there are only states."""
         return self.blocks_per_group[0]
 
     @property
+    def num_states(self) -> int:
+        """Number of slots of states."""
+        return self.blocks_per_group[-1] if self.has_states else 0
+
+    @property
     def num_tokens(self) -> int:
-        """Tokens that fit in the cache; with several groups or windows, of requests of `max_model_len` tokens."""
+        """Tokens that fit in the cache; with several groups, windows or states, of requests of `max_model_len`
+        tokens."""
+        by_states = self.num_states * self.max_model_len // self.max_request_states if self.max_request_states else None
+        if self.has_states and len(self.cache_groups) == 1:
+            return by_states or 0
         if self.max_request_blocks:
-            return self.num_blocks * self.max_model_len // self.max_request_blocks
-        return self.num_blocks * self.block_size
+            by_blocks = self.num_blocks * self.max_model_len // self.max_request_blocks
+        else:
+            by_blocks = self.num_blocks * self.block_size
+        return by_blocks if by_states is None else min(by_blocks, by_states)
 
     @property
     def max_concurrency(self) -> float:

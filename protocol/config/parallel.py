@@ -15,7 +15,8 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bool,
         Meta(
             description="Divide the experts of a mixture of experts between the workers of --tensor-parallel-size, "
-            "instead of the columns of each.",
+            "instead of the columns of each. With --data-parallel-size, between the workers of all engines, which then "
+            "compute all steps together.",
             extra={"short": ("-ep",)},
         ),
     ] = False

@@ -17,6 +17,7 @@ from octavo.protocol.config.engine import (
 )
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
+from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.cores import parse_core_list
@@ -123,7 +124,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     stage_layers: list[int] = []
     """Layers of each stage; []: they are divided by the size of their weights."""
     enable_expert_parallel: bool = False
-    """Workers that share every layer divide the experts of a mixture, not the columns of each."""
+    """The workers of all engines divide the experts of a mixture, not the columns of each."""
     data_parallel_size: int = 1
     """Engines that share the requests, all on this machine."""
     engine_index: int = 0
@@ -153,6 +154,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     def tensor_parallel_size(self) -> int:
         """Workers that share every layer."""
         return self.world_size // self.pipeline_parallel_size
+
+    @property
+    def is_lock_step(self) -> bool:
+        """Whether the workers of all engines divide the experts, so that a step of one is a step of all."""
+        return self.enable_expert_parallel and self.data_parallel_size > 1
 
     @property
     def answering_rank(self) -> int:
@@ -192,7 +198,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     world_size = config.parallel.tensor_parallel_size * num_stages
     check_division(facts, config.parallel.tensor_parallel_size)
     check_nodes(config.parallel, world_size)
-    stage_layers = resolve_stages(config.parallel, facts.num_layers, chosen_device)
+    check_lock_step(config.parallel, chosen_device, config.device.cpu_kernels)
+    stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
     binding, num_threads = _threads(config, num_cores, num_local * config.parallel.data_parallel_size)
     stage_threads = num_threads * world_size // num_stages

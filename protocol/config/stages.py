@@ -1,15 +1,14 @@
 """The pipeline stages that the user asks for, checked."""
 
-from octavo.protocol.config.engine import DeviceName
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.errors import ConfigError
 
 
-def resolve_stages(parallel: ParallelConfig, num_layers: int, device: DeviceName) -> list[int]:
+def resolve_stages(parallel: ParallelConfig, num_layers: int) -> list[int]:
     """Return the layers of each stage as the user has given them, [] otherwise.
 
     Raises:
-        ConfigError: the model has other layers, or the device has no stages.
+        ConfigError: the model has other layers.
     """
     num_stages, text = parallel.pipeline_parallel_size, parallel.pipeline_layer_partition
     if num_stages > num_layers:
@@ -17,12 +16,6 @@ def resolve_stages(parallel: ParallelConfig, num_layers: int, device: DeviceName
             f"pipeline_parallel_size {num_stages}: the model has {num_layers} layers",
             phase="configuration",
             hint=f"use --pipeline-parallel-size {num_layers} or less",
-        )
-    if num_stages > 1 and device != "cpu":
-        raise ConfigError(
-            f"pipeline_parallel_size {num_stages}: stages run on CPUs only",
-            phase="configuration",
-            hint="use --tensor-parallel-size or --data-parallel-size on GPUs",
         )
     if text is None:
         return []

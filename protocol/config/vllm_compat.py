@@ -113,7 +113,7 @@ _NO_OFFLOAD = "weights and caches are never offloaded"
 _NO_POOLING = "this release generates text; it has no embeddings or scores"
 _NO_TRANSFER = "this release does not transfer caches or weights between engines"
 _NO_TRACING = "there are metrics (/metrics) and logs, but no traces"
-_NO_MAMBA = "this release supports attention layers only"
+_NO_MAMBA = "recurrent states are float32, and checkpoints of them are as far apart as their size asks for"
 _NO_PLUGIN = "the engine cannot be extended by classes"
 _NO_COHERE = "it applies only to vLLM's Cohere and Anthropic routes"
 
@@ -190,11 +190,8 @@ def _reading() -> Iterator[VllmSetting]:
     yield from _group("list", "only files that are needed are downloaded", None, "ignore_patterns")
     yield from _group("switch", "progress is logged", None, "use_tqdm_on_load")
     yield from _group("value", "load formats have no settings", _EMPTY, "model_loader_extra_config")
-    yield from _group("switch", "code of a model is never run", None, "trust_remote_code")
-    yield from _group("value", "code of a model is never run", _EMPTY, "code_revision")
-    yield from _group("value", "configurations are read from config.json", ("auto", "hf"), "config_format")
+    yield from _group("value", "code of a model is read from --revision", _EMPTY, "code_revision")
     yield from _group("value", "config.json is read from MODEL", _EMPTY, "hf_config_path")
-    yield from _group("value", "octavo has its own model implementations", ("auto", "vllm", "octavo"), "model_impl")
     yield from _group("value", "octavo has its own model implementations", _EMPTY, "model_class_overrides")
     yield from _group("value", "texts are processed on threads as needed", None, "renderer_num_workers")
     yield from _group("switch", "--quantization is the only setting", _OFF, "allow_deprecated_quantization")

@@ -14,7 +14,7 @@ from bench_gpu_parts.machine import MIXED_CHUNKS, AttentionCase, EngineName, Gpu
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import SHAPES, ShapeName
 
-STEP_SHAPES: tuple[ShapeName, ...] = ("Llama-3.1-8B", "Qwen3-0.6B", "Qwen2.5-7B")
+STEP_SHAPES: tuple[ShapeName, ...] = ("Llama-3.1-8B", "Qwen3-0.6B", "Qwen2.5-7B", "Qwen3-30B-A3B")
 BATCHES = (1, 8, 64, 256)
 CONTEXTS = (1024, 8192)
 PREFILL_TOKENS = 8192
@@ -83,9 +83,18 @@ class Run:
             self.on_change()
 
 
-def cost_of(shape: ShapeName) -> ModelCost:
-    """Return what a shape costs in 16 bits."""
-    return model_cost(SHAPES[shape], 16)
+def cost_of(shape: ShapeName, num_tokens: int = 1) -> ModelCost:
+    """Return what a shape costs in 16 bits, in a step of so many tokens.
+
+    Of a mixture of experts those count whose weights the step reads, if its tokens are routed at random.
+    """
+    config = SHAPES[shape]
+    cost = model_cost(config, 16)
+    if (num_experts := config.get("num_experts")) is None:
+        return cost
+    top_k = config["num_experts_per_tok"]
+    num_read = num_experts * (1 - (1 - top_k / num_experts) ** num_tokens)
+    return replace(cost, weight_bytes=model_cost({**config, "num_experts_per_tok": num_read}, 16).weight_bytes)
 
 
 def measure_ceilings(run: Run, slot: Slot) -> None:
@@ -218,7 +227,7 @@ class Section:
 
 SECTIONS = (
     Section("ceilings", measure_ceilings, Share(25, 20)),
-    Section("steps", measure_steps, Share(120, 50)),
+    Section("steps", measure_steps, Share(160, 50)),
     Section("fp8", measure_fp8_cache, Share(35, 0)),
     Section("host", measure_host, Share(20, 15)),
     Section("attention", measure_attention, Share(50, 15)),
@@ -232,7 +241,7 @@ TOTAL_S = 480.0
 
 def _steps_of(run: Run, slot: Slot, shape: ShapeName) -> None:
     """Measure the steps of one shape; the first failure ends the process and skips the rest."""
-    cost = cost_of(shape)
+    cost = cost_of(shape, PREFILL_TOKENS)
     budget_bytes = MEMORY_SHARE * run.gpu.total_bytes() - cost.weight_bytes
     batches = (64,) if run.quick else BATCHES
     todo = [(batch, context) for context in CONTEXTS for batch in batches]
@@ -277,7 +286,7 @@ def _decode(run: Run, steps: Steps, shape: ShapeName, batch: int, context: int) 
         f"decode-{shape}-{batch}-{context}", f"decode, {shape}, {batch} x {context}", "ms", False, targets, 2
     )
     time = steps.step(batch, context, 1, asks_busy=bool(targets))
-    least_s = roofline.decode_seconds(cost_of(shape), run.ceilings(), batch, context)
+    least_s = roofline.decode_seconds(cost_of(shape, batch), run.ceilings(), batch, context)
     run.add(metric, "octavo", 1e3 * time.step_s, least_s / time.step_s)
     if time.busy_s is not None:
         run.add(_IDLE, "octavo", 100 * max(0.0, 1 - time.busy_s / time.step_s))
@@ -292,7 +301,7 @@ def _mixed(run: Run, steps: Steps, shape: ShapeName) -> None:
     batch, context = MAIN_CASE
     name = f"{shape}, {batch} x {context} and a chunk of {CHUNK_TOKENS}"
     time = steps.mixed_step(batch, context, CHUNK_TOKENS)
-    least_s = roofline.mixed_seconds(cost_of(shape), run.ceilings(), batch, context, CHUNK_TOKENS)
+    least_s = roofline.mixed_seconds(cost_of(shape, batch + CHUNK_TOKENS), run.ceilings(), batch, context, CHUNK_TOKENS)
     metric = Metric(f"mixed-{shape}", f"mixed step, {name}", "ms", False, digits=2)
     run.add(metric, "octavo", 1e3 * time.step_s, least_s / time.step_s)
     if time.busy_s is not None:

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-ShapeName = Literal["Qwen3-0.6B", "Llama-3.2-1B", "Llama-3.1-8B", "Qwen2.5-7B", "Qwen3-8B"]
+ShapeName = Literal["Qwen3-0.6B", "Llama-3.2-1B", "Llama-3.1-8B", "Qwen2.5-7B", "Qwen3-8B", "Qwen3-30B-A3B"]
 
 _QWEN3: dict[str, Any] = {
     "architectures": ["Qwen3ForCausalLM"],
@@ -83,6 +83,24 @@ SHAPES: dict[ShapeName, dict[str, Any]] = {
         "intermediate_size": 12288,
         "num_hidden_layers": 36,
         "num_attention_heads": 32,
+        "tie_word_embeddings": False,
+    },
+    "Qwen3-30B-A3B": _EVERY
+    | _QWEN3
+    | {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
         "tie_word_embeddings": False,
     },
 }

@@ -24,14 +24,24 @@ Logprobs = tuple[tuple[int, ...], tuple[float, ...]]
 
 
 @torch.inference_mode()
-def attention_bits(length: int, num_decodes: int, num_heads: int, num_kv_heads: int, head_dim: int) -> dict[str, Any]:
+def attention_bits(
+    length: int,
+    num_decodes: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    window: int | None = None,
+    has_sinks: bool = False,
+) -> dict[str, Any]:
     """Compare attention over a whole prompt with chunks of it and with decodes, all in one other step."""
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5)
+    shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window)
+    sinks = torch.randn(num_heads, device=DEVICE) if has_sinks else None
     blocks = -(-length // BLOCK_SIZE)
     caches = [torch.randn(blocks, BLOCK_SIZE, num_kv_heads, head_dim, device=DEVICE).bfloat16() for _ in range(2)]
     queries = torch.randn(length, num_heads, head_dim, device=DEVICE).bfloat16()
     block_ids = torch.randperm(blocks, device=DEVICE).int()
-    whole = gpu.plan([0, length], [length], block_ids[None], BLOCK_SIZE, shape)(queries, *caches)
+    whole = gpu.plan([0, length], [length], block_ids[None], BLOCK_SIZE, shape)(queries, *caches, sinks_N=sinks)
     ends = sorted(
         {*range(1, length, max(1, length // num_decodes)), 255, 256, 257, 512, length} & set(range(1, length + 1))
     )
@@ -39,13 +49,16 @@ def attention_bits(length: int, num_decodes: int, num_heads: int, num_kv_heads: 
     starts = np.cumsum([0, *(rows for rows, _ in parts)]).tolist()
     rows_of_parts = torch.cat([queries[end - rows : end] for rows, end in parts])
     tables = block_ids.expand(len(parts), -1).contiguous()
-    beside = gpu.plan(starts, [end for _, end in parts], tables, BLOCK_SIZE, shape)(rows_of_parts, *caches)
+    beside = gpu.plan(starts, [end for _, end in parts], tables, BLOCK_SIZE, shape)(
+        rows_of_parts, *caches, sinks_N=sinks
+    )
     differing = [
         (rows, end)
         for (rows, end), start in zip(parts, starts, strict=False)
         if not torch.equal(beside[start : start + rows], whole[end - rows : end])
     ]
-    return _result("attention", len(parts), [f"{rows} rows up to {end}" for rows, end in differing])
+    name = "attention with sinks" if has_sinks else "attention"
+    return _result(name, len(parts), [f"{rows} rows up to {end}" for rows, end in differing])
 
 
 @torch.inference_mode()

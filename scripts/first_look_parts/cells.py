@@ -6,6 +6,7 @@ A cell is one call of a function in `drive.py`, in a process that can be killed 
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from bench_gpu_parts.mixtures import MIXTURES, MixtureName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 
 TOTAL_S = 300.0
@@ -49,7 +50,9 @@ def all_cells() -> list[Cell]:
         Cell("ceilings", "the GPU's ceilings", "kernels", "ceilings", {}, 3, 30),
         *(_agree(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
+        _sinks(),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
+        *(_mixture(name) for name in MIXTURES),
         *(_attention(*case) for case in ATTENTION),
         _attention(64, 4352, 1, num_shared=4096),
         Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
@@ -77,6 +80,16 @@ def _products(model: ShapeName, name: str) -> Cell:
     rows = [count for count in ROWS if name != "head" or count <= MAX_HEAD_ROWS]
     arguments = {"name": f"{model} {name}", "num_outputs": outputs, "num_inputs": inputs, "rows": rows}
     return Cell(f"products-{model}-{name}", f"products, {model} {name}", "kernels", "products", arguments, 4, 30)
+
+
+def _sinks() -> Cell:
+    title = "the bits of a position, attention with sinks and a window"
+    return Cell("bits-attention-sinks", title, "kernels", "attention_bits", {"has_sinks": True}, 6, 40)
+
+
+def _mixture(name: MixtureName) -> Cell:
+    arguments = {"name": name, "rows": list(ROWS)}
+    return Cell(f"experts-{name}", f"experts of a layer, {name}", "kernels", "mixture", arguments, 5, 40)
 
 
 def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> Cell:

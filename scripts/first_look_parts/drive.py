@@ -26,7 +26,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, products
+from first_look_parts import bits, early, mixtures, products
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -83,11 +83,16 @@ def measure_products(**weight: Any) -> dict[str, Any]:
     return products.products(**_tiny(weight, num_outputs=32, num_inputs=64, rows=[1, 16]))
 
 
-def attention_bits() -> dict[str, Any]:
-    """Return whether attention gives a position the same bits in every step."""
-    heads = (32, 8, 128) if IS_ON_GPU else (2, 1, 16)
+def attention_bits(has_sinks: bool = False) -> dict[str, Any]:
+    """Return whether attention gives a position the same bits in every step; with sinks, as GPT-OSS has it."""
+    heads = ((64, 8, 64) if has_sinks else (32, 8, 128)) if IS_ON_GPU else (2, 1, 16)
     length, num_decodes = (5000, 97) if IS_ON_GPU else (70, 3)
-    return bits.attention_bits(length, num_decodes, *heads)
+    return bits.attention_bits(length, num_decodes, *heads, window=128 if has_sinks else None, has_sinks=has_sinks)
+
+
+def mixture(**layer: Any) -> dict[str, Any]:
+    """Return the times of the experts of a layer, and whether the bits of a token depend on its batch."""
+    return mixtures.mixture(**_tiny(layer, rows=[1, 3]))
 
 
 def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> dict[str, Any]:
@@ -231,6 +236,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "ceilings": ceilings,
     "agreeing_rows": agreeing_rows,
     "products": measure_products,
+    "mixture": mixture,
     "attention_bits": attention_bits,
     "attention": attention,
     "early_launches": early_launches,

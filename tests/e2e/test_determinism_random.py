@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,9 +21,11 @@ from octavo.frontend.generation.grammar import vocabulary_of
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.paged_attention.layout import CacheLayout
-from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.structured import GrammarKind, GrammarSpec
+from octavo.worker_proc.cache.groups import StateGroup
+from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.base import Model
@@ -32,6 +35,9 @@ VOCAB = 320
 
 
 MAX_THREADS = 3
+
+CHECKPOINT_TOKENS = 12
+"""Between two checkpoints of recurrent states, rounded up to whole blocks."""
 
 
 class Case(NamedTuple):
@@ -70,12 +76,13 @@ CASES = [
     Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
     family("gemma2"),
     family("Qwen2MoeForCausalLM"),
+    family("mamba2"),
     Case("quantized", *MISTRAL, {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
     Case("windows-torch", *MIXED, is_native=False),
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
 """Windows in some layers, in all and in none, both kinds of norm, learned and rotary positions, soft caps, experts,
-every dtype, and 4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
+recurrent states, every dtype, and 4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
 
 
 GRAMMARS = [
@@ -113,7 +120,7 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module", autouse=True)
 def poisoned_cache() -> Iterator[None]:
     """Fill fresh caches with NaN: whoever reads a slot that nobody has written spoils its result."""
-    make, allocate = KVStorage.__init__, CacheLayout.allocate
+    make, allocate, make_states = KVStorage.__init__, CacheLayout.allocate, StateStorage.__init__
 
     def make_poisoned(self: KVStorage, **arguments: Any) -> None:
         make(self, **arguments)
@@ -125,9 +132,16 @@ def poisoned_cache() -> Iterator[None]:
         k_cache, v_cache = allocate(self, *arguments)
         return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type, and in the factors of int8
 
+    def make_poisoned_states(self: StateStorage, group: StateGroup, num_slots: int) -> None:
+        make_states(self, group, num_slots)
+        for layer in group.layers:
+            for state in self.layer(layer):
+                state.fill_(float("nan"))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(KVStorage, "__init__", make_poisoned)
         patch.setattr(CacheLayout, "allocate", allocate_poisoned)
+        patch.setattr(StateStorage, "__init__", make_poisoned_states)
         yield
 
 
@@ -197,9 +211,19 @@ STORMS: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+def groups_of(model: Loaded, config: ResolvedConfig) -> list[CacheGroupSpec]:
+    """The cache groups, with checkpoints of states so close together that short requests leave some."""
+    interval = -(-CHECKPOINT_TOKENS // config.block_size) * config.block_size
+    return [
+        msgspec.structs.replace(spec, window=interval) if spec.kind == "state" else spec
+        for spec in cache_group_specs(model.weights, config)
+    ]
+
+
 def num_blocks_for(model: Loaded, config: ResolvedConfig, num_tokens: int) -> int:
-    """The blocks of a request of this length."""
-    return CacheGroups.of(config, cache_group_specs(model.weights, config)).max_request_blocks(num_tokens)
+    """The blocks of a request of this length; without any, slots for the states of a few requests."""
+    num_blocks = CacheGroups.of(config, groups_of(model, config)).max_request_blocks(num_tokens)
+    return num_blocks or num_tokens // 16
 
 
 def alone(model: Loaded, request: TimedRequest) -> Result:
@@ -208,7 +232,7 @@ def alone(model: Loaded, request: TimedRequest) -> Result:
         max_num_seqs=1, max_num_batched_tokens=MAX_LEN, async_scheduling=False, enable_prefix_caching=False
     )
     num_blocks = num_blocks_for(model, config, MAX_LEN)
-    engine = SmallEngine(model.weights, config, num_blocks, model.compiler)
+    engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups_of(model, config))
     (result,) = engine.run([TimedRequest(request.prompt, request.sampling, grammar=request.grammar)])
     return result
 
@@ -246,15 +270,16 @@ def test_any_storm_of_every_family(
 
 
 def check(
-    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded, requests: list[TimedRequest], settings: dict[str, Any], spare_tokens: int, num_threads: list[int]
 ) -> None:
-    config = model.config(**engine)
+    config = model.config(**settings)
     num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
     turns = itertools.cycle(num_threads)
     with pytest.MonkeyPatch.context() as patch:
         # So small a model is left to one thread otherwise.
         patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
-        results = SmallEngine(model.weights, config, num_blocks, model.compiler).run(requests)
+        engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups_of(model, config))
+        results = engine.run(requests)
     for request, result in zip(requests, results, strict=True):
         assert result.end, "a request was lost"
         expected = alone(model, request)

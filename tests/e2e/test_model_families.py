@@ -4,13 +4,14 @@ import asyncio
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import published_configs
+import published_hybrid_configs
 import published_moe_configs
 import pytest
 import torch
@@ -18,6 +19,7 @@ import transformers
 from model_runner import Runner, facts_of, filled, load, packed, prompts, with_config
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WINDOW
+from tiny_hybrids import VARIANTS
 from tiny_models import ARCHITECTURES as DENSE_ARCHITECTURES
 from tiny_models import MOE_ARCHITECTURES, make_tiny
 from torch import Tensor
@@ -27,26 +29,25 @@ from worker_plans import worker_config
 
 from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
-from octavo.kernels.latent_heads import HeadWidths
+from octavo.kernels.latent_heads import LatentWidths
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.paged_attention import AttentionShape
-from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config import DeviceFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.docs import with_families
 from octavo.worker_proc.models.hf_keys import READ_ELSEWHERE
-from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.experts import Experts
+from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.latent_attention import LatentAttention
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
 from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
-CONFIGS = published_configs.CONFIGS | published_moe_configs.CONFIGS
+SHORT_AND_LONG = [pytest.param(name, marks=pytest.mark.long if name in VARIANTS else ()) for name in FAMILIES]
+CONFIGS = published_configs.CONFIGS | published_hybrid_configs.CONFIGS | published_moe_configs.CONFIGS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -99,7 +100,7 @@ def expected(path: Path) -> tuple[list[Tensor], Tensor]:
     return logits, known
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SHORT_AND_LONG)
 def test_logits_and_greedy_tokens_equal_transformers(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     path = tiny(family, root)
     logits, greedy = expected(path)
@@ -116,7 +117,7 @@ def test_logits_and_greedy_tokens_equal_transformers(family: str, root: Path, ke
     assert torch.equal(known, greedy)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SHORT_AND_LONG)
 def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     # bfloat16 through torch and float32 in programs: each path has one type in which more is rounded.
     dtype = torch.bfloat16 if kernels is None else torch.float32
@@ -127,7 +128,7 @@ def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels
     assert all(bool(logits.isfinite().all()) for logits in whole)
     for ends in ([7, 8, 9, 60, 73, 130, 200], [1, 199, 200]):
         assert torch.equal(runner.in_chunks(tokens, 0, ends), whole[0]), ends
-    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 131)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
+    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 130)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
     for step in parts:
         for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
             assert torch.equal(logits, whole[request][start:end]), (request, start, end)
@@ -226,8 +227,18 @@ def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monk
         ("phi", {"partial_rotary_factor": 2.0, "rope_parameters": None}, "2.0 of a head cannot be rotated"),
         ("phi", {"use_parallel_residual": False}, "'use_parallel_residual'"),
         ("exaone4", {"layer_types": None, "sliding_window_pattern": "LLX"}, "letters L and G"),
-        ("DeepseekV3ForCausalLM", {"v_head_dim": 40}, "config.json: latent heads"),
+        ("DeepseekV3ForCausalLM", {"kv_lora_rank": 576}, "config.json: latent attention"),
         ("Qwen2MoeForCausalLM", {"attention_bias": True}, "'attention_bias'"),
+        ("granite-hybrid", {"mamba_d_head": 12}, "6 'mamba_n_heads' of 12 'mamba_d_head'"),
+        ("granite-hybrid", {"mamba_n_groups": 4}, "6 'mamba_n_heads' for 4 'mamba_n_groups'"),
+        ("granite-hybrid", {"time_step_limit": "0, inf"}, "'time_step_limit' is '0, inf'"),
+        ("granite-hybrid", {"layer_types": ["mamba", "attention", "conv", "mamba"]}, "the layer types 'conv'"),
+        ("qwen3-next", {"linear_num_key_heads": 3}, "4 'linear_num_value_heads' for 3 'linear_num_key_heads'"),
+        ("falcon-h1", {"ssm_multipliers": [1.0]}, "'ssm_multipliers' has 1 numbers; expected 5"),
+        ("nemotron-h", {"layers_block_type": None, "hybrid_override_pattern": "M-M*E"}, "the layer types 'moe'"),
+        ("nemotron-h", {"n_groups": 4}, "6 'mamba_num_heads' for 4 'n_groups'"),
+        ("lfm2", {"layer_types": ["conv"]}, "1 'layer_types' for 4 layers"),
+        ("lfm2", {"block_dim": 64}, "'block_dim' is 64"),
         ("Qwen3MoeForCausalLM", {"shared_expert_intermediate_size": 64}, "'shared_expert_intermediate_size' is 64"),
     ],
 )
@@ -247,28 +258,13 @@ def test_letters_are_the_types_of_layers_and_the_last_layer_sees_everything(root
 
 def test_gpus_are_refused_before_anything_is_allocated() -> None:
     parameters = Parameters(Placement(torch.float32, torch.device("cuda")), prefixes=[])
-    chunks = AttentionShape(4, 2, 16, scale=1.0, window=8, is_chunked=True)
-    full = AttentionShape(4, 2, 16, scale=1.0)
-    blocks: dict[str, Callable[[], object]] = {
-        "mixtures of experts": lambda: Experts(parameters, "mlp", RoutingRule(4, 2), 64, 16),
-        "attention sinks": lambda: SelfAttention(parameters, "attention", 0, full, 64, has_sinks=True),
-        "attention in chunks": lambda: SelfAttention(parameters, "attention", 0, chunks, 64),
-        "latent attention": lambda: LatentAttention(
-            parameters,
-            "attention",
-            0,
-            HeadWidths(8, 8, 8, is_interleaved=True),
-            4,
-            64,
-            query_rank=None,
-            key_value_rank=8,
-            has_bias=False,
-        ),
-    }
-    for feature, make in blocks.items():
-        with pytest.raises(ConfigError, match=f"no kernels for {feature}") as caught:
-            make()
-        assert caught.value.hint == "run with --device cpu"
+    widths = LatentWidths(8, 8, 8, 8, is_interleaved=True)
+    with pytest.raises(ConfigError, match="no kernels for latent attention") as caught:
+        LatentAttention(parameters, "attention", 0, widths, 4, 64, query_rank=None, has_bias=False)
+    assert caught.value.hint == "run with --device cpu"
+    states = [StateShape(((3, 8),))]
+    with pytest.raises(ConfigError, match="no kernels for recurrent layers"):
+        DecoderModel(parameters, [None], states=states, embedding=None, layers=[], norm=None, output=None)
 
 
 def test_the_table_of_the_docs_is_up_to_date() -> None:

@@ -20,6 +20,7 @@ from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
+from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.steps import StepPlan, StepResult
 from octavo.worker_proc.executor.open import open_executor
@@ -104,7 +105,7 @@ def on_stages(config: ResolvedConfig, kernels: NativeLibrary, plans: list[StepPl
     def work(rank: int) -> list[StepResult]:
         addresses = {"plan_address": "", "result_address": ""}
         worker = WorkerSpec(config=config, rank=rank, world_size=config.world_size, exchange_fd=descriptor, **addresses)
-        peers = join_peers(worker, kernels)
+        peers = join_peers(worker, kernels, torch.device("cpu"), Env.read())
         peers.meet()
         exchanges = {"group": peers.group, "exchange": peers.stages}
         model = load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges)
@@ -195,7 +196,6 @@ def test_stages_have_weights_of_about_the_same_size(layers, output, num_stages, 
     ("settings", "message", "hint"),
     [
         ({"pipeline_parallel_size": 6}, "the model has 5 layers", "--pipeline-parallel-size 5 or less"),
-        ({"pipeline_parallel_size": 2, "device": "cuda"}, "stages run on CPUs only", "--tensor-parallel-size"),
         ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "2,2"}, "with the sum 5", "such as 12,10"),
         ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "5,0"}, "not 2 positive numbers", "such as 12,10"),
         ({"pipeline_parallel_size": 2, "pipeline_layer_partition": "five"}, "not 2 positive numbers", "such as"),

@@ -24,6 +24,7 @@ from workloads import ask_all, ask_one_by_one, random_requests
 
 from octavo import AsyncClient
 from octavo.kernels.all_reduce.native import exchanged_bytes
+from octavo.kernels.experts.exchange import ExpertExchange, exchange_area_bytes
 from octavo.kernels.native import library
 from octavo.kernels.native.rank_group import SharedMemoryGroup
 from octavo.protocol.config import ResolvedConfig
@@ -41,6 +42,8 @@ HEADS = {
     "OPTForCausalLM": {"num_attention_heads": 8, "hidden_size": 256, "word_embed_proj_dim": 64, "ffn_dim": 512},
     "GPT2LMHeadModel": {"n_head": 8, "n_embd": 256},
     "Qwen2MoeForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+    "OlmoeForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256},
+    "DeepseekV3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256, "v_head_dim": 32},
 }
 EXPERTS = {
     "intermediate_size": 512,
@@ -57,6 +60,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     mlp = {"LlamaForCausalLM": LLAMA_MLP, "Qwen2ForCausalLM": {"intermediate_size": 512}}
     mlp["Qwen3ForCausalLM"] = mlp["Qwen2ForCausalLM"]
     mlp["Qwen2MoeForCausalLM"] = EXPERTS
+    mlp["OlmoeForCausalLM"] = {"intermediate_size": 256, "num_experts_per_tok": 2}
+    mlp["DeepseekV3ForCausalLM"] = {"intermediate_size": 512, "moe_intermediate_size": 256}
     return {arch: make_tiny(arch, folder / arch, **heads, **mlp.get(arch, {})) for arch, heads in HEADS.items()}
 
 
@@ -110,7 +115,8 @@ def test_the_number_of_ranks_changes_no_bit(
 
 
 @pytest.mark.parametrize(
-    "family", ["gemma2", "phi3-window", "gpt-neox", "cohere2", "glm4", "falcon-40b", "bloom", "mpt"]
+    "family",
+    ["gemma2", "phi3-window", "gpt-neox", "cohere2", "cohere-norms", "glm4", "falcon-40b", "bloom", "mpt", "olmo2"],
 )
 def test_ranks_divide_fused_and_interleaved_projections(family: str, tmp_path: Path) -> None:
     arch, class_name, settings = FAMILIES[family]
@@ -124,11 +130,21 @@ def test_ranks_divide_fused_and_interleaved_projections(family: str, tmp_path: P
     assert on_size(path, 2) == on_size(path, 1) * 2
 
 
-def test_ranks_cannot_divide_a_norm_of_all_heads(tmp_path: Path) -> None:
-    arch, class_name, settings = FAMILIES["olmo2"]
+def test_ranks_cannot_divide_states(tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES["mamba2"]
     path = make_tiny(arch, tmp_path, class_name=class_name, **settings)
-    with pytest.raises(ConfigError, match="normalizes all heads"):
+    with pytest.raises(ConfigError, match="states of recurrent layers"):
         on_size(path, 2)
+
+
+def test_ranks_that_share_key_heads_cannot_normalize_all_of_them(tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES["olmo2"]
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256, "intermediate_size": 512}
+    path = make_tiny(arch, tmp_path, class_name=class_name, **{**settings, **sizes})
+    assert on_size(path, 2) == on_size(path, 1) * 2
+    with pytest.raises(ConfigError, match="normalizes all 2 heads") as caught:
+        on_size(path, 4)
+    assert caught.value.hint == "use --tensor-parallel-size 2 or fewer"
 
 
 @pytest.mark.parametrize(("size", "settings"), [(2, {}), (4, {"dtype": "bfloat16", "quantization": "int8"})])
@@ -138,6 +154,32 @@ def test_ranks_that_divide_the_experts_change_no_bit(
     path = models["Qwen2MoeForCausalLM"]
     (alone,) = on_size(path, 1, **settings)
     assert on_size(path, size, enable_expert_parallel=True, **settings) == [alone] * size
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "quantization": "int8"}])
+def test_engines_that_divide_the_experts_change_no_bit(models: dict[str, Path], settings: dict[str, Any]) -> None:
+    """One of two engines, and one without requests, which takes part in as many steps."""
+    path, kernels, size = models["Qwen2MoeForCausalLM"], library.load(), 2
+    (alone,) = on_size(path, 1, **settings)
+    both = worker_config(
+        path, max_model_len=128, max_num_seqs=4, data_parallel_size=size, enable_expert_parallel=True, **settings
+    )
+    assert both.is_lock_step
+    bounds = {"max_rows": both.max_num_batched_tokens, "width": 256, "top_k": EXPERTS["num_experts_per_tok"]}
+
+    def compute(group: SharedMemoryGroup) -> list[Any]:
+        config = msgspec.structs.replace(both, engine_index=group.rank)
+        engines = ExpertExchange(group, group.rank, size, gives=True, **bounds)
+        model = load_model(config, lambda _: None, library=kernels, engines=engines)
+        if group.rank == 0:
+            return generated(model, config)
+        driver = Driver(model, config)
+        for _ in range(8):
+            driver.step({})
+        return []
+
+    torch.set_num_threads(1)
+    assert on_ranks(kernels, size, exchange_area_bytes(size, **bounds), compute) == [alone, []]
 
 
 def test_ranks_without_an_expert_are_rejected(models: dict[str, Path]) -> None:

@@ -122,6 +122,9 @@ def random_blocks(kind: Type, shape: tuple[int, int]) -> np.ndarray:
     num_values, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     noise = np.random.default_rng(0)
     blocks = noise.integers(0, 256, (shape[0], shape[1] // num_values, block_bytes), dtype=np.uint8)
+    if kind is Type.MXFP4:
+        blocks[..., 0] = 113 + blocks[..., 0] % 16
+        return blocks.reshape(shape[0], -1)
     starts = {Type.Q6_K: [208], Type.Q4_0: [0], Type.Q5_0: [0], Type.Q8_0: [0]}.get(kind, [0, 2])
     for start in starts:
         numbers = noise.uniform(0.005, 0.02, blocks.shape[:2]).astype(np.float16)
@@ -137,7 +140,7 @@ def test_k_quants_are_dequantized_as_the_format_says(kind: Type) -> None:
     assert values.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", SIMPLE)
+@pytest.mark.parametrize("kind", [*SIMPLE, Type.MXFP4])
 def test_levels_and_scales_mean_exactly_what_the_blocks_mean(kind: Type) -> None:
     matrix = GgufMatrix("some", kind, random_blocks(kind, (5, 96)))
     weight = matrix.quantized()
@@ -168,6 +171,13 @@ def test_scales_too_large_for_16_bits_are_named(kind: Type) -> None:
     with pytest.raises(ConfigError, match=r"tensor blk\.0\.big has scales") as caught:
         GgufMatrix("blk.0.big", kind, rows).quantized()
     assert "--quantization none" in caught.value.hint
+
+
+def test_exponents_too_small_for_16_bits_are_refused() -> None:
+    rows = random_blocks(Type.MXFP4, (1, 32))
+    rows[0, 0] = 50
+    with pytest.raises(ConfigError, match="scales that are not float16 numbers"):
+        GgufMatrix("some", Type.MXFP4, rows).quantized()
 
 
 def _k_quant_value(row: bytes, index: int, kind: Type) -> float:

@@ -12,6 +12,7 @@ from tiny_models import ARCHITECTURES, make_tiny
 from worker_plans import alone, loaded, spec, worker_config
 
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
+from octavo.protocol.weight_files import weight_files
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights import load as loading
@@ -41,7 +42,7 @@ def split(model: Path, *, with_index: bool) -> list[str]:
 
 
 def read(model: Path) -> dict[str, torch.Tensor]:
-    return {name: tensor for name, tensor, _ in read_safetensors(model)}
+    return {name: tensor for name, tensor, _ in read_safetensors(weight_files(model, "safetensors"))}
 
 
 @pytest.mark.parametrize("with_index", [True, False])
@@ -73,11 +74,26 @@ def test_a_damaged_index_is_named(model: Path) -> None:
         read(model)
 
 
-def test_pickles_are_not_read(model: Path) -> None:
-    (model / "model.safetensors").rename(model / "pytorch_model.bin")
-    with pytest.raises(ConfigError, match=r"no \.safetensors file in") as error:
+def test_tensors_that_a_shard_lacks_are_named(model: Path) -> None:
+    names = split(model, with_index=True)
+    save_file({"other": torch.zeros(2)}, model / names[1])
+    with pytest.raises(
+        ConfigError, match=rf"{names[1]} lacks \d+ tensors that model\.safetensors\.index\.json expects"
+    ):
         read(model)
-    assert "pickles" in error.value.hint
+
+
+def test_a_pointer_of_git_lfs_is_recognized(model: Path) -> None:
+    (model / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 99\n")
+    with pytest.raises(ConfigError, match="is not the file but its Git LFS pointer") as caught:
+        read(model)
+    assert caught.value.hint == "run: git lfs pull"
+
+
+def test_without_weights_the_files_that_were_looked_for_are_named(model: Path) -> None:
+    (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    with pytest.raises(ConfigError, match=r"neither model\.safetensors\.index\.json nor model\.safetensors"):
+        read(model)
 
 
 def test_eight_bit_tensors_are_rejected_by_name(model: Path) -> None:

@@ -1,5 +1,6 @@
 """Which kernels a worker opens, and what it logs if they are not the expected ones."""
 
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -21,7 +22,7 @@ def every_line(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def wide_heads(directory: Path, cpu_kernels: str) -> ResolvedConfig:
-    model = make_tiny("LlamaForCausalLM", directory, head_dim=272, num_attention_heads=2, num_key_value_heads=1)
+    model = make_tiny("LlamaForCausalLM", directory, head_dim=592, num_attention_heads=2, num_key_value_heads=1)
     return worker_config(model, cpu_kernels=cpu_kernels)
 
 
@@ -30,7 +31,7 @@ def test_heads_too_wide_for_native_kernels_are_computed_by_torch(
 ) -> None:
     config = wide_heads(tmp_path, "auto")
     assert open_kernels(config, Env.read(), silent) is None
-    assert "WARNING" in caplog.text and "heads of 272 dimensions" in caplog.text
+    assert "WARNING" in caplog.text and "heads of 592 dimensions" in caplog.text
     driver = Driver(loaded(config, is_native=False), config)
     request = driver.admit(0, [3, 5, 7], spec())
     driver.step({0: 3})
@@ -38,9 +39,19 @@ def test_heads_too_wide_for_native_kernels_are_computed_by_torch(
 
 
 def test_heads_too_wide_for_native_kernels_that_are_asked_for(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--cpu-kernels native: attention heads of 272 dimensions") as caught:
+    with pytest.raises(ConfigError, match="--cpu-kernels native: attention heads of 592 dimensions") as caught:
         open_kernels(wide_heads(tmp_path, "native"), Env.read(), silent)
     assert "--cpu-kernels auto" in caught.value.hint
+
+
+def test_a_machine_of_several_does_not_fall_back_to_torch(tmp_path: Path) -> None:
+    """Another one may have a compiler: both would wait for rows that the other never sends."""
+    config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), cpu_kernels="auto")
+    env = dataclasses.replace(Env.read(), cxx="no-such-compiler", cache_dir=tmp_path)
+    assert open_kernels(config, env, silent) is None
+    with pytest.raises(ConfigError, match="--cpu-kernels auto: ") as caught:
+        open_kernels(config, env, silent, has_other_nodes=True)
+    assert "--cpu-kernels torch to all nodes" in caught.value.hint
 
 
 def test_torch_is_named_in_the_log_and_binds_no_thread(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -29,6 +29,9 @@ from octavo.kernels.relu import gpu as relu_gpu
 from octavo.kernels.rope import cases as rope_cases
 from octavo.kernels.rope import gpu as rope_gpu
 from octavo.kernels.rope import reference as rope_reference
+from octavo.kernels.sigmoid_and_mul import cases as sigmoid_cases
+from octavo.kernels.sigmoid_and_mul import gpu as sigmoid_gpu
+from octavo.kernels.sigmoid_and_mul import reference as sigmoid_reference
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import gpu as silu_gpu
 from octavo.kernels.silu_and_mul import reference as silu_reference
@@ -46,6 +49,15 @@ def test_silu_and_mul(device: torch.device, seed: int, width: int, dtype: torch.
         x = random(rows, 2 * width, dtype=dtype, seed=seed + rows, scale=4.0)
         actual = silu_gpu.silu_and_mul(x.to(device)).cpu()
         assert_close(actual, silu_reference.silu_and_mul(x), silu_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("dtype", sigmoid_cases.TOLERANCES, ids=str)
+def test_sigmoid_and_mul(device: torch.device, seed: int, dtype: torch.dtype) -> None:
+    for shape in sigmoid_cases.SHAPES:
+        gate, x = (random(3, width, dtype=dtype, seed=seed + width, scale=4.0) for width in shape)
+        for rows in (slice(0, 3), slice(2, 3)):
+            actual = sigmoid_gpu.sigmoid_and_mul(gate[rows].to(device), x[rows].to(device)).cpu()
+            assert_close(actual, sigmoid_reference.sigmoid_and_mul(gate, x)[rows], sigmoid_cases.TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("uses_tanh", [False, True])
@@ -109,6 +121,8 @@ def test_rows_of_several_tables(device: torch.device, seed: int, num_rows: int, 
     lookups = [(some.to(device), table.to(device)) for some, table in zip(ids, tables, strict=True)]
     for rows, some, table in zip(embedding_gpu.embeddings(*lookups), ids, tables, strict=True):
         assert torch.equal(rows.cpu(), embedding_reference.embedding(some, table))
+    padding = torch.tensor([-2], device=device)
+    assert all(rows.isnan().all() for rows in embedding_gpu.embeddings(*((padding, table) for _, table in lookups)))
     assert [len(rows) for rows in embedding_gpu.embeddings(*((some[:0], table) for some, table in lookups))] == [0] * 3
 
 

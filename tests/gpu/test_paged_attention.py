@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import assert_close
+from kernel_checks import assert_close, random
 from paged_requests import Paged, paged
 from pairwise import pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
-from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.paged_attention import AttentionShape, cases, gpu, reference
 from octavo.kernels.paged_attention.gpu_plan import Limits
 
@@ -45,6 +45,12 @@ SHAPES = {
     "heads of 256": AttentionShape(8, 4, 256, 1 / 16, window=200, soft_cap=50.0),
     "71 heads of one": AttentionShape(71, 1, 64, 0.125),
 }
+SEEN = {
+    "everything": AttentionShape(4, 2, 32, 0.2),
+    "a window": AttentionShape(4, 2, 32, 0.2, window=90),
+    "chunks": AttentionShape(4, 2, 32, 0.2, window=90, is_chunked=True),
+}
+"""What a token sees beside a sink."""
 SHARED = [(BF16, "slopes"), (torch.float32, "heads of 112"), (torch.float16, "soft cap"), (BF16, "heads of 80")]
 
 
@@ -58,11 +64,17 @@ def step_of(device: torch.device, data: Paged, parts: list[Part], block_size: in
 
 
 def attend(
-    device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape
+    device: torch.device,
+    data: Paged,
+    parts: list[Part],
+    block_size: int,
+    shape: AttentionShape,
+    sinks: Tensor | None = None,
 ) -> list[Tensor]:
     """Attend for some parts in one step; returns each one's rows."""
     step, queries, _ = step_of(device, data, parts, block_size, shape)
-    out = step(queries, data.k_cache.to(device), data.v_cache.to(device))
+    sinks = None if sinks is None else sinks.to(device)
+    out = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=sinks)
     return list(out.cpu().split([rows for _, rows, _ in parts]))
 
 
@@ -73,15 +85,19 @@ def check(
     block_size: int,
     shape: AttentionShape,
     tolerance: float,
+    sinks: Tensor | None = None,
     **scales: float,
 ) -> None:
     step, queries, starts = step_of(device, data, parts, block_size, shape)
-    actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), **scales).cpu()
+    on_device = None if sinks is None else sinks.to(device)
+    actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=on_device, **scales).cpu()
     assert not bool(step._partials.num_done.any()), "a counter was not set back"
     tables = data.block_table[[request for request, _, _ in parts]]
     lens = [keys for _, _, keys in parts]
     queries = queries.cpu()
-    expected = reference.paged_attention(queries, data.k_cache, data.v_cache, starts, lens, tables, shape, **scales)
+    expected = reference.paged_attention(
+        queries, data.k_cache, data.v_cache, starts, lens, tables, shape, sinks_N=sinks, **scales
+    )
     assert_close(actual, expected, tolerance)
 
 
@@ -169,10 +185,18 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
-def test_attention_in_chunks_is_refused(device: torch.device) -> None:
-    table = torch.zeros(1, 1, dtype=torch.int32, device=device)
-    with pytest.raises(UnsupportedDevice, match="in chunks"):
-        gpu.plan([0, 1], [1], table, 16, AttentionShape(4, 2, 16, scale=1.0, window=8, is_chunked=True))
+@pytest.mark.parametrize("name", ["everything", "chunks"] if IS_INTERPRETING else SEEN)
+def test_sinks_and_chunks(device: torch.device, seed: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In all kernels, with a request in one program and in several, and the same bits in all of them."""
+    shape = SEEN[name]
+    data = paged([300], 16, shape, BF16, seed)
+    sinks = random(4, seed=seed, scale=3.0) + torch.tensor([0.0, 2.0, -200.0, 60.0])
+    parts = [(0, 1, 300), (0, 70, 300), (0, 9, 260)]
+    check(device, data, parts, 16, shape, cases.TOLERANCES[BF16], sinks=sinks)
+    decode, chunk, _ = attend(device, data, parts, 16, shape, sinks)
+    assert torch.equal(decode[0], chunk[-1])
+    monkeypatch.setattr(gpu, "_num_processors", lambda _: 1)
+    assert torch.equal(attend(device, data, [(0, 1, 300), (0, 9, 260)], 16, shape, sinks)[0], decode)
 
 
 def test_blocks_that_a_window_has_passed_are_not_read(device: torch.device, seed: int) -> None:

@@ -95,14 +95,16 @@ def test_every_worker_receives_every_command(opened: Opened, tmp_path: Path) -> 
         assert isinstance(commands[-1], StopWorker)
 
 
-def test_workers_that_leave_are_not_counted_as_subscribers(opened: Opened, tmp_path: Path) -> None:
+def test_a_worker_that_connects_again_counts_once(opened: Opened, tmp_path: Path) -> None:
     publisher = opened(Publisher, f"ipc://{tmp_path}/plan")
     assert publisher.take_subscriptions() == 0
-    worker = opened(Subscriber, publisher.address)
-    wait_for_subscribers(publisher, 1, TIMEOUT_S)
-    worker.close()
+    workers = [opened(Subscriber, publisher.address) for _ in range(2)]
+    wait_for_subscribers(publisher, 2, TIMEOUT_S)
+    workers[0].close()
     assert publisher.socket.poll(int(1000 * TIMEOUT_S)), "the end of the subscription does not come"
-    assert publisher.take_subscriptions() == 0
+    assert publisher.take_subscriptions() == -1
+    opened(Subscriber, publisher.address)
+    wait_for_subscribers(publisher, 1, TIMEOUT_S)
 
 
 def test_a_gap_in_the_broadcast_is_an_error(opened: Opened, tmp_path: Path) -> None:

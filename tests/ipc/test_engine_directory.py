@@ -1,6 +1,7 @@
 """How HTTP processes learn of engines: over a real socket, with engines that are only names."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import pytest
 from waiting import until
 
 from octavo.frontend.engine_state import EngineState
+from octavo.frontend.membership import directory as directory_module
 from octavo.frontend.membership import follower as follower_module
 from octavo.frontend.membership.directory import EngineDirectory
 from octavo.frontend.membership.follower import Follower
@@ -111,6 +113,8 @@ class World:
         return Connection()
 
     async def _execute(self, command: AdminCommand) -> AdminResult:
+        if command.action == "replace":
+            raise RuntimeError("a bug")
         return AdminResult(message=f"did {command.action}")
 
 
@@ -227,6 +231,8 @@ def test_commands_reach_the_first_process_and_fail_with_it(tmp_path: Path) -> No
         follower, _ = await started(world)
         async with follower:
             assert (await follower.execute(AdminCommand("drain", 0))).message == "did drain"
+            failed = await follower.execute(AdminCommand("replace"))
+            assert (failed.status, failed.message) == (500, "RuntimeError: a bug")
             asking = asyncio.create_task(follower.execute(AdminCommand("list")))
             await asyncio.sleep(0)
             await world.directory.close()
@@ -234,6 +240,34 @@ def test_commands_reach_the_first_process_and_fail_with_it(tmp_path: Path) -> No
                 await asking
             with pytest.raises(EngineDeadError):
                 await follower.execute(AdminCommand("list"))
+
+    run(tmp_path, scenario)
+
+
+def test_a_process_that_does_not_follow_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One that is stopped would otherwise block an operator's command without a word."""
+    monkeypatch.setattr(directory_module, "LATE_S", 0.01)
+
+    def lines() -> list[str]:
+        return [record.getMessage() for record in caplog.records if "have not followed" in record.getMessage()]
+
+    async def scenario(world: World) -> None:
+        world.publish((0, SERVING))
+        follower, _ = await started(world)
+        async with follower:
+            version = world.publish((0, SERVING), (1, STARTING))
+            await until(lambda: world.directory.reports[0].version == version)
+            await until(lambda: world.directory._late_check is None)
+            assert not lines()
+            _, stopped = await asyncio.open_unix_connection(str(tmp_path / SOCKET_NAME))
+            await until(lambda: len(world.directory.reports) == 2)
+            world.publish((0, SERVING))
+            await until(lambda: len(lines()) == 2)
+            assert f"HTTP processes {os.getpid()} have" in lines()[0]
+            stopped.close()
+            await until(lambda: world.directory._late_check is None)
 
     run(tmp_path, scenario)
 

@@ -73,6 +73,22 @@ def test_forked_workers_have_their_files_and_report_how_they_end(
         child.close()
 
 
+def test_ctrl_c_while_a_server_starts_is_for_the_core(
+    config: ResolvedConfig, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It would print a traceback."""
+    server = ForkServer()
+    os.kill(server.pid, signal.SIGINT)
+    model = msgspec.structs.replace(config.model, model_path=str(tmp_path / "nowhere"))
+    child = server.spawn(spec_of(msgspec.structs.replace(config, model=model), tmp_path), "worker 0")
+    with pytest.raises(ChildExited, match="nowhere"):
+        while child.receive(START_TIMEOUT_S) is not None:
+            pass
+    assert server.is_alive and "Traceback" not in capfd.readouterr().err
+    child.close()
+    server.kill()
+
+
 def test_only_one_thread_runs_where_workers_are_forked(
     server: ForkServer, config: ResolvedConfig, tmp_path: Path
 ) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,7 +28,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> list[CoreSpec]:
     """Let cores be `fake_child`; what each of them was told."""
     told: list[CoreSpec] = []
 
-    def spawn_fake(module: str, spec: CoreSpec, name: str) -> Child:
+    def spawn_fake(module: str, spec: CoreSpec, name: str, inherited: Sequence[int]) -> Child:
         told.append(spec)
         return real_spawn("fake_child", spec, name, {"PYTHONPATH": PYTHONPATH})
 
@@ -113,7 +113,7 @@ def test_files_of_a_dead_core_stay_until_the_next_one_is_ready(tmp_path: Path, s
 def test_a_start_that_the_system_rejects_is_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else nobody would try again, and requests would wait for ever."""
 
-    def reject(*args: object) -> Child:
+    def reject(*args: object, **settings: object) -> Child:
         raise BlockingIOError("no further process")
 
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
@@ -157,3 +157,26 @@ def test_an_engine_that_ends_takes_its_successor_along(tmp_path: Path, specs: li
             await asyncio.wait_for(replacing, 5)
 
     run(tmp_path, scenario)
+
+
+def test_a_core_whose_start_is_given_up_ends_its_own_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else waits for them."""
+    calls: list[str] = []
+    terminate, kill = Child.terminate, Child.kill
+
+    def note_terminate(child: Child) -> None:
+        calls.append("terminate")
+        terminate(child)
+        if child.wait(0.1) is None:
+            terminate(child)
+
+    def note_kill(child: Child) -> None:
+        calls.append("kill")
+        kill(child)
+
+    monkeypatch.setattr(Child, "terminate", note_terminate)
+    monkeypatch.setattr(Child, "kill", note_kill)
+    spawned = SpawnedEngine(core_config(), None, RunDir(tmp_path), Timeline())
+    spawned.end()
+    assert calls == ["terminate"]
+    assert list(tmp_path.iterdir()) == []

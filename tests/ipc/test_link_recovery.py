@@ -1,27 +1,22 @@
 """A link whose core is replaced, against fake cores that are bare ROUTERs at one address."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
-import zmq
-import zmq.asyncio
+from bare_cores import FACTS, Cores, run
 from waiting import until
 
 from octavo.frontend.link import SLICE_SIZE, CoreLink
 from octavo.frontend.loop_socket import MAX_RECEIVED_AT_ONCE
 from octavo.frontend.recovery.downtime import ReconnectPolicy, Resumption
 from octavo.frontend.request_stream import RequestStream
-from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
 from octavo.protocol.events import (
     BoolResult,
     EngineDying,
-    EngineFacts,
-    Event,
-    Events,
     Finished,
     FinishReason,
     Refused,
@@ -36,7 +31,6 @@ from octavo.protocol.requests import (
     Abort,
     Call,
     Connect,
-    FrontendMessage,
     GetStats,
     ModelVocabulary,
     StartProfile,
@@ -44,71 +38,7 @@ from octavo.protocol.requests import (
 )
 from octavo.protocol.stats import EngineStats
 
-FACTS = EngineFacts(5, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"")
 SUBMIT = Submit("r", pack_ids([1, 2]), SamplingSpec(max_tokens=4, seed=0))
-
-
-class Cores:
-    """The core that lives now, of several at one address."""
-
-    def __init__(self, address: str) -> None:
-        self.epoch = FACTS.epoch - 1
-        self._address = address
-        self._context = zmq.asyncio.Context()
-        self._peer = b""
-        self.frontend_ids: list[bytes] = []
-        self.start()
-
-    def start(self) -> None:
-        self.epoch += 1
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.bind(self._address)
-
-    def die(self) -> None:
-        self._socket.close(linger=0)
-
-    async def welcome(self, replaced_epoch: int = 0) -> None:
-        connect = await self.receive()
-        assert isinstance(connect, Connect)
-        self.frontend_ids.append(connect.frontend_id)
-        await self.send(Welcome(msgspec.structs.replace(FACTS, epoch=self.epoch, replaced_epoch=replaced_epoch)))
-
-    async def receive(self) -> FrontendMessage:
-        self._peer, *frames = await asyncio.wait_for(self._socket.recv_multipart(), 10)
-        return request_codec().decode(*frames)
-
-    async def send(self, event: Event) -> None:
-        await self._socket.send_multipart([self._peer, *event_codec().encode(event)])
-
-    async def events(self, *events: object, epoch: int | None = None) -> None:
-        await self.send(Events(epoch or self.epoch, list(events)))
-
-    def close(self) -> None:
-        self._context.destroy(linger=0)
-
-
-def run(
-    tmp_path: Path,
-    scenario: Callable[[Cores, CoreLink], Awaitable[None]],
-    reconnect_policy: ReconnectPolicy = ReconnectPolicy(None),
-) -> None:
-    async def main() -> None:
-        own = zmq.Context()
-        cores = Cores(f"ipc://{tmp_path}/core")
-        try:
-            connecting = asyncio.create_task(CoreLink.connect(own, f"ipc://{tmp_path}/core", 10))
-            await cores.welcome()
-            link = await connecting
-            link.reconnect_policy = reconnect_policy
-            try:
-                await asyncio.wait_for(scenario(cores, link), 20)
-            finally:
-                await link.close()
-        finally:
-            cores.close()
-            own.term()
-
-    asyncio.run(main())
 
 
 async def take(stream: RequestStream, arrived: asyncio.Event) -> list:
@@ -274,6 +204,34 @@ def test_a_link_reconnects_until_a_core_stays(tmp_path: Path) -> None:
         assert isinstance(await cores.receive(), Submit)
 
     run(tmp_path, scenario)
+
+
+def test_another_engine_at_the_address_is_asked_ever_more_rarely(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    delays: list[float] = []
+
+    async def scenario(cores: Cores, link: CoreLink) -> None:
+        loop = asyncio.get_running_loop()
+        call_later = loop.call_later
+
+        def call_now(delay_s: float, callback: Callable[..., None], *args: object) -> asyncio.TimerHandle:
+            if callback == link._reopen_wire:
+                delays.append(delay_s)
+                delay_s = 0.0
+            return call_later(delay_s, callback, *args)
+
+        loop.call_later = call_now  # type: ignore[assignment]
+        link.accepts = lambda facts: len(delays) == 7
+        await replace(cores, link)
+        for _ in range(7):
+            await cores.welcome()
+        await until(lambda: link.is_up)
+
+    run(tmp_path, scenario)
+    assert delays == [0.05, 0.1, 0.2, 0.4, 0.8, 1.0, 1.0]
+    (line,) = [record.getMessage() for record in caplog.records if "another engine" in record.getMessage()]
+    assert "engine 0 is looked for there" in line
 
 
 def test_requests_end_if_the_next_core_has_another_protocol_version(tmp_path: Path) -> None:

@@ -200,7 +200,10 @@ def test_missing_weights_are_the_root_cause(config: ResolvedConfig, tmp_path: Pa
     assert exited.failure is not None
     assert exited.failure.phase == "loading weights"
     assert exited.failure.error_type == "ConfigError"
-    assert exited.failure.message == f"no .safetensors file in {model}"
+    expected = (
+        f"no weights of format safetensors in {model}: neither model.safetensors.index.json nor model.safetensors"
+    )
+    assert exited.failure.message == expected
     assert exited.failure.hint
 
 

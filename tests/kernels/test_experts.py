@@ -9,8 +9,9 @@ from torch import Tensor
 
 from octavo.kernels.all_reduce import native as all_reduce
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.experts import PackedExperts, cases, experts, reference
+from octavo.kernels.experts import ExpertExchange, PackedExperts, cases, experts, reference
 from octavo.kernels.experts.cases import Layer
+from octavo.kernels.experts.exchange import exchange_area_bytes
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.kernels.linear.packing import pack_coded, pack_plain
 from octavo.kernels.linear.quantization import quantize_weight
@@ -174,6 +175,44 @@ def test_ranks_that_divide_the_experts_have_the_bits_of_one(native_library: Nati
     area_bytes = all_reduce.exchanged_bytes(NUM_TOKENS, layer.top_k * layer.width, size)
     for results in on_ranks(native_library, size, area_bytes, compute):
         assert all(torch.equal(result, whole) for result in results)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "num_engines", "num_ranks"), [("biases", None, 2, 2), ("odd", None, 3, 1), ("small", "int8", 2, 1)]
+)
+def test_engines_that_divide_the_experts_have_the_bits_of_one(
+    native_library: NativeLibrary, name: str, kind: str | None, num_engines: int, num_ranks: int
+) -> None:
+    """Each engine has its own tokens: more than the others, fewer, or none."""
+    layer = cases.CASES[name]
+    size = num_engines * num_ranks
+    weights = cases.weights(layer)
+    x, logits = layer_inputs(layer, torch.float32)
+    pack = Packer(CPU, native_library, kind).pack
+    whole = ExpertsProgram(native_library, layer, pack_experts(layer, weights, pack), x, logits).run(
+        list(range(NUM_TOKENS))
+    )
+    steps = [[list(range(50)), [7], [3, 200]], [[], [299], [1]], [[5, 4], [], []], [[], [], []], [[0], [1], [2]]]
+
+    def compute(group: SharedMemoryGroup) -> None:
+        engine = group.rank // num_ranks
+        own = range(layer.num_experts * group.rank // size, layer.num_experts * (group.rank + 1) // size)
+        exchange = ExpertExchange(
+            group,
+            engine,
+            num_engines,
+            gives=group.rank % num_ranks == 0,
+            max_rows=NUM_TOKENS,
+            width=layer.width,
+            top_k=layer.top_k,
+        )
+        packed = pack_experts(layer, weights, pack, own=own)
+        program = ExpertsProgram(native_library, layer, packed, x, logits, engines=exchange)
+        for tokens in steps:
+            assert torch.equal(program.run(tokens[engine], 1 + engine % 2), whole[tokens[engine]]), tokens
+
+    area_bytes = exchange_area_bytes(num_engines, NUM_TOKENS, layer.width, layer.top_k)
+    on_ranks(native_library, size, area_bytes, compute)
 
 
 def test_experts_that_do_not_fit_are_rejected() -> None:

@@ -11,12 +11,16 @@ from typing import Any
 import gpu_attention_estimates
 import gpu_decode_estimates
 import gpu_estimates
+import gpu_expert_estimates
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
 TENSOR_CORES = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
 """The instruction of products, by architecture."""
+
+EXPERT_PRODUCTS = {"gate_up_kernel": 8, "down_kernel": 4}
+"""The instructions of products for a block of 64 inputs."""
 
 PROGRAM = """
 import json, sys
@@ -42,6 +46,9 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
         persistent = {name: one for name, one in kernels.items() if one.kernel == "linear_kernel"}
         ends = {name: one.loop("STG") - one.loop(instruction) for name, one in persistent.items()}
         found["ends"] = {name: end.total() for name, end in ends.items()}
+names = [name for name in LAUNCHES if name.startswith("experts")]
+products_of_experts = [one for name in names for one in compiled(LAUNCHES[name], 90) if one.kernel in sys.argv[3:]]
+found["experts"] = [(one.kernel, one.instructions(), one.loop("HGMMA")) for one in products_of_experts]
 for group, names in (("early", [f"{name}, early" for name in EARLY]), ("usual", EARLY)):
     found[group] = {name: compiled(LAUNCHES[name], 90)[0].listing() for name in names}
 print(json.dumps(found))
@@ -51,7 +58,7 @@ print(json.dumps(found))
 @pytest.fixture(scope="module")
 def compiled() -> dict[str, Any]:
     """Return instructions and their numbers; from a process where nothing is interpreted."""
-    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(TENSOR_CORES)]
+    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(TENSOR_CORES), *EXPERT_PRODUCTS]
     environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -86,6 +93,17 @@ def test_products_do_not_wait_for_one_another_on_hopper(compiled: dict[str, Any]
     for name, (_, loop) in products_of(compiled, 90).items():
         assert loop["HGMMA"] == 4, name
         assert loop["WARPGROUP"] == 2, name
+
+
+def test_the_products_of_experts_multiply_with_one_instruction_and_copy_meanwhile(compiled: dict[str, Any]) -> None:
+    """Copies of 16 bytes need addresses that the compiler knows to be aligned; it forgets that of a loaded number."""
+    assert len(compiled["experts"]) == 6
+    for kernel, whole, loop in compiled["experts"]:
+        assert (loop["HGMMA"], whole.get("HMMA", 0)) == (EXPERT_PRODUCTS[kernel], 0)
+        assert 0 < loop["LDGSTS"] <= 12 and "LDG" not in loop, kernel
+        assert loop["WARPGROUP"] <= 3, "an arrival of each product, and a wait"
+    loops = [sum(loop.values()) for _, _, loop in compiled["experts"]]
+    assert max(loops) == gpu_expert_estimates.LOOP_INSTRUCTIONS
 
 
 def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str, Any]) -> None:

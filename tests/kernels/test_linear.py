@@ -10,8 +10,8 @@ from octavo.kernels.dispatch import ShapeError, UnsupportedDevice
 from octavo.kernels.linear import PackedLinear, Packer, cases, cpu, linear, reference
 
 CPU = torch.device("cpu")
-SHAPES = [(576, 960), (1536, 576), (48, 360), (33, 71)]
-"""Inputs and outputs. Packing a 16-bit weight with few outputs takes many products: see `cpu.TRIED_16_BIT_SUMS`."""
+SHAPES = [(576, 960), (1536, 576), (48, 360), (33, 71), (48, 1)]
+"""Inputs and outputs."""
 
 
 def packed(weight: Tensor, bias: Tensor | None = None) -> PackedLinear:
@@ -80,6 +80,16 @@ def test_rounding_does_not_hide_another_order_of_summation(dtype: torch.dtype) -
         return total.to(dtype)
 
     assert cpu.agreeing_tiles(in_order, weight) == (16,)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_few_outputs_are_packed_without_a_product(dtype: torch.dtype) -> None:
+    """So few sums of a product show nothing, and enough of them would take seconds."""
+
+    def no_product(x: Tensor) -> Tensor:
+        raise AssertionError("multiplied")
+
+    assert cpu.agreeing_tiles(no_product, random(1, 48, dtype=dtype)) == (16,)
 
 
 def test_a_slice_of_wider_rows_gives_the_same_bits() -> None:

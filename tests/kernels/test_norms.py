@@ -75,17 +75,20 @@ def test_layer_norm(width: int, dtype: torch.dtype) -> None:
     assert_rows_independent(lambda x: layer_norm(x, weight, bias, layer_cases.EPS), random(45, width, dtype=dtype))
 
 
-def check_native_layer_norm(library: NativeLibrary, rows: int, width: int, dtype: torch.dtype) -> None:
+def check_native_layer_norm(
+    library: NativeLibrary, rows: int, width: int, dtype: torch.dtype, num_heads: int = 1
+) -> None:
     """Against the reference of float32 numbers, rounded once; the rows' mean is far from 0."""
-    weight, bias = random(width, seed=1), random(width, seed=2)
+    weight, bias = random(num_heads, width, seed=1), random(num_heads, width, seed=2)
 
     def arguments(inputs, out):
-        return LayerNormArguments(*inputs, out, weight.data_ptr(), bias.data_ptr(), layer_cases.EPS)
+        return LayerNormArguments(*inputs, out, weight.data_ptr(), bias.data_ptr(), width, layer_cases.EPS)
 
-    x = random(rows, width, seed=rows, scale=5.0) + 30.0
-    actual = native_rows(library, "layer_norm", arguments, [x], width, dtype)
+    x = random(rows, num_heads, width, seed=rows, scale=5.0) + 30.0
+    actual = native_rows(library, "layer_norm", arguments, [x.flatten(1)], num_heads * width, dtype)
     expected = layer_reference.layer_norm(x, weight, bias, layer_cases.EPS)
-    assert_close(actual, expected.to(dtype), 4 * layer_cases.TOLERANCES[dtype])
+    assert_close(layer_norm(x, weight, bias, layer_cases.EPS), expected, 4 * layer_cases.TOLERANCES[torch.float32])
+    assert_close(actual, expected.flatten(1).to(dtype), 4 * layer_cases.TOLERANCES[dtype])
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
@@ -96,9 +99,14 @@ def test_native_layer_norm(native_library: NativeLibrary, width: int, dtype: tor
 
 
 @settings(max_examples=40, deadline=None)
-@given(rows=st.integers(1, 40), width=st.integers(1, 150), dtype=st.sampled_from(NATIVE_DTYPES))
-def test_native_layer_norm_of_any_shape(native_library: NativeLibrary, rows, width, dtype) -> None:
-    check_native_layer_norm(native_library, rows, width, dtype)
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 150),
+    dtype=st.sampled_from(NATIVE_DTYPES),
+    num_heads=st.integers(1, 4),
+)
+def test_native_layer_norm_of_any_shape(native_library: NativeLibrary, rows, width, dtype, num_heads) -> None:
+    check_native_layer_norm(native_library, rows, width, dtype, num_heads)
 
 
 @pytest.mark.parametrize("dtype", add_cases.TOLERANCES, ids=str)

@@ -11,6 +11,13 @@ from octavo.kernels import paged_attention
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.paged_attention import AttentionShape, cases, reference
 
+HEADS = [*cases.HEADS, (16, 1, 24, 20)]
+"""The last one has values that are parts of keys."""
+
+
+def shape_of(heads: tuple[int, ...], window: int | None = None) -> AttentionShape:
+    return AttentionShape(*heads[:3], heads[2] ** -0.5, window, key_value_dim=heads[3] if len(heads) > 3 else None)
+
 
 def attend(
     data: Paged,
@@ -30,13 +37,13 @@ def attend(
 
 @pytest.mark.parametrize(
     ("heads", "batch", "window", "dtype", "scoring"),
-    pairwise(cases.HEADS, cases.BATCHES, cases.WINDOWS, list(cases.TOLERANCES), cases.SCORINGS),
+    pairwise(HEADS, cases.BATCHES, cases.WINDOWS, list(cases.TOLERANCES), cases.SCORINGS),
     ids=str,
 )
 def test_paged_attention(
-    heads: tuple[int, int, int], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype, scoring: str
+    heads: tuple[int, ...], batch: list[tuple[int, int]], window: int | None, dtype: torch.dtype, scoring: str
 ) -> None:
-    shape, sinks = scored(AttentionShape(*heads, scale=heads[2] ** -0.5, window=window), scoring)
+    shape, sinks = scored(shape_of(heads, window), scoring)
     for block_size in cases.BLOCK_SIZES:
         data = paged([keys for _, keys in batch], block_size, shape, dtype)
         parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
@@ -58,13 +65,13 @@ def test_paged_attention(
 
 @pytest.mark.parametrize(
     ("heads", "window", "dtype", "scoring"),
-    pairwise(cases.HEADS, [None, 150], list(cases.TOLERANCES), ["plain", "all"]),
+    pairwise(HEADS, [None, 150], list(cases.TOLERANCES), ["plain", "all"]),
     ids=str,
 )
 def test_a_position_has_the_same_bits_in_every_step(
-    heads: tuple[int, int, int], window: int | None, dtype: torch.dtype, scoring: str
+    heads: tuple[int, ...], window: int | None, dtype: torch.dtype, scoring: str
 ) -> None:
-    shape, sinks = scored(AttentionShape(*heads, scale=heads[2] ** -0.5, window=window), scoring)
+    shape, sinks = scored(shape_of(heads, window), scoring)
     data = paged([400, 290, 131], 16, shape, dtype)
     whole = attend(data, [(0, 400, 400)], 16, shape, sinks)[0]
     others = [(1, 1, 290), (2, 131, 131)]

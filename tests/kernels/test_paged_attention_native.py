@@ -40,7 +40,7 @@ class Requests:
         """Scatter the blocks of the requests over a cache whose other slots hold NaN."""
         num_blocks = [-(-length // block_size) for length in context_lens]
         order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(7)).int()
-        layout = CacheLayout(dtype, block_size, shape.num_kv_heads, shape.head_dim)
+        layout = CacheLayout.of(shape, dtype, block_size)
         cache = NativeCache(native, layout, len(order))
         table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
         queries = []
@@ -50,7 +50,7 @@ class Requests:
             table[request, : len(blocks)] = blocks
             k, v = random(2, length, shape.num_kv_heads * shape.head_dim, seed=100 + request)
             slots = (blocks.long().unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
-            cache.store(k, v, slots)
+            cache.store(k, v if shape.key_value_dim is None else None, slots)
             queries.append(random(length, shape.num_heads * shape.head_dim, seed=200 + request, scale=2.0))
         return cls(cache, shape, table, queries)
 
@@ -70,7 +70,9 @@ class Requests:
         layout, num_slots = self.cache.layout, self.cache.num_blocks * self.cache.layout.block_size
         paged = (self.cache.num_blocks, layout.block_size, layout.num_kv_heads, layout.head_dim)
         keys = read(self.cache.k, layout, keys=True)[:num_slots].view(paged)
-        values = read(self.cache.v, layout, keys=False)[:num_slots].view(paged)
+        values = keys[..., : self.shape.value_dim]
+        if layout.key_value_dim is None:
+            values = read(self.cache.v, layout, keys=False)[:num_slots].view(paged)
         rows = [num_rows for _, num_rows, _ in parts]
         starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
         queries = torch.cat([self.queries[request][keys - num : keys] for request, num, keys in parts])
@@ -82,11 +84,13 @@ class Requests:
         return out.flatten(1)
 
 
-def shape_of(heads: tuple[int, int, int], window: int | None = None) -> AttentionShape:
-    return AttentionShape(*heads, scale=heads[2] ** -0.5, window=window)
+def shape_of(heads: tuple[int, ...], window: int | None = None) -> AttentionShape:
+    """Return the shape of query heads, key heads, head dimension and, if values are parts of keys, their length."""
+    return AttentionShape(*heads[:3], heads[2] ** -0.5, window, key_value_dim=heads[3] if len(heads) > 3 else None)
 
 
-HEADS = [*cases.HEADS, (6, 2, 8), (7, 1, 12), (4, 4, 20), (10, 2, 80), (4, 2, 256)]
+PARTS_OF_KEYS = [(4, 1, 20, 12), (6, 2, 80, 64), (16, 1, 96, 32), (20, 1, 576, 512)]
+HEADS = [*cases.HEADS, (6, 2, 8), (7, 1, 12), (4, 4, 20), (10, 2, 80), (4, 2, 256), *PARTS_OF_KEYS]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +100,7 @@ HEADS = [*cases.HEADS, (6, 2, 8), (7, 1, 12), (4, 4, 20), (10, 2, 80), (4, 2, 25
 )
 def test_paged_attention(
     native_library: NativeLibrary,
-    heads: tuple[int, int, int],
+    heads: tuple[int, ...],
     batch: list[tuple[int, int]],
     window: int | None,
     dtype: torch.dtype,
@@ -164,7 +168,10 @@ def steps(draw: st.DrawFn) -> tuple[AttentionShape, int, torch.dtype, list[tuple
     keys = draw(st.lists(st.integers(1, 600), min_size=1, max_size=5))
     batch = [(draw(st.just(1) | st.integers(1, min(length, 150))), length) for length in keys]
     block_size = draw(st.sampled_from([1, 4, 8, 16, 24, 32, 48]))
-    shape, _ = scored(shape_of((num_kv_heads * group, num_kv_heads, head_dim), window), draw(SCORINGS))
+    heads: tuple[int, ...] = (num_kv_heads * group, num_kv_heads, head_dim)
+    if draw(st.integers(0, 3)) == 0:
+        heads = (*heads, draw(st.integers(1, head_dim)))
+    shape, _ = scored(shape_of(heads, window), draw(SCORINGS))
     shape = replace(shape, is_chunked=window is not None and draw(st.booleans()))
     return shape, block_size, draw(dtypes()), batch
 
@@ -193,11 +200,11 @@ def test_any_step(
 
 @pytest.mark.parametrize(
     ("heads", "window", "dtype"),
-    pairwise([(9, 3, 64), (7, 1, 12), (8, 1, 128)], [None, 150], list(TOLERANCES)),
+    pairwise([(9, 3, 64), (7, 1, 12), (8, 1, 128), (16, 1, 96, 80)], [None, 150], list(TOLERANCES)),
     ids=str,
 )
 def test_a_position_has_the_same_bits_in_every_step(
-    native_library: NativeLibrary, heads: tuple[int, int, int], window: int | None, dtype: torch.dtype
+    native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
 ) -> None:
     lengths = [600, 290, 131]
     requests = Requests.make(native_library, lengths, 16, shape_of(heads, window), dtype)
@@ -218,8 +225,8 @@ def test_a_position_has_the_same_bits_in_every_step(
 
 
 def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_library: NativeLibrary) -> None:
-    for window in (None, 2000):
-        shape = shape_of((3, 1, 32), window)
+    for heads, window in (((3, 1, 32), None), ((3, 1, 32), 2000), ((3, 1, 40, 32), None)):
+        shape = shape_of(heads, window)
         requests = Requests.make(native_library, [5000, 40], 16, shape, torch.bfloat16)
         expected = requests.attend([(0, 1, 5000), (1, 40, 40)], 1)
         for num_threads in (2, 3, 7):
@@ -229,10 +236,12 @@ def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_l
 
 
 @pytest.mark.parametrize(
-    ("heads", "block_size", "dtype"), pairwise([(9, 3, 64), (4, 4, 20)], [16, 5], list(TOLERANCES)), ids=str
+    ("heads", "block_size", "dtype"),
+    pairwise([(9, 3, 64), (4, 4, 20), (5, 1, 40, 32)], [16, 5], list(TOLERANCES)),
+    ids=str,
 )
 def test_requests_that_share_a_prefix_have_the_bits_that_each_has_alone(
-    native_library: NativeLibrary, heads: tuple[int, int, int], block_size: int, dtype: torch.dtype
+    native_library: NativeLibrary, heads: tuple[int, ...], block_size: int, dtype: torch.dtype
 ) -> None:
     shape = shape_of(heads)
     lengths = [700, 615, 640, 330, 600, 601, 100, 400]
@@ -287,8 +296,8 @@ def test_what_cannot_be_is_refused() -> None:
         ShapeArguments.of(AttentionShape(5, 2, 64, scale=1.0), layout)
     with pytest.raises(ValueError):
         ShapeArguments.of(AttentionShape(4, 4, 64, scale=1.0), layout)
-    with pytest.raises(ValueError, match="256"):
-        CacheLayout(torch.bfloat16, 16, 2, 320)
+    with pytest.raises(ValueError, match="576"):
+        CacheLayout(torch.bfloat16, 16, 2, 577)
     with pytest.raises(ValueError, match="int64"):
         CacheLayout(torch.int64, 16, 2, 64)
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from octavo.kernels.paged_attention import gpu_plan
+from octavo.kernels.paged_attention import AttentionShape, gpu_plan
 from octavo.kernels.paged_attention.gpu_plan import ENTRY_WORDS, ITEM_WORDS, SEGMENT, Counts, Grid, Layout, Limits
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes, SegmentLabels
 
@@ -63,7 +63,11 @@ class Work:
         return found
 
 
-def plan(requests: list[tuple[int, int]], window: int | None, max_partials: int | None, labels: np.ndarray) -> Work:
+def shape_of(window: int | None, *, is_chunked: bool = False) -> AttentionShape:
+    return AttentionShape(2 * HEADS, HEADS, 64, 1.0, window=window, is_chunked=is_chunked)
+
+
+def plan(requests: list[tuple[int, int]], shape: AttentionShape, max_partials: int | None, labels: np.ndarray) -> Work:
     """Return the plan of requests with (rows, keys before them)."""
     starts = np.cumsum([0, *(rows for rows, _ in requests)])
     lens = [rows + before for rows, before in requests]
@@ -72,7 +76,7 @@ def plan(requests: list[tuple[int, int]], window: int | None, max_partials: int 
         limits = Limits(limits.max_requests, limits.max_rows, max_partials)
     layout = Layout.of(limits, GRID)
     words = np.full(layout.num_words, -7, dtype=np.int32)
-    counts = gpu_plan.write(words, layout, GRID, window, starts, lens, Prefixes(labels, np.arange(len(requests))))
+    counts = gpu_plan.write(words, layout, GRID, shape, starts, lens, Prefixes(labels, np.arange(len(requests))))
     words[counts.num_split_words : layout.query_starts] = -9  # is not copied
     return Work(words, layout, counts)
 
@@ -89,22 +93,25 @@ def labels_of(families: list[int], depth: int, nested: int) -> np.ndarray:
 @given(
     requests=st.lists(st.tuples(st.sampled_from([1, 1, 1, 2, 20, 60]), st.integers(0, 2600)), max_size=14),
     window=st.none() | st.integers(1, 1500),
+    is_chunked=st.booleans(),
     max_partials=st.none() | st.integers(0, 100),
     families=st.lists(st.integers(0, 2), min_size=14, max_size=14),
     depth=st.integers(0, 6),
     nested=st.integers(0, 3),
 )
-@example([(1, 2500)] * 9, None, None, [0] * 14, 5, 3)
+@example([(1, 2500)] * 9, None, False, None, [0] * 14, 5, 3)
 def test_every_key_is_read_once_for_each_row(
     requests: list[tuple[int, int]],
     window: int | None,
+    is_chunked: bool,
     max_partials: int | None,
     families: list[int],
     depth: int,
     nested: int,
 ) -> None:
     labels = labels_of(families, depth, nested)
-    work = plan(requests, window, max_partials, labels)
+    shape = shape_of(window, is_chunked=is_chunked)
+    work = plan(requests, shape, max_partials, labels)
     seen: dict[tuple[int, int], list[int]] = {}
     pieces: Counter[tuple[int, int]] = Counter()
     for members, begin, end in work.of_items():
@@ -124,7 +131,7 @@ def test_every_key_is_read_once_for_each_row(
     taken: list[int] = []
     for entry, (request, first_row, rows, keys, _, _, partial, place) in enumerate(work.entries.tolist()):
         assert (first_row, rows, keys) == (starts[request], requests[request][0], sum(requests[request]))
-        first = 0 if window is None else max(0, keys - rows - window + 1) // SEGMENT
+        first = shape.first_key(keys - rows) // SEGMENT
         end = -(-keys // SEGMENT)
         for head in range(HEADS):
             assert sorted(seen[entry, head]) == list(range(first, end))
@@ -148,7 +155,7 @@ def check_tiles(work: Work, requests: list[tuple[int, int]], starts: np.ndarray)
 
 @pytest.mark.parametrize("depth", [0, 8])
 def test_programs_get_equal_shares(depth: int) -> None:
-    work = plan([(1, 2500 + 20 * row) for row in range(10)], None, None, labels_of([0] * 10, depth, 0))
+    work = plan([(1, 2500 + 20 * row) for row in range(10)], shape_of(None), None, labels_of([0] * 10, depth, 0))
     assert bool(work.of_items()) == (depth > 0)
     work.of_units()
     assert max(work.loads.values()) <= 1 + work.loads.total() / GRID.num_programs
@@ -156,7 +163,7 @@ def test_programs_get_equal_shares(depth: int) -> None:
 
 def test_whole_requests_have_no_sums_in_memory() -> None:
     """7 programs for 7 x 3 heads."""
-    work = plan([(1, 1000)] * 7, None, None, labels_of([0] * 7, 0, 0))
+    work = plan([(1, 1000)] * 7, shape_of(None), None, labels_of([0] * 7, 0, 0))
     assert (work.entries[:, 6] == -1).all()
     assert [end - begin for *_, begin, end in work.of_units()] == [4] * 21
 
@@ -168,7 +175,7 @@ def test_little_is_shared_by_requests_with_many_keys_of_their_own() -> None:
     for own, is_shared in ((segments // 2, True), (2 * segments, False)):
         labels = np.arange(2 * (own + 2)).reshape(2, own + 2) + 1
         labels[:, 0] = 0
-        assert bool(len(plan([(1, (own + 1) * SEGMENT)] * 2, None, None, labels).items)) == is_shared
+        assert bool(len(plan([(1, (own + 1) * SEGMENT)] * 2, shape_of(None), None, labels).items)) == is_shared
 
 
 def test_labels_tell_which_blocks_a_segment_has() -> None:
@@ -188,7 +195,7 @@ def test_labels_tell_which_blocks_a_segment_has() -> None:
 
 
 def test_tiles_with_the_most_keys_come_first() -> None:
-    work = plan([(36, 3964), (100, 0)], None, None, labels_of([0, 1], 0, 0))
+    work = plan([(36, 3964), (100, 0)], shape_of(None), None, labels_of([0, 1], 0, 0))
     first_rows = work.words[work.layout.tile_rows :][: work.counts.num_tiles].tolist()
     assert first_rows == [18, 0, 126, 108, 90, 72, 54, 36]
 
@@ -196,7 +203,7 @@ def test_tiles_with_the_most_keys_come_first() -> None:
 def test_requests_that_pad_a_batch_are_no_work() -> None:
     layout = Layout.of(Limits(max_requests=4, max_rows=4, max_partials=9), GRID)
     words = np.zeros(layout.num_words, dtype=np.int32)
-    counts = gpu_plan.write(words, layout, GRID, None, [0, 1, 2, 2, 2], [600, 3, 0, 0])
+    counts = gpu_plan.write(words, layout, GRID, shape_of(None), [0, 1, 2, 2, 2], [600, 3, 0, 0])
     assert (counts.num_entries, counts.num_tiles) == (2, 0)
     assert words[layout.program_units : layout.program_entries].max() == HEADS * 4
 
@@ -213,6 +220,6 @@ def test_what_there_is_no_room_for_is_refused() -> None:
     layout = Layout.of(Limits(max_requests=1, max_rows=2, max_partials=0), GRID)
     words = np.zeros(layout.num_words, dtype=np.int32)
     with pytest.raises(ValueError, match="2 requests"):
-        gpu_plan.write(words, layout, GRID, None, [0, 1, 2], [1, 1])
+        gpu_plan.write(words, layout, GRID, shape_of(None), [0, 1, 2], [1, 1])
     with pytest.raises(ValueError, match="3 rows"):
-        gpu_plan.write(words, layout, GRID, None, [0, 3], [3])
+        gpu_plan.write(words, layout, GRID, shape_of(None), [0, 3], [3])

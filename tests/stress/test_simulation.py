@@ -203,6 +203,12 @@ def test_a_planted_bug_of_moves_is_found(planted: None) -> None:
     assert first_failure(lambda failure: True, num_engines=3)
 
 
+def test_a_step_too_many_in_flight_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    may_plan = Scheduler.may_plan
+    monkeypatch.setattr(Scheduler, "may_plan", lambda scheduler, depth: may_plan(scheduler, depth + 1))
+    assert "workers have buffers for" in str(first_failure(lambda failure: True, num_ranks=2))
+
+
 def test_a_rank_that_misses_a_command_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     receive = SimulatedRank.receive
 

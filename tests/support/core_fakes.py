@@ -70,6 +70,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         max_model_len=config.max_model_len,
         kv_cache_bytes=num_blocks * 1000,
         cache_groups=list(groups),
+        max_request_states=any(group.kind == "state" for group in groups) * (1 + config.enable_prefix_caching),
     )
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.embedding import embedding
-from octavo.kernels.experts import PackedExperts, experts
+from octavo.kernels.experts import ExpertExchange, PackedExperts, experts
 from octavo.kernels.experts.cases import Layer
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.native.arguments import StepArguments
@@ -51,6 +51,7 @@ class ExpertsProgram:
         x: hidden states by token id, of the dtype of the model.
         logits: of the router, by token id.
         exchange: see `experts`.
+        engines: see `experts`.
     """
 
     def __init__(
@@ -61,12 +62,13 @@ class ExpertsProgram:
         x: Tensor,
         logits: Tensor,
         exchange: Callable[[Tensor], Tensor] | None = None,
+        engines: ExpertExchange | None = None,
     ) -> None:
         recorder = ProgramRecorder(x.dtype)
         ids = as_tensor(recorder.token_ids)
         hidden = embedding(ids, x)
         routing = route(embedding(ids, logits), layer.rule)
-        out = hidden + experts(hidden, routing, packed, exchange)
+        out = hidden + experts(hidden, routing, packed, exchange, engines)
         self._program = Program(library, fuse(recorder.nodes, [value_of(out)]), [value_of(out)], len(x))
         self.operations = self._program.operations
 

@@ -11,6 +11,7 @@ from fake_stream import FakeStream
 from subscribers import wait_for_subscribers
 from waiting import join
 
+from octavo.kernels.linear.gpu import Packer
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.protocol.channel import Publisher, ResultPull
@@ -26,7 +27,12 @@ from octavo.worker_proc.worker import Worker
 class RowByRow:
     """The library's product in the interpreter: every row is computed separately."""
 
-    def pack(self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    def pack(
+        self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, *, is_grouped: bool = False
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        if is_grouped:
+            return Packer(is_batch_invariant=True).pack(weight_OI, bias_O, is_grouped=True)
+
         def product(x_TI: torch.Tensor) -> torch.Tensor:
             return torch.cat([torch.nn.functional.linear(row, weight_OI, bias_O) for row in x_TI.split(1)])
 

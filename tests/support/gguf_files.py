@@ -63,6 +63,8 @@ def write_gguf(
     writer = GGUFWriter(path, architecture)
     writer.add_head_count(num_heads)
     writer.add_head_count_kv(num_kv_heads)
+    if queries := [values for name, values in tensors.items() if name.endswith("q_proj.weight")]:
+        writer.add_key_length(len(queries[0]) // num_heads)
     writer.add_token_list([f"token {i}" for i in range(50)])
     writer.add_array("test.nested", [[1, 2], [3]])
     for name, values in stack_experts(tensors).items():

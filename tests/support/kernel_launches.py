@@ -12,9 +12,14 @@ from torch import Tensor
 
 from octavo.kernels import programmatic_launch
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
+from octavo.kernels.all_reduce.gpu import OneShotAllReduce
 from octavo.kernels.embedding import gpu as embedding
+from octavo.kernels.experts import Activation, PackedExperts
+from octavo.kernels.experts import gpu as experts
 from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.layer_norm import gpu as layer_norm
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.gpu import LibraryLinear
 from octavo.kernels.linear.gpu_product import InvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
@@ -27,8 +32,11 @@ from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
 from octavo.kernels.rope_store_kv import gpu as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
+from octavo.kernels.routing import Routing, RoutingRule
+from octavo.kernels.routing import gpu as routing
 from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample import gpu as sample
+from octavo.kernels.sigmoid_and_mul import gpu as sigmoid_and_mul
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.slot_rows import gpu as slot_rows
 from octavo.kernels.store_kv import gpu as store_kv
@@ -112,11 +120,40 @@ def product_of(num_outputs: int, dtype: torch.dtype) -> InvariantLinear:
     return InvariantLinear.new(weight, bias, GPUS[architecture])
 
 
-def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16) -> None:
+def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16, *, has_sinks: bool = False) -> None:
     """Attend for a decode and a chunk, with blocks of 16."""
     step = paged_attention.plan([0, 1, 201], [300, 200], empty(2, 64, dtype=I32), 16, shape)
     cache = empty(64, 16, shape.num_kv_heads, shape.head_dim, dtype=cache_dtype)
-    step(empty(201, shape.num_heads, shape.head_dim), cache, cache)
+    sinks = empty(shape.num_heads, dtype=F32) if has_sinks else None
+    step(empty(201, shape.num_heads, shape.head_dim), cache, cache, sinks_N=sinks)
+
+
+def multiply_experts(
+    num_tokens: int, num_experts: int, top_k: int, width: int, inner: int, activation: Activation = "silu_and_mul"
+) -> None:
+    """Multiply tokens with their experts; with biases unless the activation is that of most models."""
+    has_bias = activation != "silu_and_mul"
+
+    def weight(num_outputs: int, num_inputs: int, *, bias: bool) -> PackedLinear:
+        product = LibraryLinear(empty(num_outputs, num_inputs), empty(num_outputs) if bias else None)
+        return PackedLinear(num_inputs, num_outputs, BF16, torch.device("meta"), product)
+
+    packed = PackedExperts(
+        num_experts,
+        [weight(inner, width, bias=has_bias)] * num_experts,
+        [weight(inner, width, bias=has_bias)] * num_experts,
+        [weight(width, inner, bias=False)] * num_experts,
+        activation,
+        empty(num_experts, width) if has_bias else None,
+    )
+    chosen = Routing(empty(num_tokens, top_k, dtype=I32), empty(num_tokens, top_k, dtype=F32))
+    experts.experts(empty(num_tokens, width), chosen, packed, None)
+
+
+def choose_experts_of_deepseek() -> None:
+    """Choose 8 of 256 experts in 4 of 8 groups."""
+    rule = RoutingRule(256, 8, "sigmoid", scale=2.5, num_groups=8, num_kept_groups=4, group_score="top2_sum")
+    routing.route(empty(8, 256), rule, empty(256, dtype=F32))
 
 
 def logits(num_rows: int = 8) -> Tensor:
@@ -140,9 +177,26 @@ def sample_rows() -> None:
     sample.record_tokens(table, per_row, per_row, per_row)
 
 
+def add_up(size: int, *, has_norm: bool) -> None:
+    """Add up 8 rows of several ranks."""
+    addresses = [0] * size
+    layout = {"max_rows": 128, "width": 4096, "dtype": BF16, "device": torch.device("meta")}
+    ranks = OneShotAllReduce(addresses, 0, **layout)
+    if has_norm:
+        ranks.all_reduce_add_rms_norm(empty(8, 4096), None, empty(8, 4096), empty(4096), 1e-5)
+    else:
+        ranks.all_reduce(empty(8, 4096), empty(4096))
+
+
 LAUNCHES: dict[str, Callable[[], object]] = {
+    "all_reduce, 8 ranks": lambda: add_up(8, has_norm=False),
+    "all_reduce and add_rms_norm, 3 ranks": lambda: add_up(3, has_norm=True),
+    "all_reduce and add_rms_norm, 8 ranks": lambda: add_up(8, has_norm=True),
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
     "embeddings, 4096 and 64": look_up,
+    "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),
+    "experts, 8192 tokens, Qwen3-30B-A3B": lambda: multiply_experts(8192, 128, 8, 2048, 768),
+    "experts, 64 tokens, GPT-OSS-20B": lambda: multiply_experts(64, 32, 4, 2880, 2880, "clamped_swiglu"),
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
@@ -164,12 +218,15 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "paged_attention, window and soft cap": lambda: attend(
         AttentionShape(32, 16, 128, 0.1, window=4096, soft_cap=50.0)
     ),
+    "paged_attention, GPT-OSS": lambda: attend(AttentionShape(64, 8, 64, 0.1, window=128), has_sinks=True),
     "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
     "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
     "rms_norm, 4096": lambda: rms_norm.rms_norm(empty(8, 4096), empty(4096), 1e-5),
     "rms_norm, 16384": lambda: rms_norm.rms_norm(empty(8, 16384), empty(16384), 1e-5),
     "rms_norm, heads of 128": lambda: rms_norm.rms_norm(empty(8, 32, 128), empty(128), 1e-6),
+    "route, Qwen3-30B-A3B": lambda: routing.route(empty(8, 128), RoutingRule(128, 8), None),
+    "route, DeepSeek-V3": choose_experts_of_deepseek,
     "rope, 32 heads of 128": lambda: rope.rope(empty(8, 32, 128), empty(8, 64, dtype=F32), empty(8, 64, dtype=F32)),
     "rope_store_kv, Llama-3.1-8B": lambda: rotate_and_store(32, 8, 128, has_norm=False),
     "rope_store_kv, Qwen2.5-7B": lambda: rotate_and_store(28, 4, 128, has_norm=False),
@@ -179,6 +236,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
         32, 8, 128, has_norm=True, cache_dtype=F8
     ),
     "sample": sample_rows,
+    "sigmoid_and_mul, 2048": lambda: sigmoid_and_mul.sigmoid_and_mul(empty(8, 1), empty(8, 2048)),
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "slot_rows": read_slots,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
@@ -199,6 +257,7 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     {name: (90, 100) for name in LAUNCHES if "float8_e4m3fn" in name}
     | {name: (90,) for name in LAUNCHES if name.startswith("paged_attention,")}
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
+    | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its

@@ -18,10 +18,12 @@ from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
+from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
-from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
-from octavo.worker_proc.cache.groups import max_group_layers
+from octavo.worker_proc.batch.inputs import GroupInputs, StateInputs, StepInputs
+from octavo.worker_proc.cache.groups import key_sizes, max_group_layers
+from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
@@ -60,7 +62,10 @@ def packed(model: Model, weights: Mapping[str, Tensor], kernels: NativeLibrary |
 
 @dataclass
 class Runner:
-    """Runs steps of up to four requests whose blocks are scattered over the cache."""
+    """Runs steps of up to four requests whose blocks are scattered over the cache.
+
+    States stay where they are in some steps, and move in others. So a request continues where its last step ended.
+    """
 
     model: Model
     dtype: torch.dtype
@@ -71,31 +76,44 @@ class Runner:
         generator = torch.Generator().manual_seed(0)
         num_groups = len(self.model.cache_groups)
         self.num_blocks = num_groups * 4 * -(-self.max_len // BLOCK_SIZE)
-        self.tables = list(torch.randperm(self.num_blocks, generator=generator).int().view(num_groups, 4, -1))
+        self.tables = list(
+            torch.randperm(self.num_blocks, generator=generator)
+            .int()
+            .view(num_groups, 4, self.num_blocks // 4 // max(num_groups, 1))
+        )
         """Of each cache group."""
+        self.num_steps = 0
+        self.state_slots = [0, 2, 4, 6]
+        """Where the state of each request is: one of two slots."""
         self.model.prepare(self.max_len)
         self.forward = self._forward()
 
     def _forward(self) -> Forward:
         model = self.model
+        states = open_states(model.state_group, 2 * len(self.state_slots))
         if model.library is not None:
             layouts = [
-                CacheLayout(self.dtype, BLOCK_SIZE, group.shape.num_kv_heads, group.shape.head_dim, index)
+                CacheLayout.of(group.shape, self.dtype, BLOCK_SIZE, index)
                 for index, group in enumerate(model.cache_groups)
             ]
             bounds = StepBounds(
                 max_rows=self.max_len + 50, max_context=self.max_len, max_logits=self.max_len + 50, num_threads=2
             )
-            return NativePrograms(model.library, model, layouts, self.num_blocks, bounds)
+            if not model.is_recordable:
+                cache = NativeCacheAttention(model.library, model.cache_groups, layouts, self.num_blocks, bounds)
+                return TorchForward(model, cache)
+            return NativePrograms(model.library, model, layouts, self.num_blocks, bounds, states)
+        num_kv_heads, head_dim, key_value_dim = key_sizes(model.cache_groups)
         storage = KVStorage(
             num_layers=max_group_layers(model.cache_groups),
             num_blocks=self.num_blocks,
             block_size=BLOCK_SIZE,
-            num_kv_heads=model.cache_groups[0].shape.num_kv_heads,
-            head_dim=model.cache_groups[0].shape.head_dim,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            key_value_dim=key_value_dim,
             dtype=self.dtype,
         )
-        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups))
+        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups, states))
 
     def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
@@ -107,10 +125,19 @@ class Runner:
             np.array([end for _, _, end in parts]),
             np.repeat([request for request, _, _ in parts], counts),
             tuple(self._group(table, parts) for table in self.tables),
+            self._states(parts) if self.model.state_group else None,
         )
         with torch.inference_mode():
             self.forward.run(inputs)
             return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
+
+    def _states(self, parts: list[tuple[int, int, int]]) -> StateInputs:
+        self.num_steps += 1
+        sources = [self.state_slots[request] if start > 0 else -1 for request, start, _ in parts]
+        for request, _, _ in parts:
+            self.state_slots[request] ^= self.num_steps % 2
+        destinations = [self.state_slots[request] for request, _, _ in parts]
+        return StateInputs(np.array(sources, dtype=np.int32), np.array(destinations, dtype=np.int32))
 
     def _group(self, table: Tensor, parts: list[tuple[int, int, int]]) -> GroupInputs:
         slots = [

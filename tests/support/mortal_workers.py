@@ -17,7 +17,7 @@ from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.group import FailureCause, WorkerFailed
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.events import Tokens
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
@@ -109,6 +109,9 @@ class MortalGroup:
             case _:
                 raise AssertionError("no request has a grammar")
 
+    def join_steps(self) -> None:
+        """No other engine needs these workers."""
+
     def gather(self) -> WorkerReply | None:
         if self._replies:
             return self._replies.popleft()
@@ -119,9 +122,10 @@ class MortalGroup:
     def restart(self) -> "MortalGroup":
         return self._make_next(self.number + 1)
 
-    def die(self) -> None:
+    def die(self, cause: FailureCause = "exited") -> None:
         """Stop, even in the middle of a step."""
-        self._failure = WorkerFailed(f"group {self.number} died")
+        self._failure = WorkerFailed(f"group {self.number} died", cause)
+        self._replies.clear()
 
     def abandon(self) -> None:
         self.is_abandoned = True

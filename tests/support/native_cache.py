@@ -63,12 +63,16 @@ class NativeCache:
     def __post_init__(self) -> None:
         self.k, self.v = self.layout.allocate(self.num_blocks)
         self.k.fill_(0xFF)
-        self.v.fill_(0xFF)
+        self.v.fill_(0xFF)  # the same buffer if values are the beginnings of keys
 
-    def store(self, k: Tensor, v: Tensor, slots: Tensor) -> None:
+    def store(self, k: Tensor, v: Tensor | None, slots: Tensor) -> None:
         """Run `store_kv` for rows of keys and values (rows, heads * head dimension; float32)."""
         arguments = StoreKvArguments(
-            Matrix.of(k), Matrix.of(v), self.k.data_ptr(), self.v.data_ptr(), LayoutArguments.of(self.layout)
+            Matrix.of(k),
+            Matrix() if v is None else Matrix.of(v),
+            self.k.data_ptr(),
+            self.v.data_ptr(),
+            LayoutArguments.of(self.layout),
         )
         step = StepArguments(num_rows=len(slots), groups=ctypes.pointer(GroupArguments(slots=slots.data_ptr())))
         direct.run(self.library, "store_kv", arguments, step=step, num_threads=self.num_threads)
@@ -100,7 +104,7 @@ class NativeCache:
                 GroupArguments(block_table=block_table.data_ptr(), block_table_width=block_table.stride(0))
             ),
         )
-        out = torch.full((len(q), q.shape[1]), float("nan"), dtype=out_dtype)
+        out = torch.full((len(q), shape.num_heads * shape.value_dim), float("nan"), dtype=out_dtype)
         plan = PlanAttentionArguments(mirrored, ctypes.c_void_p(address), num_bytes, max(context_lens))
         caches = self.k.data_ptr(), self.v.data_ptr()
         sinks_address = None if sinks is None else sinks.data_ptr()

@@ -53,4 +53,5 @@ def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype
         slots = (blocks.long().unsqueeze(1) * block_size + torch.arange(block_size)).flatten()[:length]
         cache.flatten(1, 2)[:, slots] = kv
         queries.append(random(length, shape.num_heads, shape.head_dim, dtype=dtype, seed=200 + request, scale=2.0))
-    return Paged(cache[0], cache[1], table, queries)
+    values = cache[1] if shape.key_value_dim is None else cache[0][..., : shape.key_value_dim]
+    return Paged(cache[0], values, table, queries)

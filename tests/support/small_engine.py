@@ -16,7 +16,7 @@ from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.invariants import check
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.config import CacheGroupSpec, CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
@@ -61,17 +61,31 @@ class SuppliedMasks:
 
 
 class SmallEngine:
-    """Runs requests to their ends, checking the scheduler's invariants after every call."""
+    """Runs requests to their ends, checking the scheduler's invariants after every call.
+
+    Args:
+        model: with its weights.
+        config: of the engine.
+        num_blocks: of its cache, and slots of states.
+        compiler: of grammars.
+        groups: of its cache; None: as the model has them.
+    """
 
     def __init__(
-        self, model: Model, config: ResolvedConfig, num_blocks: int, compiler: GrammarCompiler | None = None
+        self,
+        model: Model,
+        config: ResolvedConfig,
+        num_blocks: int,
+        compiler: GrammarCompiler | None = None,
+        groups: list[CacheGroupSpec] | None = None,
     ) -> None:
+        groups = groups or cache_group_specs(model, config)
         plan = CachePlan(
-            blocks_per_group=[num_blocks] * len(model.cache_groups),
+            blocks_per_group=[num_blocks] * len(groups),
             block_size=config.block_size,
             max_model_len=config.max_model_len,
             kv_cache_bytes=0,
-            cache_groups=cache_group_specs(model, config),
+            cache_groups=groups,
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from tiny_hybrids import FAMILIES as HYBRIDS
 from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 
 WINDOW = 40
@@ -98,7 +99,39 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "smollm3": ("SmolLM3ForCausalLM", "SmolLM3Config", _BASE),
     "arcee": ("ArceeForCausalLM", "ArceeConfig", _WIDE),
     "cohere": ("CohereForCausalLM", "CohereConfig", {**_BASE, "logit_scale": 0.3}),
+    "cohere-norms": ("CohereForCausalLM", "CohereConfig", {**_BASE, "use_qk_norm": True}),
     "cohere2": ("Cohere2ForCausalLM", "Cohere2Config", {**_BASE, "sliding_window": WINDOW, "logit_scale": 0.5}),
+    "mamba2": (
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 48,
+            "num_hidden_layers": 3,
+            "num_heads": 6,
+            "head_dim": 16,
+            "state_size": 24,
+            "n_groups": 2,
+            "time_step_limit": (0.3, 1.1),
+            "use_bias": True,
+        },
+    ),
+    "mamba2-tied": (
+        "Mamba2ForCausalLM",
+        "Mamba2Config",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 40,
+            "num_hidden_layers": 2,
+            "num_heads": 5,
+            "head_dim": 16,
+            "state_size": 16,
+            "n_groups": 1,
+            "use_conv_bias": False,
+            "conv_kernel": 3,
+            "tie_word_embeddings": True,
+        },
+    ),
     "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", {**_BASE, "sliding_window": WINDOW}),
     "glm": ("GlmForCausalLM", "GlmConfig", _WIDE),
     "glm4": ("Glm4ForCausalLM", "Glm4Config", _WIDE),
@@ -156,5 +189,6 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "LlamaConfig",
         {**_WIDE, "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1000.0, "factor": 2.0}},
     ),
+    **HYBRIDS,
 }
 """Name to architecture, class of the configuration, and its settings."""

@@ -198,15 +198,18 @@ def make_tiny(
 
 def _randomize(model: torch.nn.Module, seed: int) -> None:
     """Give all parameters and the biases of routing values so large that the logits differ clearly."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, kind = torch.Generator().manual_seed(seed), type(model).__name__
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = parameter.ndim == 1 and name.endswith("weight")
-            is_from_one = is_norm and "Gemma" in type(model).__name__  # stored as the distance to one
+            # Stored as the distance to one.
+            is_from_one = is_norm and ("Gemma" in kind or ("Qwen3Next" in kind and "linear_attn" not in name))
             parameter.copy_(1.0 + 0.2 * noise if is_norm and not is_from_one else 0.2 * noise)
+            if name.endswith("A_log"):
+                parameter.sub_(3.0)  # states that last for dozens of tokens
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
 
 

@@ -69,7 +69,13 @@ class HostExecutor:
     def __init__(self, model: Model, config: ResolvedConfig, num_blocks: int) -> None:
         self._results: list[StepResult] = []
         self._executor = open_executor(
-            model, config, None, self._results.append, num_blocks=num_blocks, max_model_len=config.max_model_len
+            model,
+            config,
+            None,
+            self._results.append,
+            num_blocks=num_blocks,
+            num_states=num_blocks,
+            max_model_len=config.max_model_len,
         )
 
     def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult:

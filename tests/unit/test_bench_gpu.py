@@ -98,7 +98,7 @@ def test_a_run_measures_everything() -> None:
     run, budget = run_all(FakeGpu())
     text = bench_gpu.summary(run, budget.left_out, Path("nowhere.json"))
     assert not run.results.failures
-    assert all("do not fit" in what for what in budget.left_out) and len(budget.left_out) == 3
+    assert all("do not fit" in what for what in budget.left_out) and len(budget.left_out) == 4
     lines = text.splitlines()
     assert lines[-1].startswith("| Qwen3-8B") and "no run is recorded" in text
     row = next(line for line in lines if line.startswith("| decode, Llama-3.1-8B, 64 x 1024"))
@@ -106,6 +106,16 @@ def test_a_run_measures_everything() -> None:
     row = next(line for line in lines if line.startswith("| GPU idle"))
     assert "3.0" in row and row.endswith("| yes |")
     assert next(line for line in lines if line.startswith("| what deterministic")).count("8.0") == 1
+
+
+def test_a_step_of_a_mixture_reads_the_experts_of_its_tokens() -> None:
+    one, batch, prefill = (cost_of("Qwen3-30B-A3B", num_tokens) for num_tokens in (1, 64, 8192))
+    assert one.layer_flops == prefill.layer_flops, "of a token"
+    expert_bytes = 2 * 3 * 2048 * 768 * 48
+    assert prefill.weight_bytes - one.weight_bytes == pytest.approx((128 - 8) * expert_bytes, rel=1e-3)
+    assert 0.97 < batch.weight_bytes / prefill.weight_bytes < 1.0
+    assert prefill.weight_bytes == pytest.approx(61e9, rel=0.02)
+    assert cost_of("Qwen3-8B", 64) == cost_of("Qwen3-8B")
 
 
 class SmallGpu(FakeGpu):

@@ -21,7 +21,7 @@ NUM_BLOCKS = 12
 
 
 def short(block_hash: bytes) -> int:
-    return int.from_bytes(block_hash[:SHORT_HASH_BYTES], "little")
+    return int.from_bytes(block_hash[:SHORT_HASH_BYTES], "little", signed=True)
 
 
 class Positions:
@@ -164,6 +164,16 @@ def test_a_watch_begins_with_what_is_cached() -> None:
     watched.watch(b"\0")
     watched.flush()
     assert len(watched.views[b"\0"].engines_of) == pool.num_blocks
+
+
+def test_nothing_is_collected_once_no_frontend_watches() -> None:
+    watched = Watched()
+    watched.settle()
+    watched.feed.watch(b"\0", 0)
+    assert watched.feed._changes in watched.cache._observers, "the other one watches"
+    watched.feed.watch(b"\1", 0)
+    watched.feed.watch(b"\1", 0)
+    assert watched.feed._changes not in watched.cache._observers and watched.feed.timeout_s is None
 
 
 def test_many_contents_come_in_parts() -> None:

@@ -1,19 +1,23 @@
 """The parts of `octavo bench chaos` without processes: random requests, assembled answers, checks."""
 
+import asyncio
 import copy
 import itertools
 import math
+import time
 from collections import Counter
 from typing import Any
 
 import msgspec
 import pytest
 
+from octavo.frontend.cli.bench.chaos import fault_injector
 from octavo.frontend.cli.bench.chaos.answer_checker import AnswerChecker
 from octavo.frontend.cli.bench.chaos.answers import MalformedAnswer, StreamedAnswer, whole_answer
 from octavo.frontend.cli.bench.chaos.callers import _params
-from octavo.frontend.cli.bench.chaos.fault_injector import Action, Target, plan_injections
+from octavo.frontend.cli.bench.chaos.fault_injector import Action, FaultInjector, Injection, Target, plan_injections
 from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, ChaosRequest, Kind, Result
+from octavo.frontend.cli.bench.chaos.processes import Process
 from octavo.frontend.cli.bench.chaos.workload import (
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_CHARS,
@@ -156,6 +160,25 @@ def test_a_broken_connection_needs_a_kill() -> None:
     assert checker.take(JOB, Result(0, ChaosOutcome.BROKEN, time_s=101.0)), "it is retried"
     assert not checker.take(JOB, Result(0, ChaosOutcome.BROKEN, time_s=99.0))
     assert checker.findings[0]["what"] == "the connection broke, and no process was killed shortly before"
+
+
+def test_a_client_that_notices_a_kill_before_the_injector_goes_on_is_explained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken_s: list[float] = []
+
+    def kill(victim: Process, number: object) -> bool:
+        broken_s.append(time.monotonic())
+        time.sleep(0.001)  # the client runs first
+        return True
+
+    monkeypatch.setattr(fault_injector, "send_signal", kill)
+    victims = [Process(pid=1, start_ticks=0, module="")]
+    injection = Injection(Target.HTTP, Action.KILL, num_ended=0, delay_s=0.0)
+    injector = FaultInjector([injection], 0, lambda injection: victims, lambda: 1)
+    asyncio.run(injector.run())
+    assert injector.explains_break(broken_s[0], within_s=10)
+    assert not injector.explains_break(broken_s[0] - 1, within_s=10), "it broke before"
 
 
 def test_failures_and_second_answers_are_found() -> None:

@@ -146,3 +146,52 @@ def test_a_request_gets_no_more_of_a_step_than_its_windows_are_worth() -> None:
     engine.submit("a", [1] * 5000, 1)
     engine.run()
     assert engine.scheduled_tokens() == [[3000], [2000]]
+
+
+@pytest.mark.parametrize("num_blocks", range(7, 22))
+@pytest.mark.parametrize("num_turns", [0, 2])
+def test_requests_that_share_a_window_start_together_only_if_both_fit(num_blocks: int, num_turns: int) -> None:
+    """What one passes stays used as long as the other holds it: the second to start needs a window of its own."""
+    specs = [group("window", 16)]
+    assert CacheGroups(specs, BLOCK, 8).windowed[0].max_held == 7
+    engine = FakeEngine(num_blocks, specs, max_model_len=200, max_num_batched_tokens=8)
+    prompts = {name: [*PROMPT[:24], *[last] * 60] for name, last in (("a", 7), ("b", 8))}
+    engine.submit("a", prompts["a"], 5)
+    for _ in range(num_turns):
+        engine.turn()
+    engine.submit("b", prompts["b"], 5)
+    has_shared = False
+    while engine.scheduler.has_requests:
+        engine.turn()
+        pool, running = engine.scheduler.cache.pool, engine.scheduler.running
+        held = [block_id for request in running for block_id in request.block_ids[0] if block_id != NULL_BLOCK]
+        has_shared |= any(pool.num_references(block_id) > 1 for block_id in held)
+    engine.run()
+    assert has_shared == (num_blocks > 14), "a window each, and the watermark"
+    assert engine.scheduler.counters.num_preemptions == 0
+    for name, prompt in prompts.items():
+        assert engine.outputs[name].token_ids == alone(prompt, 5).token_ids
+
+
+@pytest.mark.parametrize("num_blocks", [15, 18, 21, 24])
+def test_a_request_that_stalls_with_a_shared_window_goes_on(num_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others pass the shared blocks and free none: they start only if they have windows of their own."""
+    engine = FakeEngine(num_blocks, [group("window", 16)], max_model_len=200, max_num_batched_tokens=8)
+    prompts = {name: [*PROMPT[:24], *[index] * 60] for index, name in enumerate("abc")}
+    engine.submit("a", prompts["a"], 5)
+    while not engine.scheduler.running or engine.scheduler.running.first.num_computed_tokens < 24:
+        engine.turn()
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            engine.scheduler.cache, "max_chunk", lambda request, start: 0 if request.request_id == "a" else None
+        )
+        engine.submit("b", prompts["b"], 5)
+        engine.turn()
+        engine.submit("c", prompts["c"], 5)
+        while len(engine.outputs["b"].token_ids) < 2:
+            engine.turn()
+        assert engine.scheduler.running.first.num_computed_tokens == 24
+    engine.run()
+    for name, prompt in prompts.items():
+        assert engine.outputs[name].token_ids == alone(prompt, 5).token_ids
+    assert engine.scheduler.counters.num_preemptions == 0

@@ -8,7 +8,9 @@ from core_fakes import FakeEngine
 from octavo.core_proc import invariants
 from octavo.core_proc.invariants import InvariantBroken
 from octavo.core_proc.request import RequestState
+from octavo.core_proc.scheduler.admission.rules import AdmissionRules, Candidate
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.steps import Scheduled
 
 
@@ -104,3 +106,20 @@ def test_lost_workers_leave_requests_with_what_is_known(scheduler: Scheduler):
     assert [list(admitted.token_ids) for admitted in plan.admitted] == [
         known[request.key] for request in scheduler.running
     ]
+
+
+def test_a_request_that_overtakes_another_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine(max_num_seqs=1)
+    for name in ("first", "second"):
+        engine.submit(name, [1, 2], 5)
+    candidate = AdmissionRules.candidate
+
+    def overtaking(rules: AdmissionRules, queue: WaitingQueue) -> Candidate:
+        head = candidate(rules, queue)
+        return Candidate(queue.after(head.request) or head.request, "", ()) if head.request else head
+
+    with monkeypatch.context() as patched:
+        patched.setattr(AdmissionRules, "candidate", overtaking)
+        plan = engine.scheduler.plan()
+    with pytest.raises(InvariantBroken, match="second has started before a request that is ahead of it"):
+        invariants.check_plan(engine.scheduler, plan)

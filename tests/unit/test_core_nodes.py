@@ -23,6 +23,7 @@ from octavo.protocol.curve import GroupKeys, write_pair
 from octavo.protocol.errors import ConfigError, StartupError
 from octavo.protocol.nodes import AgentReady
 from octavo.protocol.steps import Profile, StepPlan
+from octavo.protocol.version import __version__
 
 
 class Signals:
@@ -197,8 +198,16 @@ def test_addresses_of_other_machines_need_keys() -> None:
         Agents("tcp://0.0.0.0:*", None)
 
 
-def ready(agent: str, node: str, capacity: int = 1, host: str = "10.0.0.9", vectors: str = "avx2") -> AgentReady:
+def ready(
+    agent: str,
+    node: str,
+    capacity: int = 1,
+    host: str = "10.0.0.9",
+    vectors: str = "avx2",
+    release: str = __version__,
+) -> AgentReady:
     return AgentReady(
+        release=release,
         instruction_sets=[vectors],
         agent=agent,
         node=node,
@@ -225,8 +234,21 @@ def test_a_processor_that_computes_other_bits_is_not_used(caplog: pytest.LogCapt
     agents._admit(ready("2", "b", vectors="avx512f"))
     assert agents.place(0, 2) is None
     assert "node b cannot be used" in caplog.text and "avx2, avx512f" in caplog.text
+    assert "node b cannot be used: its processor" in agents.missing(2), "it has joined, but was refused"
     agents._admit(ready("3", "c"))
     assert agents.place(0, 2) is not None
+    agents.close()
+
+
+@pytest.mark.parametrize(("release", "named"), [("0.0.9", "octavo 0.0.9"), ("", "an earlier release")])
+def test_a_node_of_another_release_is_not_used(release: str, named: str, caplog: pytest.LogCaptureFixture) -> None:
+    agents = Agents("tcp://127.0.0.1:*", None, num_positions=1)
+    old = msgspec.structs.replace(ready("1", "a", release=release), position=0)
+    agents._admit(old)
+    assert agents.place(0, 1) is None and named in caplog.text
+    assert "node a cannot be used: it has octavo" in agents.missing(1)
+    agents._admit(msgspec.structs.replace(old, agent="2", release=__version__))
+    assert agents.missing(1) == "" and not agents._refused
     agents.close()
 
 

@@ -125,3 +125,18 @@ def test_prompts_that_fill_the_steps_planned_ahead_do_not_stop_decodes(num_stage
     gained = [len(stream.token_ids) - before for stream, before in zip(streams, known, strict=True)]
     num_turns = 800 // 16 // num_stages
     assert min(gained) > num_turns // 2
+
+
+def test_decodes_do_not_wait_for_a_prompt_that_takes_several_steps() -> None:
+    """It would fit in one, but a step of a pipeline has a share of it: the wait would not end with this step."""
+    settings = {"max_model_len": 1024, "max_num_batched_tokens": 512, "full_step_tokens": 64, "world_size": 2}
+    engine = FakeEngine(256, pipeline_parallel_size=2, decode_interval_tokens=512, **settings)
+    engine.submit("stream", [1, 2], max_tokens=200)
+    for _ in range(6):
+        engine.turn()
+    engine.submit("prompt", [3] * 400, max_tokens=1)
+    first = len(engine.plans)
+    while engine.outputs["prompt"].end is None:
+        engine.turn()
+    slots = [[part.slot for part in plan.scheduled] for plan in engine.plans[first:]]
+    assert slots[:6] == [[0, 1], [1]] * 3, "as soon as the last token is known"

@@ -139,7 +139,7 @@ def test_the_table_adds_up():
         "  reserve               100.0 MiB",
         "  free at start        1000.0 MiB",
         "KV cache limited by: --gpu-memory-utilization 0.9 of the memory, or what is free of it",
-        "KV cache size: 2,000 tokens",
+        "KV cache size: 2,000 tokens, 262,144 bytes each",
         "Maximum concurrency for 64 tokens per request: 31.25x",
     ]
 
@@ -210,3 +210,69 @@ def test_a_length_that_fits_is_found_where_windows_keep_only_a_part():
     assert plan.max_model_len == (100 - 2 * 6) * 16
     with pytest.raises(NotEnoughMemoryError, match="needs 524 KV blocks"):
         plan_cache(config, [device(cache_groups=groups)])
+
+
+def state(num_bytes: int) -> CacheGroupSpec:
+    return CacheGroupSpec(kind="state", num_layers=3, block_bytes=num_bytes)
+
+
+KEYS = CacheGroupSpec(num_layers=1, block_bytes=16 * 1024)
+
+
+def test_states_take_at_most_half_of_the_memory_of_a_hybrid():
+    config = core_config(block_size=16, max_model_len=1024, max_num_seqs=100, kv_cache_memory_bytes=100 * MIB)
+    plan = plan_cache(config, [device(cache_groups=[KEYS, state(2 * MIB)])])
+    assert plan.blocks_per_group == [50 * 64, 25]
+    assert (plan.num_states, plan.max_request_states, plan.kv_cache_bytes) == (25, 2, 100 * MIB)
+    assert plan.max_concurrency == 12.5
+    table = memory_table(config, [device(cache_groups=[KEYS, state(2 * MIB)])], plan)
+    assert f"{'states':<20} {'50.0 MiB':>10}" in table
+    assert f"{'2 states':<20} {'4.0 MiB':>10}  3 layers, checkpoints 256 tokens apart" in table
+
+
+def test_states_take_all_of_the_memory_if_nothing_else_does_but_no_more_than_requests_use():
+    facts = [device(cache_groups=[state(MIB)])]
+    plan = plan_cache(core_config(max_num_seqs=300), facts)
+    assert (plan.blocks_per_group, plan.num_blocks, plan.num_states) == ([520], 520, 520)
+    few = core_config(max_num_seqs=8)
+    plan = plan_cache(few, facts)
+    assert plan.num_states == 8 * 4
+    assert "--max-num-seqs requests of --max-model-len tokens need no more" in memory_table(few, facts, plan)
+    assert plan_cache(core_config(enable_prefix_caching=False), facts).num_states == 8
+    assert plan_cache(core_config(num_blocks_override=5), facts).num_states == 5
+
+
+def test_too_little_memory_for_one_state_is_refused_with_a_remedy_that_works():
+    facts = [device(cache_groups=[state(400 * MIB)])]
+    with pytest.raises(NotEnoughMemoryError, match=r"needs 2 states \(800.0 MiB\)"):
+        plan_cache(core_config(), facts)
+    assert plan_cache(core_config(enable_prefix_caching=False), facts).num_states == 1
+    for groups in ([KEYS, state(MIB)], [state(MIB)]):
+        config = core_config(block_size=16, max_model_len=1024, kv_cache_memory_bytes=MIB)
+        with pytest.raises(NotEnoughMemoryError) as caught:
+            plan_cache(config, [device(cache_groups=groups)])
+        (need_bytes,) = re.findall(r"--kv-cache-memory-bytes (\d+)", caught.value.hint)
+        enough = msgspec.structs.replace(config, kv_cache_memory_bytes=int(need_bytes))
+        assert plan_cache(enough, [device(cache_groups=groups)]).max_model_len == 1024
+
+
+def test_on_a_cpu_the_states_of_32_requests_may_exceed_the_ceiling():
+    config = core_config(block_size=16, max_model_len=1024, max_num_seqs=256)
+    pure, hybrid = (
+        [device(cache_groups=groups, free_bytes=100_000 * MIB)]
+        for groups in ([state(263 * MIB)], [KEYS, state(263 * MIB)])
+    )
+    plan = plan_cache(config, pure)
+    assert plan.num_states == 64
+    assert "at most 4.00 GiB, or the states of 32 requests, on a CPU" in memory_table(config, pure, plan)
+    assert plan_cache(config, hybrid).blocks_per_group == [256 * 64, 64]
+
+
+def test_a_stage_whose_layers_have_states_only_does_not_limit_the_blocks_of_the_others():
+    config = core_config(block_size=16, max_model_len=1024, max_num_seqs=100, kv_cache_memory_bytes=100 * MIB)
+    none = CacheGroupSpec(num_layers=0, block_bytes=0)
+    stages = [device(cache_groups=[none, state(40 * MIB)]), device(rank=1, cache_groups=[KEYS, state(MIB)])]
+    plan = plan_cache(config, stages)
+    assert plan.num_states == 2
+    assert plan.num_blocks == (100 - 2) * 64
+    assert plan.cache_groups[-1].window == 512

@@ -3,11 +3,15 @@
 No scheduler plans such steps yet, so these tests change the record of a step as one that guesses tokens would.
 """
 
+from collections.abc import Sequence
+
 import pytest
 from core_fakes import CLIENT, FakeEngine
+from simulation.worker import ONE_GROUP
 
 from octavo.core_proc import invariants
 from octavo.core_proc.request import Request
+from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, FinishReason, TokenLogprobs, Tokens
 from octavo.protocol.ids import pack_ids
@@ -22,9 +26,9 @@ NUM_GUESSED = 3
 class Guessing(FakeEngine):
     """Each step computes `NUM_GUESSED` positions after a request's last known token, and samples after all of them."""
 
-    def __init__(self) -> None:
+    def __init__(self, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> None:
         # In large blocks: what becomes of a block that only rejected guesses needed is not decided yet.
-        super().__init__(async_scheduling=False, block_size=16)
+        super().__init__(64, groups, async_scheduling=False, block_size=16)
 
     def guess(self, *request_ids: str) -> list[Request]:
         """Plan a step, and extend what it computes of these requests by guesses."""
@@ -66,6 +70,16 @@ def test_several_tokens_of_a_step_are_sent_in_one_event() -> None:
     assert engine.scheduler.counters.generation_tokens == 5
     plan = engine.scheduler.plan()
     assert [(entry.start, entry.num_tokens) for entry in plan.scheduled] == [(8, 1), (4, 1)]
+
+
+def test_guesses_are_not_rejected_where_states_hold_them() -> None:
+    engine = Guessing([CacheGroupSpec(kind="state", window=64, num_layers=1, block_bytes=1000)])
+    engine.submit("r", PROMPT, 20)
+    engine.guess("r")
+    engine.take([1, 2, 3, 4], [4])
+    engine.guess("r")
+    with pytest.raises(AssertionError, match="recurrent state holds rejected guesses"):
+        engine.take([5], [1])
 
 
 def test_tokens_after_the_one_that_ends_a_request_are_dropped() -> None:

@@ -3,7 +3,9 @@
 import gpu_attention_estimates
 import gpu_decode_estimates
 import gpu_estimates
+import gpu_expert_estimates
 import pytest
+from bench_gpu_parts.mixtures import MIXTURES
 from source_tree import ROOT
 
 
@@ -13,6 +15,19 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_estimates.epilogue_table("H200") in documented
     assert gpu_attention_estimates.table("H200") in documented
     assert gpu_decode_estimates.table("H200") in documented
+    assert all(gpu_expert_estimates.table(gpu) in documented for gpu in gpu_expert_estimates.GPUS)
+
+
+@pytest.mark.parametrize("gpu", gpu_expert_estimates.GPUS)
+@pytest.mark.parametrize("name", MIXTURES)
+def test_experts_read_what_is_routed_to_and_no_estimate_beats_the_roofline(
+    name: str, gpu: gpu_expert_estimates.GpuName
+) -> None:
+    mixture = MIXTURES[name]
+    found = [gpu_expert_estimates.estimate_layer(mixture, rows, gpu) for rows in (1, 64, 8192)]
+    assert [each.num_read for each in found][::2] == [mixture.top_k, mixture.num_experts]
+    assert all(0.0 < each.share <= 1.0 for each in found)
+    assert found[0].seconds < found[1].seconds < found[2].seconds
 
 
 def test_decodes_read_shared_keys_once() -> None:

@@ -21,6 +21,7 @@ def test_models() -> None:
     assert [model["id"] for model in body["data"]] == [MODEL, "alias"]
     card = body["data"][0]
     assert (card["object"], card["max_model_len"], card["created"]) == ("model", MAX_MODEL_LEN, 1_700_000_000)
+    assert (card["model_impl"], card["variant_module"]) == ("octavo", None)
     assert request(FakeClient(), "GET", f"/v1/models/{MODEL}").json() == card
     missing = request(FakeClient(), "GET", "/v1/models/other")
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")

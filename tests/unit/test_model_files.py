@@ -29,6 +29,18 @@ LLAMA = {
     "eos_token_id": 7,
 }
 
+MISTRAL = {
+    "dim": 48,
+    "n_layers": 2,
+    "hidden_dim": 96,
+    "n_heads": 6,
+    "n_kv_heads": 2,
+    "head_dim": 8,
+    "norm_eps": 1e-5,
+    "vocab_size": 320,
+    "rope_theta": 1e6,
+}
+
 
 def environment(cache_dir: Path, *, is_offline: bool = False) -> Env:
     return Env(
@@ -144,6 +156,7 @@ class TestLocate:
             if local_files_only:
                 raise LocalEntryNotFoundError("not here")
             asked.append((name, options["revision"], "*.safetensors" in options["allow_patterns"]))
+            (tmp_path / "model.safetensors").touch()
             return str(tmp_path)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
@@ -267,11 +280,59 @@ class TestFacts:
         with pytest.raises(ConfigError, match="no weights in"):
             facts_of(home, env)
 
-    def test_pickled_weights_are_rejected(self, home: Path, env: Env) -> None:
-        (home / "model.safetensors").rename(home / "pytorch_model.bin")
-        with pytest.raises(ConfigError, match=r"a pickle \(pytorch_model\.bin\)") as caught:
-            facts_of(home, env)
-        assert "safetensors" in caught.value.hint
+    def test_the_format_of_the_weights_is_found(self, home: Path, env: Env) -> None:
+        (home / "consolidated.safetensors").touch()
+        (home / "pytorch_model.bin").touch()
+        assert facts_of(home, env).load_format == "safetensors"
+        assert facts_of(home, env, load_format="pt").load_format == "pt"
+        assert facts_of(home, env, load_format="mistral").load_format == "mistral"
+        (home / "model.safetensors").unlink()
+        assert facts_of(home, env).load_format == "pt"
+        (home / "pytorch_model.bin").rename(home / "training_args.bin")
+        assert facts_of(home, env).load_format == "mistral"
+        with pytest.raises(ConfigError, match=r"no weights in .*: none for --load-format pt"):
+            facts_of(home, env, load_format="pt")
+
+    def test_params_are_read_without_a_config(self, home: Path, env: Env) -> None:
+        (home / "config.json").rename(home / "kept")
+        (home / "consolidated.safetensors").touch()
+        write(home, MISTRAL, "params.json")
+        facts = facts_of(home, env)
+        assert (facts.architecture, facts.load_format) == ("MistralForCausalLM", "mistral")
+        assert (facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.eos_token_ids) == (6, 2, 8, [2])
+        assert facts.max_position_embeddings == 128_000
+        assert facts.hf_config["rope_theta"] == 1e6 and facts.hf_config["sliding_window"] is None
+        (home / "kept").rename(home / "config.json")
+        assert facts_of(home, env).architecture == "LlamaForCausalLM"
+        moe = {"num_experts": 8, "num_experts_per_tok": 2}
+        write(home, {**MISTRAL, "moe": moe, "sliding_window": 4096, "rope_theta": None}, "params.json")
+        facts = facts_of(home, env, config_format="mistral")
+        assert (facts.architecture, facts.load_format) == ("MixtralForCausalLM", "mistral")
+        assert (facts.hf_config["num_local_experts"], facts.hf_config["rope_theta"]) == (8, 10000.0)
+
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"dim": None}, "'dim'|hidden_size"),
+            ({"rope_theta": None}, "no rope_theta"),
+            ({"yarn": {"factor": 4}}, r"has yarn \({'factor': 4}\), which octavo does not know"),
+            ({"use_biases": True}, "use_biases"),
+            ({"moe": {"num_experts": 8}}, "has moe"),
+        ],
+    )
+    def test_params_that_cannot_be_used(self, home: Path, env: Env, changes: dict[str, Any], message: str) -> None:
+        write(home, MISTRAL | changes, "params.json")
+        with pytest.raises(ConfigError, match=message):
+            facts_of(home, env, config_format="mistral")
+
+    def test_params_that_are_missing(self, home: Path, env: Env) -> None:
+        with pytest.raises(ConfigError, match=r"no params\.json in"):
+            facts_of(home, env, config_format="mistral")
+        write(home, {"dim": 48}, "params.json")
+        with pytest.raises(
+            ConfigError, match=r"params\.json has no hidden_dim, n_heads, n_layers, norm_eps, vocab_size"
+        ):
+            facts_of(home, env, config_format="mistral")
 
     @pytest.mark.parametrize(
         ("changes", "message"),

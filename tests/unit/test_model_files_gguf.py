@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.frontend.model_files import read_model_facts
-from octavo.frontend.model_files.gguf_config import generation_config, hf_config
-from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
+from octavo.frontend.model_files.gguf.config import generation_config, hf_config
+from octavo.frontend.model_files.gguf.tokenizer import tokenizer_files
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
@@ -89,7 +89,7 @@ def load(metadata: dict[str, Any], directory: Path) -> Tokenizer:
 
 class TestConfig:
     def test_llama(self) -> None:
-        config = hf_config(LLAMA, {"token_embd.weight", "output.weight"}, None)
+        config = hf_config(LLAMA, {"token_embd.weight", "output.weight"}, {})
         assert config["architectures"] == ["LlamaForCausalLM"]
         assert (config["hidden_size"], config["head_dim"], config["num_key_value_heads"]) == (48, 8, 2)
         assert config["rms_norm_eps"] == 1e-5
@@ -97,18 +97,18 @@ class TestConfig:
         assert (config["torch_dtype"], config["tie_word_embeddings"]) == ("float16", False)
 
     def test_what_shows_in_tensors_only(self) -> None:
-        config = hf_config(LLAMA, {"blk.0.attn_q.bias"}, None)
+        config = hf_config(LLAMA, {"blk.0.attn_q.bias"}, {})
         assert (config["tie_word_embeddings"], config["attention_bias"]) == (True, True)
 
     @pytest.mark.parametrize(("arch", "name"), [("qwen2", "Qwen2ForCausalLM"), ("qwen3", "Qwen3ForCausalLM")])
     def test_qwen(self, arch: str, name: str) -> None:
         metadata = {key.replace("llama", arch): value for key, value in LLAMA.items()}
         metadata |= {"general.architecture": arch, f"{arch}.attention.key_length": 16}
-        config = hf_config(metadata, set(), None)
+        config = hf_config(metadata, set(), {})
         assert (config["architectures"], config["head_dim"]) == ([name], 16)
 
     def test_gpt2(self) -> None:
-        config = hf_config(GPT2, set(), None)
+        config = hf_config(GPT2, set(), {})
         assert config["architectures"] == ["GPT2LMHeadModel"]
         assert (config["n_embd"], config["n_layer"], config["n_head"], config["n_positions"]) == (48, 2, 3, 64)
         assert (config["layer_norm_epsilon"], config["torch_dtype"]) == (1e-5, "bfloat16")
@@ -126,7 +126,9 @@ class TestConfig:
             else:
                 smooth = (8192 / wavelength - 1) / (4 - 1)
                 factors.append(1 / ((1 - smooth) / factor + smooth))
-        scaling = hf_config(metadata, set(), [float(np.float32(value)) for value in factors])["rope_scaling"]
+        scaling = hf_config(metadata, set(), {"rope_freqs.weight": [float(np.float32(value)) for value in factors]})[
+            "rope_scaling"
+        ]
         assert scaling == {
             "rope_type": "llama3",
             "factor": 32.0,
@@ -135,29 +137,32 @@ class TestConfig:
             "original_max_position_embeddings": 8192,
         }
         with pytest.raises(ConfigError, match=r"rope_freqs\.weight"):
-            hf_config(metadata, set(), [value + 0.1 for value in factors])
+            hf_config(metadata, set(), {"rope_freqs.weight": [value + 0.1 for value in factors]})
 
     def test_scaling_by_keys(self) -> None:
         linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
-        assert hf_config(LLAMA | linear, set(), None)["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
+        assert hf_config(LLAMA | linear, set(), {})["rope_scaling"] == {"rope_type": "linear", "factor": 4.0}
         with pytest.raises(ConfigError, match="'longrope' is not supported"):
-            hf_config(LLAMA | linear | {"llama.rope.scaling.type": "longrope"}, set(), None)
+            hf_config(LLAMA | linear | {"llama.rope.scaling.type": "longrope"}, set(), {})
 
     @pytest.mark.parametrize(
         ("changes", "message"),
         [
             ({"general.architecture": "mamba"}, "'mamba' is not supported"),
             ({"llama.expert_count": 8}, r"no llama\.expert_used_count"),
-            ({"general.architecture": "qwen3", "qwen3.expert_count": 8}, "with experts"),
+            ({"llama.expert_shared_count": 1}, r"llama\.expert_shared_count \(1\), which octavo does not know"),
+            ({"llama.attention.head_count_kv": [2, 1]}, r"llama\.attention\.head_count_kv differs between layers"),
+            ({"llama.attention.value_length": 4}, "keys and values of different sizes"),
             ({"llama.rope.dimension_count": 4}, "4 of 8 dimensions"),
+            ({"split.count": 3}, "divided into 3 GGUF files"),
         ],
     )
     def test_unsupported_gguf_features_are_reported(self, changes: dict[str, Any], message: str) -> None:
         with pytest.raises(ConfigError, match=message):
-            hf_config(LLAMA | changes, set(), None)
+            hf_config(LLAMA | changes, set(), {})
 
     def test_experts(self) -> None:
-        config = hf_config(LLAMA | {"llama.expert_count": 8, "llama.expert_used_count": 2}, set(), None)
+        config = hf_config(LLAMA | {"llama.expert_count": 8, "llama.expert_used_count": 2}, set(), {})
         assert config["architectures"] == ["MixtralForCausalLM"] and config["intermediate_size"] == 96
         assert (config["num_local_experts"], config["num_experts_per_tok"]) == (8, 2)
         metadata = {key.replace("llama.", "qwen2moe."): value for key, value in LLAMA.items()} | {
@@ -167,14 +172,14 @@ class TestConfig:
             "qwen2moe.expert_feed_forward_length": 24,
             "qwen2moe.expert_shared_feed_forward_length": 80,
         }
-        config = hf_config(metadata, set(), None)
+        config = hf_config(metadata, set(), {})
         assert config["architectures"] == ["Qwen2MoeForCausalLM"] and config["norm_topk_prob"] is False
         assert (config["moe_intermediate_size"], config["shared_expert_intermediate_size"]) == (24, 80)
 
     def test_a_missing_key_is_named(self) -> None:
         metadata = {key: value for key, value in LLAMA.items() if key != "llama.block_count"}
         with pytest.raises(ConfigError, match=r"no llama\.block_count"):
-            hf_config(metadata, set(), None)
+            hf_config(metadata, set(), {})
 
     def test_generation_config(self) -> None:
         ends = {"tokenizer.ggml.eos_token_id": 5, "tokenizer.ggml.eot_token_id": 9, "tokenizer.ggml.eom_token_id": 5}

@@ -1,7 +1,9 @@
 """Which engine gets a prompt: by what each has cached, and by how busy it is."""
 
 import random
+from collections.abc import ItemsView
 
+from octavo.frontend.routing.cache_view import MIN_COMPACTED, SpanMap
 from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, PENDING_DIVISOR, PrefixRouter
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import CacheUpdate
@@ -22,51 +24,66 @@ def router(num_engines: int = 3, max_spans: int = 1000) -> PrefixRouter:
     return PrefixRouter(num_engines, max_spans, BLOCK_SIZE)
 
 
+Loads = dict[int, tuple[int, int]]
+
+
+def choose(
+    routes: PrefixRouter,
+    token_ids: IdArray,
+    extra_keys: tuple[ExtraKey, ...],
+    candidates: list[int],
+    loads: Loads = IDLE,
+) -> tuple[int, int]:
+    for engine in candidates:
+        routes.set_load(engine, *loads[engine])
+    return routes.choose(token_ids, extra_keys, tuple(candidates))
+
+
 def test_idle_engines_take_turns() -> None:
     routes = router()
-    chosen = [routes.choose(prompt(2, seed), (), [0, 1, 2], IDLE.get)[0] for seed in range(6)]
+    chosen = [choose(routes, prompt(2, seed), (), [0, 1, 2])[0] for seed in range(6)]
     assert chosen == [0, 1, 2, 0, 1, 2]
 
 
 def test_a_prompt_goes_where_its_prefix_is() -> None:
     routes = router()
-    first, num_new = routes.choose(prompt(4), (), [0, 1, 2], IDLE.get)
+    first, num_new = choose(routes, prompt(4), (), [0, 1, 2])
     assert num_new == 4 * SPAN_TOKENS + 3
     longer = prompt(4, extra=0) + prompt(1, seed=9)
-    assert routes.choose(longer, (), [0, 1, 2], IDLE.get) == (first, SPAN_TOKENS + 3)
-    assert routes.choose(prompt(4), SALT, [0, 1, 2], IDLE.get)[1] == len(prompt(4)), "salts share nothing"
-    assert routes.choose(prompt(4), (), [1, 2], IDLE.get)[0] != first, "an engine that is down gets nothing"
+    assert choose(routes, longer, (), [0, 1, 2]) == (first, SPAN_TOKENS + 3)
+    assert choose(routes, prompt(4), SALT, [0, 1, 2])[1] == len(prompt(4)), "salts share nothing"
+    assert choose(routes, prompt(4), (), [1, 2])[0] != first, "an engine that is down gets nothing"
 
 
 def test_load_outweighs_a_short_prefix() -> None:
     routes = router()
-    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    first, _ = choose(routes, prompt(2), (), [0, 1, 2])
     busy = {**IDLE, first: (PENDING_DIVISOR * (2 * SPAN_TOKENS + 1), 0)}
-    assert routes.choose(prompt(2), (), [0, 1, 2], busy.get)[0] != first
+    assert choose(routes, prompt(2), (), [0, 1, 2], busy)[0] != first
     routes = router()
-    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    first, _ = choose(routes, prompt(2), (), [0, 1, 2])
     busy = {**IDLE, first: (0, 1 + 2 * SPAN_TOKENS // LIVE_COST_TOKENS)}
-    assert routes.choose(prompt(2), (), [0, 1, 2], busy.get)[0] != first
+    assert choose(routes, prompt(2), (), [0, 1, 2], busy)[0] != first
 
 
 def test_the_view_is_bounded_and_forgets_the_oldest() -> None:
     routes = router(max_spans=6)
-    old, _ = routes.choose(prompt(3, seed=1), (), [0, 1, 2], IDLE.get)
-    routes.choose(prompt(3, seed=2), (), [0, 1, 2], IDLE.get)
-    assert routes.choose(prompt(3, seed=1), (), [old], IDLE.get)[1] == 3, "still there, and the latest now"
-    routes.choose(prompt(3, seed=3), (), [0, 1, 2], IDLE.get)
-    routes.choose(prompt(3, seed=1), (), [old], IDLE.get)
-    routes.choose(prompt(3, seed=4), (), [0, 1, 2], IDLE.get)
-    assert routes.choose(prompt(3, seed=1), (), [old], IDLE.get)[1] == 3
-    assert routes.choose(prompt(3, seed=2), (), [0, 1, 2], IDLE.get)[1] == 3 * SPAN_TOKENS + 3
-    assert len(routes._sent) + len(routes._sent_before) <= 2 * 6
+    old, _ = choose(routes, prompt(3, seed=1), (), [0, 1, 2])
+    choose(routes, prompt(3, seed=2), (), [0, 1, 2])
+    assert choose(routes, prompt(3, seed=1), (), [old])[1] == 3, "still there, and the latest now"
+    choose(routes, prompt(3, seed=3), (), [0, 1, 2])
+    choose(routes, prompt(3, seed=1), (), [old])
+    choose(routes, prompt(3, seed=4), (), [0, 1, 2])
+    assert choose(routes, prompt(3, seed=1), (), [old])[1] == 3
+    assert choose(routes, prompt(3, seed=2), (), [0, 1, 2])[1] == 3 * SPAN_TOKENS + 3
+    assert len(routes._sent.engines_of) + len(routes._sent_before.engines_of) <= 2 * 6
 
 
 def test_a_restarted_engine_has_an_empty_cache() -> None:
     routes = router()
-    first, _ = routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)
+    first, _ = choose(routes, prompt(2), (), [0, 1, 2])
     routes.forget(first)
-    assert routes.choose(prompt(2), (), [first], IDLE.get)[1] == 2 * SPAN_TOKENS + 3
+    assert choose(routes, prompt(2), (), [first])[1] == 2 * SPAN_TOKENS + 3
 
 
 def stored(token_ids: IdArray, sequence: int = 0, extra_keys: tuple[ExtraKey, ...] = ()) -> CacheUpdate:
@@ -87,10 +104,10 @@ def test_what_an_engine_reports_is_known_to_every_process() -> None:
     assert routes.view.apply(1, stored(prompt(2)))
     assert routes.view.apply(2, stored(prompt(4)))
     assert routes.view.apply(2, stored(salted, 1, SALT))
-    assert routes.choose(prompt(4), (), [0, 1, 2], IDLE.get) == (2, 3)
-    assert routes.choose(prompt(4), (), [0, 1], IDLE.get) == (1, 2 * SPAN_TOKENS + 3)
-    assert routes.choose(salted, SALT, [0, 1, 2], IDLE.get) == (2, 3)
-    assert routes.choose(salted, (), [2], IDLE.get)[1] == len(salted)
+    assert choose(routes, prompt(4), (), [0, 1, 2]) == (2, 3)
+    assert choose(routes, prompt(4), (), [0, 1]) == (1, 2 * SPAN_TOKENS + 3)
+    assert choose(routes, salted, SALT, [0, 1, 2]) == (2, 3)
+    assert choose(routes, salted, (), [2])[1] == len(salted)
 
 
 def test_what_was_sent_to_an_engine_that_reports_counts_for_a_while() -> None:
@@ -98,12 +115,12 @@ def test_what_was_sent_to_an_engine_that_reports_counts_for_a_while() -> None:
     routes = PrefixRouter(2, 1000, BLOCK_SIZE, lambda: now[0])
     for engine in (0, 1):
         routes.view.apply(engine, stored(prompt(1, seed=8)))
-    chosen, _ = routes.choose(prompt(2), (), [0, 1], IDLE.get)
-    assert routes.choose(prompt(2), (), [0, 1], IDLE.get) == (chosen, 3)
+    chosen, _ = choose(routes, prompt(2), (), [0, 1])
+    assert choose(routes, prompt(2), (), [0, 1]) == (chosen, 3)
     for seconds in (1.5 * ESTIMATE_S, 3 * ESTIMATE_S):
         now[0] = seconds
-        routes.choose(prompt(1, seed=9), (), [0, 1], IDLE.get)
-    assert routes.choose(prompt(2), (), [0, 1], IDLE.get)[1] == 2 * SPAN_TOKENS + 3, "no report came: it is not cached"
+        choose(routes, prompt(1, seed=9), (), [0, 1])
+    assert choose(routes, prompt(2), (), [0, 1])[1] == 2 * SPAN_TOKENS + 3, "no report came: it is not cached"
 
 
 def test_what_is_evicted_is_forgotten() -> None:
@@ -112,7 +129,7 @@ def test_what_is_evicted_is_forgotten() -> None:
     routes.view.apply(1, report)
     routes.view.apply(2, report)
     routes.view.apply(1, CacheUpdate(1, 1, 1, False, 0, Buffer(b""), report.stored))
-    assert routes.choose(prompt(2), (), [0, 1, 2], IDLE.get)[0] == 2
+    assert choose(routes, prompt(2), (), [0, 1, 2])[0] == 2
     routes.forget(2)
     assert routes.view.engines_of == {} and not routes.view.reporting & 1 << 2
 
@@ -124,4 +141,40 @@ def test_after_a_lost_report_the_engine_begins_again() -> None:
     assert not routes.view.reporting and not routes.view.engines_of
     assert not routes.view.apply(1, stored(prompt(3), 3))
     assert routes.view.apply(1, stored(prompt(3), 0))
-    assert routes.choose(prompt(3), (), [0, 1, 2], IDLE.get) == (1, 3)
+    assert choose(routes, prompt(3), (), [0, 1, 2]) == (1, 3)
+
+
+class CountingDict(dict[int, int]):
+    """Counts how often it is read."""
+
+    num_reads = 0
+
+    def get(self, key: int, default: int = 0) -> int:  # type: ignore[override]
+        self.num_reads += 1
+        return super().get(key, default)
+
+    def items(self) -> ItemsView[int, int]:
+        self.num_reads += len(self)
+        return super().items()
+
+
+def test_forgetting_an_engine_takes_no_look_at_the_spans_of_others() -> None:
+    """The event loop stands still meanwhile, and other engines have a million spans."""
+    spans = SpanMap()
+    spans.engines_of = counting = CountingDict()
+    spans.add(range(1_000), 0)
+    spans.add(range(990, 1_020), 1)
+    counting.num_reads = 0
+    spans.forget(1)
+    assert counting.num_reads <= 30
+    assert counting == dict.fromkeys(range(1_000), 1)
+
+
+def test_the_log_of_an_engine_is_as_long_as_its_cache() -> None:
+    spans = SpanMap()
+    for start in range(0, 20 * MIN_COMPACTED, 100):
+        spans.add(range(start, start + 100), 3)
+        spans.discard(range(start - 200, start - 100), 3)
+    assert len(spans.engines_of) == 200 and len(spans._logs[3]) <= MIN_COMPACTED
+    spans.forget(3)
+    assert spans.engines_of == {}

@@ -197,6 +197,19 @@ def test_a_mode_reads_its_own_file(tmp_path: Path) -> None:
         Tokenizer.load(tmp_path, "hf")
 
 
+def test_code_of_a_tokenizer_does_not_run_and_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    questions: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text: questions.append(text) or "y")
+    (tmp_path / "vocab.json").write_text('{"a": 0}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / "code.py").write_text("raise SystemExit('this code must not run')\n")
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["code.Theirs", null]}}')
+    with pytest.raises(ConfigError, match="code in its repository, which octavo never runs") as caught:
+        Tokenizer.load(tmp_path)
+    assert not questions
+    assert "--tokenizer" in caught.value.hint
+
+
 def test_slow_reads_what_the_tokenizer_file_was_made_from(tmp_path: Path) -> None:
     characters = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate([*characters, "he"])}

@@ -59,7 +59,6 @@ def test_a_command_line_of_vllm_runs() -> None:
             "this release has no speculative",
             "leave out --speculative",
         ),
-        ("M --config-format mistral", "configurations are read from config.json", "set it to auto or hf"),
         ("M --profiler-config.profiler cuda", "no profiler 'cuda'", "--torch-profiler-dir"),
         ("M --profiler-config []", "not a JSON object", "--torch-profiler-dir"),
     ],
@@ -83,7 +82,7 @@ def test_profiles_by_the_other_name() -> None:
 
 
 def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
-    assert engine_config({"model": "M", "trust_remote_code": True, "tokenizer_mode": "auto"}).model.model == "M"
+    assert engine_config({"model": "M", "use_tqdm_on_load": True, "model_impl": "vllm"}).model.model == "M"
     with pytest.raises(ConfigError, match="this release has no speculative decoding"):
         engine_config({"model": "M", "speculative_config": {"method": "ngram"}})
     path = tmp_path / "config.yaml"

@@ -180,3 +180,19 @@ def test_a_token_sampled_twice_is_noticed() -> None:
     batch.record(batch.rows[0], 2, 5)
     with pytest.raises(ProtocolError, match="sampled at 2, but 3 are known"):
         batch.record(batch.rows[0], 2, 5)
+
+
+def test_a_step_reads_the_state_before_its_first_token_and_writes_the_one_after_its_last() -> None:
+    batch = BatchState(num_slots=3, max_model_len=32, block_size=4, vocab_size=100, has_states=True)
+    new = [
+        Admitted(slot, "", pack_ids([1] * 8), 8, [[slot], states], SPEC)
+        for slot, states in enumerate([[5], [-1, 2], [6]])
+    ]
+    batch.apply(changes(new=tuple(new)))
+    batch.apply(changes(appended=(Appended(0, [[4], [5]]), Appended(1, [[], []]), Appended(2, [[7], [3]]))))
+    # In place, at the end of the same block; from a checkpoint on; and from the start.
+    inputs = batch.inputs_of([Scheduled(0, 3, 3, 0), Scheduled(2, 4, 4, 1)])
+    assert len(inputs.groups) == 1
+    assert (inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()) == ([5, 6], [5, 3])
+    inputs = batch.inputs_of([Scheduled(2, 0, 3, 0)])
+    assert (inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()) == ([-1], [6])

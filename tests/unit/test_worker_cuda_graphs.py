@@ -19,6 +19,7 @@ from octavo.kernels.linear.gpu_tiles import H100, Tiling
 from octavo.kernels.paged_attention.gpu_prefixes import SegmentLabels
 from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample.table import LISTS
+from octavo.kernels.slot_rows import PADDING
 from octavo.kernels.token_mask import pack_mask
 from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
@@ -252,7 +253,7 @@ def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
     fill_samples(buffer.arrays(samples), decode_of_two()[1], idle_slot=3)
     views = {name: array.tolist() for fields in (inputs, samples) for name, array in buffer.arrays(fields).items()}
     assert views == {
-        "token_ids": [11, PENDING, 0, 0],
+        "token_ids": [11, PENDING, PADDING, PADDING],
         "token_slots": [2, 0, 3, 3],
         "positions": [4, 7, 0, 0],
         "slot_mapping_0": [20, 30, NO_SLOT, NO_SLOT],

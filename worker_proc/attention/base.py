@@ -1,10 +1,21 @@
-"""What a model sees of attention: one call per layer."""
+"""What a model sees of the past of its requests: one call per layer."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from octavo.kernels.recurrence import Slots
 from octavo.kernels.rope_store_kv.rotation import Rotation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayerState:
+    """The states of a layer, as the operations of `octavo.kernels` with a state take them."""
+
+    tensors: tuple[Tensor, ...]
+    """As the layer's `StateShape` says, with a dimension of slots before the others."""
+    slots: Slots
 
 
 class Attention(Protocol):
@@ -14,13 +25,17 @@ class Attention(Protocol):
         self,
         q_TNH: Tensor,
         k_TKH: Tensor,
-        v_TKH: Tensor,
+        v_TKH: Tensor | None,
         layer_index: int,
         rotation: Rotation | None = None,
         *,
         sinks_N: Tensor | None = None,
     ) -> Tensor:
-        """Rotate queries and keys, store the step's keys and values of a layer, then attend; returns out_TNH.
+        """Rotate queries and keys, store the step's keys and values of a layer, then attend; returns out_TNV.
 
-        Without a `rotation`, queries and keys are used as they are. `sinks_N`: see `PagedAttention`.
+        Without a `rotation`, queries and keys are used as they are. `v_TKH` is None if values are the beginnings of
+        keys (`AttentionShape.key_value_dim`), which only goes without a rotation. `sinks_N`: see `PagedAttention`.
         """
+
+    def state(self, layer_index: int) -> LayerState:
+        """Return the states of a layer that has a `StateShape`."""

@@ -7,19 +7,30 @@ from torch import Tensor
 
 from octavo.kernels import paged_attention
 from octavo.kernels.paged_attention import PagedAttention
+from octavo.kernels.recurrence import StateSlots
 from octavo.kernels.rope_store_kv import rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
+from octavo.worker_proc.attention.base import LayerState
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
+from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.cache.storage import KVStorage
 
 
 class PagedCacheAttention:
-    """The `Attention` of the torch path: the keys and values of all cache groups live in one `KVStorage`."""
+    """The `Attention` of the torch path: the keys and values of all cache groups live in one `KVStorage`.
 
-    def __init__(self, storage: KVStorage, groups: Sequence[CacheGroup]) -> None:
+    Args:
+        storage: of keys and values.
+        groups: of the layers with attention.
+        states: of layers with a state; None: there are none.
+    """
+
+    def __init__(self, storage: KVStorage, groups: Sequence[CacheGroup], states: StateStorage | None = None) -> None:
         self._storage = storage
+        self._states = states
+        self._state_slots: StateSlots | None = None
         self._groups = groups
         self._places = places_of_layers(groups)
         self._planned: Sequence[PagedAttention] = ()
@@ -39,6 +50,10 @@ class PagedCacheAttention:
             )
             for group, group_inputs in zip(self._groups, inputs.groups, strict=True)
         ]
+        if inputs.states is not None:
+            self._state_slots = StateSlots(
+                query_starts, inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()
+            )
 
     def follow(self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor]) -> None:
         """Use the attention of a step that is already planned, for each group, instead of calling `plan`."""
@@ -48,7 +63,7 @@ class PagedCacheAttention:
         self,
         q_TNH: Tensor,
         k_TKH: Tensor,
-        v_TKH: Tensor,
+        v_TKH: Tensor | None,
         layer_index: int,
         rotation: Rotation | None = None,
         *,
@@ -62,5 +77,11 @@ class PagedCacheAttention:
         if rotation is None:
             store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
         else:
+            assert v_TKH is not None, "heads without values are rotated before"
             q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
         return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N)
+
+    def state(self, layer_index: int) -> LayerState:
+        """See `octavo.worker_proc.attention.base.Attention`."""
+        assert self._states is not None and self._state_slots is not None, "a model with states, and a planned step"
+        return LayerState(self._states.layer(layer_index), self._state_slots)

@@ -11,10 +11,13 @@ from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.paged_attention import record
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.kernels.paged_attention.native import ShapeArguments, workspace_bytes
+from octavo.kernels.recurrence import RecordedSlots
 from octavo.kernels.rope_store_kv import record as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
+from octavo.worker_proc.attention.base import LayerState
 from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places_of_layers
+from octavo.worker_proc.cache.states import StateStorage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,7 @@ class RecordedAttention:
         layouts: of the caches of a layer, for each group.
         num_blocks: of the cache that all groups share.
         bounds: of the steps, for the workspaces.
+        states: of layers with a state; None: there are none.
     """
 
     def __init__(
@@ -49,7 +53,10 @@ class RecordedAttention:
         layouts: Sequence[CacheLayout],
         num_blocks: int,
         bounds: StepBounds,
+        states: StateStorage | None = None,
     ) -> None:
+        self._states = states
+        self._num_groups = len(groups)
         self._places = places_of_layers(groups)
         self._layouts = layouts
         num_places = max_group_layers(groups)
@@ -67,13 +74,13 @@ class RecordedAttention:
     @property
     def caches(self) -> list[Tensor]:
         """The buffers of keys and values, layer by layer of a group."""
-        return [buffer for pair in self._caches for buffer in pair]
+        return [buffer for keys, values in self._caches for buffer in ([keys] if values is keys else [keys, values])]
 
     def run(
         self,
         q_TNH: Tensor,
         k_TKH: Tensor,
-        v_TKH: Tensor,
+        v_TKH: Tensor | None,
         layer_index: int,
         rotation: Rotation | None = None,
         *,
@@ -86,5 +93,11 @@ class RecordedAttention:
         if rotation is None:
             store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)
         else:
+            assert v_TKH is not None, "heads without values are rotated before"
             q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout)
         return record.record(q_TNH, k_cache, v_cache, self._workspaces[group], sinks_N)
+
+    def state(self, layer_index: int) -> LayerState:
+        """Return the states of a layer; a step has their slots in the group after those of attention."""
+        assert self._states is not None, "a model with states"
+        return LayerState(self._states.layer(layer_index), RecordedSlots(self._num_groups))

@@ -48,6 +48,16 @@ class GroupInputs:
 
 
 @dataclass(slots=True, eq=False)
+class StateInputs:
+    """Where the recurrent states of a step's requests lie."""
+
+    sources_R: npt.NDArray[np.int32]
+    """The slot of the state before the first token that is computed; -1: zeros, at position 0."""
+    destinations_R: npt.NDArray[np.int32]
+    """The slot of the state after the last token."""
+
+
+@dataclass(slots=True, eq=False)
 class StepInputs:
     """A ragged batch of R requests, whose tokens are concatenated in T rows."""
 
@@ -63,3 +73,5 @@ class StepInputs:
     """The slot of each token's request, in the persistent batch."""
     groups: tuple[GroupInputs, ...]
     """In the order of the model's cache groups."""
+    states: StateInputs | None = None
+    """None: the model has no recurrent states."""

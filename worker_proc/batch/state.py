@@ -12,7 +12,7 @@ import numpy.typing as npt
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
 from octavo.worker_proc.batch.columns import SlotColumns, Trait
-from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, Ints, StepEntries, StepInputs
+from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, Ints, StateInputs, StepEntries, StepInputs
 from octavo.worker_proc.batch.rows import Row
 
 FEW = 8
@@ -35,6 +35,7 @@ class BatchState:
         vocab_size: of the model.
         num_groups: KV cache groups of the model.
         has_block_tables: whether steps need block tables; False: the device has its own copy.
+        has_states: whether the model has recurrent states, whose slots are one more list of each request.
 
     Raises:
         ProtocolError: from every method, if a message contradicts the state, which is then invalid.
@@ -49,6 +50,7 @@ class BatchState:
         vocab_size: int,
         num_groups: int = 1,
         has_block_tables: bool = True,
+        has_states: bool = False,
     ) -> None:
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
@@ -60,9 +62,11 @@ class BatchState:
         self._token_ids: npt.NDArray[np.int64] = np.zeros((num_slots, max_model_len + 1), dtype=np.int64)
         num_blocks = -(-max_model_len // block_size)
         self._block_ids: list[npt.NDArray[np.int32]] = [
-            np.zeros((num_slots, num_blocks), dtype=np.int32) for _ in range(num_groups)
+            np.zeros((num_slots, num_blocks), dtype=np.int32) for _ in range(num_groups + has_states)
         ]
-        """A table for each cache group."""
+        """A table for each cache group, and for states: entry i is the slot of the state at the end of block i."""
+        self._num_groups = num_groups
+        self._has_states = has_states
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -163,7 +167,7 @@ class BatchState:
         blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
         num_blocks = -(-max_context_len // self._block_size) if self._has_block_tables else 0
         groups = []
-        for block_ids in self._block_ids:
+        for block_ids in self._block_ids[: self._num_groups]:
             slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         return StepInputs(
@@ -173,7 +177,14 @@ class BatchState:
             context_lens=context_lens_R,
             slots_T=slots_T,
             groups=tuple(groups),
+            states=self._state_inputs(slots_R, starts_R, context_lens_R) if self._has_states else None,
         )
+
+    def _state_inputs(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> StateInputs:
+        table = self._block_ids[-1]
+        sources_R = table[slots_R, (starts_R - 1) // self._block_size]
+        sources_R[starts_R == 0] = -1
+        return StateInputs(sources_R, table[slots_R, (ends_R - 1) // self._block_size])
 
     def _admit(self, admitted: Admitted) -> None:
         if admitted.slot in self.rows:

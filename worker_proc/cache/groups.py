@@ -1,12 +1,17 @@
-"""KV cache groups: layers that share block tables, and what their attention looks like.
+"""Cache groups: layers that share block tables, and what their attention looks like; layers with a recurrent state.
 
 The groups of a model share one memory: block i of a group lies where block i of any other group would, and the core
 gives it to one of them at a time. A group therefore takes as much memory for a block as the largest one.
+
+All layers with a state form one more group, after those of attention, whose memory is apart: see `states.py`.
 """
 
-from collections.abc import Container, Sequence
+import math
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+
+import torch
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError
@@ -30,13 +35,44 @@ class CacheGroup:
     """Indices of the layers in the model; a pipeline stage may have none of them."""
 
 
-def group_layers(shapes: Sequence[AttentionShape], own_layers: Container[int]) -> tuple[CacheGroup, ...]:
+@dataclass(frozen=True, slots=True)
+class StateShape:
+    """The float32 tensors in which a layer keeps what it knows of the past of a request."""
+
+    parts: tuple[tuple[int, ...], ...]
+    """Their dimensions."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one state."""
+        return sum(torch.float32.itemsize * math.prod(part) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class StateGroup:
+    """The layers with a state. A slot has the state of a request in each of them."""
+
+    shapes: Mapping[int, StateShape]
+    """By the index of the layer in the model; a pipeline stage may have none of them."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Their indices."""
+        return tuple(self.shapes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of a slot."""
+        return sum(shape.num_bytes for shape in self.shapes.values())
+
+
+def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[int]) -> tuple[CacheGroup, ...]:
     """Divide the layers of a model into groups of equal attention and about equal size.
 
     All pipeline stages have the same groups, each with its own layers of them.
 
     Args:
-        shapes: of the attention of each layer of the model.
+        shapes: of the attention of each layer of the model; None: it has none.
         own_layers: those of this pipeline stage.
 
     Raises:
@@ -44,10 +80,14 @@ def group_layers(shapes: Sequence[AttentionShape], own_layers: Container[int]) -
     """
     kinds: dict[AttentionShape, list[int]] = {}
     for layer, shape in enumerate(shapes):
-        kinds.setdefault(shape, []).append(layer)
-    sizes = {(shape.num_kv_heads, shape.head_dim) for shape in kinds}
+        if shape is not None:
+            kinds.setdefault(shape, []).append(layer)
+    if not kinds:
+        return ()
+    sizes = {(shape.num_kv_heads, shape.head_dim, shape.key_value_dim or "stored") for shape in kinds}
     if len(sizes) > 1:
-        raise ConfigError(f"layers with different sizes of keys are not supported: (heads, dimensions) {sorted(sizes)}")
+        listed = sorted(sizes, key=str)
+        raise ConfigError(f"layers with different sizes of keys are not supported: (heads, keys, values) {listed}")
     counts = _groups_of_kinds([len(layers) for layers in kinds.values()], [shape.window for shape in kinds])
     groups = []
     for (shape, layers), num_groups in zip(kinds.items(), counts, strict=True):
@@ -79,6 +119,14 @@ def places_of_layers(groups: Sequence[CacheGroup]) -> dict[int, tuple[int, int]]
     return {layer: (index, place) for index, group in enumerate(groups) for place, layer in enumerate(group.layers)}
 
 
+def key_sizes(groups: Sequence[CacheGroup]) -> tuple[int, int, int | None]:
+    """Return `num_kv_heads`, `head_dim` and `key_value_dim`, which all groups share; zeros if there are no groups."""
+    if not groups:
+        return 0, 0, None
+    shape = groups[0].shape
+    return shape.num_kv_heads, shape.head_dim, shape.key_value_dim
+
+
 def max_group_layers(groups: Sequence[CacheGroup]) -> int:
     """Return for how many layers a block has room."""
-    return max(len(group.layers) for group in groups)
+    return max((len(group.layers) for group in groups), default=0)

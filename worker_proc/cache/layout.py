@@ -7,7 +7,7 @@ import torch
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers
+from octavo.worker_proc.cache.groups import CacheGroup, key_sizes, max_group_layers
 from octavo.worker_proc.cache.storage import KVStorage, block_bytes
 
 _DTYPES = {
@@ -25,7 +25,7 @@ _CPU = torch.device("cpu")
 def cache_layout(config: ResolvedConfig, group: CacheGroup, index: int = 0) -> CacheLayout:
     """Return the native cache of one layer of a group, the `index`-th of the model."""
     dtype = _DTYPES[config.kv_cache_dtype]
-    return CacheLayout(dtype, config.block_size, group.shape.num_kv_heads, group.shape.head_dim, index)
+    return CacheLayout.of(group.shape, dtype, config.block_size, index)
 
 
 def torch_storage(
@@ -37,12 +37,14 @@ def torch_storage(
         ConfigError: only the native kernels have this dtype.
         RuntimeError: there is no memory for it.
     """
+    num_kv_heads, head_dim, key_value_dim = key_sizes(groups)
     return KVStorage(
         num_layers=max_group_layers(groups),
         num_blocks=num_blocks,
         block_size=config.block_size,
-        num_kv_heads=groups[0].shape.num_kv_heads,
-        head_dim=groups[0].shape.head_dim,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        key_value_dim=key_value_dim,
         dtype=_torch_dtype(config),
         device=device,
     )
@@ -52,8 +54,7 @@ def kv_block_bytes(config: ResolvedConfig, group: CacheGroup, *, is_native: bool
     """Return the bytes of a block over all layers of a group, keys and values."""
     if is_native:
         return len(group.layers) * cache_layout(config, group).block_bytes
-    shape = group.shape
-    return block_bytes(len(group.layers), config.block_size, shape.num_kv_heads, shape.head_dim, _torch_dtype(config))
+    return block_bytes(len(group.layers), config.block_size, group.shape, _torch_dtype(config))
 
 
 def _torch_dtype(config: ResolvedConfig) -> torch.dtype:

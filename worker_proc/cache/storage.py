@@ -3,17 +3,21 @@
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention import AttentionShape
 
-def block_bytes(num_layers: int, block_size: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+
+def block_bytes(num_layers: int, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers, keys and values."""
-    return 2 * num_layers * block_size * num_kv_heads * head_dim * dtype.itemsize
+    num_tensors = 2 if shape.key_value_dim is None else 1
+    return num_tensors * num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
 
 class KVStorage:
     """One pair of tensors per layer of a group, shared by all groups. Shape: PSKH (blocks, slots, key heads, head
     dimension).
 
-    On a GPU the slots of a head are contiguous, as its kernels read them; on the CPU the heads of a slot are.
+    If values are the beginnings of keys, they have no memory of their own. On a GPU the slots of a head are
+    contiguous, as its kernels read them; on the CPU the heads of a slot are.
 
     Not initialized: a slot is written before it is read. So the kernel allocates a page when its block is first used,
     in microseconds, instead of all pages at start-up, which takes a second per 2 GiB.
@@ -29,6 +33,7 @@ class KVStorage:
         head_dim: int,
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
+        key_value_dim: int | None = None,
     ) -> None:
         device = torch.device(device)
         shape = (num_blocks, block_size, num_kv_heads, head_dim)
@@ -36,10 +41,12 @@ class KVStorage:
             shape = (num_blocks, num_kv_heads, block_size, head_dim)
         self.block_size = block_size
         self.num_blocks = num_blocks
-        self._layers = [
-            (torch.empty(shape, dtype=dtype, device=device), torch.empty(shape, dtype=dtype, device=device))
-            for _ in range(num_layers)
-        ]
+        self._stores_values = key_value_dim is None
+        self._layers = []
+        for _ in range(num_layers):
+            keys = torch.empty(shape, dtype=dtype, device=device)
+            values = torch.empty_like(keys) if key_value_dim is None else keys[..., :key_value_dim]
+            self._layers.append((keys, values))
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the caches of keys and of values of one layer."""
@@ -51,4 +58,4 @@ class KVStorage:
     @property
     def num_bytes(self) -> int:
         """Bytes of all layers."""
-        return sum(k_PSKH.nbytes + v_PSKH.nbytes for k_PSKH, v_PSKH in self._layers)
+        return sum(k_PSKH.nbytes + (v_PSKH.nbytes if self._stores_values else 0) for k_PSKH, v_PSKH in self._layers)

@@ -94,6 +94,7 @@ class PipelinedExecutor:
         if plan.scheduled:
             step = self._compute(plan, receive_masks, started_s)
         else:
+            self.runner.join_step()
             step = InFlightStep(plan.sequence, started_s, 0, None, None, (), self.runner.record_event())
         self._in_flight.append(step)
         if self._watcher is None:

@@ -18,6 +18,7 @@ def open_executor(
     *,
     num_blocks: int,
     max_model_len: int,
+    num_states: int = 0,
     processors: Processors | None = None,
 ) -> PipelinedExecutor:
     """Make the cache and an empty batch.
@@ -29,12 +30,15 @@ def open_executor(
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
+        num_states: slots for recurrent states.
         processors: of logits.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
     """
-    runner = open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len)
+    runner = open_runner(
+        model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states
+    )
     batch = BatchState(
         num_slots=config.max_num_seqs,
         max_model_len=max_model_len,
@@ -42,5 +46,6 @@ def open_executor(
         vocab_size=config.model.vocab_size,
         num_groups=len(model.cache_groups),
         has_block_tables=runner.reads_block_tables,
+        has_states=model.state_group is not None,
     )
     return PipelinedExecutor(batch, runner, deliver, processors, answers=model.stage.is_last)

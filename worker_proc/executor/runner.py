@@ -113,8 +113,8 @@ class Runner(Protocol):
     """Computes the steps of one model on one device, in order.
 
     The executor calls, for each plan: `on_plan`; then, if the plan schedules anything, `run`, `prompt_logprobs` for
-    each request that asks for them, and `sample` if anything is sampled; `record_event`; and `after_step` when the
-    result is delivered.
+    each request that asks for them, and `sample` if anything is sampled, otherwise `join_step`; `record_event`; and
+    `after_step` when the result is delivered.
     """
 
     max_in_flight: int
@@ -135,6 +135,9 @@ class Runner(Protocol):
 
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """Compute the hidden states of all rows and store their keys and values; `sample` gets the same `samples`."""
+
+    def join_step(self) -> None:
+        """Do this rank's part of a step of other engines that divide the experts with this one; none, if none do."""
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> PendingLogprobs:
         """Compute the logprobs of consecutive prompt tokens, the first of which follows the step's row `first_row`."""

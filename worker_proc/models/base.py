@@ -10,10 +10,13 @@ from torch import Tensor
 from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.engine import ModelImpl
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.cache.groups import group_layers
+from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
+from octavo.worker_proc.models.layers.devices import check_recurrent
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.stages import StageExchange
 
 
@@ -65,20 +68,28 @@ class Layer(Protocol):
 class Model(ABC):
     """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
 
-    `forward` is `begin`, the layers, and `end`. A pipeline stage begins or ends between two layers instead.
     Callers run it under `torch.inference_mode()`.
 
     Args:
         parameters: of all layers.
-        shapes: of the attention of each layer.
+        shapes: of the attention of each layer; None: it has none.
+        states: of each layer that has a state; None: it has none. Empty: no layer has one.
+
+    Raises:
+        ConfigError: a model with states is divided between ranks, or on a GPU.
     """
 
-    carries_update: ClassVar[bool] = False
-    """Whether the `Residual` between two layers has an `update`."""
-    layers: Sequence[Layer]
-    """All of them; the weights of those of other stages are missing."""
+    impl: ClassVar[ModelImpl] = "octavo"
+    """What computes it."""
+    is_recordable: ClassVar[bool] = False
+    """Whether its operations can be recorded as a native program, and as CUDA graphs."""
 
-    def __init__(self, parameters: Parameters, shapes: Sequence[AttentionShape]) -> None:
+    def __init__(
+        self,
+        parameters: Parameters,
+        shapes: Sequence[AttentionShape | None],
+        states: Sequence[StateShape | None] = (),
+    ) -> None:
         self._parameters = parameters
         self.dtype = parameters.dtype
         self.device = parameters.device
@@ -90,6 +101,92 @@ class Model(ABC):
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)
         """The layers that are here, by the block tables that they share."""
+        self.state_group: StateGroup | None = None
+        """The layers that are here and have a state; None: no layer of the model has one."""
+        if any(states):
+            check_recurrent(parameters)
+            own = {layer: state for layer, state in enumerate(states) if state and layer in self.stage.layers}
+            self.state_group = StateGroup(own)
+
+    @abstractmethod
+    def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
+        """Return hidden_TD, after the final norm; None: it is another stage that has it.
+
+        Blocks until: the stage before is done with the step, if there is one.
+
+        Args:
+            token_ids_T: int64.
+            positions_T: int64.
+            attention: planned for this step.
+        """
+
+    @abstractmethod
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return logits_RV in the model's dtype for rows of `forward`'s result."""
+
+    @abstractmethod
+    def prepare(self, max_model_len: int) -> None:
+        """Compute the tables that requests of up to `max_model_len` tokens need."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all parameters."""
+        return self._parameters.num_bytes
+
+    @property
+    def parameters(self) -> Parameters:
+        """All tensors and weights, for filling and packing them."""
+        return self._parameters
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over all parameters, for writing into them."""
+        return self._parameters.named()
+
+    def load_weights(
+        self,
+        weights: Iterable[tuple[str, Tensor | QuantizedMatrix]],
+        packer: Packer | None = None,
+        *,
+        keeps_quantized: bool = False,
+    ) -> None:
+        """Fill the parameters from a checkpoint with Hugging Face names.
+
+        Args:
+            weights: by name.
+            packer: of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; None: nothing
+                is packed yet.
+            keeps_quantized: see `pack`.
+
+        Raises:
+            ConfigError: a tensor is missing, unexpected, or of another shape, or a weight cannot be packed.
+        """
+        if packer is None:
+            self._parameters.load(weights)
+            return
+        packing = StreamedPacking(self._parameters.linears, packer, keeps_quantized=keeps_quantized)
+        self._parameters.load(weights, packing.take)
+
+    def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
+        """Pack the weights for the kernels: after loading, before the first step.
+
+        Args:
+            packer: of the model's device.
+            keeps_quantized: whether weights that are quantized in the checkpoint stay so.
+        """
+        self._parameters.pack(packer, keeps_quantized=keeps_quantized)
+
+
+class LayeredModel(Model):
+    """A model of a family, made of our layers.
+
+    `forward` is `begin`, the layers, and `end`. A pipeline stage begins or ends between two layers instead.
+    """
+
+    is_recordable = True
+    carries_update: ClassVar[bool] = False
+    """Whether the `Residual` between two layers has an `update`."""
+    layers: Sequence[Layer]
+    """All of them; the weights of those of other stages are missing."""
 
     @abstractmethod
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
@@ -116,10 +213,7 @@ class Model(ABC):
         return residual
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
-        """Return hidden_TD, after the final norm; None: it is another stage that has it.
-
-        Blocks until: the stage before is done with the step, if there is one.
-        """
+        """See `Model.forward`."""
         if self.stage.is_first:
             residual, tables = self.begin(token_ids_T, positions_T)
         else:
@@ -139,42 +233,3 @@ class Model(ABC):
         assert self.exchange is not None, "a stage that has no other after it"
         assert (residual.update_TD is not None) == self.carries_update, "the next stage expects another residual"
         self.exchange.send([part for part in (residual.hidden_TD, residual.update_TD) if part is not None])
-
-    @abstractmethod
-    def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return logits_RV in the model's dtype for rows of `end`'s result."""
-
-    @abstractmethod
-    def prepare(self, max_model_len: int) -> None:
-        """Compute the tables that requests of up to `max_model_len` tokens need."""
-
-    @property
-    def weights_bytes(self) -> int:
-        """Bytes of all parameters."""
-        return self._parameters.num_bytes
-
-    @property
-    def parameters(self) -> Parameters:
-        """All tensors and weights, for filling and packing them."""
-        return self._parameters
-
-    def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all parameters, for writing into them."""
-        return self._parameters.named()
-
-    def load_weights(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
-        """Fill the parameters from a checkpoint with Hugging Face names.
-
-        Raises:
-            ConfigError: a tensor is missing, unexpected, or of another shape.
-        """
-        self._parameters.load(weights)
-
-    def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
-        """Pack the weights for the kernels: after loading, before the first step.
-
-        Args:
-            packer: of the model's device.
-            keeps_quantized: whether weights that are quantized in the checkpoint stay so.
-        """
-        self._parameters.pack(packer, keeps_quantized=keeps_quantized)

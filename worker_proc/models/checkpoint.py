@@ -72,6 +72,15 @@ def reordered_rows(pattern: str, order: Sequence[range]) -> Rule:
     return rule
 
 
+def flattened(pattern: str) -> Rule:
+    """Give the tensors whose names match one dimension."""
+
+    def rule(name: str, values: Values) -> Iterator[tuple[str, Values]]:
+        yield name, values.flatten() if isinstance(values, Tensor) and re.search(pattern, name) else values
+
+    return rule
+
+
 def one_added(pattern: str) -> Rule:
     """Add one to the tensors whose names match, in float32: scales of norms that are stored as their distance to 1."""
 

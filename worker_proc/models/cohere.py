@@ -1,11 +1,11 @@
-"""Command R and Command R7B (Cohere, Cohere2): parallel blocks, neighbours that rotate together, scaled logits."""
+"""Command R, R+ and R7B (Cohere, Cohere2): parallel blocks, neighbours that rotate together, scaled logits."""
 
 from functools import partial
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.pointwise import scale
 from octavo.protocol.config.facts import ModelFacts
-from octavo.worker_proc.models.checkpoint import halves_of_pairs, reordered_rows
+from octavo.worker_proc.models.checkpoint import flattened, halves_of_pairs, reordered_rows
 from octavo.worker_proc.models.hf_config import every, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
@@ -13,11 +13,11 @@ from octavo.worker_proc.models.layers.decoder import DecoderModel, ParallelLayer
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
+from octavo.worker_proc.models.layers.row_norms import layer_norms_of_heads
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 _ONLY = {
-    "use_qk_norm": False,
     "use_parallel_block": True,
     "use_gated_activation": True,
     "use_parallel_embedding": False,
@@ -49,8 +49,11 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         windows = windows_of_layers(config, facts.num_layers, window, every(period, facts.num_layers))
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
     shapes = [AttentionShape(*heads, facts.head_dim**-0.5, window) for window in windows]
-    rules = [
-        reordered_rows(rf"\.{part}_proj\.", halves_of_pairs(count, facts.head_dim, facts.head_dim))
+    if is_second:
+        reject_unless(config, "use_qk_norm", [False, None])
+    has_norms = optional(config, "use_qk_norm", False)
+    rules = [flattened(r"\.[qk]_norm\.")] + [
+        reordered_rows(rf"\.{part}_(proj|norm)\.", halves_of_pairs(count, facts.head_dim, facts.head_dim))
         for part, count in zip("qk", placement.sharding.whole_heads(facts), strict=True)
     ]
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
@@ -67,6 +70,9 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             rotary=None if is_second and windows[index] is None else 0,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
+            row_norms=(
+                layer_norms_of_heads(parameters, f"{name}.self_attn", shapes[index], eps) if has_norms else None
+            ),
         )
         norm = LayerNorm.new(parameters, f"{name}.input_layernorm", width, eps, has_bias=False)
         return ParallelLayer(

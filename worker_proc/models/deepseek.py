@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.latent_heads import HeadWidths
+from octavo.kernels.latent_heads import LatentWidths
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.routing import RoutingRule
 from octavo.protocol.config.facts import ModelFacts
@@ -39,7 +39,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     ignore(config, "qk_head_dim", "n_group", "topk_group", "ep_size", "aux_loss_alpha", "seq_aux")
     width = required(config, "hidden_size", int)
     widths = _widths(config, is_interleaved=is_v2 or optional(config, "rope_interleave", True))
-    shape = AttentionShape(facts.num_heads, facts.num_heads, widths.head, _scale(config, widths))
+    shape = AttentionShape(facts.num_heads, 1, widths.key, _scale(config, widths), key_value_dim=widths.latent)
     rule = _v2_rule(config) if is_v2 else grouped_sigmoid_rule(config, scale=2.5, num_groups=8, num_kept_groups=4)
     inner_width = required(config, "moe_intermediate_size", int)
     num_shared: int = config.get("n_shared_experts", 2 if is_v2 else 1) or 0
@@ -57,7 +57,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             facts.num_heads,
             width,
             query_rank=config.get("q_lora_rank"),
-            key_value_rank=required(config, "kv_lora_rank", int),
             has_bias=optional(config, "attention_bias", False),
         )
 
@@ -82,10 +81,10 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
 
 
-def _widths(config: Mapping[str, Any], *, is_interleaved: bool) -> HeadWidths:
+def _widths(config: Mapping[str, Any], *, is_interleaved: bool) -> LatentWidths:
     rotary, plain, value = (required(config, f"{part}_head_dim", int) for part in ("qk_rope", "qk_nope", "v"))
     try:
-        return HeadWidths(rotary, plain, value, is_interleaved)
+        return LatentWidths(rotary, plain, value, required(config, "kv_lora_rank", int), is_interleaved)
     except ShapeError as error:
         raise ConfigError(f"config.json: {error}") from error
 
@@ -105,12 +104,12 @@ def _v2_rule(config: Mapping[str, Any]) -> RoutingRule:
     )
 
 
-def _scale(config: Mapping[str, Any], widths: HeadWidths) -> float:
+def _scale(config: Mapping[str, Any], widths: LatentWidths) -> float:
     """Return the factor of the scores: YaRN raises it with the length (arXiv 2405.04434, appendix B)."""
     rope: dict[str, Any] = {}
     for key in ("rope_scaling", "rope_parameters"):
         rope |= optional(config, key, {})
-    scale, all_dims = 1.0 / math.sqrt(widths.head), float(rope.get("mscale_all_dim") or 0.0)
+    scale, all_dims = 1.0 / math.sqrt(widths.query), float(rope.get("mscale_all_dim") or 0.0)
     if (rope.get("rope_type") or rope.get("type") or "default") == "default" or not all_dims:
         return scale
     factor = required(rope, "factor", float)

@@ -7,7 +7,7 @@ from octavo.kernels.gelu import gelu
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Model, Residual, Tables
+from octavo.worker_proc.models.base import LayeredModel, Residual, Tables
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
@@ -47,7 +47,7 @@ class DecoderLayer:
         return Residual(hidden_TD + self.down(gelu(self.up(self.mlp_norm(hidden_TD)), uses_tanh=True)))
 
 
-class GPT2Model(Model):
+class GPT2Model(LayeredModel):
     """Token and position embeddings, layers and norm; the output weight is the token embedding."""
 
     def __init__(self, parameters: Parameters, facts: ModelFacts, shape: AttentionShape) -> None:
@@ -68,15 +68,15 @@ class GPT2Model(Model):
         """Do nothing: positions are weights."""
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return Residual(self._embedding(token_ids_T) + embedding(positions_T, self._positions_LD)), ()
 
     def end(self, residual: Residual) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return self._norm(residual.hidden_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return self._output(hidden_RD)
 
 

@@ -4,6 +4,7 @@ A model is built from a `CheckedConfig`, which remembers what was read. A key th
 be harmless describes a feature that would be missing, so it is an error.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -75,6 +76,28 @@ def optional(config: Mapping[str, Any], key: str, default: Value) -> Value:
     return default if config.get(key) is None else required(config, key, type(default))
 
 
+def limits(config: Mapping[str, Any], key: str, default: tuple[float, float]) -> tuple[float, float]:
+    """Return the two numbers of `config[key]`, or `default` where the key is missing or null. They may be infinite.
+
+    Raises:
+        ConfigError: the value is something else.
+    """
+    value = config.get(key)
+    if value is None:
+        return default
+    numbers = [_number(part) for part in value] if isinstance(value, list | tuple) else []
+    if len(numbers) != 2 or None in numbers:
+        raise ConfigError(f"config.json: {key!r} is {value!r}; expected two numbers")
+    lowest, highest = (float(number) for number in numbers if number is not None)
+    return lowest, highest
+
+
+def _number(value: Any) -> float | None:
+    if isinstance(value, Mapping):  # as transformers writes numbers that JSON does not have
+        value = {"Infinity": math.inf, "-Infinity": -math.inf}.get(str(value.get("__float__")))
+    return value if type(value) in (int, float) else None
+
+
 def reject_unless(config: Mapping[str, Any], key: str, supported: Sequence[Any]) -> None:
     """Raise `ConfigError` if `config[key]` exists and is not one of `supported`."""
     if key in config and config[key] not in supported:
@@ -114,14 +137,40 @@ def windows_of_layers(
     Raises:
         ConfigError: the types contradict the number of layers or the window, or a type is not supported.
     """
-    types = optional(config, "layer_types", list(implied))
-    if len(types) != num_layers:
-        raise ConfigError(f"config.json: {len(types)} 'layer_types' for {num_layers} layers")
-    if unknown := sorted(set(types) - {"full_attention", "sliding_attention"}):
-        raise ConfigError(f"config.json: the layer types {', '.join(map(repr, unknown))} are not supported")
+    types = types_of_layers(config, num_layers, ["full_attention", "sliding_attention"], implied)
     if "sliding_attention" in types and (not isinstance(window, int) or window < 1):
         raise ConfigError(f"config.json: 'layer_types' has sliding layers, but 'sliding_window' is {window!r}")
     return [window if kind == "sliding_attention" else None for kind in types]
+
+
+def types_of_layers(
+    config: Mapping[str, Any],
+    num_layers: int,
+    supported: Sequence[str],
+    implied: Sequence[str],
+    *,
+    key: str = "layer_types",
+    other_names: Mapping[str, str] = {},
+) -> list[str]:
+    """Return the type of each layer.
+
+    Args:
+        config: of the model.
+        num_layers: of the model.
+        supported: types.
+        implied: the types of the layers if the key is missing.
+        key: of the types.
+        other_names: of the types.
+
+    Raises:
+        ConfigError: the types contradict the number of layers, or a type is not supported.
+    """
+    types = [other_names.get(kind, kind) for kind in optional(config, key, list(implied))]
+    if len(types) != num_layers:
+        raise ConfigError(f"config.json: {len(types)} {key!r} for {num_layers} layers")
+    if unknown := sorted(set(types) - set(supported)):
+        raise ConfigError(f"config.json: the layer types {', '.join(map(repr, unknown))} are not supported")
+    return types
 
 
 def every(period: int, num_layers: int) -> list[str]:

@@ -18,7 +18,7 @@ _TRAINING = """
 initializer_range initializer_factor init_std attention_dropout attention_probs_dropout_prob attn_pdrop resid_pdrop
 embd_pdrop dropout hidden_dropout hidden_dropout_prob residual_dropout resid_dropout ffn_dropout embedding_dropout
 classifier_dropout activation_dropout layerdrop gradient_checkpointing pretraining_tp slow_but_exact
-router_aux_loss_coef router_z_loss_coef router_jitter_noise output_router_logits
+init_method router_aux_loss_coef router_z_loss_coef router_jitter_noise output_router_logits
 """
 
 _OUTPUTS = """

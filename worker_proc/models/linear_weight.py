@@ -36,8 +36,8 @@ class QuantizedMatrix(Protocol):
 class LinearWeight:
     """A weight that stacks one or several weights of the checkpoint, and its bias.
 
-    Until `pack` it keeps the tensors of the checkpoint, in most cases views of a mapped file. So the weights of a model
-    are in memory once; only those of the layer that is being packed are there twice.
+    Until `pack` it keeps the tensors of the checkpoint, in most cases views of a mapped file. `StreamedPacking` packs
+    it when it has all of them, so that copies of rows in another order are in memory for one layer only.
 
     Args:
         name: of the layer.
@@ -74,8 +74,23 @@ class LinearWeight:
         """The ranks that divide the inputs, be it only one; None: inputs of such a weight are never divided."""
         self.is_quantizable = True
         """False: the packed form holds floats in any case."""
+        self.is_grouped = False
+        """Whether `octavo.kernels.experts` multiplies it together with others."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether it has its packed form."""
+        return self._packed is not None
+
+    @property
+    def tensor_names(self) -> set[str]:
+        """The names of the tensors that fill it and no other layer."""
+        if self._is_shared:
+            return set()
+        kinds = ("weight",) if self._bias_O is None else ("weight", "bias")
+        return {f"{part}.{kind}" for part in self.parts for kind in kinds}
 
     @property
     def packed(self) -> PackedLinear:
@@ -131,7 +146,7 @@ class LinearWeight:
         """
         matrices = self._quantized_parts() if keeps_quantized and self.is_quantizable else None
         if matrices is None:
-            packed = packer.pack(self.dense(), self._bias_O, quantizes=self.is_quantizable)
+            packed = packer.pack(self.dense(), self._bias_O, quantizes=self.is_quantizable, is_grouped=self.is_grouped)
         else:
             weight = concatenate([matrix.quantized() for matrix in matrices])
             packed = packer.pack_quantized(weight, self._bias_O)

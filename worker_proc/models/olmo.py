@@ -8,11 +8,12 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.base import Layer, Norm
 from octavo.worker_proc.models.hf_config import every, optional, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
-from octavo.worker_proc.models.layers.attention import SelfAttention, row_norm
+from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, PostNormLayer, PreNormLayer, embedding_and_output
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import LayerNorm, RMSNorm
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
+from octavo.worker_proc.models.layers.row_norms import norms_of_rows
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -55,7 +56,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             rotary=1 if is_third and windows[index] is not None else 0,
             has_qkv_bias=has_bias,
             has_output_bias=has_bias,
-            qk_norm=None if is_first else row_norm(parameters, f"{name}.self_attn", shapes[index], eps),
+            row_norms=None if is_first else norms_of_rows(parameters, f"{name}.self_attn", shapes[index], eps),
             clip=clip,
         )
         mlp = GatedMlp(parameters, f"{name}.mlp", width, inner_width, activation=function)

@@ -3,10 +3,11 @@
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
-from octavo.worker_proc.models.layers.attention import SelfAttention, row_norm
+from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.experts import Experts, num_experts, routing_rule
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
+from octavo.worker_proc.models.layers.row_norms import norms_of_rows
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -32,9 +33,9 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
 
     def attention(index: int, name: str) -> SelfAttention:
         block = f"{name}.self_attn"
-        norm = row_norm(parameters, block, shape, eps)
+        norms = norms_of_rows(parameters, block, shape, eps)
         return SelfAttention(
-            parameters, block, index, shape, width, has_qkv_bias=has_bias, has_output_bias=has_bias, qk_norm=norm
+            parameters, block, index, shape, width, has_qkv_bias=has_bias, has_output_bias=has_bias, row_norms=norms
         )
 
     return prenorm_decoder(

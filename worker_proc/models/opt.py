@@ -10,7 +10,7 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.relu import relu
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Model, Residual, Tables
+from octavo.worker_proc.models.base import LayeredModel, Residual, Tables
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
@@ -93,7 +93,7 @@ class DecoderLayer:
         return self.down(relu(self.up(x_TD)))
 
 
-class OPTModel(Model):
+class OPTModel(LayeredModel):
     """Token and position embeddings, layers and norm; the output weight is the token embedding."""
 
     def __init__(self, parameters: Parameters, facts: ModelFacts, config: OPTConfig, shape: AttentionShape) -> None:
@@ -114,18 +114,18 @@ class OPTModel(Model):
         """Do nothing: positions are weights."""
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         hidden_TD = self._embedding(token_ids_T)
         if self._project_in is not None:
             hidden_TD = self._project_in(hidden_TD)
         return Residual(hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)), ()
 
     def end(self, residual: Residual) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return residual.hidden_TD if self._norm is None else self._norm(residual.hidden_TD)
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD))
 
 

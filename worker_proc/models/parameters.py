@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -13,26 +13,11 @@ from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.checkpoint import Rule, apply_rules
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
+from octavo.worker_proc.models.places import Place, fill, oriented
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Role, Shard, Sharding, role_of
 from octavo.worker_proc.parallel.stages import Stage, layer_of
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
-    """Where one tensor of the checkpoint goes."""
-
-    shape: tuple[int, ...]
-    """Here."""
-    shard: Shard | None
-    """The part of the checkpoint's tensor that is here; None: all of it."""
-    is_transposed: bool
-    """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
-    take: Callable[[Tensor | QuantizedMatrix], None]
-    is_here: bool = True
-    """False: another pipeline stage holds it, and the checkpoint's tensor is not read."""
-
 
 Split = Callable[[str, Tensor | QuantizedMatrix], Iterable[tuple[str, Tensor | QuantizedMatrix]]]
 """Takes a tensor with its name in the checkpoint apart: names without prefixes, and their tensors."""
@@ -59,7 +44,7 @@ class Parameters:
         ignored: Sequence[str] = (),
         rules: Sequence[Rule] = (),
     ) -> None:
-        self._placement = placement
+        self.placement = placement
         self._dtype = placement.dtype
         self._device = placement.device
         self._prefixes = sorted(prefixes, key=len, reverse=True)
@@ -71,7 +56,7 @@ class Parameters:
         self._tied: dict[str, LinearWeight] = {}
         self._absent: dict[str, Tensor] = {}
         """The tensors of other stages, without memory."""
-        self._places: dict[str, _Place] = {}
+        self._places: dict[str, Place] = {}
         self._splits: dict[str, Split] = {}
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
@@ -89,17 +74,17 @@ class Parameters:
     @property
     def group(self) -> TensorParallelGroup | None:
         """The ranks that share every layer; None: this is the only one."""
-        return self._placement.group
+        return self.placement.group
 
     @property
     def sharding(self) -> Sharding:
         """The place of this rank among them."""
-        return self._placement.sharding
+        return self.placement.sharding
 
     @property
     def stage(self) -> Stage:
         """The layers that are here."""
-        return self._placement.stage
+        return self.placement.stage
 
     def shard_of(self, name: str) -> Shard | None:
         """Return the part of the checkpoint's tensor `name` that this rank holds; None: all of it."""
@@ -120,7 +105,7 @@ class Parameters:
     ) -> Tensor:
         shape = shard.part(shape) if shard else shape
         tensor = torch.empty(shape, dtype=dtype, device=self._device if is_here else "meta")
-        self._places[name] = _Place(shape, shard, False, partial(_fill, tensor), is_here)
+        self._places[name] = Place(shape, shard, False, partial(fill, tensor), is_here)
         if is_here:
             self._tensors[name] = tensor
             self.divided |= {name} if shard else set()
@@ -129,7 +114,7 @@ class Parameters:
         return tensor
 
     def _shard(self, layer: str, shape: tuple[int, ...]) -> Shard | None:
-        return self._placement.sharding.shard(role_of(layer), shape)
+        return self.placement.sharding.shard(role_of(layer), shape)
 
     def linear(
         self,
@@ -166,7 +151,7 @@ class Parameters:
         weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
         weight.is_quantizable = is_quantizable
         if role_of(name) is Role.ROW:
-            sharding = self._placement.sharding
+            sharding = self.placement.sharding
             weight.input_sharding = sharding if is_own is None else replace(sharding, rank=0, size=1)
         if is_partial:  # the bias must be added once
             self.divided.discard(f"{name}.bias")
@@ -179,7 +164,7 @@ class Parameters:
         for part, num_outputs in outputs.items():
             take = partial(weight.take, part)
             shape = (num_outputs, num_inputs)
-            self._places[f"{part}.weight"] = _Place(shape, shards[part], is_transposed, take, is_here)
+            self._places[f"{part}.weight"] = Place(shape, shards[part], is_transposed, take, is_here)
         return weight
 
     def tied(self, tensor_VD: Tensor) -> LinearWeight:
@@ -210,8 +195,8 @@ class Parameters:
         if is_here:
             self._biases[f"{name}.bias"] = bias_O
         for part, values_P in zip(parts, bias_O.split(list(parts.values())), strict=True):
-            take = partial(_fill, values_P)
-            self._places[f"{part}.bias"] = _Place(tuple(values_P.shape), shards[part], False, take, is_here)
+            take = partial(fill, values_P)
+            self._places[f"{part}.bias"] = Place(tuple(values_P.shape), shards[part], False, take, is_here)
         return bias_O
 
     def _sum(self, partial_TO: Tensor, bias_O: Tensor | None) -> Tensor:
@@ -233,7 +218,7 @@ class Parameters:
         if self.group is None:
             return rows
         # Parts of different sizes, as of a vocabulary, may be padded differently.
-        sharding = self._placement.sharding
+        sharding = self.placement.sharding
         rows_11 = torch.tensor([[rows]], device=self._device)
         return int(self.group.all_gather(rows_11, sharding.rank, sharding.size).max())
 
@@ -256,8 +241,14 @@ class Parameters:
             ConfigError: a weight cannot be packed; the message names it.
         """
         for weight in self._linears.values():
-            weight.pack(packer, keeps_quantized=keeps_quantized)
+            if not weight.is_packed:
+                weight.pack(packer, keeps_quantized=keeps_quantized)
         self._let_go()
+
+    @property
+    def linears(self) -> Iterable[LinearWeight]:
+        """The weights of all linear layers that are here."""
+        return self._linears.values()
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -319,8 +310,16 @@ class Parameters:
         place = self._places.get(self._without_prefix(full_name))
         return place is None or place.is_here
 
-    def load(self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]) -> None:
-        """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until `pack`.
+    def load(
+        self,
+        weights: Iterable[tuple[str, Tensor | QuantizedMatrix]],
+        on_taken: Callable[[str], None] = lambda name: None,
+    ) -> None:
+        """Fill every tensor from a checkpoint. The checkpoint's tensors must not change until they are packed.
+
+        Args:
+            weights: of the checkpoint, by name.
+            on_taken: called with the name, here, of each tensor that was filled.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape.
@@ -330,6 +329,7 @@ class Parameters:
             for name, part in apply_rules(self._rules, self._without_prefix(full_name), values):
                 self._take(name, part, full_name)
                 missing.discard(name)
+                on_taken(name)
         if missing:
             some = ", ".join(sorted(missing)[:4])
             raise ConfigError(
@@ -349,7 +349,7 @@ class Parameters:
             )
         if not self._places[name].is_here:
             return
-        own = _oriented(self._places[name], values, full_name)
+        own = oriented(self._places[name], values, full_name)
         self._places[name].take(own)
         if name in self._tied and not isinstance(own, Tensor):
             self._tied[name].take(name, own)
@@ -373,26 +373,3 @@ class Parameters:
             if name.startswith(prefix):
                 return name.removeprefix(prefix)
         return name
-
-
-def _oriented(place: _Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
-    """Return this rank's part of the values, in the layout of the parameter.
-
-    Raises:
-        ConfigError: they have another shape.
-    """
-    is_transposed = place.is_transposed and isinstance(values, Tensor)
-    whole = place.shard.whole(place.shape) if place.shard else place.shape
-    expected = whole[::-1] if is_transposed else whole
-    if tuple(values.shape) != expected:
-        raise ConfigError(
-            f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for {expected}"
-        )
-    oriented = values.t() if isinstance(values, Tensor) and is_transposed else values
-    if place.shard is None:
-        return oriented
-    return place.shard.of(oriented) if isinstance(oriented, Tensor) else oriented.part(place.shard)
-
-
-def _fill(target: Tensor, values: Tensor | QuantizedMatrix) -> None:
-    target.copy_(values if isinstance(values, Tensor) else values.dequantized())

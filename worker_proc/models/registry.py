@@ -29,8 +29,6 @@ class Family:
     """`quant_method` of checkpoints that it reads."""
     caches: str = "full"
     """Kinds of its cache groups."""
-    formats: str = "safetensors"
-    """Of weights."""
     tested: str = "`transformers`"
     """With what its logits and tokens are compared."""
 
@@ -41,7 +39,6 @@ FAMILIES = (
         "llama",
         ("LlamaForCausalLM",),
         "rotary embedding with every scaling, grouped heads",
-        formats="safetensors, GGUF",
     ),
     Family(
         "Mistral, Ministral",
@@ -49,7 +46,6 @@ FAMILIES = (
         ("MistralForCausalLM", "MinistralForCausalLM"),
         "windows of all or some layers",
         caches="full, window",
-        formats="safetensors, GGUF",
     ),
     Family(
         "Qwen2, Qwen2.5",
@@ -57,7 +53,6 @@ FAMILIES = (
         ("Qwen2ForCausalLM",),
         "biases of queries, keys and values; windows of some layers",
         caches="full, window",
-        formats="safetensors, GGUF",
     ),
     Family(
         "Qwen3",
@@ -65,7 +60,6 @@ FAMILIES = (
         ("Qwen3ForCausalLM",),
         "norms of query and key heads; windows of some layers",
         caches="full, window",
-        formats="safetensors, GGUF",
     ),
     Family("SmolLM3", "llama", ("SmolLM3ForCausalLM",), "layers without rotary embedding", caches="full, window"),
     Family("Arcee (AFM)", "llama", ("ArceeForCausalLM",), "squared ReLU, no gate"),
@@ -93,18 +87,16 @@ FAMILIES = (
         ("MixtralForCausalLM",),
         "mixture of experts in every layer",
         caches="full or window",
-        formats="safetensors, GGUF",
     ),
     Family(
         "Qwen2-MoE",
         "qwen_moe",
         ("Qwen2MoeForCausalLM",),
         "mixture of experts, and a shared expert",
-        formats="safetensors, GGUF",
     ),
-    Family("Qwen3-MoE", "qwen_moe", ("Qwen3MoeForCausalLM",), "mixture of experts", formats="safetensors, GGUF"),
+    Family("Qwen3-MoE", "qwen_moe", ("Qwen3MoeForCausalLM",), "mixture of experts"),
     Family("OLMoE", "olmoe", ("OlmoeForCausalLM",), "mixture of experts, norms of all query heads together"),
-    Family("Granite-MoE", "granite_moe", ("GraniteMoeForCausalLM",), "mixture of experts, factors as Granite 3"),
+    Family("Granite-MoE", "granite", ("GraniteMoeForCausalLM",), "mixture of experts, factors as Granite 3"),
     Family("GLM-4.5", "glm4_moe", ("Glm4MoeForCausalLM",), "mixture of experts with sigmoid routing, shared experts"),
     Family(
         "GPT-OSS",
@@ -149,7 +141,10 @@ FAMILIES = (
         "OLMo 3", "olmo", ("Olmo3ForCausalLM",), "as OLMo 2; windows of three layers in four", caches="full, window"
     ),
     Family(
-        "Command R", "cohere", ("CohereForCausalLM",), "parallel blocks, interleaved rotary embedding, scaled logits"
+        "Command R",
+        "cohere",
+        ("CohereForCausalLM",),
+        "parallel blocks, interleaved rotary embedding, scaled logits, norms of heads (R+)",
     ),
     Family(
         "Command R7B, A",
@@ -173,8 +168,57 @@ FAMILIES = (
         "norms after blocks, windows, full layers without rotary embedding",
         caches="full, window",
     ),
+    Family(
+        "Mamba-2",
+        "mamba2",
+        ("Mamba2ForCausalLM",),
+        "layers with a recurrent state, no attention",
+        caches="state",
+    ),
+    Family(
+        "Granite 4",
+        "granite_hybrid",
+        ("GraniteMoeHybridForCausalLM",),
+        "Mamba-2 in most layers, attention without rotary embedding in the others; mixture of experts or none",
+        caches="full, state",
+    ),
+    Family(
+        "LFM2",
+        "lfm2",
+        ("Lfm2ForCausalLM",),
+        "short convolutions in most layers, attention with norms of query and key heads in the others",
+        caches="full, state",
+    ),
+    Family(
+        "LFM2-MoE",
+        "lfm2",
+        ("Lfm2MoeForCausalLM",),
+        "as LFM2; mixture of experts with sigmoid routing",
+        caches="full, state",
+    ),
+    Family(
+        "Qwen3-Next",
+        "qwen3_next",
+        ("Qwen3NextForCausalLM",),
+        "gated delta nets in most layers, gated attention in the others; mixture of experts, and a shared expert",
+        caches="full, state",
+    ),
+    Family(
+        "Falcon-H1",
+        "falcon_h1",
+        ("FalconH1ForCausalLM",),
+        "Mamba-2 and attention side by side in every layer; factors of projections",
+        caches="full, state",
+    ),
+    Family(
+        "Nemotron-H (dense)",
+        "nemotron_h",
+        ("NemotronHForCausalLM",),
+        "layers of one block: Mamba-2, attention without rotary embedding, or mlp with squared ReLU",
+        caches="full, state",
+    ),
     Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),
-    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU", formats="safetensors, GGUF"),
+    Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
 )
 
 ARCHITECTURES = {architecture: family for family in FAMILIES for architecture in family.architectures}
@@ -187,10 +231,14 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
         ConfigError: the architecture, or something in its configuration, is not supported, or it cannot be divided.
     """
     family = ARCHITECTURES.get(facts.architecture)
+    if facts.model_impl == "transformers" or (facts.model_impl == "auto" and family is None):
+        from octavo.worker_proc.models.fallback.model import build as build_fallback  # imports transformers: seconds
+
+        return build_fallback(facts, placement)
     if family is None:
         raise ConfigError(
-            f"the architecture {facts.architecture} is not supported",
-            hint=f"supported: {', '.join(sorted(ARCHITECTURES))}",
+            f"the architecture {facts.architecture} has no family (--model-impl octavo)",
+            hint=f"use --model-impl auto, or one of {', '.join(sorted(ARCHITECTURES))}",
         )
     method = (facts.hf_config.get("quantization_config") or {}).get("quant_method", "unknown")
     if facts.hf_config.get("quantization_config") and method not in family.quantizations:

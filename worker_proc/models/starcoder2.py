@@ -1,16 +1,17 @@
 """StarCoder2: layer norms and a plain mlp."""
 
+from functools import partial
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, PreNormLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
-from octavo.worker_proc.models.layers.rotary import rotary_from_config
-from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
 from octavo.worker_proc.parallel.placement import Placement
 
 
@@ -30,28 +31,17 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     inner_width, function = required(config, "intermediate_size", int), activation(config, "gelu_pytorch_tanh", PLAIN)
     window = window_of_all_layers(config)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
-    ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
     rules = [renamed({r"\.mlp\.c_fc\.": ".mlp.fc1.", r"\.mlp\.c_proj\.": ".mlp.fc2."})]
-    parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=rules)
-
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
-        return PreNormLayer(
-            LayerNorm.new(parameters, f"{name}.input_layernorm", width, eps),
-            SelfAttention(
-                parameters, f"{name}.self_attn", index, shape, width, has_qkv_bias=has_bias, has_output_bias=has_bias
-            ),
-            LayerNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
-            Mlp(parameters, f"{name}.mlp", width, inner_width, activation=function, has_bias=has_bias),
-        )
-
-    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
-    return DecoderModel(
+    parameters = llama_parameters(facts, placement, rules=rules, is_tied=is_tied)
+    return prenorm_decoder(
+        facts,
         parameters,
         [shape] * facts.num_layers,
-        embedding=embedding,
-        layers=[layer(index) for index in range(facts.num_layers)],
-        norm=LayerNorm.new(parameters, "norm", width, eps),
-        output=output,
-        rotaries=[rotary_from_config(config, facts.head_dim)],
+        lambda index, name: SelfAttention(
+            parameters, f"{name}.self_attn", index, shape, width, has_qkv_bias=has_bias, has_output_bias=has_bias
+        ),
+        lambda _, name: Mlp(parameters, f"{name}.mlp", width, inner_width, activation=function, has_bias=has_bias),
+        eps=eps,
+        norm=partial(LayerNorm.new, parameters, width=width, eps=eps),
+        is_tied=is_tied,
     )

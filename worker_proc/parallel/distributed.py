@@ -15,7 +15,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]
 _BACKENDS = {"cpu": "gloo", "cuda": "nccl"}
 _all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
 """The first name is new in torch 2.13, the second one deprecated there."""
-_FEW_BYTES = 1 << 20
+FEW_BYTES = 1 << 20
 """A smaller sum is computed by every rank from all parts: one exchange. A larger one is divided between the ranks: two
 exchanges, with fewer bytes. The bits are the same."""
 
@@ -62,7 +62,7 @@ class DistributedRanks:
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
         """See `TensorParallelGroup`. The parts have the model's type; they are added in float32 and rounded once."""
         num_rows = partial_TD.shape[0]
-        if partial_TD.nbytes <= _FEW_BYTES:
+        if partial_TD.nbytes <= FEW_BYTES:
             return self._added(self._gathered(partial_TD), bias_D)
         num_padded = -(-num_rows // self._size) * self._size
         padded_TD = torch.nn.functional.pad(partial_TD, (0, 0, 0, num_padded - num_rows))

@@ -2,23 +2,27 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import torch
 from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from octavo.kernels.all_reduce.native import exchanged_bytes
+from octavo.kernels.experts.exchange import ExpertExchange, exchange_area_bytes
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup, group_bytes
 from octavo.kernels.stage_exchange.link import SharedMemoryLink, link_bytes
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import NodePlace, WorkerSpec
+from octavo.protocol.env import Env
 from octavo.protocol.errors import StartupError
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
 from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all, tensor_parallel_ranks
 from octavo.worker_proc.parallel.group import SharedMemoryRanks, TensorParallelGroup
 from octavo.worker_proc.parallel.node_sockets import connect_nodes
-from octavo.worker_proc.parallel.stage_links import DistributedStages, SharedMemoryStages, residual_width
+from octavo.worker_proc.parallel.stage_links import DistributedStages, GraphStages, SharedMemoryStages, residual_width
 from octavo.worker_proc.parallel.stages import StageExchange
+from octavo.worker_proc.parallel.symmetric import open_symmetric_ranks
 from octavo.worker_proc.weights.load import torch_dtype
 
 
@@ -32,36 +36,65 @@ class Peers:
     """Those with the layers before and after; None: this one has all layers."""
     meet: Callable[[], None]
     """Blocks until: every worker has called it."""
+    engines: ExpertExchange | None = None
+    """Those of all engines, if these divide the experts."""
 
 
-def join_peers(spec: WorkerSpec, library: NativeLibrary | None) -> Peers:
+def join_peers(spec: WorkerSpec, library: NativeLibrary | None, device: torch.device, env: Env) -> Peers:
     """Join the other workers, of which there are some.
 
     Args:
         spec: of this worker.
         library: computes with the model; None: torch does.
+        device: of this worker.
+        env: says how GPUs add up tensors.
 
     Raises:
         StartupError: the workers cannot exchange anything.
     """
     if library is None:
-        return _through_torch(spec)
+        if spec.config.is_lock_step:
+            raise StartupError(
+                "--enable-expert-parallel with --data-parallel-size needs the native kernels, which cannot be used",
+                hint="leave out --enable-expert-parallel; the log says why there are no native kernels",
+            )
+        return _through_torch(spec, device, env)
     try:
-        return _through_memory(spec, library)
+        peers = _through_memory(spec, library) if spec.world_size > 1 else Peers(None, None, lambda: None)
+        return _with_engines(peers, spec, library) if spec.config.is_lock_step else peers
     except OSError as error:
         raise StartupError(f"no memory to share with the other workers: {error}", hint="free some memory") from error
 
 
-def _through_torch(spec: WorkerSpec) -> Peers:
+def _through_torch(spec: WorkerSpec, device: torch.device, env: Env) -> Peers:
     config = spec.config
     size, num_stages = config.tensor_parallel_size, config.pipeline_parallel_size
     join_all(config.device, _store(spec), spec.rank, spec.world_size)
     everyone = DistributedRanks(spec.rank, spec.world_size)
     if num_stages == 1:
-        return Peers(everyone, None, everyone.meet)
-    stages = DistributedStages(spec.rank, size, residual_width(config.model), torch_dtype(config))
+        has_one_shot = env.has_one_shot_all_reduce and config.device == "cuda"
+        return Peers(_symmetric_ranks(spec, device) if has_one_shot else everyone, None, everyone.meet)
+    if env.has_one_shot_all_reduce and config.device == "cuda":
+        raise StartupError("OCTAVO_ONE_SHOT_ALL_REDUCE: not with --pipeline-parallel-size", hint="unset it")
+    width, dtype = residual_width(config.model), torch_dtype(config)
+    stages: StageExchange = (link := DistributedStages(spec.rank, size, width, dtype, device))
+    if config.device == "cuda":
+        stages = GraphStages(link, config.max_num_batched_tokens, width, dtype, device)
     group = tensor_parallel_ranks(spec.rank, size, num_stages) if size > 1 else None
     return Peers(group, stages, everyone.meet)
+
+
+def _symmetric_ranks(spec: WorkerSpec, device: torch.device) -> TensorParallelGroup:
+    """Return ranks that read each other's memory, on one machine."""
+    if spec.place is not None and len(spec.place.link_addresses) > 1:
+        raise StartupError(
+            "OCTAVO_ONE_SHOT_ALL_REDUCE: the GPUs are on several machines, and cannot read each other's memory",
+            hint="unset it",
+        )
+    config = spec.config
+    return open_symmetric_ranks(
+        spec.rank, config.tensor_parallel_size, width=_width(config), dtype=torch_dtype(config), device=device
+    )
 
 
 def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
@@ -103,6 +136,24 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
     )
 
 
+def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Peers:
+    """Return the other workers with those of the other engines, which share a file with ours."""
+    config = spec.config
+    num_engines, max_rows = config.data_parallel_size, config.max_num_batched_tokens
+    width, top_k = _width(config), _num_chosen_experts(config)
+    group = SharedMemoryGroup(
+        library,
+        spec.engines_fd,
+        config.engine_index * spec.world_size + spec.rank,
+        num_engines * spec.world_size,
+        exchange_area_bytes(num_engines, max_rows, width, top_k),
+    )
+    engines = ExpertExchange(
+        group, config.engine_index, num_engines, gives=spec.rank == 0, max_rows=max_rows, width=width, top_k=top_k
+    )
+    return replace(peers, meet=group.meet, engines=engines)
+
+
 NUM_CHOSEN_EXPERTS = ("num_experts_per_tok", "num_experts_per_token", "experts_per_token")
 """Keys of `config.json`."""
 
@@ -126,9 +177,17 @@ def _store(spec: WorkerSpec) -> Store:
 def _area_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of the largest exchange: all logits of a step, or of each row the hidden state, or the outputs
     of its experts."""
-    model, size = config.model.hf_config, config.tensor_parallel_size
-    width = max(int(model.get(key) or 0) for key in ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"))
-    top_k = max(int(model.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)
+    size, width, top_k = config.tensor_parallel_size, _width(config), _num_chosen_experts(config)
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     max_rows = max(config.max_num_batched_tokens, max_logits)
     return max(top_k * exchanged_bytes(max_rows, width, size), max_logits * config.model.vocab_size * 4)
+
+
+def _width(config: ResolvedConfig) -> int:
+    """Return the largest width of the residual stream."""
+    keys = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
+    return max(int(config.model.hf_config.get(key) or 0) for key in keys)
+
+
+def _num_chosen_experts(config: ResolvedConfig) -> int:
+    return max(int(config.model.hf_config.get(key) or 1) for key in NUM_CHOSEN_EXPERTS)

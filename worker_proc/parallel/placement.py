@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from octavo.kernels.experts import ExpertExchange
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.sharding import WHOLE, Sharding
 from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage
@@ -25,3 +26,5 @@ class Placement:
     """The ranks that share every layer; None: this is the only one."""
     stage: Stage = ALL_LAYERS
     """The layers that are here."""
+    engines: ExpertExchange | None = None
+    """The ranks of all engines, each with some experts; None: this engine has all experts."""

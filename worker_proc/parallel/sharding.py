@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo.kernels.linear.native import NUM_SEGMENTS
 from octavo.protocol.config.division import check_division, division_problem, mlp_sizes
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.resolve import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 
 
@@ -37,7 +38,7 @@ class Role(Enum):
 
 
 _ROLES = [
-    (r"\.(q_proj|q_b_proj|kv_b_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
+    (r"\.(q_proj|q_b_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
     (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
     (r"\.c_attn$", Role.QUERY_KEY_VALUE),
     (r"\.(o_proj|out_proj|down_proj|fc2|c_proj|w2)$", Role.ROW),
@@ -97,12 +98,19 @@ class Sharding:
     """Parts in which a product adds up inputs that ranks can divide: the most ranks, up to 8, that get the same sum."""
     divides_experts: bool = False
     """Each rank has some experts of a mixture, whole, instead of a part of each."""
+    engine: int = 0
+    """Of this rank, among those that divide the experts."""
+    num_engines: int = 1
+    """Each has as many ranks; they divide nothing but experts."""
 
     @classmethod
-    def of(cls, facts: ModelFacts, rank: int, size: int, *, divides_experts: bool = False) -> "Sharding":
-        """Return the place of a rank of a model."""
+    def of(cls, config: ResolvedConfig, rank: int) -> "Sharding":
+        """Return the place of a rank among those that share the layers of a model."""
+        facts, size = config.model, config.tensor_parallel_size
         num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
-        return cls(rank, size, facts.num_kv_heads, num_segments, divides_experts)
+        engine, num_engines = (config.engine_index, config.data_parallel_size) if config.is_lock_step else (0, 1)
+        divides_experts = config.enable_expert_parallel
+        return cls(rank, size, facts.num_kv_heads, num_segments, divides_experts, engine, num_engines)
 
     def own_experts(self, num_experts: int) -> range:
         """Return the experts of which this rank has weights.
@@ -112,12 +120,14 @@ class Sharding:
         """
         if not self.divides_experts:
             return range(num_experts)
-        if self.size > num_experts:
+        num_ranks, rank = self.num_engines * self.size, self.engine * self.size + self.rank
+        if num_ranks > num_experts:
             raise ConfigError(
-                f"--enable-expert-parallel: {num_experts} experts for {self.size} ranks",
-                hint=f"use --tensor-parallel-size {num_experts} or fewer, or leave --enable-expert-parallel out",
+                f"--enable-expert-parallel: {num_experts} experts for {num_ranks} ranks",
+                hint=f"use {num_experts} workers or fewer (--tensor-parallel-size times --data-parallel-size), or "
+                "leave --enable-expert-parallel out",
             )
-        return range(num_experts * self.rank // self.size, num_experts * (self.rank + 1) // self.size)
+        return range(num_experts * rank // num_ranks, num_experts * (rank + 1) // num_ranks)
 
     def whole_heads(self, facts: ModelFacts) -> tuple[int, int]:
         """Return the query heads and the key heads of the whole model, given the facts of a rank."""

@@ -60,21 +60,28 @@ class DistributedStages:
         distance: from a worker to the one with the same part of the next stage.
         width: columns of the residual stream.
         dtype: of the model.
+        device: of this worker.
     """
 
     _MAX_UNSENT = 2
 
-    def __init__(self, rank: int, distance: int, width: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, rank: int, distance: int, width: int, dtype: torch.dtype, device: torch.device = torch.device("cpu")
+    ) -> None:
         self._rank, self._distance = rank, distance
-        self._width, self._dtype = width, dtype
+        self._width, self._dtype, self._device = width, dtype, device
         self._unsent: deque[tuple[distributed.Work, Tensor]] = deque()
         """What the next stage has not received yet; the oldest first."""
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
         """See `StageExchange`."""
-        parts_NTD = torch.empty(num_parts, len(positions_T), self._width, dtype=self._dtype)
+        return list(self.receive_rows(len(positions_T), num_parts))
+
+    def receive_rows(self, num_rows: int, num_parts: int) -> Tensor:
+        """Return matrices of the stage before. On a GPU the stream waits for them, and the host does not."""
+        parts_NTD = torch.empty(num_parts, num_rows, self._width, dtype=self._dtype, device=self._device)
         distributed.recv(parts_NTD, self._rank - self._distance)
-        return list(parts_NTD)
+        return parts_NTD
 
     def send(self, parts: Sequence[Tensor]) -> None:
         """See `StageExchange`."""
@@ -85,3 +92,52 @@ class DistributedStages:
         while len(self._unsent) > self._MAX_UNSENT:
             oldest, _ = self._unsent.popleft()
             oldest.wait()
+
+
+class GraphStages:
+    """See `StageExchange`: for stages whose steps are CUDA graphs, which read and write fixed memory.
+
+    The exchange itself is between two graphs, not within one: a graph pads its step, and each stage to another size,
+    but exactly the rows of the step are exchanged. And graphs are captured, and steps of padding computed, without the
+    other stages. NCCL has a stream for each pair of stages, which computing overlaps with.
+
+    Args:
+        link: to the stages before and after.
+        max_rows: of a step, padding included.
+        width: columns of the residual stream.
+        dtype: of the model.
+        device: of this worker.
+    """
+
+    _MAX_PARTS = 2
+    """Matrices that are exchanged: hidden states, and what is to be added to them. Not all models have the second."""
+
+    def __init__(
+        self,
+        link: DistributedStages,
+        max_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._link = link
+        self._received_NTD = torch.zeros(self._MAX_PARTS, max_rows, width, dtype=dtype, device=device)
+        self._computed_NTD = torch.zeros_like(self._received_NTD)
+
+    def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
+        """See `StageExchange`: what `fetch` has received, and padding."""
+        return list(self._received_NTD[:num_parts, : len(positions_T)])
+
+    def send(self, parts: Sequence[Tensor]) -> None:
+        """See `StageExchange`: kept for `pass_on`."""
+        for part_TD, computed_TD in zip(parts, self._computed_NTD, strict=False):
+            computed_TD[: len(part_TD)].copy_(part_TD)
+
+    def fetch(self, num_rows: int) -> None:
+        """Receive the rows of the next step that is computed."""
+        parts_NTD = self._link.receive_rows(num_rows, self._MAX_PARTS)
+        self._received_NTD[:, :num_rows].copy_(parts_NTD)
+
+    def pass_on(self, num_rows: int) -> None:
+        """Send the rows of the step that was computed last; they are copied, so the next step may be computed."""
+        self._link.send(list(self._computed_NTD[:, :num_rows]))

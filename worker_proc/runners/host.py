@@ -37,6 +37,9 @@ class Forward(Protocol):
     def run(self, inputs: StepInputs) -> None:
         """Compute the hidden states of all rows and put their keys and values into the cache."""
 
+    def join_step(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+
     def logits(self, rows: Ints) -> Tensor:
         """Return logits_RV in float32 for rows of the last step; overwritten by the next call."""
 
@@ -126,6 +129,10 @@ class HostRunner:
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         self.forward.run(inputs)
+
+    def join_step(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        self.forward.join_step()
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> HostLogprobs:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -24,6 +24,7 @@ def prompts_plan(
     sequence: int = 0,
     released: Iterable[int] = (),
     num_groups: int = 1,
+    has_states: bool = False,
     samples: bool = True,
 ) -> StepPlan:
     """Return the plan of a step that computes whole prompts, one per slot from 0.
@@ -36,15 +37,17 @@ def prompts_plan(
         released: slots that a plan before has filled.
         num_groups: KV cache groups; a request has the same blocks in each, which is no
             matter where only memory is measured.
+        has_states: whether requests have a state; they all have the same, for the same reason.
         samples: whether a token is sampled after each prompt.
     """
+    states = [[0] * blocks_each] * has_states
     admitted = [
         Admitted(
             slot=slot,
             request_id="",
             token_ids=pack_ids([0] * length),
             num_prompt_tokens=length,
-            block_ids=[list(range(slot * blocks_each, (slot + 1) * blocks_each))] * num_groups,
+            block_ids=[list(range(slot * blocks_each, (slot + 1) * blocks_each))] * num_groups + states,
             params=sampling,
         )
         for slot, length in enumerate(lengths)

@@ -22,6 +22,7 @@ class RunnerModule(Protocol):
         *,
         num_blocks: int,
         max_model_len: int,
+        num_states: int = 0,
     ) -> Runner:
         """Make the cache, and a runner over it.
 
@@ -38,7 +39,13 @@ class RunnerModule(Protocol):
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream | None,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    num_states: int = 0,
 ) -> Runner:
     """Make the cache of a loaded model, and the runner that computes with both.
 
@@ -48,12 +55,15 @@ def open_runner(
         stream: of the device; None: the host computes.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
+        num_states: slots for the states of layers with a recurrence.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for the cache.
     """
     module = _module(model, stream)
-    return module.open_runner(model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len)
+    return module.open_runner(
+        model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states
+    )
 
 
 def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
@@ -65,7 +75,19 @@ def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepM
     return _module(model, device.stream()).measure(model, device, config)
 
 
+def try_batches(model: Model, config: ResolvedConfig) -> str:
+    """Return the first module of a model of `transformers` whose rows have other bits in other batches; "": none.
+
+    Raises:
+        ConfigError: the model mixes the rows of requests.
+    """
+    trial = import_module("octavo.worker_proc.runners.torch.trial")
+    found: str = trial.try_batches(model, config)
+    return found
+
+
 def _module(model: Model, stream: Stream | None) -> RunnerModule:
-    name = "cuda_graphs" if stream is not None else "torch" if model.library is None else "native"
+    is_native = model.library is not None and model.is_recordable
+    name = "cuda_graphs" if stream is not None else "native" if is_native else "torch"
     module: RunnerModule = import_module(f"octavo.worker_proc.runners.{name}.open")
     return module

@@ -4,7 +4,7 @@ Quantized matrices are returned as they are in the file (`GgufMatrix`); the call
 """
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,14 +15,17 @@ from torch import Tensor
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.weights.gguf_blocks import SUPPORTED_TYPES, GgufMatrix, dequantized
 from octavo.worker_proc.weights.gguf_header import GgufHeader, TensorInfo, parse_header
-from octavo.worker_proc.weights.gguf_names import HfPlace, hf_place
+from octavo.worker_proc.weights.gguf_names import Change, HfPlace, HfPlaces
+from octavo.worker_proc.weights.rope_order import undo_rope_order
 
 _PLAIN_TYPES = {Type.F32: torch.float32, Type.F16: torch.float16, Type.BF16: torch.bfloat16}
 
 
-def read_gguf(
-    path: Path, wants: Callable[[str], bool] = lambda name: True
-) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
+Weights = Iterator[tuple[str, Tensor | GgufMatrix, int]]
+"""Hugging Face names, values, and their bytes in the file."""
+
+
+def read_gguf(path: Path, wants: Callable[[str], bool] = lambda name: True) -> Weights:
     """Yield every weight that is wanted as (Hugging Face name, tensor, its bytes in the file).
 
     Tensors are views of the mapped file where that is possible.
@@ -38,29 +41,113 @@ def read_gguf(
         raise ConfigError(f"cannot read {path}: {error}") from error
     header = parse_header(data, path)
     _check_types(header, path)
-    architecture = str(header.metadata.get("general.architecture", ""))
-    num_heads = int(header.metadata.get(f"{architecture}.attention.head_count", 0))
-    num_kv_heads = int(header.metadata.get(f"{architecture}.attention.head_count_kv", num_heads))
-    for info in header.tensors:
-        place = hf_place(architecture, info.name)
-        if place is not None and place.is_stacked:
-            yield from _experts(data, info, place, wants)
-        elif place is not None and wants(place.name):
-            heads = num_heads if place.rope_heads == "query" else num_kv_heads
-            yield place.name, _tensor(data, info, place, heads), info.num_bytes
+    yield from _File(data, header, wants).weights()
 
 
-def _experts(
-    data: mmap.mmap, info: TensorInfo, place: HfPlace, wants: Callable[[str], bool]
-) -> Iterator[tuple[str, Tensor | GgufMatrix, int]]:
-    """Yield the wanted experts of a tensor that holds all of a layer."""
-    num_experts, *shape = info.shape
-    num_bytes = info.num_bytes // num_experts
-    for expert in range(num_experts):
-        name = place.name.format(expert)
-        if wants(name):
-            part = replace(info, shape=tuple(shape), offset=info.offset + expert * num_bytes, num_bytes=num_bytes)
-            yield name, _tensor(data, part, place, 0), num_bytes
+class _File:
+    """The weights of a mapped file whose header was read."""
+
+    def __init__(self, data: mmap.mmap, header: GgufHeader, wants: Callable[[str], bool]) -> None:
+        self._data = data
+        self._header = header
+        self._wants = wants
+        self._architecture = str(header.metadata.get("general.architecture", ""))
+        num_extra = self._number("nextn_predict_layers", 0)
+        num_layers = self._number("block_count", 0) - num_extra if num_extra else None
+        names = {info.name for info in header.tensors}
+        self._places = HfPlaces(self._architecture, names, num_layers)
+        self._num_heads = self._number("attention.head_count", 0)
+        self._num_kv_heads = self._number("attention.head_count_kv", self._num_heads)
+        self._latent_keys: dict[str, Tensor] = {}
+        self._latent_values: dict[str, Tensor] = {}
+
+    def weights(self) -> Weights:
+        """Yield the weights that are wanted, in the order of the file."""
+        for info in self._header.tensors:
+            place = self._places.of(info.name)
+            if place is None:
+                continue
+            match place.change:
+                case Change.STACKED:
+                    num_experts, names = info.shape[0], place.name.replace("{}", "{0}")
+                    rows = {names.format(expert): range(expert, expert + 1) for expert in range(num_experts)}
+                    yield from self._parts(info, rows, info.shape[1:])
+                case Change.QKV:
+                    yield from self._parts(info, self._qkv_rows(info, place.name))
+                case Change.KEY_PART | Change.VALUE_PART if self._wants(place.name):
+                    yield from self._joined(info, place)
+                case _ if self._wants(place.name):
+                    yield place.name, self._tensor(info, place.change), info.num_bytes
+
+    def _number(self, key: str, default: int) -> int:
+        return int(self._header.metadata.get(f"{self._architecture}.{key}", default))
+
+    def _parts(self, info: TensorInfo, parts: Mapping[str, range], shape: tuple[int, ...] | None = None) -> Weights:
+        """Yield parts of a tensor: the rows of each, by name; `shape`: of a part, None: rows of the tensor."""
+        row_bytes = info.num_bytes // info.shape[0]
+        for name, rows in parts.items():
+            if self._wants(name):
+                offset, num_bytes = info.offset + rows.start * row_bytes, len(rows) * row_bytes
+                own_shape = (len(rows), *info.shape[1:]) if shape is None else shape
+                part = replace(info, shape=own_shape, offset=offset, num_bytes=num_bytes)
+                yield name, self._tensor(part, Change.NONE), num_bytes
+
+    def _qkv_rows(self, info: TensorInfo, name: str) -> dict[str, range]:
+        head_dim = info.shape[0] // (self._num_heads + 2 * self._num_kv_heads)
+        end_of_queries, keys = self._num_heads * head_dim, self._num_kv_heads * head_dim
+        return {
+            name.format("q"): range(end_of_queries),
+            name.format("k"): range(end_of_queries, end_of_queries + keys),
+            name.format("v"): range(end_of_queries + keys, end_of_queries + 2 * keys),
+        }
+
+    def _joined(self, info: TensorInfo, place: HfPlace) -> Weights:
+        """Yield the projection of a short vector to the keys and values of all heads when both parts are there."""
+        part = self._dense(info)
+        if place.change is Change.KEY_PART:
+            self._latent_keys[place.name] = part.transpose(1, 2)
+        else:
+            self._latent_values[place.name] = part
+        if place.name in self._latent_keys and place.name in self._latent_values:
+            heads = self._latent_keys.pop(place.name), self._latent_values.pop(place.name)
+            yield place.name, torch.cat(heads, 1).flatten(0, 1), info.num_bytes
+
+    def _dense(self, info: TensorInfo) -> Tensor:
+        blocks = torch.frombuffer(self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
+        data_type = _PLAIN_TYPES.get(info.type)
+        values = dequantized(blocks.numpy(), info.type) if data_type is None else blocks.view(data_type)
+        return values.view(info.shape)
+
+    def _tensor(self, info: TensorInfo, change: Change) -> Tensor | GgufMatrix:
+        """Return a tensor in its original order."""
+        if info.type not in _PLAIN_TYPES and len(info.shape) == 2:
+            blocks = torch.frombuffer(self._data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
+            rows_OB = blocks.view(info.shape[0], -1)
+            return GgufMatrix(info.name, info.type, self._in_order(rows_OB, change).numpy())
+        tensor = self._dense(info)
+        match change:
+            case Change.ROW:
+                return tensor.view(1, -1)
+            case Change.TRANSPOSED:
+                return tensor.T
+            case Change.UNSQUEEZED:
+                return tensor.unsqueeze(1)
+            case Change.FLATTENED:
+                return tensor.flatten()
+            case Change.NEGATIVE_EXP:
+                return torch.log(-tensor.float()).flatten()
+            case Change.ONE_ADDED:
+                return tensor.float() - 1.0
+        return self._in_order(tensor, change)
+
+    def _in_order(self, rows: Tensor, change: Change) -> Tensor:
+        if change is not Change.ROTARY_ROWS:
+            return rows
+        width = self._number("embedding_length", 0) // max(1, self._num_heads)
+        head_dim = self._number("attention.key_length", width)
+        if head_dim < 1 or rows.shape[0] % head_dim:
+            raise ConfigError(f"the GGUF file has no {self._architecture}.attention.key_length that fits its tensors")
+        return undo_rope_order(rows, rows.shape[0] // head_dim)
 
 
 def _check_types(header: GgufHeader, path: Path) -> None:
@@ -71,31 +158,3 @@ def _check_types(header: GgufHeader, path: Path) -> None:
                 f"tensor {info.name} in {path.name} is of type {info.type.name}, which is not supported",
                 hint=f"use a file with {', '.join(supported)} only",
             )
-
-
-def _tensor(data: mmap.mmap, info: TensorInfo, place: HfPlace, num_heads: int) -> Tensor | GgufMatrix:
-    """Return a tensor in its original order; `num_heads` matters only for projections that rotary embedding rotates."""
-    data_type = _PLAIN_TYPES.get(info.type)
-    blocks = torch.frombuffer(data, dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
-    if data_type is None and len(info.shape) == 2:
-        rows_OB = blocks.view(info.shape[0], -1)
-        if place.rope_heads:
-            rows_OB = undo_rope_order(rows_OB, num_heads)
-        return GgufMatrix(info.name, info.type, rows_OB.numpy())
-    values = dequantized(blocks.numpy(), info.type) if data_type is None else blocks.view(data_type)
-    tensor = values.view(info.shape)
-    if place.rope_heads:
-        return undo_rope_order(tensor, num_heads)
-    if place.is_row:
-        return tensor.view(1, -1)
-    return tensor.T if place.is_transposed else tensor
-
-
-def undo_rope_order(tensor: Tensor, num_heads: int) -> Tensor:
-    """Restore the Hugging Face order of the rows of a query or key projection, whatever their element type.
-
-    Rotary embedding pairs dimension i with i + half in Hugging Face's models and 2i with 2i + 1 in
-    ggml's, so the converter of the llama architecture interleaves the two halves of every head's rows.
-    """
-    halves = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
-    return halves.transpose(1, 2).reshape(tensor.shape)

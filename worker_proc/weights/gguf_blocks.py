@@ -12,6 +12,7 @@ a block holds 32 values, a K-quant's 256 in groups of 32 or 16:
     Q4_K   d, m, 8 x (6-bit s, 6-bit t), 128 bytes of two levels          d * s * q - m * t
     Q5_K   d, m, 8 x (6-bit s, 6-bit t), 256 fifth bits, as Q4_K          d * s * q - m * t
     Q6_K   128 bytes of two low halves, 256 x 2 high bits, 16 signed s, d d * s * (q - 32)
+    MXFP4  e, 16 bytes of two numbers (e2m1)                              2 ** (e - 127) * number
 
 `d` and `m` are float16. The scales of the first five types are therefore exact in float16. Those of K-quants are
 products with 17 to 19 significant bits; they are rounded to nearest, with a relative error of at most 2**-11. (Products
@@ -225,6 +226,19 @@ def _unpack_q6_k(blocks: Bytes) -> _Parts:
     return _Parts(low, scales, bits=8, offset=128)
 
 
+def _unpack_mxfp4(blocks: Bytes) -> _Parts:
+    exponents = blocks[:, :1].astype(np.int32) - 128  # of halves
+    if (exponents < -24).any():
+        raise ConfigError("the GGUF file has MXFP4 blocks with scales that are not float16 numbers")
+    levels = _MXFP4_LEVELS[_nibbles(blocks[:, 1:])]
+    return _Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12)
+
+
+_MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).astype(
+    np.uint8
+) + np.uint8(12)
+"""Twice the value of each number, plus 12."""
+
 _TAKE_APART: Mapping[Type, Callable[[Bytes], _Parts]] = {
     Type.Q4_0: _unpack_q4_0,
     Type.Q4_1: _unpack_q4_1,
@@ -234,6 +248,7 @@ _TAKE_APART: Mapping[Type, Callable[[Bytes], _Parts]] = {
     Type.Q4_K: _unpack_q4_k,
     Type.Q5_K: _unpack_q5_k,
     Type.Q6_K: _unpack_q6_k,
+    Type.MXFP4: _unpack_mxfp4,
 }
 SUPPORTED_TYPES = frozenset(_TAKE_APART)
 """Quantized types that can be read."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from octavo.kernels.experts import ExpertExchange
 from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
@@ -52,6 +53,7 @@ def load_model(
     rank: int = 0,
     group: TensorParallelGroup | None = None,
     exchange: StageExchange | None = None,
+    engines: ExpertExchange | None = None,
 ) -> Model:
     """Return the configured model, or one worker's part of it, with its weights on a device, packed.
 
@@ -64,6 +66,7 @@ def load_model(
         rank: of this worker among all.
         group: those that share its layers; None: there are no others.
         exchange: the stages before and after; None: there are none.
+        engines: those that have the other experts; None: this one has all.
 
     Raises:
         ConfigError: the root cause: an architecture, file or tensor that is missing or not supported, or a
@@ -72,10 +75,8 @@ def load_model(
     """
     try:
         index, rank_in_stage = config.place_of(rank)
-        sharding = Sharding.of(
-            config.model, rank_in_stage, config.tensor_parallel_size, divides_experts=config.enable_expert_parallel
-        )
-        placement = Placement(torch_dtype(config), device, sharding, group, stage_of(config, index))
+        sharding = Sharding.of(config, rank_in_stage)
+        placement = Placement(torch_dtype(config), device, sharding, group, stage_of(config, index), engines)
         if (num_stages := config.pipeline_parallel_size) > 1:
             layers = placement.stage.layers
             logger.info("stage %d of %d: layers %d to %d", index + 1, num_stages, layers[0], layers[-1])
@@ -121,11 +122,13 @@ def _load(
     model.library = library
     if cache and cache.restore(model.parameters, packer):
         return model
+    keeps_quantized = config.quantization == "gguf" and library is not None
     if config.model.load_format == "dummy":
         fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
     else:
-        model.load_weights(read_weights(config.model, report, model.parameters.wants))
-    model.pack(packer, keeps_quantized=config.quantization == "gguf" and library is not None)
+        weights = read_weights(config.model, report, model.parameters.wants)
+        model.load_weights(weights, packer, keeps_quantized=keeps_quantized)
+    model.pack(packer, keeps_quantized=keeps_quantized)
     if cache:
         cache.keep(model.parameters, packer)
     give_back_freed_memory()  # what was read is packed now, and the C library would hold on to hundreds of MB

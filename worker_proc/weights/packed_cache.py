@@ -21,6 +21,7 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.linear.native import NativeLinear, NativeProduct
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.weight_files import WeightFiles, weight_files
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.weights.packed_file import TEMPORARY_SUFFIX, DamagedFile, Fields, Item, read, write
 
@@ -82,10 +83,18 @@ class PackedCache:
             _digest(code for folder in _DECIDING_CODE for code in sorted((_PACKAGE / folder).rglob("*.py"))),
             config.dtype,
             config.quantization,
-            [facts.architecture, facts.hf_config, facts.vocab_size, facts.num_layers, facts.max_position_embeddings],
+            [
+                facts.architecture,
+                facts.model_impl,
+                facts.hf_config,
+                facts.vocab_size,
+                facts.num_layers,
+                facts.max_position_embeddings,
+            ],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
-            _files(path),
+            _files(weight_files(path, facts.load_format)),
             [rank, config.tensor_parallel_size, config.enable_expert_parallel],
+            [config.engine_index, config.data_parallel_size] if config.is_lock_step else [],
             [layers.start, layers.stop] if layers and config.pipeline_parallel_size > 1 else [],
         ]
         name = re.sub(r"[^\w.-]", "_", path.stem if path.is_file() else path.name)[:80]
@@ -178,9 +187,9 @@ def _adopt(parameters: Parameters, packer: Packer, items: dict[str, Item]) -> No
     parameters.adopt(tensors, packed)
 
 
-def _files(path: Path) -> list[list[str | int]]:
+def _files(checkpoint: WeightFiles) -> list[list[str | int]]:
     """Return the identity of a checkpoint's files, from their paths, sizes and times. Reads none of them."""
-    files = [path] if path.is_file() else sorted(path.glob("*.safetensors*"))
+    files = [*checkpoint.files, *([checkpoint.index] if checkpoint.index else [])]
     # In the Hugging Face cache the real path of a file contains the digest of its content.
     return [[str(file.resolve()), stat.st_size, stat.st_mtime_ns, stat.st_ino] for file, stat in _stats(files)]
 

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import weight_files
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 
 _MIN_PROGRESS_STEP = 0.02
@@ -20,14 +21,14 @@ def read_weights(
     """Yield the weights of a checkpoint under their Hugging Face names, in most cases as views of mapped files.
 
     Args:
-        facts: whose `load_format` is "safetensors" or "gguf".
+        facts: whose `load_format` is not "dummy".
         report: called with the fraction of bytes read so far, 0 to 1; rate-limited.
         wants: whether a tensor is needed; others are not read.
 
     Raises:
         ConfigError: the root cause in one line: a file is missing, damaged or not supported.
     """
-    tensors, num_bytes = _open(Path(facts.model_path), facts.load_format, wants)
+    tensors, num_bytes = _open(facts, wants)
     num_read, reported = 0, 0.0
     for name, tensor, tensor_bytes in tensors:
         yield name, tensor
@@ -37,22 +38,31 @@ def read_weights(
             report(reported)
 
 
-def _open(
-    path: Path, load_format: str, wants: Wants
-) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
+def _open(facts: ModelFacts, wants: Wants) -> tuple[Iterator[tuple[str, Tensor | QuantizedMatrix, int]], int]:
     """Return the tensors, each with its bytes, and the bytes of all files.
 
     Each reader is imported only when its format is needed: importing the gguf package takes 0.1 s.
     """
-    if load_format == "gguf":
-        from octavo.worker_proc.weights.gguf import read_gguf
+    checkpoint = weight_files(Path(facts.model_path), facts.load_format)
+    num_bytes = sum(map(_file_bytes, checkpoint.files))
+    match facts.load_format:
+        case "gguf":
+            from octavo.worker_proc.weights.gguf import read_gguf
 
-        return read_gguf(path, wants), _file_bytes(path)
-    if load_format == "safetensors":
-        from octavo.worker_proc.weights.safetensors import read_safetensors, total_bytes
+            return read_gguf(checkpoint.files[0], wants), num_bytes
+        case "safetensors":
+            from octavo.worker_proc.weights.safetensors import read_safetensors
 
-        return read_safetensors(path, wants), total_bytes(path)
-    raise ConfigError(f"no reader for load format {load_format!r}")
+            return read_safetensors(checkpoint, wants), num_bytes
+        case "mistral":
+            from octavo.worker_proc.weights.mistral import read_mistral
+
+            return read_mistral(checkpoint, facts, wants), num_bytes
+        case "pt":
+            from octavo.worker_proc.weights.pytorch import read_pytorch
+
+            return read_pytorch(checkpoint, wants), num_bytes
+    raise ConfigError(f"no reader for load format {facts.load_format!r}")
 
 
 def _file_bytes(path: Path) -> int:

@@ -115,12 +115,12 @@ class EngineLimits:
         self._free_slots = free_slots
         self._running = running
         self._cache = cache
-        self._watermark = max(1, int(cache.pool.num_blocks * WATERMARK))
+        self._watermark = max(1, int(cache.pool.num_blocks * WATERMARK)) if cache.pool.num_blocks else 0
 
     @property
     def in_order(self) -> list[Limit]:
         """The limits, the cheapest first."""
-        return [self._preemption, self._step_in_flight, self._slots, self._tokens, self._blocks]
+        return [self._preemption, self._step_in_flight, self._slots, self._states, self._tokens, self._blocks]
 
     def _preemption(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         """What a preemption has freed is for the requests that still run."""
@@ -132,6 +132,10 @@ class EngineLimits:
 
     def _slots(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         return "" if self._free_slots else "max_num_seqs"
+
+    def _states(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+        states = self._cache.states
+        return "states" if states is not None and len(self._running) >= states.max_requests else ""
 
     def _tokens(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         num_hits = self._cache.count_hits(request)[0].num_blocks

@@ -28,5 +28,7 @@ def _card(state: AppState, name: str) -> ModelCard:
         created=state.created,
         root=facts.model,
         max_model_len=facts.max_model_len,
+        model_impl=facts.model_impl,
+        variant_module=facts.variant_module or None,
         permission=[ModelPermission(id=f"modelperm-{name}", created=state.created)],
     )

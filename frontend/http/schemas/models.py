@@ -32,6 +32,10 @@ class ModelCard(Struct, kw_only=True):
     root: str
     parent: str | None = None
     max_model_len: int
+    model_impl: str
+    """What computes it: "octavo" or "transformers"."""
+    variant_module: str | None
+    """The module that makes the bits of a request depend on its batch; null: they do not."""
     permission: list[ModelPermission]
 
 

@@ -114,7 +114,8 @@ class SimulatedEngine:
         if core.is_alive:
             assert not scheduler.requests and not scheduler.in_flight, "requests or steps are left"
             assert not scheduler.waiting.first and not scheduler.running.first, "a queue is not empty"
-            assert scheduler.cache.pool.num_free == scheduler.cache.pool.num_blocks, "blocks are not free"
+            for pool in scheduler.cache.pools:
+                assert pool.num_free == pool.num_blocks, "blocks are not free"
             assert len(scheduler.free_slots) == core.config.max_num_seqs, "slots are not free"
             assert not core.grammars.num_waiting, "requests wait for their grammars"
             assert not core.outbox.has_backlog, "events are not sent"

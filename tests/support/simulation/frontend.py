@@ -11,7 +11,7 @@ from octavo.frontend.recovery.in_flight import InFlightRequest
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.model_link import ModelLink
 from octavo.frontend.routing.routed_link import RoutedLink
-from octavo.frontend.routing.router import PrefixRouter
+from octavo.frontend.routing.router import LIVE_COST_TOKENS, PENDING_DIVISOR, PrefixRouter
 from octavo.protocol.codec import Frame
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import EngineDeadError, OverloadedError
@@ -361,11 +361,21 @@ class SimulatedFrontend(Process):
             return
         if caller.ask.leaves_after == 0:
             self.after(self._retry_s, lambda: self._leave(caller))
+        self._check_loads()
         self._num_asked += 1
         wire = self.ports[self._num_asked % len(self.ports)].wire
         if self._num_asked % CALLS_EVERY == 0 and wire.is_welcome:
             utility, expected = _CALLS[self._num_asked // CALLS_EVERY % len(_CALLS)]
             wire.call(Call(-self._num_asked, utility), expected)
+
+    def _check_loads(self) -> None:
+        """Check that the router knows every change of the load of every link."""
+        if self._routed is None:
+            return
+        for index, port in enumerate(self.ports):
+            (num_pending, num_live), known = port.link.load, self._routed._router._loads[index]
+            expected = num_pending // PENDING_DIVISOR + LIVE_COST_TOKENS * num_live
+            require(known == expected, f"engine {index}", f"its load is {expected}, for the router {known}")
 
     def _on_change(self, caller: Caller) -> None:
         """Let a caller react to an event."""

@@ -70,6 +70,9 @@ class SimulatedGroup:
         if not self._is_started:
             self.process.after(start_s, self._finish_start)
 
+    def join_steps(self) -> None:
+        """No other engine needs these workers."""
+
     @property
     def has_events(self) -> bool:
         """True when `gather` has something to return."""

@@ -25,6 +25,7 @@ from octavo.protocol.steps import (
     CacheReady,
     CommandFailed,
     StepPlan,
+    StepResult,
     TokenMasks,
     WarmedUp,
     WarmUp,
@@ -61,7 +62,7 @@ class RankedGroup(StartingGroup):
         num_ranks: int,
     ) -> None:
         commands: Any = SimulatedPublisher(self, on_operation)
-        self.replies: Any = SimulatedReplies()
+        self.replies: Any = SimulatedReplies(self)
         config = msgspec.structs.replace(config, world_size=num_ranks)
         self.config = config
         super().__init__(config, commands, self.replies)
@@ -73,6 +74,8 @@ class RankedGroup(StartingGroup):
         """True if a request killed it."""
         self.results: dict[int, bytes] = {}
         """The result of each step, by the number of its command, from the rank that computed it first."""
+        self.num_in_flight = 0
+        """Steps that were sent and whose result the core has not read."""
         workers = [SimulatedWorker(config, plan.num_blocks, plan.cache_groups) for _ in range(num_ranks)]
         self.ranks = [SimulatedRank(self, rank, worker) for rank, worker in enumerate(workers)]
         for rank in self.ranks:
@@ -82,6 +85,9 @@ class RankedGroup(StartingGroup):
         """Do all of the first start."""
         require(any(self.advance(plan) for _ in range(3)), "the first start takes time")
         self.is_instant = False
+
+    def join_steps(self) -> None:
+        """No other engine needs these workers."""
 
     @property
     def has_events(self) -> bool:
@@ -175,6 +181,11 @@ class SimulatedPublisher:
         self._on_operation()
         assert command.sequence == self.next_sequence
         self.next_sequence += 1
+        if isinstance(command, StepPlan):
+            config = self._group.config
+            self._group.num_in_flight += 1
+            depth = config.pipeline_parallel_size + config.async_scheduling
+            require(self._group.num_in_flight <= depth, f"workers have buffers for {depth} steps, not for more")
         frames = COMMANDS.encode(command)
         for rank in self._group.ranks:
             rank.receive(frames)
@@ -183,8 +194,9 @@ class SimulatedPublisher:
 class SimulatedReplies:
     """Holds replies in order of arrival; replaces `ResultPull`."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: RankedGroup) -> None:
         self.is_closed = False
+        self._group = group
         self._frames: deque[list[Frame]] = deque()
 
     @property
@@ -198,7 +210,11 @@ class SimulatedReplies:
 
     def receive(self, timeout_s: float | None = None) -> WorkerReply | None:
         """Return the next reply."""
-        return REPLIES.decode(*self._frames.popleft()) if self._frames else None
+        if not self._frames:
+            return None
+        reply = REPLIES.decode(*self._frames.popleft())
+        self._group.num_in_flight -= isinstance(reply, StepResult)
+        return reply
 
 
 class SimulatedRank(Process):

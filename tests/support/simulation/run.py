@@ -211,7 +211,7 @@ class Simulation:
         for frontend in self._frontends:
             link = frontend.ports[engine.index].link
             for caller in frontend.callers.values():
-                is_there = len(self._engines) == 1 or caller.name in link
+                is_there = len(self._engines) == 1 or link.link_of.get(caller.name) is link
                 caller.num_deaths += caller.stream is not None and is_there
 
     def _drain(self) -> None:

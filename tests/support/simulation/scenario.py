@@ -189,16 +189,16 @@ def _engine(rng: random.Random) -> tuple[dict[str, Any], int]:
 def _groups(rng: random.Random, engine: dict[str, Any], num_blocks: int) -> tuple[Sequence[CacheGroupSpec], int]:
     """Return the cache groups, and the number of blocks for as many requests as `num_blocks` of one group hold."""
     kinds = rng.choice([["full"], ["full"], ["window"], ["full", "window"], ["window", "full", "window", "chunk"]])
+    kinds = rng.choice([kinds, kinds, [*kinds, "state"], ["state"]])
+    sizes = {"full": [0], "state": [multiple * engine["block_size"] for multiple in (1, 3, 8)]}
     specs = [
-        CacheGroupSpec(
-            kind=kind, window=0 if kind == "full" else rng.choice([1, 5, 16, 50]), num_layers=1, block_bytes=1000
-        )
+        CacheGroupSpec(kind=kind, window=rng.choice(sizes.get(kind, [1, 5, 16, 50])), num_layers=1, block_bytes=1000)
         for kind in kinds
     ]
     groups = CacheGroups.of(core_config(**engine), specs)
     max_model_len = engine["max_model_len"]
     num_spare = num_blocks - -(-max_model_len // engine["block_size"])
-    return specs, groups.max_request_blocks(max_model_len) + num_spare * len(specs)
+    return specs, max(2, groups.max_request_blocks(max_model_len) + num_spare * len(specs))
 
 
 def _fault(rng: random.Random, kind: FaultKind, num_frontends: int, duration: float, step_scale: float) -> Fault:

@@ -59,7 +59,9 @@ class SimulatedWorker:
         self._num_blocks = num_blocks
         self._is_pipelined = config.pipeline_parallel_size > 1
         self._groups = groups
-        self._has_windows = any(group.window for group in groups)
+        self._states: dict[int, int] | None = {} if any(group.kind == "state" for group in groups) else None
+        """The state in each slot of the group of states, which has as many slots as there are blocks."""
+        self._may_have_passed = self._states is not None or any(group.window for group in groups)
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
         """The state in each slot, block after block."""
 
@@ -78,6 +80,8 @@ class SimulatedWorker:
             self._write(part)
         for part in plan.scheduled:
             self._read(part)
+        if self._states is not None:
+            self._update_states(self._states, plan.scheduled)
         require(all(index == 0 for _, index, _ in masks), "a mask for a second draw")
         return self._sample(plan, {slot: bytes(words) for slot, _, words in masks})
 
@@ -108,7 +112,7 @@ class SimulatedWorker:
     def _check_blocks(self, name: str, block_ids: list[list[int]]) -> None:
         require(len(block_ids) == len(self._groups), f"{name} gets blocks of {len(block_ids)} groups")
         for block_id in chain.from_iterable(block_ids):
-            is_there = 0 <= block_id < self._num_blocks or (block_id == NULL_BLOCK and self._has_windows)
+            is_there = 0 <= block_id < self._num_blocks or (block_id == NULL_BLOCK and self._may_have_passed)
             require(is_there, f"{name} gets block {block_id}, which does not exist")
 
     def _check_size(self, plan: StepPlan) -> None:
@@ -133,7 +137,7 @@ class SimulatedWorker:
         while start < end:
             index, offset = divmod(start, size)
             stop = min(end, (index + 1) * size)
-            for block_ids in row.block_ids:
+            for block_ids in self._blocks_of(row):
                 place = block_ids[index] * size + offset
                 require(place >= 0, f"{name}: position {start} is written to the null block")
                 self._cache[place : place + stop - start] = row.states[start:stop]
@@ -141,13 +145,38 @@ class SimulatedWorker:
 
     def _read(self, part: Scheduled) -> None:
         """Read the states of the positions that each group's attention reads, up to the last one of the part."""
-        for group, block_ids in zip(self._groups, self.rows[part.slot].block_ids, strict=True):
+        for group, block_ids in zip(self._groups, self._blocks_of(self.rows[part.slot]), strict=False):
             first = 0
             if group.kind == "window":
                 first = max(0, part.start - group.window + 1)
             elif group.kind == "chunk":
                 first = part.start - part.start % group.window
             self._read_group(part, block_ids, first)
+
+    def _blocks_of(self, row: Row) -> list[list[int]]:
+        """Return the lists of the groups that have blocks."""
+        return row.block_ids if self._states is None else row.block_ids[:-1]
+
+    def _update_states(self, states: dict[int, int], scheduled: Sequence[Scheduled]) -> None:
+        """Continue each request from the state before its part; sources are read before anything is written."""
+        size, sources, written = self._block_size, {}, {}
+        for part in scheduled:
+            row, end = self.rows[part.slot], part.start + part.num_tokens
+            name, slots = row.admitted.request_id, row.block_ids[-1]
+            if part.start:
+                source = slots[(part.start - 1) // size]
+                require(source != NULL_BLOCK, f"{name}: no state before position {part.start}")
+                is_own = states.get(source) == row.states[part.start - 1]
+                require(is_own, f"{name}: slot {source} holds something foreign before position {part.start}")
+                sources[part.slot] = source
+            destination = slots[(end - 1) // size]
+            require(destination != NULL_BLOCK, f"{name}: no slot for the state after position {end - 1}")
+            require(destination not in written, f"{name}: another request writes to slot {destination}")
+            written[destination] = row.states[end - 1], part.slot
+        for destination, (_, slot) in written.items():
+            readers = {reader for reader, source in sources.items() if source == destination}
+            require(readers <= {slot}, f"slot {destination} is written while others read it")
+        states.update({destination: state for destination, (state, _) in written.items()})
 
     def _read_group(self, part: Scheduled, block_ids: list[int], first: int) -> None:
         row, size, end = self.rows[part.slot], self._block_size, part.start + part.num_tokens

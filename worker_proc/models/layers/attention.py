@@ -7,11 +7,11 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.pointwise import clamp
 from octavo.kernels.rms_norm import rms_norm
 from octavo.kernels.rope_store_kv.rotation import QKNorm, Rotation
-from octavo.protocol.errors import ConfigError
+from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Tables
-from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.row_norms import RowNorms
 from octavo.worker_proc.models.parameters import Parameters
 
 
@@ -27,12 +27,11 @@ class SelfAttention:
         rotary: which of the model's rotary embeddings rotates queries and keys; None: they are not rotated.
         has_qkv_bias: of the three projections.
         has_output_bias: of the output projection.
-        qk_norm: of queries and keys, before they are rotated: each head alone, or all heads of a row together.
+        qk_norm: of each head of queries and keys alone, before they are rotated.
+        row_norms: other norms of queries and of keys, before they are divided into heads; see `row_norms.py`.
         clip: queries, keys and values are limited to [-clip, clip]; None: they are not.
         has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
-
-    Raises:
-        ConfigError: the model is on a GPU, which has no kernels for this attention.
+        has_gate: the sigmoid of a further projection, `gate_proj`, multiplies what goes into the output projection.
     """
 
     def __init__(
@@ -47,23 +46,22 @@ class SelfAttention:
         has_qkv_bias: bool = False,
         has_output_bias: bool = False,
         qk_norm: QKNorm | None = None,
+        row_norms: RowNorms | None = None,
         clip: float | None = None,
         has_sinks: bool = False,
+        has_gate: bool = False,
     ) -> None:
-        if has_sinks:
-            require_cpu(parameters, "attention sinks")
-        if shape.is_chunked:
-            require_cpu(parameters, "attention in chunks")
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._widths = [query_width, key_width, key_width]
         parts = {f"{name}.{part}_proj": width for part, width in zip("qkv", self._widths, strict=True)}
+        if has_gate:
+            parts[f"{name}.gate_proj"] = query_width
+        self._has_gate = has_gate
         self._index = index
         self._head_dim = shape.head_dim
         self._rotary = rotary
-        is_per_head = qk_norm is not None and qk_norm.q_weight_H.shape == (shape.head_dim,)
-        # The norm of each head is one pass with the rotation.
-        self._rotated_norm = qk_norm if is_per_head and rotary is not None else None
-        self._norm = qk_norm if self._rotated_norm is None else None
+        self._norm = qk_norm
+        self._row_norms = row_norms
         self._clip = clip
         self._sinks_N = parameters.new(f"{name}.sinks", shape.num_heads, dtype=torch.float32) if has_sinks else None
         self._qkv = Linear.stacked(parameters, f"{name}.qkv_proj", parts, width, bias=has_qkv_bias)
@@ -72,23 +70,23 @@ class SelfAttention:
     def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.AttentionBlock`."""
         qkv = self._qkv(x_TD)
+        gate_TP = None
+        if self._has_gate:
+            qkv, gate_TP = qkv.split([sum(self._widths), self._widths[0]], dim=1)
         q, k, v = (qkv if self._clip is None else clamp(qkv, self._clip)).split(self._widths, dim=1)
-        if self._norm is not None:
-            q = self._normalized(q, self._norm.q_weight_H, self._norm.eps)
-            k = self._normalized(k, self._norm.k_weight_H, self._norm.eps)
+        if self._row_norms is not None:
+            q, k = self._row_norms.q(q), self._row_norms.k(k)
         q_TNH, k_TKH, v_TKH = (part.unflatten(1, (-1, self._head_dim)) for part in (q, k, v))
         rotation = None
         if self._rotary is not None:
             cos_TC, sin_TC = tables[2 * self._rotary : 2 * self._rotary + 2]
-            rotation = Rotation(cos_TC, sin_TC, self._rotated_norm)
+            rotation = Rotation(cos_TC, sin_TC, self._norm)  # both in one pass
+        elif self._norm is not None:
+            q_TNH = rms_norm(q_TNH, self._norm.q_weight_H, self._norm.eps)
+            k_TKH = rms_norm(k_TKH, self._norm.k_weight_H, self._norm.eps)
         out_TNH = attention.run(q_TNH, k_TKH, v_TKH, self._index, rotation, sinks_N=self._sinks_N)
-        return self._out(out_TNH.flatten(1))
-
-    def _normalized(self, x_TP: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """Return the norm of rows, or of each head if the weight is as long as one."""
-        if len(weight) == self._head_dim:
-            return rms_norm(x_TP.unflatten(1, (-1, self._head_dim)), weight, eps).flatten(1)
-        return rms_norm(x_TP, weight, eps)
+        out_TP = out_TNH.flatten(1)
+        return self._out(out_TP if gate_TP is None else sigmoid_and_mul(gate_TP, out_TP))
 
 
 def head_norm(
@@ -97,19 +95,3 @@ def head_norm(
     """Make the norm of each head of queries and keys, `q_norm` and `k_norm` of the block `name`."""
     q_weight_H, k_weight_H = (parameters.new(f"{name}.{part}_norm.weight", head_dim, dtype=dtype) for part in "qk")
     return QKNorm(q_weight_H, k_weight_H, eps)
-
-
-def row_norm(parameters: Parameters, name: str, shape: AttentionShape, eps: float) -> QKNorm:
-    """Make the norm of all heads of a row together.
-
-    Raises:
-        ConfigError: ranks divide the heads.
-    """
-    if parameters.group is not None:
-        raise ConfigError(
-            "--tensor-parallel-size: the model normalizes all heads of its queries together, which ranks do not have",
-            hint="use --pipeline-parallel-size instead",
-        )
-    q_weight = parameters.new(f"{name}.q_norm.weight", shape.num_heads * shape.head_dim)
-    k_weight = parameters.new(f"{name}.k_norm.weight", shape.num_kv_heads * shape.head_dim)
-    return QKNorm(q_weight, k_weight, eps)

@@ -14,7 +14,8 @@ from octavo.kernels.embedding import embeddings
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.attention.base import Attention
-from octavo.worker_proc.models.base import Layer, Model, Norm, Residual, Tables
+from octavo.worker_proc.cache.groups import StateShape
+from octavo.worker_proc.models.base import Layer, LayeredModel, Norm, Residual, Tables
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.rotary import Rotary
@@ -55,6 +56,32 @@ class PreNormLayer:
         residual, x_TD = residual.normalized(self.mlp_norm)
         update_TD = self.mlp(x_TD)
         return residual.plus(self.after_mlp(update_TD) if self.after_mlp else update_TD)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SingleBlockLayer:
+    """One block that mixes rows, which reads the norm of the residual stream: Mamba-2, Nemotron-H."""
+
+    norm: Norm
+    block: AttentionBlock
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual, x_TD = residual.normalized(self.norm)
+        return residual.plus(self.block(x_TD, tables, attention))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MlpLayer:
+    """An mlp alone, which reads the norm of the residual stream: Nemotron-H."""
+
+    norm: Norm
+    mlp: MlpBlock
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual, x_TD = residual.normalized(self.norm)
+        return residual.plus(self.mlp(x_TD))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,17 +129,18 @@ def embedding_and_output(
     return embedding, Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=has_bias)
 
 
-class DecoderModel(Model):
+class DecoderModel(LayeredModel):
     """Embedding, layers, norm and output.
 
     Args:
         parameters: of all parts.
-        shapes: of the attention of each layer.
+        shapes: of the attention of each layer; None: it has none.
         embedding: of the tokens.
         layers: in their order.
         norm: after the last layer.
         output: from hidden states to logits.
         rotaries: whose angles the layers use.
+        states: of each layer with a recurrence: see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
         after_output: applied to the logits.
     """
@@ -122,17 +150,18 @@ class DecoderModel(Model):
     def __init__(
         self,
         parameters: Parameters,
-        shapes: Sequence[AttentionShape],
+        shapes: Sequence[AttentionShape | None],
         *,
         embedding: TokenEmbedding,
         layers: Sequence[Layer],
         norm: Norm,
         output: Callable[[Tensor], Tensor],
         rotaries: Sequence[Rotary] = (),
+        states: Sequence[StateShape | None] = (),
         after_embedding: Callable[[Tensor], Tensor] | None = None,
         after_output: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        super().__init__(parameters, shapes)
+        super().__init__(parameters, shapes, states)
         self.layers = layers
         self._embedding = embedding
         self._norm = norm
@@ -142,25 +171,25 @@ class DecoderModel(Model):
         self._after_output = after_output
 
     def prepare(self, max_model_len: int) -> None:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         for rotary in self._rotaries:
             rotary.prepare(max_model_len, self.device)
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         hidden_TD, *tables = self._embedding.with_others(token_ids_T, *self._lookups(positions_T))
         return Residual(self._after_embedding(hidden_TD) if self._after_embedding else hidden_TD), tuple(tables)
 
     def tables(self, positions_T: Tensor) -> Tables:
-        """See `octavo.worker_proc.models.base.Model`. Cosines and sines of each rotary embedding in turn."""
+        """See `octavo.worker_proc.models.base.LayeredModel`. Cosines and sines of each rotary embedding in turn."""
         return embeddings(*self._lookups(positions_T)) if self._rotaries else ()
 
     def end(self, residual: Residual) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         return residual.normalized(self._norm)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """See `octavo.worker_proc.models.base.Model`."""
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
         logits_RV = self._output(hidden_RD)
         return self._after_output(logits_RV) if self._after_output else logits_RV
 

@@ -14,7 +14,6 @@ from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
-from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
@@ -102,9 +101,6 @@ class Experts:
         router_bias: of the router's logits.
         choice_bias: name of a bias of the scores that only the choice depends on; None: there is none.
         has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
-
-    Raises:
-        ConfigError: the model is on a GPU.
     """
 
     def __init__(
@@ -121,7 +117,6 @@ class Experts:
         choice_bias: str | None = None,
         has_bias: bool = False,
     ) -> None:
-        require_cpu(parameters, "mixtures of experts")
         self._rule = rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"
@@ -132,7 +127,7 @@ class Experts:
             parameters.new(f"{name}.{choice_bias}", rule.num_experts, dtype=torch.float32) if choice_bias else None
         )
 
-        sharding, self._group = parameters.sharding, parameters.group
+        sharding, self._group, self._engines = parameters.sharding, parameters.group, parameters.placement.engines
         self._own = sharding.own_experts(rule.num_experts)
         if sharding.divides_experts:
             inner_width *= sharding.size  # a model is built with the sizes of its rank
@@ -149,6 +144,8 @@ class Experts:
                 )
                 for expert, layer in enumerate(layers)
             ]
+            for weight in weights:
+                weight.is_grouped = True
             return [weights[expert] for expert in self._own]
 
         self._gates = weights(names.gate, width, inner_width, bias=has_bias)
@@ -163,7 +160,8 @@ class Experts:
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
         routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
-        return experts(x_TD, routing, self._packed_experts(), None if self._group is None else self._exchange)
+        exchange = None if self._group is None or self._engines is not None else self._exchange
+        return experts(x_TD, routing, self._packed_experts(), exchange, self._engines)
 
     def _exchange(self, output_TP: Tensor) -> Tensor:
         assert self._group is not None, "a part of the experts on one rank among several"

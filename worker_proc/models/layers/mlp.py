@@ -2,6 +2,9 @@
 
 from torch import Tensor
 
+from octavo.kernels.multiply import multiply
+from octavo.kernels.pointwise import scale
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.layers.activation import GATED, PLAIN
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.parameters import Parameters
@@ -17,6 +20,10 @@ class GatedMlp:
         inner_width: of the activation.
         activation: a name in `GATED`.
         has_bias: of all three layers.
+        gate_factor: of the gates, before the activation.
+
+    Raises:
+        ConfigError: there is a factor, and the activation is not silu.
     """
 
     def __init__(
@@ -28,15 +35,23 @@ class GatedMlp:
         *,
         activation: str = "silu",
         has_bias: bool = False,
+        gate_factor: float = 1.0,
     ) -> None:
         parts = {f"{name}.{part}_proj": inner_width for part in ("gate", "up")}
         self._gate_up = Linear.stacked(parameters, f"{name}.gate_up_proj", parts, width, bias=has_bias)
         self._down = Linear.new(parameters, f"{name}.down_proj", inner_width, width, bias=has_bias)
         self._activation = GATED[activation]
         self._is_fused = activation == "silu"
+        self._gate_factor = gate_factor
+        self._inner_width = inner_width
+        if gate_factor != 1.0 and not self._is_fused:
+            raise ConfigError(f"config.json: a factor of the gates of {activation!r} is not supported")
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
+        if self._gate_factor != 1.0:
+            gate_TF, up_TF = self._gate_up(x_TD).split([self._inner_width] * 2, dim=1)
+            return self._down(multiply(up_TF, scale(gate_TF, self._gate_factor), has_silu=True))
         if self._is_fused:  # some products apply it before they store their results
             return self._down(self._gate_up.silu_and_mul(x_TD))
         return self._down(self._activation(self._gate_up(x_TD)))

@@ -1,36 +1,63 @@
 """Decoders in the form of Llama, whose layers differ in their attention or mlp blocks only."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch import Tensor
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.cache.groups import StateShape
+from octavo.worker_proc.models.base import Norm
+from octavo.worker_proc.models.checkpoint import Rule
 from octavo.worker_proc.models.hf_config import optional, required
-from octavo.worker_proc.models.layers.decoder import AttentionBlock, DecoderModel, MlpBlock, PreNormLayer
-from octavo.worker_proc.models.layers.embedding import TokenEmbedding
-from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.decoder import (
+    AttentionBlock,
+    DecoderModel,
+    MlpBlock,
+    PreNormLayer,
+    embedding_and_output,
+)
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 
-def llama_parameters(facts: ModelFacts, placement: Placement, *, ignored: Sequence[str] = ()) -> Parameters:
-    """Return the parameters of a model with Llama's names of tensors; `ignored`: further patterns of names."""
-    is_tied = optional(facts.hf_config, "tie_word_embeddings", False)
+def llama_parameters(
+    facts: ModelFacts,
+    placement: Placement,
+    *,
+    ignored: Sequence[str] = (),
+    rules: Sequence[Rule] = (),
+    is_tied: bool | None = None,
+) -> Parameters:
+    """Return the parameters of a model with Llama's names of tensors.
+
+    Args:
+        facts: of the model.
+        placement: of all parameters.
+        ignored: further patterns of names.
+        rules: see `Parameters`.
+        is_tied: whether the embeddings are the output weight; None: as the configuration says.
+    """
     tables = [r"rotary_emb\.inv_freq$", *ignored]
-    return Parameters(placement, prefixes=["model."], ignored=[*tables, r"^lm_head\.weight$"] if is_tied else tables)
+    if _is_tied(facts, is_tied):
+        tables.append(r"^lm_head\.weight$")
+    return Parameters(placement, prefixes=["model."], ignored=tables, rules=rules)
 
 
 def prenorm_decoder(
     facts: ModelFacts,
     parameters: Parameters,
-    shapes: Sequence[AttentionShape],
+    shapes: Sequence[AttentionShape | None],
     attention: Callable[[int, str], AttentionBlock],
     mlp: Callable[[int, str], MlpBlock],
     *,
     eps: float,
+    norm: Callable[[str], Norm] | None = None,
+    states: Sequence[StateShape | None] = (),
+    is_tied: bool | None = None,
     rotaries: Sequence[Rotary] | None = None,
     after_embedding: Callable[[Tensor], Tensor] | None = None,
     after_block: Callable[[Tensor], Tensor] | None = None,
@@ -41,41 +68,46 @@ def prenorm_decoder(
     Args:
         facts: of the model, or of a rank's part of it.
         parameters: of the model, from `llama_parameters`.
-        shapes: of the attention of each layer.
+        shapes: of the attention of each layer; None: it has none.
         attention: makes the attention block of a layer.
         mlp: makes the mlp block of a layer.
         eps: of all norms.
+        norm: makes a norm, given its name; None: root-mean-square norms in the model's type.
+        states: of each layer with a recurrence: see `Model`.
+        is_tied: whether the embeddings are the output weight; None: as the configuration says.
         rotaries: None: the one of the configuration, over the whole head.
         after_embedding: see `DecoderModel`.
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
+    norm = norm or partial(RMSNorm.new, parameters, width=width, eps=eps)
 
     def layer(index: int) -> PreNormLayer:
         name = f"layers.{index}"
         return PreNormLayer(
-            RMSNorm.new(parameters, f"{name}.input_layernorm", width, eps),
+            norm(f"{name}.input_layernorm"),
             attention(index, name),
-            RMSNorm.new(parameters, f"{name}.post_attention_layernorm", width, eps),
+            norm(f"{name}.post_attention_layernorm"),
             mlp(index, name),
             after_attention=after_block,
             after_mlp=after_block,
         )
 
-    embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=_is_tied(facts, is_tied))
     return DecoderModel(
         parameters,
         shapes,
         embedding=embedding,
         layers=[layer(index) for index in range(facts.num_layers)],
-        norm=RMSNorm.new(parameters, "norm", width, eps),
-        output=(
-            Linear.tied(parameters, embedding.table_VD)
-            if optional(config, "tie_word_embeddings", False)
-            else Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=False)
-        ),
+        norm=norm("norm"),
+        output=output,
         rotaries=[rotary_from_config(config, facts.head_dim)] if rotaries is None else rotaries,
+        states=states,
         after_embedding=after_embedding,
         after_output=after_output,
     )
+
+
+def _is_tied(facts: ModelFacts, is_tied: bool | None) -> bool:
+    return optional(facts.hf_config, "tie_word_embeddings", False) if is_tied is None else is_tied

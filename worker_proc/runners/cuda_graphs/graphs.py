@@ -16,17 +16,18 @@ from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
 from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
-from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.device.stream import Graph, Stream
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.runners.cuda_graphs.metadata import (
-    NO_SLOT,
     GraphAttention,
     SampleRows,
     StepSize,
     Views,
     fill_inputs,
     fill_samples,
+    idle_step,
     slot_mapping_name,
 )
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
@@ -70,6 +71,8 @@ class _Staged:
     sample: Graph | None
     reports: bool
     """Whether its samples report logprobs."""
+    num_rows: int = 0
+    """Without padding."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +112,7 @@ class StepGraphs:
         table: of the slots.
         buffer: for the metadata of steps.
         sizes: of the graphs.
+        stages: through which the model exchanges rows with the stages before and after; None: it has all layers.
     """
 
     def __init__(
@@ -121,8 +125,10 @@ class StepGraphs:
         table: SlotTable,
         buffer: StepBuffer,
         sizes: GraphSizes,
+        stages: GraphStages | None = None,
     ) -> None:
         self._model = model
+        self._stages = stages
         self._layers = layers
         self._attention = attention
         self._block_tables = block_tables
@@ -148,8 +154,15 @@ class StepGraphs:
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
 
+    @property
+    def has_samples(self) -> bool:
+        """Whether this is the last stage, or has all layers: the others sample nothing."""
+        return self._model.stage.is_last
+
     def uncaptured(self, kind: GraphKind) -> list[int]:
         """Return the sizes without a graph, in the order of capture."""
+        if kind in (GraphKind.SAMPLES, GraphKind.REPORTS) and not self.has_samples:
+            return []
         return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
     def stage(self, inputs: StepInputs, samples: SampleRows, *, reports: bool = False) -> None:
@@ -168,12 +181,19 @@ class StepGraphs:
         # A graph of prompts reads where the tiles end even if there are none.
         has_tiles = any(plans.num_tiles) or bool(compute and compute.num_tiles)
         self._send(inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words)
-        self._staged = _Staged(
-            input_fields, sample_fields, compute.graph if compute else None, sample.graph if sample else None, reports
-        )
+        graphs = (compute.graph if compute else None, sample.graph if sample else None)
+        self._staged = _Staged(input_fields, sample_fields, *graphs, reports, num_tokens)
 
     def compute(self) -> None:
-        """Compute the hidden states of the staged step."""
+        """Compute the hidden states of the staged step, from the stage before and for the next one if there are any."""
+        num_rows = self._current.num_rows
+        if self._stages is not None and not self._model.stage.is_first:
+            self._stages.fetch(num_rows)
+        self._compute()
+        if self._stages is not None and not self.has_samples:
+            self._stages.pass_on(num_rows)
+
+    def _compute(self) -> None:
         step = self._current
         if step.compute is None:
             self._step_hidden_TD = self._hidden_of(step.inputs.views)
@@ -224,7 +244,12 @@ class StepGraphs:
         sample_fields = self._buffer.samples(size.num_samples)
         self._send_idle(input_fields, sample_fields, [1] * len(self._attention))
         self._staged = _Staged(input_fields, sample_fields, None, None, reports=False)
-        self.compute()
+        self._compute()
+        if self.has_samples:
+            self._sample_idle(input_fields, sample_fields, changes_logits=changes_logits)
+        self._stream.record_event().wait()  # the next steps use both host buffers
+
+    def _sample_idle(self, input_fields: Fields, sample_fields: Fields, *, changes_logits: bool) -> None:
         self.sample()
         logits_NV = self.logits()
         self.sample(logits_NV, logits_NV)
@@ -232,7 +257,6 @@ class StepGraphs:
         self.sample()
         if changes_logits:
             self.sample(logits_NV, logits_NV.clone())
-        self._stream.record_event().wait()  # the next steps use both host buffers
 
     def capture(self, kind: GraphKind, size: int) -> None:
         """Capture a graph. Its kernels run once before, as in `launch_idle`.
@@ -277,7 +301,8 @@ class StepGraphs:
 
     def _compute_body(self, fields: Fields, size: int) -> Callable[[], object]:
         def compute() -> None:
-            hidden_TD = self._hidden_of(fields.views)
+            if (hidden_TD := self._hidden_of(fields.views)) is None:
+                return
             if self._hidden_TD is None:
                 rows = max(size for sizes in self._sizes.values() for size in sizes.largest_first)
                 self._hidden_TD = hidden_TD.new_zeros(rows, hidden_TD.shape[1])
@@ -324,15 +349,15 @@ class StepGraphs:
         All work before must be finished.
         """
         self._buffer.advance()
-        inputs = _idle_step(self._table.idle_slot, len(self._attention))
+        inputs = idle_step(self._table.idle_slot, len(self._attention))
         plans = self._write_plans(inputs)
         if num_tiles:
             for attention, num in zip(self._attention, num_tiles, strict=True):
                 attention.launch_for(num)
         self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
 
-    def _hidden_of(self, views: Views) -> Tensor:
-        """Launch the model over a step whose fields are on the device; returns hidden_TD."""
+    def _hidden_of(self, views: Views) -> Tensor | None:
+        """Launch the model over a step whose fields are on the device; returns hidden_TD of the last stage."""
         slots_R = views["request_slots"]
         token_ids_T = read_slots(
             views["token_ids"],
@@ -344,9 +369,7 @@ class StepGraphs:
         )
         slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
         self._layers.follow(self._attention, slot_mappings)
-        hidden_TD = self._model.forward(token_ids_T, views["positions"], self._layers)
-        assert hidden_TD is not None, "`resolve` refuses stages on GPUs"
-        return hidden_TD
+        return self._model.forward(token_ids_T, views["positions"], self._layers)
 
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:
         assert self._step_hidden_TD is not None, "compute() comes first"
@@ -375,16 +398,3 @@ class StepGraphs:
         )
         record_tokens(requests, slots_N, tokens_N, self._table.last_token_S)
         return tokens_N
-
-
-def _idle_step(idle_slot: int, num_groups: int) -> StepInputs:
-    """Return a decode of the idle slot, which does not write to the cache."""
-    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    return StepInputs(
-        token_ids_T=zero,
-        positions_T=zero,
-        query_starts=np.arange(2),
-        context_lens=one,
-        slots_T=idle_slot * one,
-        groups=(GroupInputs(NO_SLOT * one, None),) * num_groups,
-    )

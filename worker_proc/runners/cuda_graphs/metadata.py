@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
-from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.kernels.slot_rows import PADDING
+from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StepInputs
 from octavo.worker_proc.runners.cuda_graphs.packed import Field
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -118,10 +119,10 @@ def sample_fields(num_samples: int) -> list[Field]:
 def fill_inputs(arrays: Arrays, inputs: StepInputs, idle_slot: int) -> None:
     """Write the inputs of a step into their fields, and pad the rest.
 
-    A padding request has no rows. A padding row is token 0 at position 0 of the idle slot: its key and value are not
-    stored, and it attends to nothing.
+    A padding request has no rows. A padding row is at position 0 of the idle slot: its key and value are not stored, it
+    attends to nothing, and it is NaN from its embedding on.
     """
-    _put(arrays["token_ids"], inputs.token_ids_T, 0)
+    _put(arrays["token_ids"], inputs.token_ids_T, PADDING)
     _put(arrays["token_slots"], inputs.slots_T, idle_slot)
     _put(arrays["positions"], inputs.positions_T, 0)
     for group, group_inputs in enumerate(inputs.groups):
@@ -140,3 +141,16 @@ def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
 def _put(array: npt.NDArray[np.int64], values: Ints, rest: int) -> None:
     array[: len(values)] = values
     array[len(values) :] = rest
+
+
+def idle_step(idle_slot: int, num_groups: int) -> StepInputs:
+    """Return a decode of the idle slot, which does not write to the cache."""
+    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
+    return StepInputs(
+        token_ids_T=zero,
+        positions_T=zero,
+        query_starts=np.arange(2),
+        context_lens=one,
+        slots_T=idle_slot * one,
+        groups=(GroupInputs(NO_SLOT * one, None),) * num_groups,
+    )

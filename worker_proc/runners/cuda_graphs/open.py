@@ -20,6 +20,7 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
@@ -46,10 +47,17 @@ _MEASURED = SamplingSpec(
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream | None,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    num_states: int = 0,
 ) -> CudaGraphRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     assert stream is not None, "a device that computes on its own"
+    assert model.state_group is None, "models with states are refused on a GPU"
     device, num_seqs, vocab_size = stream.torch_device, config.max_num_seqs, config.model.vocab_size
     model.prepare(max_model_len)
     groups = model.cache_groups
@@ -81,6 +89,7 @@ def open_runner(
         table,
         buffer,
         GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, unpadded),
+        model.exchange if isinstance(model.exchange, GraphStages) else None,
     )
     changes_logits = bool(config.logits_processors)
     return CudaGraphRunner(table, graphs, stream, storage.num_bytes, max_size, changes_logits=changes_logits)
@@ -105,7 +114,7 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
 
 
 def _activation_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
-    """Run a step of prompts, and one in which every request decodes."""
+    """Run a step of prompts, and one in which every request decodes; all stages run them together."""
     prompts = _prompt_lengths(config)
     blocks_each = -(-max(prompts) // config.block_size)
     num_groups = len(model.cache_groups)
@@ -121,7 +130,8 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         num_groups=num_groups,
         has_block_tables=False,
     )
-    with contextlib.closing(PipelinedExecutor(batch, runner, lambda result: None)) as executor:
+    answers = model.stage.is_last
+    with contextlib.closing(PipelinedExecutor(batch, runner, lambda result: None, answers=answers)) as executor:
         executor.begin(prompts_plan(prompts, _MEASURED, blocks_each, num_groups=num_groups))
         decode = [1] * config.max_num_seqs
         released = range(len(prompts))

@@ -86,7 +86,8 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`: compiles all kernels and captures all graphs."""
         for size in self._idle_sizes:
             self.graphs.launch_idle(size, changes_logits=self._changes_logits)
-        self._reporter.warm_up(self._table)
+        if self.graphs.has_samples:
+            self._reporter.warm_up(self._table)
         num_graphs = 0
         for kind in GraphKind:
             for graph_size in self.graphs.uncaptured(kind):
@@ -151,6 +152,9 @@ class CudaGraphRunner:
 
     def after_step(self, num_tokens: int) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
+
+    def join_step(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`; engines on GPUs do not divide experts."""
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""

@@ -6,6 +6,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.worker_proc.attention.recorded import StepBounds
 from octavo.worker_proc.cache.layout import cache_layout
+from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
@@ -16,17 +17,23 @@ from octavo.worker_proc.runners.native.programs import NativePrograms
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream | None,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    num_states: int = 0,
 ) -> HostRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len)
+    programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states)
     return HostRunner.build(programs, config, model.library, num_blocks)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     """Return the memory that the programs plan when they are made, and the sampler's copy of the logits."""
     try:
-        programs = build_programs(model, config, num_blocks=1, max_model_len=config.max_model_len)
+        programs = build_programs(model, config, num_blocks=1, max_model_len=config.max_model_len, num_states=1)
     except MemoryError as error:
         raise NotEnoughMemoryError(
             f"the activations of a step do not fit in memory: {error}",
@@ -41,6 +48,7 @@ def build_programs(
     *,
     num_blocks: int,
     max_model_len: int,
+    num_states: int = 0,
     min_logits: int = PROMPT_LOGPROBS_ROWS,
 ) -> NativePrograms:
     """Make the cache of a model that is packed for native programs, and record the programs.
@@ -50,6 +58,7 @@ def build_programs(
         config: sizes of a step and of a block, types, threads.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
+        num_states: slots for the states of layers with a recurrence.
         min_logits: rows that one call of `logits` must hold, if these are more than `max_num_seqs`.
 
     Raises:
@@ -64,4 +73,5 @@ def build_programs(
         num_threads=config.num_threads,
     )
     layouts = [cache_layout(config, group, index) for index, group in enumerate(model.cache_groups)]
-    return NativePrograms(model.library, model, layouts, num_blocks, bounds)
+    states = open_states(model.state_group, num_states)
+    return NativePrograms(model.library, model, layouts, num_blocks, bounds, states)

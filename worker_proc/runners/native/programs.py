@@ -1,13 +1,10 @@
 """Runs a model as recorded native programs: arrays go in, the logits of chosen rows come out."""
 
-import ctypes
 from collections.abc import Sequence
-from typing import Any
 
-import numpy.typing as npt
 from torch import Tensor
 
-from octavo.kernels.native.arguments import GroupArguments, StepArguments
+from octavo.kernels.native.arguments import StepArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.passes import fuse
 from octavo.kernels.native.program import Program
@@ -18,6 +15,8 @@ from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.batch.step_arguments import address, step_arguments, step_without_rows
+from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.models.base import Model
 
 
@@ -32,6 +31,7 @@ class NativePrograms:
         layouts: of the cache, for each of its groups.
         num_blocks: of the cache.
         bounds: of the steps.
+        states: of layers with a state; None: there are none.
     """
 
     def __init__(
@@ -41,10 +41,13 @@ class NativePrograms:
         layouts: Sequence[CacheLayout],
         num_blocks: int,
         bounds: StepBounds,
+        states: StateStorage | None = None,
     ) -> None:
         self._threads = ThreadPolicy(library, bounds.num_threads)
+        self._no_rows = step_without_rows(len(layouts) + (states is not None))
+        self._is_lock_step = model.parameters.placement.engines is not None
         recorder = ProgramRecorder(model.dtype)
-        self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds)
+        self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds, states)
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
         self.head: Program | None = None
         if hidden is None:
@@ -74,42 +77,24 @@ class NativePrograms:
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        self.layers.run(step_arguments(inputs), self._threads.choose(self.layers.work * len(inputs.token_ids_T)))
+        self.layers.run(step_arguments(inputs), self._threads_of_layers(len(inputs.token_ids_T)))
+
+    def join_step(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        if self._is_lock_step:
+            self.layers.run(self._no_rows, self._threads_of_layers(0))
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self.head is not None, "the last stage has the logits"
-        step = StepArguments(num_rows=len(rows), token_ids=_address(rows))
+        step = StepArguments(num_rows=len(rows), token_ids=address(rows))
         self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]
+
+    def _threads_of_layers(self, num_rows: int) -> int:
+        # In lock step the experts here may have the tokens of other engines, whose number is not known yet.
+        return self._threads.choose(self.layers.work * (self.layers.max_rows if self._is_lock_step else num_rows))
 
     def choose_threads(self, work: int) -> int:
         """See `octavo.worker_proc.runners.host.Forward`."""
         return self._threads.choose(work)
-
-
-def step_arguments(inputs: StepInputs) -> StepArguments:
-    """Return the step as C++ reads it; the arrays must outlive it."""
-    groups = [
-        GroupArguments(_address(group.slot_mapping_T), _address(table_RP), table_RP.shape[1])
-        for group in inputs.groups
-        if (table_RP := group.block_table_RP) is not None
-    ]
-    return StepArguments(
-        num_rows=len(inputs.token_ids_T),
-        token_ids=_address(inputs.token_ids_T),
-        positions=_address(inputs.positions_T),
-        num_requests=len(inputs.context_lens),
-        query_starts=_address(inputs.query_starts),
-        context_lens=_address(inputs.context_lens),
-        groups=(GroupArguments * len(groups))(*groups),
-    )
-
-
-def _address(array: npt.NDArray[Any]) -> int:
-    """Return where a contiguous array lies.
-
-    perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
-    """
-    assert array.flags.c_contiguous
-    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

@@ -1,29 +1,30 @@
-"""Runs a model through torch, operation by operation."""
+"""Runs a model operation by operation, through torch or with native products and attention."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.models.base import Model
 
 
 class TorchForward:
-    """The `Forward` of a model whose weights are torch's tensors."""
+    """The `Forward` of a model that is not recorded."""
 
     programs = None
 
-    def __init__(self, model: Model, attention: PagedCacheAttention) -> None:
+    def __init__(self, model: Model, attention: PagedCacheAttention | NativeCacheAttention) -> None:
         self._model = model
         self._attention = attention
         self._hidden_TD: Tensor | None = None
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """Return none: torch's memory has no huge pages, so no step waits for many of them."""
-        return ()
+        """Return native ones. Torch's memory has no huge pages, so no step waits for many of them."""
+        return self._attention.caches if isinstance(self._attention, NativeCacheAttention) else ()
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
@@ -36,6 +37,9 @@ class TorchForward:
         assert self._hidden_TD is not None, "run() comes before logits(), on the last stage"
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
+    def join_step(self) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`; engines that compute through torch do not divide experts."""
+
     def choose_threads(self, work: int) -> int:
-        """Return one: there is no native work here."""
+        """Return one: only sampling is native work between two runs."""
         return 1

@@ -5,9 +5,12 @@ import torch
 from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
+from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.attention.recorded import StepBounds
 from octavo.worker_proc.batch.state import BatchState
-from octavo.worker_proc.cache.layout import torch_storage
+from octavo.worker_proc.cache.layout import cache_layout, torch_storage
+from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
@@ -22,12 +25,37 @@ scaled up from here instead of making every start-up wait for a full step."""
 
 
 def open_runner(
-    model: Model, config: ResolvedConfig, stream: Stream | None, *, num_blocks: int, max_model_len: int
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream | None,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+    num_states: int = 0,
 ) -> HostRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     model.prepare(max_model_len)
-    attention = PagedCacheAttention(torch_storage(config, model.cache_groups, num_blocks), model.cache_groups)
-    return HostRunner.build(TorchForward(model, attention), config, None, num_blocks)
+    forward = TorchForward(
+        model, open_attention(model, config, num_blocks=num_blocks, num_states=num_states, max_model_len=max_model_len)
+    )
+    return HostRunner.build(forward, config, model.library, num_blocks)
+
+
+def open_attention(
+    model: Model, config: ResolvedConfig, *, num_blocks: int, num_states: int, max_model_len: int
+) -> PagedCacheAttention | NativeCacheAttention:
+    """Make the cache, and the attention over it: native if the model has a library.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for it.
+    """
+    groups = model.cache_groups
+    if model.library is None:
+        states = open_states(model.state_group, num_states)
+        return PagedCacheAttention(torch_storage(config, groups, num_blocks), groups, states)
+    layouts = [cache_layout(config, group, index) for index, group in enumerate(groups)]
+    bounds = StepBounds(config.max_num_batched_tokens, max_model_len, config.max_num_seqs, config.num_threads)
+    return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
@@ -44,29 +72,43 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     decode = _peak_growth(model, device, config, [1] * num_seqs, samples=True)
     logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
     measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
-    workspace = max(
+    return StepMemory(measured + _workspace_bytes(model, device, config))
+
+
+def _workspace_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
+    """Return what attention needs for requests of `max_model_len` tokens."""
+    if model.library is not None:
+        attention = open_attention(model, config, num_blocks=1, num_states=0, max_model_len=config.max_model_len)
+        assert isinstance(attention, NativeCacheAttention), "the attention of a model with a library"
+        return attention.workspace_bytes
+    sizes = (
         workspace_bytes(config.max_model_len, group.shape, model.dtype, device.torch_device)
         for group in model.cache_groups
     )
-    return StepMemory(measured + workspace)
+    return max(sizes, default=0)
 
 
 def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: list[int], *, samples: bool) -> int:
     """Return how far memory rises in one step of equal requests; its cache, made before, does not count."""
     num_tokens = lengths[0]
     blocks_each = -(-num_tokens // config.block_size)
-    num_groups = len(model.cache_groups)
+    num_groups, has_states = len(model.cache_groups), model.state_group is not None
     num_blocks = len(lengths) * blocks_each
-    runner = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=num_tokens)
+    runner = open_runner(
+        model, config, None, num_blocks=num_blocks, max_model_len=num_tokens, num_states=int(has_states)
+    )
     batch = BatchState(
         num_slots=len(lengths),
         max_model_len=num_tokens,
         block_size=config.block_size,
         vocab_size=config.model.vocab_size,
         num_groups=num_groups,
+        has_states=has_states,
     )
     executor = PipelinedExecutor(batch, runner, lambda result: None, answers=model.stage.is_last)
     sampling = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
     device.reset_peak()
-    executor.begin(prompts_plan(lengths, sampling, blocks_each, num_groups=num_groups, samples=samples))
+    executor.begin(
+        prompts_plan(lengths, sampling, blocks_each, num_groups=num_groups, has_states=has_states, samples=samples)
+    )
     return device.peak_growth_bytes()

@@ -83,7 +83,7 @@ class InjectedFault:
 
     injection: Injection
     time_s: float
-    """On the machine's monotonic clock."""
+    """When the signal was about to be sent, on the machine's monotonic clock."""
     num_live: int
     """Requests in flight at that time."""
     num_hit: int = 1
@@ -210,11 +210,13 @@ class FaultInjector:
         if _kills_http(injection):
             await asyncio.sleep(max(0.0, self._http_pause_s))
         number = signal.SIGKILL if injection.action is Action.KILL else signal.SIGSTOP
-        victims = [victim for victim in await self._victims(injection) if send_signal(victim, number)]
+        found = await self._victims(injection)
+        time_s = time.monotonic()  # before the signal: clients may notice a death before this process runs again
+        victims = [victim for victim in found if send_signal(victim, number)]
         if not victims:
             self.missed.append(injection)
             return
-        self.injected.append(InjectedFault(injection, time.monotonic(), self._count_live(), len(victims)))
+        self.injected.append(InjectedFault(injection, time_s, self._count_live(), len(victims)))
         if _kills_http(injection):
             self._http_kills.append(time.monotonic())
         if injection.duration_s:

@@ -10,31 +10,19 @@ from typing import Any
 
 from tokenizers import (
     AddedToken,
-    Regex,
     Tokenizer,
     decoders,
     models,
     normalizers,
-    pre_tokenizers,
     processors,
 )
 
-from octavo.frontend.model_files.gguf_config import PHASE
+from octavo.frontend.model_files.gguf.metadata import PHASE
+from octavo.frontend.model_files.gguf.pre_tokenizers import normalizer, pre_tokenization, pre_tokenizer
 from octavo.protocol.errors import ConfigError
 
 _SPACE = "\u2581"
 """SentencePiece's visible space."""
-
-_GPT2_PRE = ("gpt-2", "gpt2", "default")
-_SMOLLM_PRE = ("smollm",)
-_LLAMA3_PRE = ("llama-bpe", "llama3", "llama-v3")
-_QWEN2_PRE = ("qwen2",)
-
-_WORDS_PATTERN = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""Pre-tokenization of tiktoken-style tokenizers; models differ in the number of digits per piece."""
 
 
 class _TokenType(IntEnum):
@@ -77,39 +65,18 @@ def tokenizer_files(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     """Byte-level BPE, as GPT-2 introduced it."""
-    pre = metadata.get("tokenizer.ggml.pre", "default")
+    kind = pre_tokenization(metadata.get("tokenizer.ggml.pre", "default"))
     vocab = {token: token_id for token_id, token in enumerate(_tokens(metadata))}
     merges = [tuple(merge.split(" ")) for merge in metadata.get("tokenizer.ggml.merges", [])]
     if not merges or any(len(merge) != 2 for merge in merges):
         raise ConfigError("the GGUF file's tokenizer.ggml.merges are missing or malformed", phase=PHASE)
-    # Llama 3's vocabulary has whole words that its merges cannot build.
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=pre in _LLAMA3_PRE))
-    tokenizer.pre_tokenizer = _pre_tokenizer(pre, bool(metadata.get("tokenizer.ggml.add_space_prefix", False)))
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, ignore_merges=kind.ignores_merges))
+    adds_space = bool(metadata.get("tokenizer.ggml.add_space_prefix", False))
+    tokenizer.pre_tokenizer = pre_tokenizer(kind, adds_space=adds_space)
     tokenizer.decoder = decoders.ByteLevel()
-    if pre in _QWEN2_PRE:
-        tokenizer.normalizer = normalizers.NFC()
+    if (normal_form := normalizer(kind)) is not None:
+        tokenizer.normalizer = normal_form
     return tokenizer
-
-
-def _pre_tokenizer(pre: str, add_prefix_space: bool) -> Any:
-    """Return the pre-tokenizer for the name in `tokenizer.ggml.pre`."""
-    gpt2 = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=True)
-    if pre in _GPT2_PRE:
-        return gpt2
-    if pre in _SMOLLM_PRE:
-        return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), gpt2])
-    if pre in _LLAMA3_PRE + _QWEN2_PRE:
-        pattern = _WORDS_PATTERN % ("{1,3}" if pre in _LLAMA3_PRE else "")
-        words = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
-        return pre_tokenizers.Sequence(
-            [words, pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=False)]
-        )
-    known = ", ".join(_GPT2_PRE + _SMOLLM_PRE + _LLAMA3_PRE + _QWEN2_PRE)
-    raise ConfigError(
-        f"GGUF pre-tokenizer {pre!r} is not supported",
-        phase=PHASE,
-        hint=f"supported: {known}; or pass a directory with the model's tokenizer.json as --tokenizer",
-    )
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -171,7 +138,7 @@ def _settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return `tokenizer_config.json`."""
     tokens = _tokens(metadata)
     is_sentencepiece = metadata["tokenizer.ggml.model"] == "llama"
-    adds_bos = is_sentencepiece or metadata.get("tokenizer.ggml.pre") in _LLAMA3_PRE
+    adds_bos = is_sentencepiece or pre_tokenization(metadata.get("tokenizer.ggml.pre", "default")).adds_bos
     settings: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "add_bos_token": metadata.get("tokenizer.ggml.add_bos_token", adds_bos),

@@ -12,11 +12,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from octavo.frontend.model_files.gguf_config import PHASE, generation_config, hf_config
+from octavo.frontend.model_files.gguf.config import generation_config, hf_config
+from octavo.frontend.model_files.gguf.metadata import PHASE
+from octavo.frontend.model_files.gguf.rope import FACTOR_TENSORS
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 
-_FORMAT_VERSION = 1
+_FORMAT_VERSION = 4
 """Version of the converted files; increase it when the conversion changes. Other versions are ignored."""
 
 
@@ -33,7 +35,7 @@ def convert_gguf(path: Path, env: Env) -> Path:
     if target.is_dir():
         return target
     # Imported here: a start with converted files must not wait for this import.
-    from octavo.frontend.model_files.gguf_tokenizer import tokenizer_files
+    from octavo.frontend.model_files.gguf.tokenizer import tokenizer_files
 
     metadata, tensor_names, rope_factors = _read(path)
     files = {
@@ -52,8 +54,8 @@ def _key(path: Path) -> str:
     return f"{path.stem}-{hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()}"
 
 
-def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
-    """Return the metadata, the names of the tensors, and the rotary frequency factors if present."""
+def _read(path: Path) -> tuple[dict[str, Any], set[str], dict[str, list[float]]]:
+    """Return the metadata, the names of the tensors, and the tensors with factors of rotary frequencies."""
     from gguf import GGUFReader
 
     try:
@@ -62,8 +64,8 @@ def _read(path: Path) -> tuple[dict[str, Any], set[str], list[float] | None]:
     except (ValueError, KeyError, IndexError, UnicodeDecodeError, OSError) as error:
         raise ConfigError(f"{path} is not a readable GGUF file: {error}", phase=PHASE) from error
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    factors = tensors.get("rope_freqs.weight")
-    return metadata, set(tensors), None if factors is None else [float(factor) for factor in factors.data]
+    factors = {name: tensors[name].data.astype(float).tolist() for name in FACTOR_TENSORS if name in tensors}
+    return metadata, set(tensors), factors
 
 
 def _publish(files: dict[str, Any], target: Path) -> None:

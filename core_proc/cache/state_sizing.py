@@ -1,0 +1,51 @@
+"""How many slots for recurrent states there are. Pure arithmetic; `sizing.py` gives other memory to blocks."""
+
+from octavo.core_proc.cache.groups import CacheGroups
+from octavo.protocol.config import DeviceFacts, ResolvedConfig
+
+CHECKPOINTS_PER_REQUEST = 2
+"""Slots for checkpoints, for each request that may run, beside those that it holds."""
+
+CPU_REQUESTS = 32
+"""On a CPU the automatic size has room for the states of as many requests if the memory is there, even above the
+ceiling of the cache: states of large models are so large that otherwise few could run."""
+
+MAX_SHARE = 0.5
+"""Most of the memory that states take where other layers have keys and values."""
+
+
+def num_states(config: ResolvedConfig, fact: DeviceFacts, cache_bytes: int, request_bytes: int) -> int:
+    """Return the slots that one worker is to hold; 0 if its layers have no states.
+
+    Args:
+        config: of the engine.
+        fact: of the worker.
+        cache_bytes: for states and blocks together.
+        request_bytes: of the blocks of one request of `max_model_len` tokens.
+    """
+    group = CacheGroups.of(config, fact.cache_groups).state
+    if group is None:
+        return 0
+    has_blocks = fact.has_blocks
+    if config.num_blocks_override is not None and not has_blocks:
+        return config.num_blocks_override
+    share = min(int(cache_bytes * MAX_SHARE), cache_bytes - request_bytes) if has_blocks else cache_bytes
+    num_slots = min(share // max(1, fact.state_bytes), most_states(config, fact))
+    return max(num_slots, group.max_held) if has_blocks else max(num_slots, 0)
+
+
+def most_states(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return how many slots `max_num_seqs` requests use, with a fair number of checkpoints."""
+    group = CacheGroups.of(config, fact.cache_groups).state
+    assert group is not None, "a model without states"
+    num_checkpoints = CHECKPOINTS_PER_REQUEST if group.interval else 0
+    return (group.max_held + num_checkpoints) * config.max_num_seqs
+
+
+def ceiling_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
+    """Return the bytes of a cache with the states of `CPU_REQUESTS` requests; 0 for a model without states."""
+    group = CacheGroups.of(config, fact.cache_groups).state
+    if group is None:
+        return 0
+    state_bytes = min(CPU_REQUESTS, config.max_num_seqs) * group.max_held * fact.state_bytes
+    return int(state_bytes / MAX_SHARE) if fact.has_blocks else state_bytes

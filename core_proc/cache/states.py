@@ -1,0 +1,184 @@
+"""The slots of recurrent states: which ones a request reads and writes, and the checkpoints that others continue from.
+
+Called by `PrefixCache` only, which does the same for blocks.
+"""
+
+from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
+from octavo.core_proc.cache.hashes import hash_of_block
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.request import Request
+from octavo.protocol.ids import BlockId
+
+
+class StateSlots:
+    """The states of requests, each in a slot of a pool of their own.
+
+    A step reads the state of a request from the slot of the block with the token before the step's first one, and
+    writes it to the slot of the block with its last one. Both are the same slot until the request comes to a
+    checkpoint: it then continues in another one. The slot with the checkpoint can be found by the hash of its block,
+    and nobody writes to it any more.
+
+    Invariants: a slot that has a hash or several owners is not written; a request holds at most `StateGroup.max_held`
+    slots, so any request can be extended if that many times the requests that run are in the pool.
+
+    A checkpoint is found from the plan after the one that computes it: the requests of one step read their states
+    before any is written.
+    """
+
+    def __init__(self, group: StateGroup, num_slots: int, key_suffix: bytes) -> None:
+        self.group = group
+        self.pool = BlockPool(num_slots)
+        self.max_requests = num_slots // group.max_held
+        """The most requests that may run at the same time."""
+        self._key_suffix = key_suffix
+        self._has_checkpoints = group.interval > 0
+        self._written: dict[Request, int] = {}
+        """Requests that come to a checkpoint in this plan, and the index of the block before it."""
+        self._passed: dict[Request, int] = {}
+        """Requests that go on from a checkpoint in this plan, and the index of the block before it."""
+        self._awaited: set[bytes] = set()
+        """Hashes of the blocks before checkpoints that this plan computes."""
+        self._invalid: set[Request] = set()
+        """Requests whose states may contain NaN."""
+
+    def settle(self) -> None:
+        """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
+        for request, index in self._written.items():
+            self._cache(request, index)
+        for request, index in self._passed.items():
+            self._drop(request, index)
+        self._written.clear()
+        self._passed.clear()
+        self._awaited.clear()
+
+    def extend(self, request: Request, num_new: int) -> None:
+        """Add entries for new blocks. The state after the last token of them goes to the last entry.
+
+        Raises:
+            OutOfBlocks: more requests run than the pool has slots for.
+        """
+        slots = request.block_ids[self.group.index]
+        slot = slots[-1] if slots else NULL_BLOCK
+        if slot == NULL_BLOCK or self._is_kept(request, slot):
+            if slot != NULL_BLOCK:
+                self._passed[request] = len(slots) - 1
+            slot = self.pool.allocate()
+        else:
+            slots[-1] = NULL_BLOCK
+        slots += [NULL_BLOCK] * (num_new - 1)
+        slots.append(slot)
+
+    def _is_kept(self, request: Request, slot: BlockId) -> bool:
+        """Return whether the state after the request's last token must stay where it is."""
+        if not self._has_checkpoints:
+            return False
+        return (
+            self.group.is_kept(request.num_computed_tokens, request.num_prompt_tokens)
+            or self.pool.block_hash(slot) is not None
+            or self.pool.num_references(slot) > 1
+        )
+
+    def attach(self, request: Request, num_new: int, slot: BlockId) -> None:
+        """Continue from a checkpoint that is `num_new` blocks further on than the request."""
+        slots = request.block_ids[self.group.index]
+        if slots:
+            self._drop(request, len(slots) - 1)
+        self.pool.incref(slot)
+        slots += [NULL_BLOCK] * (num_new - 1)
+        slots.append(slot)
+
+    def on_computed(self, request: Request) -> None:
+        """Learn that the plan computes tokens of a request, up to `num_computed_tokens`."""
+        num_tokens = request.num_computed_tokens
+        if not self.group.is_kept(num_tokens, request.num_prompt_tokens):
+            return
+        index = num_tokens // self.group.block_size - 1
+        self._written[request] = index
+        if num_tokens <= len(request.token_ids):
+            self._awaited.add(hash_of_block(request, index, self.group.block_size))
+
+    def max_chunk(self, request: Request, start: int) -> int | None:
+        """See `PrefixCache.max_chunk`."""
+        if not self._has_checkpoints:
+            return None
+        if self._awaits_checkpoint(request):
+            return 0
+        return self.group.next_kept(start, request.num_prompt_tokens) - request.num_computed_tokens
+
+    def _awaits_checkpoint(self, request: Request) -> bool:
+        """Return whether this plan computes, for another request, the next checkpoint that the request can use."""
+        size = self.group.block_size
+        first, partial = divmod(request.num_computed_tokens, size)
+        if not self._awaited or partial or first != request.num_blocks or not request.reads_prefix_cache:
+            return False
+        following = self.group.next_kept(request.num_computed_tokens, request.num_prompt_tokens)
+        if following >= len(request.token_ids):
+            return False
+        return hash_of_block(request, following // size - 1, size) in self._awaited
+
+    def last_checkpoint(self, request: Request, end: int, keys: list[bytes]) -> int:
+        """Return the most leading blocks, at most `end`, after which there is a checkpoint.
+
+        The keys that were looked up are added to `keys`.
+        """
+        while end and not self._has_checkpoint(request, end, keys):
+            end -= 1
+        return end
+
+    def last_of_next_checkpoints(self, request: Request, first: int, end: int, keys: list[bytes]) -> int:
+        """Return the number of blocks, at most `end`, before the last checkpoint that follows `first` without a gap.
+
+        A request that has begun looks in each step, so it looks only where it would leave checkpoints itself.
+        """
+        found, size = first, self.group.block_size
+        while self._has_checkpoints:
+            following = self.group.next_kept(found * size, request.num_prompt_tokens) // size
+            if following > end or not self._has_checkpoint(request, following, keys):
+                break
+            found = following
+        return found
+
+    def checkpoint(self, request: Request, num_blocks: int) -> BlockId:
+        """Return the slot of the checkpoint after so many blocks of a request, which must be cached."""
+        return self.pool.find_cached(self._key(request, num_blocks))
+
+    def _has_checkpoint(self, request: Request, num_blocks: int, keys: list[bytes]) -> bool:
+        keys.append(self._key(request, num_blocks))
+        return self.pool.find(keys[-1]) is not None
+
+    def _key(self, request: Request, num_blocks: int) -> bytes:
+        """Return the key in the pool of the state after so many blocks, whose tokens must be known."""
+        return hash_of_block(request, num_blocks - 1, self.group.block_size) + self._key_suffix
+
+    def invalidate(self, request: Request) -> None:
+        """Remove everything that the request has computed or shared from the cache, now and when it ends."""
+        for block_hash in request.block_hashes:
+            self.pool.drop_hash(block_hash + self._key_suffix)
+        self._written.pop(request, None)
+        self._invalid.add(request)
+
+    def release(self, request: Request) -> None:
+        """Free the slots of a request. A state at the end of a block stays in the cache."""
+        slots = request.block_ids[self.group.index]
+        last = len(slots) - 1
+        if self._has_checkpoints and request.num_computed_tokens == len(slots) * self.group.block_size > 0:
+            self._cache(request, last)
+        if (passed := self._passed.pop(request, None)) is not None:
+            self._drop(request, passed)
+        if slots:
+            self._drop(request, last)
+        self._written.pop(request, None)
+        self._invalid.discard(request)
+
+    def _cache(self, request: Request, index: int) -> None:
+        """Let the state after a block be found, if its tokens are known."""
+        slot = request.block_ids[self.group.index][index]
+        assert slot != NULL_BLOCK, f"{request.request_id} has no state after block {index}"
+        if (index + 1) * self.group.block_size <= len(request.token_ids) and request not in self._invalid:
+            self.pool.set_hash(slot, self._key(request, index + 1))
+
+    def _drop(self, request: Request, index: int) -> None:
+        """Free the slot of an entry, unless the request continues in it."""
+        slots = request.block_ids[self.group.index]
+        self.pool.release([slots[index]])
+        slots[index] = NULL_BLOCK

@@ -1,0 +1,317 @@
+"""The connections between the cores of engines that divide the experts of a model.
+
+Every engine is connected with the first one, which passes on what the others must know. A connection lasts as long as
+the workers of a group: an engine that loses its workers closes it, the kernel closes that of a core that dies, and the
+first engine then closes all others. So no engine waits for a worker that is gone, and all start new workers together.
+"""
+
+import contextlib
+import os
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import msgspec
+
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.lock_step import AllLeave, GroupFormed, JoinGroup, LeaveGroup, LockStepMessage, StepBegun
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(LockStepMessage)
+_MAX_MESSAGE_BYTES = 256
+
+
+class EngineLinks(ABC):
+    """What one group of workers knows of those of the other engines.
+
+    Args:
+        engine: of this core.
+        num_engines: in the group.
+    """
+
+    def __init__(self, engine: int, num_engines: int) -> None:
+        self._engine, self._num_engines = engine, num_engines
+        self.num_begun = 0
+        """Steps that this engine has begun."""
+        self.most_begun = 0
+        """Steps that some engine has begun."""
+        self.lost = ""
+        """Why the group has ended; "": it has not."""
+        self.do_all_leave = False
+        """Whether no engine has requests any more."""
+        self._memory_fd = -1
+
+    @property
+    @abstractmethod
+    def waitables(self) -> Sequence[socket.socket]:
+        """Sockets that become readable when `receive` has something to do."""
+
+    @property
+    @abstractmethod
+    def missing(self) -> str:
+        """Which engines the group lacks, for messages."""
+
+    @abstractmethod
+    def receive(self) -> None:
+        """Handle what the other engines have sent. Never blocks."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Tell the others that this engine has no requests any more. Never blocks."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group, which ends. Idempotent."""
+
+    @abstractmethod
+    def _announce(self) -> None:
+        """Tell the others `most_begun`."""
+
+    def begin_step(self) -> None:
+        """Count a step of this engine, and tell the others if it is a new one. Never blocks."""
+        self.num_begun += 1
+        if self.num_begun > self.most_begun:
+            self.most_begun = self.num_begun
+            self._announce()
+
+    def take_memory(self) -> int:
+        """Return the descriptor of the memory of all workers, for the caller to close; -1: the group is not formed, or
+        it was taken before."""
+        descriptor, self._memory_fd = self._memory_fd, -1
+        return descriptor
+
+    def _close_memory(self) -> None:
+        if (descriptor := self.take_memory()) >= 0:
+            os.close(descriptor)
+
+
+class FirstEngineLinks(EngineLinks):
+    """Of the first engine: forms the group and passes messages on.
+
+    Args:
+        num_engines: in the group.
+        listener: where the others connect. They wait there while no core accepts them.
+    """
+
+    def __init__(self, num_engines: int, listener: socket.socket) -> None:
+        super().__init__(0, num_engines)
+        self._listener = listener
+        self._new: list[socket.socket] = []
+        """Connections that have not said which engine they are of."""
+        self._members: dict[int, socket.socket] = {}
+        self._leaving: set[int] = set()
+        self._is_formed = False
+
+    @property
+    def waitables(self) -> Sequence[socket.socket]:
+        """See `EngineLinks`."""
+        open_sockets = [*self._new, *self._members.values()]
+        return open_sockets if self._is_formed or self._listener.fileno() < 0 else [self._listener, *open_sockets]
+
+    @property
+    def missing(self) -> str:
+        """See `EngineLinks`."""
+        engines = [engine for engine in range(1, self._num_engines) if engine not in self._members]
+        return f"engine {', '.join(map(str, engines))}" if engines else ""
+
+    def receive(self) -> None:
+        """See `EngineLinks`."""
+        if not self._is_formed:
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    connection, _ = self._listener.accept()
+                    connection.setblocking(False)
+                    self._new.append(connection)
+            for connection in self._new[:]:
+                self._introduce(connection)
+        for engine, connection in list(self._members.items()):
+            self._receive_from(engine, connection)
+        if not self._is_formed and len(self._members) == self._num_engines - 1:
+            self._form()
+
+    def leave(self) -> None:
+        """See `EngineLinks`."""
+        self._note_leaving(0)
+
+    def close(self) -> None:
+        """See `EngineLinks`."""
+        for connection in (*self._new, *self._members.values()):
+            connection.close()
+        self._new, self._members = [], {}
+        self._listener.close()
+        self.lost = self.lost or "closed"
+        self._close_memory()
+
+    def _introduce(self, connection: socket.socket) -> None:
+        """Take a new connection in the place of an earlier one of its engine."""
+        try:
+            message = _receive(connection)
+        except OSError:  # its engine has given up
+            message = None
+        else:
+            if message is None:
+                return  # nothing yet
+        self._new.remove(connection)
+        if not isinstance(message, JoinGroup) or not 0 < message.engine < self._num_engines:
+            connection.close()
+            return
+        if message.engine in self._members:
+            self._members[message.engine].close()
+        self._members[message.engine] = connection
+
+    def _receive_from(self, engine: int, connection: socket.socket) -> None:
+        try:
+            while (message := _receive(connection)) is not None:
+                if isinstance(message, StepBegun) and message.num_steps > self.most_begun:
+                    self.most_begun = message.num_steps
+                    self._announce(without=engine)
+                elif isinstance(message, LeaveGroup):
+                    self._note_leaving(engine)
+        except OSError:
+            self._lose(engine)
+
+    def _lose(self, engine: int) -> None:
+        if self._is_formed:
+            self.lost = self.lost or f"engine {engine} has lost its workers, which have a part of the experts"
+        else:
+            self._members.pop(engine).close()
+
+    def _form(self) -> None:
+        """Tell all engines that they are there, and hand them the memory."""
+        self._memory_fd = os.memfd_create("octavo-engines")
+        self._is_formed = True
+        for engine, connection in self._members.items():
+            try:
+                socket.send_fds(connection, [_ENCODER.encode(GroupFormed())], [self._memory_fd])
+            except OSError:
+                self._lose(engine)
+
+    def _announce(self, without: int = 0) -> None:
+        self._send(StepBegun(self.most_begun), without)
+
+    def _note_leaving(self, engine: int) -> None:
+        self._leaving.add(engine)
+        if len(self._leaving) == self._num_engines:
+            self.do_all_leave = True
+            self._send(AllLeave(), without=0)
+
+    def _send(self, message: LockStepMessage, without: int) -> None:
+        packet = _ENCODER.encode(message)
+        for engine, connection in self._members.items():
+            if engine != without:
+                try:
+                    connection.send(packet)
+                except OSError:  # also of an engine that has read nothing for hundreds of steps
+                    self._lose(engine)
+
+
+class LaterEngineLinks(EngineLinks):
+    """Of the engines after the first one.
+
+    Args:
+        engine: of this core.
+        num_engines: in the group.
+        path: where the first engine accepts connections, now or later.
+
+    Raises:
+        OSError: nobody will: the process that has started the engines is gone.
+    """
+
+    def __init__(self, engine: int, num_engines: int, path: str) -> None:
+        super().__init__(engine, num_engines)
+        self._path = path
+        self._is_formed = False
+        self._socket = self._connect()
+
+    @property
+    def waitables(self) -> Sequence[socket.socket]:
+        """See `EngineLinks`."""
+        return [self._socket] if self._socket.fileno() >= 0 else []
+
+    @property
+    def missing(self) -> str:
+        """See `EngineLinks`."""
+        return "" if self._is_formed else "engine 0, or one that it waits for"
+
+    def receive(self) -> None:
+        """See `EngineLinks`."""
+        try:
+            while not self.lost and (message := self._receive()) is not None:
+                match message:
+                    case StepBegun():
+                        self.most_begun = max(self.most_begun, message.num_steps)
+                    case AllLeave():
+                        self.do_all_leave = True
+        except OSError:
+            self._lose()
+
+    def leave(self) -> None:
+        """See `EngineLinks`."""
+        self._send(LeaveGroup())
+
+    def close(self) -> None:
+        """See `EngineLinks`."""
+        self._socket.close()
+        self.lost = self.lost or "closed"
+        self._close_memory()
+
+    def _connect(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.setblocking(False)
+            connection.connect(self._path)
+            connection.send(_ENCODER.encode(JoinGroup(self._engine)))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _receive(self) -> LockStepMessage | None:
+        if self._is_formed:
+            return _receive(self._socket)
+        try:
+            packet, descriptors, _, _ = socket.recv_fds(self._socket, _MAX_MESSAGE_BYTES, 1)
+        except BlockingIOError:
+            return None
+        if not packet:  # the first engine has started anew before the group was formed
+            self._socket.close()
+            self._socket = self._connect()
+            return None
+        self._is_formed = True
+        (self._memory_fd,) = descriptors
+        return _decode(packet)
+
+    def _lose(self) -> None:
+        self.lost = self.lost or "engine 0 or another one has lost its workers, which have a part of the experts"
+
+    def _announce(self) -> None:
+        self._send(StepBegun(self.most_begun))
+
+    def _send(self, message: LockStepMessage) -> None:
+        try:
+            self._socket.send(_ENCODER.encode(message))
+        except OSError:
+            self._lose()
+
+
+def _receive(connection: socket.socket) -> LockStepMessage | None:
+    """Return the next message, None if there is none.
+
+    Raises:
+        ConnectionError: the other side is gone.
+    """
+    try:
+        packet = connection.recv(_MAX_MESSAGE_BYTES)
+    except BlockingIOError:
+        return None
+    if not packet:
+        raise ConnectionResetError("the other engine has closed the connection")
+    return _decode(packet)
+
+
+def _decode(packet: bytes) -> LockStepMessage:
+    try:
+        message: LockStepMessage = _DECODER.decode(packet)
+    except msgspec.MsgspecError as error:
+        raise ProtocolError(f"a core has sent an unreadable message: {error}") from error
+    return message

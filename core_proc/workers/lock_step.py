@@ -1,0 +1,188 @@
+"""Workers of an engine that divides the experts of a model with other engines: a step of one is a step of all.
+
+The n-th step of every engine is computed together, whoever begins it. An engine counts the steps that it begins, and
+tells the others when it is ahead of them. One that has fewer plans its own; if it has nothing to plan, it sends its
+workers a step without rows. So steps need no coordinator, engines without requests sleep, and no step waits for an
+engine that could compute but does not know of it. Worker groups begin and end together: see `engine_links.py`.
+"""
+
+import contextlib
+import os
+import socket
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from octavo.core_proc.workers.engine_links import EngineLinks, FirstEngineLinks, LaterEngineLinks
+from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.local import LocalWorkerGroup
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import StartupError
+from octavo.protocol.lifecycle import StartupReporter, StopSignal
+from octavo.protocol.steps import StepPlan, StepResult, WorkerCommand, WorkerReply
+
+ABORT_SIGNALS = 2
+"""Number of SIGTERMs after which an engine does not wait for the requests of others."""
+
+ROOT_CAUSE_S = 2.0
+"""How long the start of an engine that misses another one waits to be ended by its parent, which reports why."""
+
+
+@dataclass(frozen=True, slots=True)
+class LockStepPlace:
+    """How an engine reaches the others."""
+
+    path: str
+    """Of the socket on which the first engine listens."""
+    listener_fd: int = -1
+    """Of the first engine: that socket."""
+
+    def connect(self, config: ResolvedConfig) -> EngineLinks:
+        """Return connections for a new group.
+
+        Raises:
+            OSError: the other engines cannot be reached.
+        """
+        num_engines = config.data_parallel_size
+        if config.engine_index:
+            return LaterEngineLinks(config.engine_index, num_engines, self.path)
+        # The descriptor stays open: later groups listen on it too.
+        listener = socket.socket(fileno=socket.dup(self.listener_fd))
+        listener.setblocking(False)
+        return FirstEngineLinks(num_engines, listener)
+
+
+class LockStepWorkerGroup(LocalWorkerGroup):
+    """The processes start when all engines are there.
+
+    Args:
+        place: how this engine reaches the others.
+        settings: see `LocalWorkerGroup`.
+
+    Raises:
+        OSError: the other engines cannot be reached.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        run_dir: str,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        *,
+        place: LockStepPlace,
+        stop: StopSignal | None = None,
+        **settings: Any,
+    ) -> None:
+        self._place = place
+        self._stop = stop
+        self._links = place.connect(config)
+        self._empty: deque[int] = deque()
+        """Numbers of the steps without rows in flight: nobody waits for their results."""
+        super().__init__(config, run_dir, context, **settings)
+
+    def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
+        """See `WorkerGroup`."""
+        self._stop = stop
+        try:
+            super().start(reporter, stop)
+        except WorkerFailed as failure:
+            _wait([stop.fileno()], ROOT_CAUSE_S)
+            raise StartupError(str(failure), phase="starting workers") from failure
+
+    @property
+    def waitables(self) -> list[Any]:
+        """See `WorkerGroup`."""
+        return [*super().waitables, *(connection.fileno() for connection in self._links.waitables)]
+
+    @property
+    def waits_for(self) -> str:
+        """See `WorkerGroup`."""
+        return f"{self._links.missing} is not there" if self._links.missing else ""
+
+    def restart(self) -> "LockStepWorkerGroup":
+        """See `WorkerGroup`."""
+        settings = self._settings_of_next
+        return LockStepWorkerGroup(
+            self._config, self._run_dir, self._context, place=self._place, stop=self._stop, **settings
+        )
+
+    def broadcast(self, command: WorkerCommand) -> None:
+        """See `WorkerGroup`."""
+        super().broadcast(command)
+        if isinstance(command, StepPlan):
+            self._links.begin_step()
+
+    def join_steps(self) -> None:
+        """See `WorkerGroup`."""
+        while self._links.num_begun < self._links.most_begun:
+            self._empty.append(self.next_sequence)
+            self.broadcast(StepPlan(self.next_sequence, [], [], [], []))
+
+    def gather(self) -> WorkerReply | None:
+        """See `WorkerGroup`."""
+        while (reply := super().gather()) is not None:
+            if not (isinstance(reply, StepResult) and self._empty and reply.sequence == self._empty[0]):
+                return reply
+            self._empty.popleft()
+        return None
+
+    def stop(self) -> None:
+        """See `WorkerGroup`. First takes part in the steps of the others until these have no requests either.
+
+        Blocks until: that, or the second SIGTERM.
+        """
+        self._links.leave()
+        with contextlib.suppress(WorkerFailed):
+            while not self._links.do_all_leave and (self._stop is None or self._stop.count < ABORT_SIGNALS):
+                _wait([*self.waitables, *([self._stop.fileno()] if self._stop else [])], None)
+                if self._stop:
+                    self._stop.acknowledge()
+                self.gather()
+                self.join_steps()
+        super().stop()
+
+    def abandon(self) -> None:
+        """See `WorkerGroup`."""
+        self._links.close()
+        super().abandon()
+
+    def _launch(self, engines_fd: int = -1) -> None:
+        """Start no process yet, unless the group is formed."""
+        if engines_fd >= 0:
+            super()._launch(engines_fd)
+
+    def _receive_progress(self, reporter: StartupReporter | None) -> None:
+        super()._receive_progress(reporter)
+        self._check_engines()
+        if (memory_fd := self._links.take_memory()) >= 0:
+            try:
+                self._launch(memory_fd)
+            except OSError as error:
+                raise StartupError(f"cannot start the workers: {error}", phase="starting workers") from error
+            finally:
+                os.close(memory_fd)
+
+    def _check_alive(self) -> None:
+        super()._check_alive()
+        self._check_engines()
+
+    def _check_engines(self) -> None:
+        """Handle what the other engines have sent.
+
+        Raises:
+            WorkerFailed: the group has ended.
+        """
+        self._links.receive()
+        if self._links.lost and not self._links.do_all_leave:
+            raise WorkerFailed(self._links.lost, "other_engine")
+
+
+def _wait(waitables: Sequence[Any], timeout_s: float | None) -> None:
+    """Wait until one is readable, or `timeout_s` has passed (None: no limit)."""
+    poller = zmq.Poller()
+    for waitable in waitables:
+        poller.register(waitable, zmq.POLLIN)
+    poller.poll(None if timeout_s is None else int(1000 * timeout_s))

@@ -1,0 +1,1 @@
+"""GGUF files: their metadata as files in Hugging Face layout."""

@@ -1,0 +1,212 @@
+"""`all_reduce` on GPUs that reach each other's memory: each rank reads the parts of all ranks, in one kernel.
+
+The one-shot strategy, as TensorRT-LLM calls it: a rank stores its part where all can read it, signals them, waits for
+their signals, and adds up all parts itself.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.rms_norm.gpu import normalized, num_warps
+
+NUM_PROGRAMS = 48
+"""At most. They wait for one another, so all of them must run at once on the smallest GPU; rows take turns."""
+_NUM_SLOTS = 2
+"""A rank may store its next part while another one reads the last one."""
+
+
+def flag_bytes(size: int) -> int:
+    """Return the bytes at the beginning of a rank's memory that hold the signals of `size` ranks."""
+    return size * NUM_PROGRAMS * torch.int64.itemsize
+
+
+def one_shot_bytes(max_rows: int, width: int, dtype: torch.dtype, size: int) -> int:
+    """Return the bytes of memory that each of `size` ranks needs."""
+    return flag_bytes(size) + _NUM_SLOTS * max_rows * width * dtype.itemsize
+
+
+class OneShotAllReduce:
+    """One rank's end. All ranks make the same calls in the same order, each on one stream.
+
+    A sum is that of the first half of the ranks plus that of the second, and so on down to single ranks, in float32;
+    it is rounded once. So neither its bits nor its order depend on the number of rows.
+
+    Args:
+        addresses: of `one_shot_bytes` of memory of every rank, as this GPU sees it, zeros at first.
+        rank: of this one.
+        max_rows: of a sum.
+        width: columns of a sum.
+        dtype: of the parts and of the sums.
+        device: of this rank.
+        keeps: what owns the memory.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[int],
+        rank: int,
+        *,
+        max_rows: int,
+        width: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        keeps: object = None,
+    ) -> None:
+        self._keeps = keeps
+        self.max_rows, self.width, self.dtype = max_rows, width, dtype
+        self._rank, self._size = rank, len(addresses)
+        self._addresses_N = torch.tensor(addresses, dtype=torch.int64, device=device)
+        self._num_calls_P = torch.zeros(NUM_PROGRAMS, dtype=torch.int64, device=device)
+        """Of each program; on the device, so that a replayed graph counts on."""
+
+    def serves(self, partial_TD: Tensor) -> bool:
+        """Return whether it can add up a part of this shape and type."""
+        num_rows, width = partial_TD.shape
+        return num_rows <= self.max_rows and width == self.width and partial_TD.dtype == self.dtype
+
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """Return the sum of all ranks' `partial`, plus the bias.
+
+        Raises:
+            ShapeError: see `serves`.
+        """
+        out_TD = torch.empty_like(partial_TD)
+        self._launch(partial_TD, bias_D, None, None, None, out_TD, 0.0)
+        return out_TD
+
+    def all_reduce_add_rms_norm(
+        self, partial_TD: Tensor, bias_D: Tensor | None, x_TD: Tensor, weight_D: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """Return `add_rms_norm` of `x` and the sum of all ranks' `partial` plus the bias, with the bits of both.
+
+        Raises:
+            ShapeError: see `serves`.
+        """
+        total_TD, out_TD = torch.empty_like(partial_TD), torch.empty_like(partial_TD)
+        self._launch(partial_TD, bias_D, x_TD.contiguous(), weight_D.contiguous(), total_TD, out_TD, eps)
+        return total_TD, out_TD
+
+    def _launch(
+        self,
+        partial_TD: Tensor,
+        bias_D: Tensor | None,
+        x_TD: Tensor | None,
+        weight_D: Tensor | None,
+        total_TD: Tensor | None,
+        out_TD: Tensor,
+        eps: float,
+    ) -> None:
+        num_rows = len(partial_TD)
+        require(self.serves(partial_TD), f"all_reduce: {tuple(partial_TD.shape)}, at most {self.max_rows} rows")
+        if not num_rows:
+            return
+        block = triton.next_power_of_2(self.width)
+        _all_reduce_kernel[(min(num_rows, NUM_PROGRAMS),)](
+            partial_TD.contiguous(),
+            bias_D,
+            x_TD,
+            weight_D,
+            total_TD,
+            out_TD,
+            self._addresses_N,
+            self._num_calls_P,
+            num_rows,
+            eps,
+            self.max_rows,
+            self._rank,
+            SIZE=self._size,
+            NUM_PROGRAMS=NUM_PROGRAMS,
+            WIDTH=self.width,
+            BLOCK=block,
+            num_warps=num_warps(block),
+        )
+
+
+@triton.jit
+def _sum_in_halves(addresses_ptr, offset, is_in, element: tl.constexpr, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Return the sum of the parts of `COUNT` ranks from `FIRST` on, at the byte `offset` of each rank's memory."""
+    if COUNT == 1:
+        part_ptr = (tl.load(addresses_ptr + FIRST) + offset).to(tl.pointer_type(element))
+        # Not from the first-level cache, which does not see what other GPUs store.
+        total = tl.load(part_ptr, mask=is_in, other=0.0, cache_modifier=".cg").to(tl.float32)
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        first = _sum_in_halves(addresses_ptr, offset, is_in, element, FIRST, HALF)
+        total = first + _sum_in_halves(addresses_ptr, offset, is_in, element, FIRST + HALF, COUNT - HALF)
+    return total
+
+
+@triton.jit
+def _meet(addresses_ptr, num_calls_ptr, rank, SIZE: tl.constexpr, NUM_PROGRAMS: tl.constexpr):
+    """Wait until this program of all ranks has come here as often as that of this rank.
+
+    What they stored before can be read afterwards. A flag counts calls: a fast rank may signal its next call before a
+    slow one has read the last signal.
+    """
+    program = tl.program_id(0)
+    num_calls = tl.load(num_calls_ptr + program) + 1
+    tl.debug_barrier()  # all threads have stored their columns, and read the count
+    tl.store(num_calls_ptr + program, num_calls)
+    for other in tl.static_range(SIZE):
+        flags_ptr = tl.load(addresses_ptr + other).to(tl.pointer_type(tl.int64))
+        tl.atomic_xchg(flags_ptr + rank * NUM_PROGRAMS + program, num_calls, sem="release", scope="sys")
+    own_ptr = tl.load(addresses_ptr + rank).to(tl.pointer_type(tl.int64))
+    for other in tl.static_range(SIZE):
+        flag_ptr = own_ptr + other * NUM_PROGRAMS + program
+        while tl.atomic_add(flag_ptr, 0, sem="acquire", scope="sys") < num_calls:
+            pass
+    tl.debug_barrier()  # no thread reads before the one that waited has seen all signals
+
+
+@triton.jit(do_not_specialize=["num_rows", "max_rows", "rank"])
+def _all_reduce_kernel(
+    partial_ptr,
+    bias_ptr,
+    x_ptr,
+    weight_ptr,
+    total_ptr,
+    out_ptr,
+    addresses_ptr,
+    num_calls_ptr,
+    num_rows,
+    eps,
+    max_rows,
+    rank,
+    SIZE: tl.constexpr,
+    NUM_PROGRAMS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    # A row has the same program in every call, so the calls of a program decide which slot its rows are in. A program
+    # that stores in a slot again has met the others since, and they had read the slot before: kernels of a stream do
+    # not overlap.
+    element: tl.constexpr = partial_ptr.dtype.element_ty
+    ELEMENT_BYTES: tl.constexpr = element.primitive_bitwidth // 8
+    program = tl.program_id(0)
+    columns = tl.arange(0, BLOCK)
+    is_in = columns < WIDTH
+    slot = tl.load(num_calls_ptr + program) % 2
+    first = SIZE * NUM_PROGRAMS * 8 + slot * max_rows * WIDTH * ELEMENT_BYTES
+    own = tl.load(addresses_ptr + rank)
+    for row in range(program, num_rows, NUM_PROGRAMS):
+        own_ptr = (own + first + (row * WIDTH + columns) * ELEMENT_BYTES).to(tl.pointer_type(element))
+        tl.store(own_ptr, tl.load(partial_ptr + row * WIDTH + columns, mask=is_in), mask=is_in)
+    _meet(addresses_ptr, num_calls_ptr, rank, SIZE, NUM_PROGRAMS)
+    for row in range(program, num_rows, NUM_PROGRAMS):
+        offset = first + (row * WIDTH + columns) * ELEMENT_BYTES
+        sum32 = _sum_in_halves(addresses_ptr, offset, is_in, element, 0, SIZE)
+        if bias_ptr is not None:
+            sum32 += tl.load(bias_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
+        out = sum32.to(element)
+        if x_ptr is not None:
+            x = tl.load(x_ptr + row * WIDTH + columns, mask=is_in, other=0.0).to(tl.float32)
+            total = (x + out.to(tl.float32)).to(element)
+            tl.store(total_ptr + row * WIDTH + columns, total, mask=is_in)
+            weight = tl.load(weight_ptr + columns, mask=is_in, other=0.0)
+            out = normalized(total, weight, eps, WIDTH)
+        tl.store(out_ptr + row * WIDTH + columns, out, mask=is_in)

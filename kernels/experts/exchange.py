@@ -1,0 +1,151 @@
+"""The memory through which engines that divide the experts exchange tokens and outputs: see `exchange.h`."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.experts.native import PlacedRows, TokenBlocksArguments
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
+from octavo.kernels.native.rank_group import SharedMemoryGroup
+
+_CACHE_LINE = 64
+_PAGE = 4096
+_MAX_PARTS = 3
+"""Of a token's row: levels, scales and sums."""
+
+
+class GiveRowsArguments(Arguments):
+    """See `GiveRowsArgs`."""
+
+    _fields_ = (
+        ("experts", Matrix),
+        ("rows", Matrix * 3),
+        ("given_experts", Matrix),
+        ("given_rows", Matrix * 3),
+        ("count", ctypes.c_void_p),
+        ("gives", ctypes.c_int64),
+        ("group", ctypes.c_void_p),
+    )
+
+
+class ReturnOutputsArguments(Arguments):
+    """See `ReturnOutputsArgs`."""
+
+    _fields_ = (
+        ("experts", Matrix),
+        ("places", Matrix),
+        ("outputs", Matrix),
+        ("returned", Matrix),
+        ("own_places", Matrix),
+        ("blocks", TokenBlocksArguments),
+        ("first_own", ctypes.c_int64),
+        ("num_own", ctypes.c_int64),
+        ("group", ctypes.c_void_p),
+    )
+
+
+def exchange_area_bytes(num_engines: int, max_rows: int, width: int, top_k: int) -> int:
+    """Return the bytes of an area of the group that an `ExpertExchange` uses; see there."""
+    rows = num_engines * max_rows
+    given = _counts_bytes(num_engines) + rows * (_experts_stride(top_k) + _row_stride(width))
+    return max(given, rows * top_k * _outputs(width).stride * 4)
+
+
+class ExpertExchange:
+    """This rank's place among those of all engines, and the layout of the two areas of their group.
+
+    The first area has the rows of all tokens, the second one the outputs of their experts. Every engine has a part of
+    each, with room for `max_rows` tokens.
+
+    Args:
+        group: of the ranks of all engines, with areas of `exchange_area_bytes`.
+        engine: of this rank.
+        num_engines: that take part in every step.
+        gives: whether this rank gives away the rows of its engine; one rank of each engine does.
+        max_rows: of an engine in one step.
+        width: of the hidden state.
+        top_k: experts of a token.
+    """
+
+    def __init__(
+        self,
+        group: SharedMemoryGroup,
+        engine: int,
+        num_engines: int,
+        *,
+        gives: bool,
+        max_rows: int,
+        width: int,
+        top_k: int,
+    ) -> None:
+        self.group = group
+        self.num_engines = num_engines
+        self.gives = gives
+        self.max_rows = max_rows
+        self.width, self.top_k = width, top_k
+        self._engine = engine
+
+    @property
+    def blocks(self) -> TokenBlocksArguments:
+        """The tokens of all engines."""
+        return TokenBlocksArguments(self.group.areas[0], self.num_engines, self.max_rows)
+
+    @property
+    def count_address(self) -> int:
+        """Where the number of this engine's tokens is."""
+        return self.group.areas[0] + self._engine * _CACHE_LINE
+
+    @property
+    def experts(self) -> Matrix:
+        """The experts of all tokens."""
+        address = self.group.areas[0] + _counts_bytes(self.num_engines)
+        return Matrix(address, _experts_stride(self.top_k), self.top_k, TYPES[torch.int32], 0)
+
+    def rows(self, parts: Sequence[PlacedRows]) -> list[Matrix]:
+        """Return the rows of all tokens, which consist of some parts."""
+        rows = self.num_engines * self.max_rows
+        address = self.group.areas[0] + _counts_bytes(self.num_engines) + rows * _experts_stride(self.top_k)
+        end = address + _row_stride(self.width)
+        matrices = []
+        for part in parts:
+            matrices.append(Matrix(address, _row_stride(self.width), part.width, TYPES[part.type], 0))
+            address += part.stride * part.type.itemsize
+        require(address <= end, f"experts: rows of more than {_row_stride(self.width)} bytes")
+        return matrices
+
+    @property
+    def outputs(self) -> Matrix:
+        """A row for each (token, expert) pair of all tokens."""
+        return Matrix(self.group.areas[1], _outputs(self.width).stride * 4, self.width, TYPES[torch.float32], 0)
+
+    def own(self, matrix: Matrix) -> Matrix:
+        """Return this engine's part of a matrix with a row for each token."""
+        return self._part(matrix, self._engine * self.max_rows)
+
+    @property
+    def own_outputs(self) -> Matrix:
+        """This engine's part of the outputs."""
+        return self._part(self.outputs, self._engine * self.max_rows * self.top_k)
+
+    @staticmethod
+    def _part(matrix: Matrix, first: int) -> Matrix:
+        return Matrix(matrix.data + first * matrix.row_bytes, matrix.row_bytes, matrix.width, matrix.type, 0)
+
+
+def _counts_bytes(num_engines: int) -> int:
+    return -(-num_engines * _CACHE_LINE // _PAGE) * _PAGE
+
+
+def _experts_stride(top_k: int) -> int:
+    return PlacedRows(1, top_k, torch.int32).stride * 4
+
+
+def _row_stride(width: int) -> int:
+    """Bytes for a row in any form: float32 is the largest, but for padding."""
+    return PlacedRows(1, width, torch.float32).stride * 4 + _MAX_PARTS * _CACHE_LINE
+
+
+def _outputs(width: int) -> PlacedRows:
+    return PlacedRows(1, width, torch.float32)

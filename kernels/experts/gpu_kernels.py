@@ -1,0 +1,197 @@
+"""The Triton kernels of `experts`. A token's bits depend on neither the other tokens nor the tiles.
+
+Slots are the (token, expert) pairs of a step; slot s is expert s % TOP_K of token s // TOP_K. `sort_kernel` gives every
+slot a position, those of an expert adjacent, and lists tiles of positions that have one expert. The two products
+compute a tile of positions by a tile of outputs in each program, with all inputs in ascending order in one chain of
+tensor core instructions. So the tiles choose the programs, but no order of sums. `combine_kernel` adds up the outputs
+of each token in the order of its experts.
+
+Nothing here depends on numbers that only the device knows but the work of programs, so launches can be captured. The
+weights of experts are found through tables of addresses: each expert has weights of its own.
+"""
+
+import triton
+import triton.language as tl
+
+from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
+from octavo.kernels.linear.gpu_kernels import place_of_tile
+
+_LIMIT, _ALPHA = tl.constexpr(SWIGLU_LIMIT), tl.constexpr(SWIGLU_ALPHA)
+
+
+@triton.jit(do_not_specialize=["num_slots"])
+def sort_kernel(
+    expert_ptr,
+    lists,
+    first_own,
+    num_slots,
+    NUM_OWN: tl.constexpr,
+    ROWS: tl.constexpr,
+    BINS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each program finds the slots of one expert, after it has counted those of all, and lists their tiles."""
+    own = tl.program_id(0)
+    bins = tl.arange(0, BINS)
+    counts = tl.zeros((BINS,), tl.int32)
+    for start in range(0, num_slots, BLOCK):
+        slots = start + tl.arange(0, BLOCK)
+        experts = tl.load(expert_ptr + slots, mask=slots < num_slots, other=-1) - first_own
+        counts += tl.histogram(experts, BINS, mask=(experts >= 0) & (experts < NUM_OWN))
+    tiles = tl.cdiv(counts, ROWS)
+    count = tl.sum(tl.where(bins == own, counts, 0), axis=0)
+    position = tl.sum(tl.where(bins < own, counts, 0), axis=0)
+    tile = tl.sum(tl.where(bins < own, tiles, 0), axis=0)
+    if own == 0:
+        tl.store(lists.num_tiles, tl.sum(tiles, axis=0))
+    for first in range(0, count, ROWS):
+        tl.store(lists.experts + tile, own)
+        tl.store(lists.starts + tile, position + first)
+        tl.store(lists.ends + tile, position + tl.minimum(first + ROWS, count))
+        tile += 1
+    if count > 0:
+        for start in range(0, num_slots, BLOCK):
+            slots = start + tl.arange(0, BLOCK)
+            experts = tl.load(expert_ptr + slots, mask=slots < num_slots, other=-1) - first_own
+            is_mine = experts == own
+            places = position + tl.cumsum(is_mine.to(tl.int32), axis=0) - 1
+            tl.store(lists.slots + places, slots, mask=is_mine)
+            position += tl.sum(is_mine.to(tl.int32), axis=0)
+
+
+@triton.jit
+def _tile(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return expert, positions, which of them exist, slots, and outputs of a program's tile; expert -1: it has none."""
+    num_tiles = tl.load(lists.num_tiles)
+    has_tile = tl.program_id(0) < num_tiles * tl.cdiv(num_outputs, OUTPUTS)
+    first_row, first_output = place_of_tile(tl.program_id(0), num_tiles * ROWS, num_outputs, ROWS, OUTPUTS)
+    tile = first_row // ROWS
+    expert = tl.load(lists.experts + tile, mask=has_tile, other=-1)
+    end = tl.load(lists.ends + tile, mask=has_tile, other=1)
+    positions = tl.load(lists.starts + tile, mask=has_tile, other=0) + tl.arange(0, ROWS)
+    is_row = has_tile & (positions < end)
+    # Rows after the last one repeat it: the same addresses cost nothing.
+    positions = tl.minimum(positions, end - 1)
+    slots = tl.load(lists.slots + positions, mask=has_tile, other=0)
+    return expert, positions.to(tl.int64), is_row, slots.to(tl.int64), first_output + tl.arange(0, OUTPUTS)
+
+
+@triton.jit
+def _address(table_ptr, expert, like_ptr):
+    """Return the address of an expert's weight or bias, which has numbers of the type that `like` points to."""
+    return tl.multiple_of(tl.load(table_ptr + expert).to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
+
+
+@triton.jit
+def _load(ptr, places, inputs, num_inputs, IS_EVEN: tl.constexpr):
+    if IS_EVEN:
+        block = tl.load(ptr + places[:, None] + inputs[None, :])
+    else:
+        block = tl.load(ptr + places[:, None] + inputs[None, :], mask=(inputs < num_inputs)[None, :], other=0.0)
+    return block
+
+
+@triton.jit
+def _activated(gate, up, IS_CLAMPED: tl.constexpr):
+    """See `octavo.kernels.experts.reference.activated`."""
+    if IS_CLAMPED:
+        gate = tl.minimum(gate, _LIMIT)
+        up = tl.minimum(tl.maximum(up, -_LIMIT), _LIMIT) + 1.0
+        return gate / (1.0 + tl.exp(-_ALPHA * gate)) * up
+    return gate / (1.0 + tl.exp(-gate)) * up
+
+
+@triton.jit
+def gate_up_kernel(
+    x_ptr,
+    tables,
+    out_ptr,
+    lists,
+    num_outputs,
+    num_inputs,
+    TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_CLAMPED: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Compute the activation of gates and ups: a row for each position."""
+    expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
+    if expert < 0:
+        return
+    gate_ptr, up_ptr = _address(tables.gates, expert, x_ptr), _address(tables.ups, expert, x_ptr)
+    row_places = slots // TOP_K * num_inputs
+    weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs
+    tl.assume(num_inputs > 0)  # see `octavo.kernels.linear.gpu_kernels`
+    gate_sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for start in range(0, num_inputs, INPUTS):
+        inputs = start + tl.arange(0, INPUTS)
+        rows = _load(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
+        gates = _load(gate_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        ups = _load(up_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        gate_sums = tl.dot(rows, gates.T, gate_sums, input_precision="ieee")
+        up_sums = tl.dot(rows, ups.T, up_sums, input_precision="ieee")
+    is_output = outputs < num_outputs
+    if HAS_BIAS:
+        gate_bias_ptr, up_bias_ptr = (
+            _address(tables.gate_biases, expert, x_ptr),
+            _address(tables.up_biases, expert, x_ptr),
+        )
+        gate_sums += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        up_sums += tl.load(up_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    activated = _activated(gate_sums, up_sums, IS_CLAMPED).to(out_ptr.dtype.element_ty)
+    places = (positions * num_outputs)[:, None] + outputs[None, :]
+    tl.store(out_ptr + places, activated, mask=is_row[:, None] & is_output[None, :])
+
+
+@triton.jit
+def down_kernel(
+    x_ptr,
+    tables,
+    out_ptr,
+    lists,
+    num_outputs,
+    num_inputs,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Compute the outputs of experts from rows by position: a row for each slot."""
+    expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
+    if expert < 0:
+        return
+    weight_ptr = _address(tables.downs, expert, x_ptr)
+    row_places = positions * num_inputs
+    weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs
+    tl.assume(num_inputs > 0)
+    sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    for start in range(0, num_inputs, INPUTS):
+        inputs = start + tl.arange(0, INPUTS)
+        rows = _load(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
+        weights = _load(weight_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        sums = tl.dot(rows, weights.T, sums, input_precision="ieee")
+    places = (slots * num_outputs)[:, None] + outputs[None, :]
+    is_number = is_row[:, None] & (outputs < num_outputs)[None, :]
+    tl.store(out_ptr + places, sums.to(out_ptr.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def combine_kernel(
+    output_ptr, expert_ptr, weight_ptr, bias_ptr, out_ptr, width, TOP_K: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add up the weighted outputs of one token, one expert after the other; `NO_EXPERT` has weights of NaN."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    is_in = columns < width
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in range(token * TOP_K, (token + 1) * TOP_K):
+        output = tl.load(output_ptr + slot * width + columns, mask=is_in, other=0.0).to(tl.float32)
+        if bias_ptr is not None:
+            bias_row = bias_ptr + tl.maximum(tl.load(expert_ptr + slot), 0).to(tl.int64) * width
+            output += tl.load(bias_row + columns, mask=is_in, other=0.0).to(tl.float32)
+        total = tl.fma(output, tl.load(weight_ptr + slot) + tl.zeros_like(output), total)
+    tl.store(out_ptr + token * width + columns, total.to(out_ptr.dtype.element_ty), mask=is_in)

@@ -1,0 +1,17 @@
+"""What `gated_rms_norm` means, in float64."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu
+
+
+def gated_rms_norm(
+    x_TD: Tensor, gate_TD: Tensor, weight_D: Tensor, eps: float, *, num_groups: int, is_gate_first: bool
+) -> Tensor:
+    """See `octavo.kernels.gated_rms_norm.gated_rms_norm`."""
+    x, gate = x_TD.double(), silu(gate_TD.double())
+    if is_gate_first:
+        x = x * gate
+    parts = x.view(len(x), num_groups, -1)
+    out = (parts / torch.sqrt((parts * parts).mean(dim=2, keepdim=True) + eps)).flatten(1) * weight_D.double()
+    return (out if is_gate_first else out * gate).to(x_TD.dtype)

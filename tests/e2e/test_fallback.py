@@ -1,0 +1,347 @@
+"""Models that `transformers` computes with our attention and products, against `transformers` alone."""
+
+import asyncio
+import json
+import logging
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from model_runner import Runner, facts_of, filled, prompts
+from msgspec.structs import replace
+from tiny_fallback import FALLBACKS
+from tiny_families import FAMILIES
+from tiny_models import make_tiny
+from torch import Tensor
+from transformers import masking_utils
+from worker_plans import loaded as loaded_as
+from worker_plans import worker_config
+
+from octavo import AsyncClient
+from octavo.kernels.native import library
+from octavo.kernels.native.library import NativeLibrary
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.fallback.hooks import PROBE
+from octavo.worker_proc.models.fallback.model import TransformersModel
+from octavo.worker_proc.models.registry import ARCHITECTURES, build_model
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.runners.torch.trial import try_batches
+
+MAX_LEN = 512
+SHORT = ("ctrl", "cwm", "ernie4.5-moe", "minicpm3", "stablelm", "vaultgemma")
+"""Those of the default run: the others add no kind of parameter, mask or position."""
+WITH_FAMILY = ("gemma3", "cohere2", "gpt-neox", "phi", "smollm3")
+NAMES = [
+    *SHORT,
+    *(pytest.param(name, marks=pytest.mark.long) for name in [*FALLBACKS, *WITH_FAMILY] if name not in SHORT),
+]
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
+    """What products and attention are computed with."""
+    return library.load() if request.param == "native" else None
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fallback")
+
+
+def tiny(name: str, root: Path) -> Path:
+    arch, class_name, settings = (FALLBACKS | FAMILIES)[name]
+    directory = root / name
+    return directory if directory.exists() else make_tiny(arch, directory, class_name=class_name, **settings)
+
+
+def loaded(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Model:
+    facts = replace(facts_of(path), model_impl="transformers")
+    return filled(build_model(facts, Placement(dtype)), path, kernels)
+
+
+@cache
+def expected(path: Path) -> tuple[list[Tensor], Tensor]:
+    """Return what `transformers` computes: the logits of the prompts, and one of them with 12 greedy tokens."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    tokens = prompts(320)
+    known = tokens[1]
+    with torch.inference_mode():
+        logits = [model(prompt[None]).logits[0] for prompt in tokens]
+        for _ in range(12):
+            known = torch.cat((known, model(known[None]).logits[0, -1].argmax()[None]))
+    return logits, known
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_and_greedy_tokens_equal_transformers(name: str, root: Path, kernels: NativeLibrary | None) -> None:
+    path = tiny(name, root)
+    logits, greedy = expected(path)
+    runner = Runner(loaded(path, torch.float32, kernels), torch.float32, MAX_LEN)
+    tokens = prompts(320)
+    for request, theirs in enumerate(logits):
+        actual = runner.in_chunks(tokens, request, [len(tokens[request])])
+        torch.testing.assert_close(actual.log_softmax(1), theirs.log_softmax(1), rtol=1e-4, atol=1e-4)
+    known = tokens[1]
+    last = runner.step([known], [(0, 0, len(known))])[0][-1]
+    for _ in range(12):
+        known = torch.cat((known, last.argmax()[None]))
+        last = runner.step([known], [(0, len(known) - 1, len(known))])[0][-1]
+    assert torch.equal(known, greedy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_chunks_and_batches_do_not_change_a_bit(name: str, root: Path, kernels: NativeLibrary | None) -> None:
+    dtype = torch.bfloat16 if kernels is None else torch.float32
+    runner = Runner(loaded(tiny(name, root), dtype, kernels), dtype, MAX_LEN)
+    tokens = prompts(320)
+    whole = [runner.in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
+    assert all(bool(logits.isfinite().all()) for logits in whole)
+    for ends in ([7, 8, 9, 60, 73, 130, 200], [1, 199, 200]):
+        assert torch.equal(runner.in_chunks(tokens, 0, ends), whole[0]), ends
+    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 131)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
+    for step in parts:
+        for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
+            assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+
+
+def test_every_architecture_here_has_no_family() -> None:
+    assert not {architecture for architecture, _, _ in FALLBACKS.values()} & set(ARCHITECTURES)
+
+
+def test_windows_become_cache_groups(root: Path) -> None:
+    model = loaded(tiny("cwm", root), torch.float32, None)
+    assert {layer: group.shape.window for group in model.cache_groups for layer in group.layers} == {
+        0: 40,
+        1: None,
+        2: 40,
+    }
+
+
+REFUSED = {
+    "MambaForCausalLM": (
+        {"hidden_size": 48, "num_hidden_layers": 2},
+        "MambaForCausalLM cannot run through transformers: its layers have a recurrent state",
+    ),
+    "BertLMHeadModel": ({}, "attention.self is not causal"),
+    "GPTJForCausalLM": (
+        {"n_embd": 48, "n_layer": 2, "n_head": 6, "rotary_dim": 8},
+        "GPTJForCausalLM was not built: KeyError: 'octavo_probe'",
+    ),
+    "XGLMForCausalLM": (
+        {"d_model": 48, "num_layers": 2, "attention_heads": 6, "ffn_dim": 96},
+        "0 of 2 layers attend through the attention interface",
+    ),
+    "DiffLlamaForCausalLM": ({}, "self_attn attends more than once for each token"),
+    "DogeForCausalLM": ({}, "the mask of model.layers.0.self_attn is neither causal, nor a window, nor a chunk"),
+    "GptOssForCausalLM": ({}, "mlp.experts.gate_up_proj of 3 dimensions is not multiplied expert by expert"),
+    "BartForCausalLM": ({"is_encoder_decoder": True}, "it has an encoder and a decoder"),
+    "SeedOssForCausalLM": (
+        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+        r"its rotary embedding \(dynamic\) depends on the longest request",
+    ),
+}
+SMALL = {
+    "vocab_size": 320,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "pad_token_id": 0,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+}
+
+
+@pytest.mark.parametrize("architecture", REFUSED)
+def test_refusals_name_the_reason(architecture: str, root: Path) -> None:
+    settings, reason = REFUSED[architecture]
+    config_class = getattr(transformers, architecture).config_class
+    config = config_class(**({**SMALL, **settings} if "n_embd" not in settings else {"vocab_size": 320, **settings}))
+    facts = replace(
+        facts_of(tiny("ctrl", root)),
+        architecture=architecture,
+        hf_config=config.to_dict(),
+        num_layers=2,
+        model_impl="transformers",
+    )
+    with pytest.raises(ConfigError, match=reason):
+        build_model(facts, Placement(torch.float32))
+
+
+def test_remote_code_needs_the_flag(root: Path) -> None:
+    facts = facts_of(tiny("ctrl", root))
+    known = replace(facts, architecture="TheirModel", hf_config={"auto_map": {"AutoModelForCausalLM": "code.Theirs"}})
+    with pytest.raises(ConfigError, match="code in the model's repository") as refused:
+        build_model(known, Placement(torch.float32))
+    assert "--trust-remote-code" in (refused.value.hint or "")
+    with pytest.raises(ConfigError, match="the architecture NoModel is not supported"):
+        build_model(replace(facts, architecture="NoModel"), Placement(torch.float32))
+    with pytest.raises(ConfigError, match="has no family"):
+        build_model(replace(facts, model_impl="octavo"), Placement(torch.float32))
+
+
+REMOTE_CODE = """
+from transformers import SeedOssForCausalLM
+
+
+class TheirModel(SeedOssForCausalLM):
+    pass
+"""
+
+
+def test_code_of_the_repository_runs_with_the_flag(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_tiny("SeedOssForCausalLM", tmp_path / "remote", class_name="SeedOssConfig", **SMALL)
+    logits, _ = expected(path)
+    (path / "modeling_their.py").write_text(REMOTE_CODE)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"architectures": ["TheirModel"], "auto_map": {"AutoModelForCausalLM": "modeling_their.TheirModel"}}
+    (path / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    facts = replace(facts_of(path), trust_remote_code=True)
+    model = filled(build_model(facts, Placement(torch.float32)), path, library.load())
+    tokens = prompts(320)
+    actual = Runner(model, torch.float32, MAX_LEN).in_chunks(tokens, 1, [len(tokens[1])])
+    torch.testing.assert_close(actual.log_softmax(1), logits[1].log_softmax(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("code", "config", "reason"),
+    [
+        ("import a_package_that_is_missing", {}, "ImportError: .*a_package_that_is_missing"),
+        ("def (", {}, "SyntaxError"),
+        ("class TheirModel: pass", {}, "TheirModel is no PreTrainedModel"),
+        (REMOTE_CODE, {"model_type": "theirs"}, "no model_type 'theirs', and auto_map names no AutoConfig"),
+        (REMOTE_CODE + "    def __init__(self, config):\n        1 / 0\n", {}, "ZeroDivisionError"),
+    ],
+)
+def test_failures_of_remote_code_are_refusals_in_one_line(
+    code: str, config: dict[str, str], reason: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "modeling_their.py").write_text(code)
+    hf_config = {"auto_map": {"AutoModelForCausalLM": "modeling_their.TheirModel"}, "model_type": "seed_oss", **config}
+    facts = facts_of(tiny("ctrl", root))
+    changes = {"model_path": str(tmp_path), "architecture": "TheirModel", "hf_config": hf_config}
+    with pytest.raises(ConfigError, match=f"TheirModel cannot run through transformers: .*{reason}") as refused:
+        build_model(replace(facts, **changes, trust_remote_code=True), Placement(torch.float32))
+    assert "\n" not in refused.value.message
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"hidden_size": "48"}, "StrictDataclassFieldValidationError: .*hidden_size"),
+        ({"layer_types": ["other"]}, "StrictDataclassClassValidationError: .*layer_types"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "its checkpoint is quantized"),
+    ],
+)
+def test_configurations_that_transformers_refuses(change: dict[str, object], reason: str, root: Path) -> None:
+    facts = facts_of(tiny("stablelm", root))
+    with pytest.raises(ConfigError, match=f"StableLmForCausalLM cannot run through transformers: .*{reason}"):
+        build_model(replace(facts, hf_config={**facts.hf_config, **change}), Placement(torch.float32))
+
+
+def test_masks_say_which_keys_they_show() -> None:
+    config = transformers.LlamaConfig(sliding_window=7, attention_chunk_size=5)
+    config._attn_implementation = PROBE
+    arguments = {
+        "config": config,
+        "inputs_embeds": torch.zeros(1, 8, 4),
+        "attention_mask": None,
+        "past_key_values": None,
+        "position_ids": torch.arange(8)[None],
+    }
+    masks = [
+        masking_utils.create_causal_mask(**arguments),
+        masking_utils.create_sliding_window_causal_mask(**arguments),
+        masking_utils.create_chunked_causal_mask(**arguments),
+    ]
+    assert [(mask.window, mask.is_chunked, mask.is_known) for mask in masks] == [
+        (None, False, True),
+        (7, False, True),
+        (5, True, True),
+    ]
+    changed = masking_utils.create_causal_mask(**arguments, or_mask_function=lambda batch, head, query, key: key == 0)
+    assert not changed.is_known
+    assert masks[1][..., :4].is_known
+    assert not (masks[1] + 1).is_known
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bit_types(dtype: torch.dtype, root: Path) -> None:
+    path = tiny("stablelm", root)
+    logits, _ = expected(path)
+    tokens = prompts(320)
+    actual = Runner(loaded(path, dtype, library.load()), dtype, MAX_LEN).in_chunks(tokens, 1, [len(tokens[1])])
+    difference = (actual.float().log_softmax(1) - logits[1].log_softmax(1)).abs().max()
+    assert difference < (0.3 if dtype == torch.bfloat16 else 0.04)
+
+
+def test_engines_give_the_same_bits_alone_in_a_storm_and_from_the_prefix_cache(root: Path) -> None:
+    path = tiny("stablelm", root)
+    generator = torch.Generator().manual_seed(2)
+    start = torch.randint(3, 320, (100,), generator=generator).tolist()
+    tails = [torch.randint(3, 320, (length,), generator=generator).tolist() for length in (1, 2, 33, 150, 300)]
+    params = SamplingParams(seed=5, max_tokens=10, ignore_eos=True, logprobs=2, output_kind=OutputKind.FINAL_ONLY)
+
+    async def ask(client: AsyncClient, prompt: list[int]) -> str:
+        (output,) = [output async for output in client.generate(prompt, params)]
+        return repr((output.outputs[0].token_ids, output.outputs[0].logprobs))
+
+    async def main() -> tuple[list[str], list[list[str]], str]:
+        # A cache that is too small for all: some requests are preempted.
+        settings = {"dtype": "float32", "max_model_len": 512, "max_num_batched_tokens": 96, "max_num_seqs": 4}
+        async with AsyncClient.launch(str(path), **settings, num_gpu_blocks_override=64) as client:
+            alone = [await ask(client, start + tail) for tail in tails]
+            storms = [list(await asyncio.gather(*(ask(client, start + tail) for tail in tails))) for _ in range(2)]
+            return alone, storms, client.facts.model_impl + client.facts.variant_module
+
+    alone, storms, impl = asyncio.run(main())
+    assert impl == "transformers"
+    assert storms == [alone, alone]
+
+
+def test_int8_weights(root: Path) -> None:
+    config = worker_config(tiny("stablelm", root), quantization="int8")
+    model = loaded_as(config)
+    assert {weight.product.packed.kind for weight in model.parameters.packed.values()} == {"u8"}
+    assert try_batches(model, config) == ""
+
+
+def trial_with(change: str, root: Path, patch: pytest.MonkeyPatch) -> str:
+    """Try a model one of whose modules computes something of its whole batch."""
+    config = worker_config(tiny("stablelm", root))
+    model = loaded_as(config)
+    assert isinstance(model, TransformersModel)
+    module = model.module.get_submodule("model.layers.1.mlp.act_fn")
+    plain = module.forward
+    factors = {"rounds": lambda x: 1 + 1e-6 * x.shape[1], "mixes": lambda x: 1 + x.mean(1, keepdim=True)}
+    patch.setattr(module, "forward", lambda x: plain(x) * factors[change](x))
+    return try_batches(model, config)
+
+
+def test_a_module_that_depends_on_its_batch_is_named(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        assert trial_with("rounds", root, monkeypatch) == "model.layers.1.mlp.act_fn"
+    assert "the rows of module model.layers.1.mlp.act_fn" in caplog.text
+
+
+def test_models_without_such_modules_say_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = worker_config(tiny("stablelm", root))
+    with caplog.at_level(logging.INFO):
+        assert try_batches(loaded_as(config), config) == ""
+    assert "StableLmForCausalLM runs through transformers" in caplog.text
+
+
+def test_a_module_that_mixes_requests_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match=r"model.layers.1.mlp.act_fn mixes the rows of requests"):
+        trial_with("mixes", root, monkeypatch)

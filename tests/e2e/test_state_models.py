@@ -1,0 +1,139 @@
+"""Models with recurrent states in whole engines: checkpoints, equal prompts, and the loss of workers and cores."""
+
+import asyncio
+import os
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from servers import descendants
+from tiny_families import FAMILIES
+from tiny_models import make_tiny
+from waiting import until, wait_until
+from workloads import Ask, ask, ask_all, ask_one_by_one
+
+from octavo import AsyncClient, SamplingParams
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.layers.gated_delta_net import DeltaNetSizes, GatedDeltaNet
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.short_conv import ShortConv
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.registry import ARCHITECTURES
+from octavo.worker_proc.parallel.placement import Placement
+
+SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 6}
+ALONE = {**SETTINGS, "max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False}
+WITH_STATES = [name for name, (arch, _, _) in FAMILIES.items() if "state" in ARCHITECTURES[arch].caches]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("states")
+
+
+def tiny(name: str, root: Path) -> Path:
+    arch, class_name, settings = FAMILIES[name]
+    path = root / name
+    return path if path.exists() else make_tiny(arch, path, class_name=class_name, **settings)
+
+
+def storm_requests() -> list[Ask]:
+    """Requests with common starts, some of them equal, with several sequences, and long enough for checkpoints."""
+    rng = random.Random(4)
+    common = [rng.randrange(3, 300) for _ in range(560)]
+    requests = []
+    for number in range(24):
+        prompt = [*common[: rng.choice([0, 130, 300, 560])], *(rng.randrange(3, 300) for _ in range(rng.randrange(40)))]
+        num_sequences = rng.choice([1, 1, 1, 3])
+        params = SamplingParams(
+            n=num_sequences,
+            max_tokens=rng.choice([1, 20, 120, 300]),
+            seed=number,
+            temperature=rng.choice([0.0, 1.0]) if num_sequences == 1 else 0.8,
+            logprobs=2,
+            ignore_eos=True,
+        )
+        requests += [Ask((7, *prompt), params)] * rng.choice([1, 1, 2])
+    return requests
+
+
+def core_and_worker(client: AsyncClient) -> tuple[int, int]:
+    """Return the processes of the moment."""
+    engine = client.engine
+    assert engine is not None
+    worker = wait_until(lambda: max(descendants(engine.core_pid), default=0))
+    return engine.core_pid, worker
+
+
+async def strike(client: AsyncClient, victim: int) -> None:
+    """Kill the core (0) or the worker (1) while steps run, and wait for what follows."""
+    before = (await client.engine_stats()).num_steps
+
+    async def has_run() -> bool:
+        return (await client.engine_stats()).num_steps > before + 20
+
+    await until(has_run)
+    os.kill(core_and_worker(client)[victim], signal.SIGKILL)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_storms_and_lost_processes_change_no_bit(name: str, root: Path) -> None:
+    path, requests = str(tiny(name, root)), storm_requests()
+
+    async def alone() -> list[Any]:
+        async with AsyncClient.launch(path, **ALONE) as client:
+            return await ask_one_by_one(client, requests)
+
+    async def together(victims: list[int], **settings: Any) -> tuple[list[Any], Any]:
+        async with AsyncClient.launch(path, **SETTINGS, **settings) as client:
+            asking = asyncio.create_task(ask_all(client, requests))
+            for victim in victims:
+                await strike(client, victim)
+            results = await asking
+            stats = await client.engine_stats()
+            assert stats.num_free_blocks == stats.num_blocks, "slots were lost"
+            return results, stats
+
+    expected = asyncio.run(alone())
+    storms: list[tuple[list[int], dict[str, Any]]] = [
+        ([], {}),
+        ([], {"max_num_batched_tokens": 70, "block_size": 8}),
+        ([1, 0, 1], {"max_num_batched_tokens": 128}),
+        ([], {"pipeline_parallel_size": 2}),
+    ]
+    for victims, settings in storms:
+        results, stats = asyncio.run(together(victims, **settings))
+        for request, got, want in zip(requests, results, expected, strict=True):
+            assert got == want, (settings, request)
+        assert stats.prefix_cache_hits > 0 or victims
+
+
+def test_equal_prompts_are_computed_once(root: Path) -> None:
+    prompt = tuple(range(5, 305))
+    several = Ask(prompt, SamplingParams(n=4, max_tokens=4, temperature=1.0, seed=1, logprobs=1))
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(tiny("mamba2", root)), **SETTINGS) as client:
+            first = await ask(client, several)
+            stats = await client.engine_stats()
+            # The first sequence computes all of it, and the others the tokens after the last checkpoint.
+            assert stats.prefix_cache_hits == 3 * 256
+            assert await ask(client, several) == first
+
+    asyncio.run(main())
+
+
+def test_gpus_are_refused_before_weights_are_allocated() -> None:
+    placement = Placement(torch.float32, torch.device("cuda"))
+    for make in (
+        lambda parameters: Mamba2Mixer(parameters, "mixer", 0, Mamba2Sizes(2, 16, 16, 1, 4), 32, eps=1e-5),
+        lambda parameters: GatedDeltaNet(parameters, "mixer", 0, DeltaNetSizes(2, 2, 16, 16, 4), 32, eps=1e-5),
+        lambda parameters: ShortConv(parameters, "mixer", 0, 32, 3, has_bias=False),
+    ):
+        with pytest.raises(ConfigError, match="no kernels for recurrent layers") as caught:
+            make(Parameters(placement, prefixes=[]))
+        assert caught.value.hint == "run with --device cpu"

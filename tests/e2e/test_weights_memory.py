@@ -1,0 +1,70 @@
+"""Loading takes the memory of the weights and of about one tensor more."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from octavo.kernels.native import library
+from octavo.worker_proc.models.streamed_packing import KEPT_BYTES
+
+WIDTH, INNER_WIDTH, NUM_LAYERS, VOCAB_SIZE = 1024, 1024, 10, 1024
+LARGEST_BYTES = 2 * 2 * WIDTH * INNER_WIDTH
+"""Of the weights that are packed together: gates and ups."""
+SLACK_BYTES = 2 * KEPT_BYTES + 8 * 2**20
+PROGRAM = Path(__file__).resolve().parents[1] / "support" / "loading_memory.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Mistral in its own format: matrices of queries and keys are copied, because their rows are in another order."""
+    directory = tmp_path_factory.mktemp("model")
+    layer = {
+        **{f"attention.w{part}.weight": (WIDTH, WIDTH) for part in "qkvo"},
+        **{f"feed_forward.w{part}.weight": (INNER_WIDTH, WIDTH) for part in "13"},
+        "feed_forward.w2.weight": (WIDTH, INNER_WIDTH),
+        "attention_norm.weight": (WIDTH,),
+        "ffn_norm.weight": (WIDTH,),
+    }
+    shapes = {f"layers.{index}.{name}": shape for index in range(NUM_LAYERS) for name, shape in layer.items()}
+    shapes |= {
+        "tok_embeddings.weight": (VOCAB_SIZE, WIDTH),
+        "norm.weight": (WIDTH,),
+        "output.weight": (VOCAB_SIZE, WIDTH),
+    }
+    tensors = {name: torch.full(shape, 0.5, dtype=torch.bfloat16) for name, shape in shapes.items()}
+    save_file(tensors, directory / "consolidated.safetensors")
+    params = {
+        "dim": WIDTH,
+        "n_layers": NUM_LAYERS,
+        "head_dim": 64,
+        "hidden_dim": INNER_WIDTH,
+        "n_heads": WIDTH // 64,
+        "n_kv_heads": WIDTH // 64,
+        "norm_eps": 1e-5,
+        "vocab_size": VOCAB_SIZE,
+        "rope_theta": 1e6,
+        "max_seq_len": 128,
+    }
+    (directory / "params.json").write_text(json.dumps(params))
+    return directory
+
+
+def measured(model: Path, when: str) -> dict[str, int]:
+    library.load()  # compiled before the measurement, if it is not yet
+    command = [sys.executable, "-P", str(PROGRAM), str(model), when]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_weights_are_packed_while_they_are_read(model: Path) -> None:
+    streamed, at_the_end = (measured(model, when) for when in ("streamed", "at_the_end"))
+    assert streamed["weights"] == at_the_end["weights"] > 100 * 2**20
+    bound = streamed["weights"] + LARGEST_BYTES + SLACK_BYTES
+    assert streamed["peak"] <= bound
+    assert at_the_end["peak"] > bound, "the measurement must see what packing at the end takes"

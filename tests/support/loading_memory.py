@@ -1,0 +1,70 @@
+"""Loads a model and prints the anonymous memory that it took, in bytes: at most, and at the end. Run as a program.
+
+Arguments: the directory of the model, and "streamed" or "at_the_end": when weights are packed.
+"""
+
+import json
+import re
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from msgspec.structs import replace
+
+from octavo.frontend.model_files import read_model_facts
+from octavo.kernels.linear import Packer
+from octavo.kernels.native import library
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.env import Env
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.weights.reader import read_weights
+
+
+def anonymous_bytes() -> int:
+    match = re.search(r"RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match is not None
+    return int(match[1]) * 1024
+
+
+class Peak:
+    """The most anonymous memory while it runs, by samples."""
+
+    def __init__(self) -> None:
+        self.bytes = anonymous_bytes()
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> "Peak":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stopped.set()
+        self._thread.join()
+        self.note()
+
+    def note(self) -> None:
+        self.bytes = max(self.bytes, anonymous_bytes())
+
+    def _sample(self) -> None:
+        while not self._stopped.wait(0.0005):
+            self.note()
+
+
+def main(directory: str, when: str) -> None:
+    torch.set_num_threads(1)
+    facts = read_model_facts(engine_config({"model": directory, "skip_tokenizer_init": True}).model, Env.read())
+    packer = Packer(torch.device("cpu"), native=library.load())
+    before = anonymous_bytes()
+    with torch.inference_mode(), Peak() as peak:
+        model = build_model(replace(facts, tokenizer_path=None), Placement(torch.bfloat16))
+        weights = read_weights(facts, lambda fraction: peak.note(), model.parameters.wants)
+        model.load_weights(weights, packer if when == "streamed" else None)
+        model.pack(packer)
+    print(json.dumps({"peak": peak.bytes - before, "weights": model.weights_bytes}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,51 @@
+"""The arrays of a step as C++ reads them."""
+
+import ctypes
+from typing import Any
+
+import numpy.typing as npt
+
+from octavo.kernels.native.arguments import GroupArguments, StepArguments
+from octavo.worker_proc.batch.inputs import StepInputs
+
+
+def step_arguments(inputs: StepInputs) -> StepArguments:
+    """Return the step as C++ reads it; the arrays must outlive it."""
+    groups = [
+        GroupArguments(address(group.slot_mapping_T), address(table_RP), table_RP.shape[1])
+        for group in inputs.groups
+        if (table_RP := group.block_table_RP) is not None
+    ]
+    if (states := inputs.states) is not None:
+        sources, destinations = address(states.sources_R), address(states.destinations_R)
+        groups.append(GroupArguments(state_sources=sources, state_destinations=destinations))
+    return StepArguments(
+        num_rows=len(inputs.token_ids_T),
+        token_ids=address(inputs.token_ids_T),
+        positions=address(inputs.positions_T),
+        num_requests=len(inputs.context_lens),
+        query_starts=address(inputs.query_starts),
+        context_lens=address(inputs.context_lens),
+        groups=(GroupArguments * len(groups))(*groups),
+    )
+
+
+def step_without_rows(num_groups: int) -> StepArguments:
+    """Return a step in which this engine has no tokens.
+
+    Args:
+        num_groups: of the cache, one for states included.
+    """
+    query_starts = (ctypes.c_int64 * 1)()
+    step = StepArguments(query_starts=ctypes.addressof(query_starts), groups=(GroupArguments * num_groups)())
+    step.kept = query_starts  # a structure does not keep what a number points to
+    return step
+
+
+def address(array: npt.NDArray[Any]) -> int:
+    """Return where a contiguous array lies.
+
+    perf: `array.ctypes.data` runs through half a page of Python, seven times a step.
+    """
+    assert array.flags.c_contiguous
+    return ctypes.addressof(ctypes.c_char.from_buffer(array.data))

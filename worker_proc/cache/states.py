@@ -1,0 +1,33 @@
+"""The states of layers with a recurrence. Does not decide who owns a slot."""
+
+import torch
+from torch import Tensor
+
+from octavo.worker_proc.cache.groups import StateGroup
+
+
+class StateStorage:
+    """The tensors of each layer, with a slot for each state; not initialized.
+
+    Args:
+        group: of the layers that have a state.
+        num_slots: states of each layer.
+
+    Raises:
+        RuntimeError: there is no memory for them.
+    """
+
+    def __init__(self, group: StateGroup, num_slots: int) -> None:
+        self._layers = {
+            layer: tuple(torch.empty((num_slots, *part)) for part in shape.parts)
+            for layer, shape in group.shapes.items()
+        }
+
+    def layer(self, index: int) -> tuple[Tensor, ...]:
+        """Return the tensors of a layer, in the order of its `StateShape`; the first dimension is that of slots."""
+        return self._layers[index]
+
+
+def open_states(group: StateGroup | None, num_slots: int) -> StateStorage | None:
+    """Allocate the states of a model; None: it has none."""
+    return None if group is None else StateStorage(group, num_slots)

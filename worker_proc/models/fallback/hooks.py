@@ -1,0 +1,83 @@
+"""What `transformers` calls in place of its own attention: what the module's attribute `octavo` holds.
+
+While a model is probed, masks say which keys they show; later there are none.
+"""
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import causal_mask_function
+
+PROBE = "octavo_probe"
+"""The attention implementation while a model is probed."""
+SERVE = "octavo"
+"""The attention implementation afterwards. It has no masks."""
+
+
+_PRESERVING = ("__getitem__", "to", "type", "float", "expand", "contiguous", "clone", "unsqueeze", "__get__")
+"""Functions whose result shows the same keys."""
+
+
+class AttentionHook(Protocol):
+    """Attends for one module."""
+
+    def __call__(
+        self, module: nn.Module, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Any, arguments: dict[str, Any]
+    ) -> Tensor:
+        """Return out_BTNH.
+
+        `arguments`: all that the module passed by keyword.
+        """
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **arguments: Any
+) -> tuple[Tensor, None]:
+    hook: AttentionHook = module.octavo  # type: ignore[assignment]
+    return hook(module, query, key, value, attention_mask, arguments), None
+
+
+class ProbedMask(Tensor):
+    """A mask of four dimensions that remembers which keys it shows, also in slices and copies of it."""
+
+    window: int | None = None
+    """None: all keys up to the query's."""
+    is_chunked = False
+    is_known = False
+    """False: it shows other keys than those of a window, of a chunk, or all."""
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function of torch, and pass the attributes on to its result."""
+        result = super().__torch_function__(function, types, args, kwargs or {})  # type: ignore[no-untyped-call]
+        source = next((arg for arg in args if isinstance(arg, ProbedMask)), None)
+        if source is not None and isinstance(result, ProbedMask):
+            result.window, result.is_chunked = source.window, source.is_chunked
+            result.is_known = source.is_known and function.__name__ in _PRESERVING
+        return result
+
+
+def _probed_mask(
+    batch_size: int, q_length: int, kv_length: int, mask_function: Any, local_size: int | None = None, **_: Any
+) -> ProbedMask:
+    mask: ProbedMask = torch.zeros(batch_size, 1, q_length, kv_length).as_subclass(ProbedMask)
+    mask.window, mask.is_chunked, mask.is_known = None, False, mask_function is causal_mask_function
+    if local_size is not None and not mask.is_known:
+        mask.window = local_size
+        edges = (0, local_size, 2 * local_size, 3 * local_size)
+        keys = torch.tensor(sorted({edge + offset for edge in edges for offset in range(-2, 3) if edge + offset >= 0}))
+        queries = keys[:, None]
+        first = torch.zeros((), dtype=torch.long)
+        shown = mask_function(first, first, queries, keys).expand(len(keys), len(keys))
+        in_window = (keys <= queries) & (keys > queries - local_size)
+        in_chunk = (keys <= queries) & (keys // local_size == queries // local_size)
+        mask.is_chunked = not torch.equal(shown, in_window)
+        mask.is_known = not mask.is_chunked or torch.equal(shown, in_chunk)
+    return mask
+
+
+AttentionInterface.register(PROBE, _attend)
+AttentionInterface.register(SERVE, _attend)
+AttentionMaskInterface.register(PROBE, _probed_mask)

@@ -1,0 +1,182 @@
+"""One pass through a model of `transformers` without weights: what its attention and its parameters are used for."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutputWithPast
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.models.fallback.configuration import refusal, refusing_errors
+from octavo.worker_proc.models.fallback.hooks import ProbedMask
+from octavo.worker_proc.models.fallback.weights import ProbedWeight
+
+NUM_ROWS = 8
+"""Of the pass."""
+
+_KNOWN = frozenset({"scaling", "sliding_window", "softcap", "s_aux"})
+"""Arguments that attention here follows."""
+_HARMLESS = frozenset({"dropout", "is_causal", "position_ids", "use_cache", "layer_idx", "training", "return_dict"})
+"""Arguments that change nothing, or that are checked otherwise."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ProbedAttention:
+    """One layer's attention."""
+
+    name: str
+    """Of the module."""
+    module: nn.Module
+    shape: AttentionShape
+    value_dim: int
+    """Of a head, at most that of a key."""
+
+
+@dataclass(slots=True, eq=False)
+class Structure:
+    """What the pass has found."""
+
+    attention: list[ProbedAttention] = field(default_factory=list)
+    """In the order of calls."""
+    weights: dict[str, ProbedWeight] = field(default_factory=dict)
+    """All parameters, under the first of their names."""
+    other_names: list[str] = field(default_factory=list)
+    """Of parameters that have two."""
+    base_name: str = ""
+    """Of the module that returns hidden states, which the others turn into logits."""
+
+
+class _Recorder:
+    """Notes every call of attention."""
+
+    def __init__(self, facts: ModelFacts, names: dict[nn.Module, str]) -> None:
+        self._facts = facts
+        self._names = names
+        self.calls: list[ProbedAttention] = []
+
+    def __call__(
+        self, module: nn.Module, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, mask: Any, arguments: dict[str, Any]
+    ) -> Tensor:
+        name = self._names[module]
+        self._check(name, module, q_BNTH, k_BKTH, v_BKTH, arguments)
+        window, is_chunked = arguments.get("sliding_window"), False
+        if isinstance(mask, ProbedMask):
+            if not mask.is_known:
+                raise refusal(self._facts, f"the mask of {name} is neither causal, nor a window, nor a chunk")
+            window, is_chunked = mask.window, mask.is_chunked
+        elif mask is not None:
+            raise refusal(self._facts, f"{name} adds a mask or biases of its own to the scores")
+        scale = arguments.get("scaling")
+        shape = AttentionShape(
+            q_BNTH.shape[1],
+            k_BKTH.shape[1],
+            q_BNTH.shape[3],
+            float(scale) if scale is not None else q_BNTH.shape[3] ** -0.5,
+            window,
+            arguments.get("softcap"),
+            is_chunked=is_chunked,
+        )
+        self.calls.append(ProbedAttention(name, module, shape, v_BKTH.shape[3]))
+        return q_BNTH.new_zeros(1, NUM_ROWS, q_BNTH.shape[1], v_BKTH.shape[3])
+
+    def _check(
+        self, name: str, module: nn.Module, q_BNTH: Tensor, k_BKTH: Tensor, v_BKTH: Tensor, arguments: dict[str, Any]
+    ) -> None:
+        given = {key for key, value in arguments.items() if value is not None and value is not False}
+        unknown = given - _KNOWN - _HARMLESS
+        if unknown:
+            raise refusal(self._facts, f"{name} passes {', '.join(sorted(unknown))} to its attention")
+        if not (getattr(module, "is_causal", True) and arguments.get("is_causal") in (None, True)):
+            raise refusal(self._facts, f"{name} is not causal")
+        if any(call.module is module for call in self.calls):
+            raise refusal(self._facts, f"{name} attends more than once for each token")
+        lengths = {tensor.shape[2] for tensor in (q_BNTH, k_BKTH, v_BKTH)}
+        if lengths != {NUM_ROWS} or k_BKTH.shape[3] != q_BNTH.shape[3] or v_BKTH.shape[3] > k_BKTH.shape[3]:
+            sizes = ", ".join(str(tuple(tensor.shape)) for tensor in (q_BNTH, k_BKTH, v_BKTH))
+            raise refusal(self._facts, f"queries, keys and values of {name} have the shapes {sizes}")
+
+
+def probe(model: PreTrainedModel, facts: ModelFacts) -> Structure:
+    """Replace the parameters by stand-ins, run the model once, and return what was seen.
+
+    Raises:
+        ConfigError: it computes something that cannot be served; the message names the module and the reason.
+    """
+    bases = model.base_model, model.get_decoder()
+    base_name = next((name for base in bases for name, module in model.named_children() if module is base), None)
+    if base_name is None:
+        raise refusal(facts, "its head is not separate from its layers")
+    weights, other_names = _put_probes(model)
+    structure = Structure(weights=weights, other_names=other_names, base_name=base_name)
+    recorder = _Recorder(facts, {module: name for name, module in model.named_modules()})
+    for module in model.modules():
+        module.octavo = recorder
+    with refusing_errors(facts, "its code failed"):
+        hidden = run_base(model.get_submodule(base_name), torch.zeros(NUM_ROWS).long(), torch.arange(NUM_ROWS))
+        logits = run_head(model, base_name, hidden)
+    if logits.shape != (NUM_ROWS, facts.vocab_size):
+        raise refusal(facts, f"its logits have the shape {tuple(logits.shape)}, and the vocabulary {facts.vocab_size}")
+    if (num_calls := len(recorder.calls)) != facts.num_layers:
+        raise refusal(facts, f"{num_calls} of {facts.num_layers} layers attend through the attention interface")
+    structure.attention = recorder.calls
+    return structure
+
+
+def run_base(base: nn.Module, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
+    """Return hidden_TD of a batch of rows, after the final norm."""
+    out = base(input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False)
+    hidden_TD: Tensor = out.last_hidden_state[0]
+    return hidden_TD
+
+
+class _KnownOutput(BaseModelOutputWithPast):  # type: ignore[misc]
+    """What a base returns to a head that reads nothing but hidden states."""
+
+    def __getattr__(self, name: str) -> None:
+        """Return None: caches, routing and the like."""
+        return
+
+
+class _KnownBase(nn.Module):
+    """Stands in place of the base of a model whose hidden states are known."""
+
+    def __init__(self, hidden_RD: Tensor) -> None:
+        super().__init__()
+        self._output = _KnownOutput(last_hidden_state=hidden_RD[None])
+
+    def forward(self, *_: Any, **__: Any) -> _KnownOutput:
+        """Return the hidden states as the base does."""
+        return self._output
+
+
+def run_head(model: PreTrainedModel, base_name: str, hidden_RD: Tensor) -> Tensor:
+    """Return logits_RV: what the model computes after its base, output layer, factors and caps."""
+    base = model._modules[base_name]
+    model._modules[base_name] = _KnownBase(hidden_RD)
+    try:
+        out = model(input_ids=torch.zeros(1, len(hidden_RD), dtype=torch.long), use_cache=False)
+    finally:
+        model._modules[base_name] = base
+    logits_RV: Tensor = out.logits[0]
+    return logits_RV
+
+
+def _put_probes(model: nn.Module) -> tuple[dict[str, ProbedWeight], list[str]]:
+    """Return the stand-ins, each with its first name, and all other names."""
+    probes: dict[nn.Parameter, ProbedWeight] = {}
+    names: dict[str, ProbedWeight] = {}
+    other_names = []
+    for module_name, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            full_name = f"{module_name}.{name}".lstrip(".")
+            if parameter in probes:
+                other_names.append(full_name)
+            else:
+                names[full_name] = probes[parameter] = ProbedWeight.of(parameter.shape, parameter.dtype)
+            module._parameters[name] = probes[parameter]
+    return names, other_names

@@ -1,0 +1,116 @@
+"""The gated delta net of Qwen3-Next (Yang, Kautz and Hatamizadeh, arXiv 2412.06464)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.causal_conv1d import causal_conv1d
+from octavo.kernels.gated_delta_rule import DeltaWeights, gated_delta_rule
+from octavo.kernels.gated_rms_norm import gated_rms_norm
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.cache.groups import StateShape
+from octavo.worker_proc.models.base import Tables
+from octavo.worker_proc.models.checkpoint import Rule, split_rows
+from octavo.worker_proc.models.layers.devices import check_recurrent
+from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.parameters import Parameters
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetSizes:
+    """Of a block."""
+
+    num_key_heads: int
+    num_value_heads: int
+    """A multiple of the key heads."""
+    key_dim: int
+    value_dim: int
+    conv_width: int
+
+    @property
+    def convolved(self) -> list[int]:
+        """Widths of what is convolved: queries, keys, values."""
+        key_width = self.num_key_heads * self.key_dim
+        return [key_width, key_width, self.num_value_heads * self.value_dim]
+
+    @property
+    def state(self) -> StateShape:
+        """What a request keeps: the last inputs of the convolution, and the matrix of each value head."""
+        heads = self.num_value_heads, self.key_dim, self.value_dim
+        return StateShape(((self.conv_width - 1, sum(self.convolved)), heads))
+
+
+class GatedDeltaNet:
+    """Input projection, convolution, recurrence, gated norm of each head, output projection.
+
+    Args:
+        parameters: of the model.
+        name: of the block; its tensors are `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`, `conv1d`, `A_log`,
+            `dt_bias`, `norm` and `out_proj`.
+        index: of the layer.
+        sizes: of the block.
+        width: of the residual stream.
+        eps: of the norm.
+
+    Raises:
+        ConfigError: see `check_recurrent`.
+    """
+
+    def __init__(
+        self, parameters: Parameters, name: str, index: int, sizes: DeltaNetSizes, width: int, *, eps: float
+    ) -> None:
+        check_recurrent(parameters)
+        self._index = index
+        self._sizes = sizes
+        self._eps = eps
+        num_channels, num_heads, value_width = sum(sizes.convolved), sizes.num_value_heads, sizes.convolved[2]
+        self._widths = [num_channels, value_width, num_heads, num_heads]
+        parts = {
+            f"{name}.in_proj_{part}": size for part, size in zip(("qkv", "z", "b", "a"), self._widths, strict=True)
+        }
+        self._in = Linear.stacked(parameters, f"{name}.in_proj", parts, width, bias=False)
+        self._conv_weight_D1W = parameters.new(f"{name}.conv1d.weight", num_channels, 1, sizes.conv_width)
+        a_log_H, dt_bias_H = (
+            parameters.new(f"{name}.{part}", num_heads, dtype=torch.float32) for part in ("A_log", "dt_bias")
+        )
+        self._rule = DeltaWeights(a_log_H, dt_bias_H)
+        self._norm_weight_V = parameters.new(f"{name}.norm.weight", sizes.value_dim)
+        self._out = Linear.new(parameters, f"{name}.out_proj", value_width, width, bias=False)
+
+    def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
+        """See `octavo.worker_proc.models.layers.decoder.AttentionBlock`."""
+        qkv, gate_TV, b_TH, a_TH = self._in(x_TD).split(self._widths, dim=1)
+        state = attention.state(self._index)
+        conv_state, rule_state = state.tensors
+        qkv = causal_conv1d(qkv, self._conv_weight_D1W.squeeze(1), None, conv_state, state.slots, has_silu=True)
+        q_TK, k_TK, v_TV = qkv.split(self._sizes.convolved, dim=1)
+        y_TV = gated_delta_rule(q_TK, k_TK, v_TV, b_TH, a_TH, self._rule, rule_state, state.slots)
+        num_heads = self._sizes.num_value_heads
+        return self._out(
+            gated_rms_norm(y_TV, gate_TV, self._norm_weight_V, self._eps, num_groups=num_heads, is_gate_first=False)
+        )
+
+
+def interleaved_projections(sizes: DeltaNetSizes) -> list[Rule]:
+    """Return the rules for checkpoints that hold the projections of each key head next to each other.
+
+    These are `in_proj_qkvz` (a query, a key, the values and the gates of its value heads) and `in_proj_ba`.
+    """
+    num_heads, per_key = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
+
+    def rows(widths: list[int]) -> list[list[range]]:
+        """Return the rows of each part, given its rows in every key head."""
+        starts = [sum(widths[:part]) for part in range(len(widths))]
+        return [
+            [range(head * sum(widths) + start, head * sum(widths) + start + width) for head in range(num_heads)]
+            for start, width in zip(starts, widths, strict=True)
+        ]
+
+    value_rows = per_key * sizes.value_dim
+    q, k, v, z = rows([sizes.key_dim, sizes.key_dim, value_rows, value_rows])
+    b, a = rows([per_key, per_key])
+    return [
+        split_rows("in_proj_qkvz", {"in_proj_qkv": [*q, *k, *v], "in_proj_z": z}),
+        split_rows("in_proj_ba", {"in_proj_b": b, "in_proj_a": a}),
+    ]

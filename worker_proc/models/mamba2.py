@@ -1,0 +1,83 @@
+"""Mamba-2 (Dao and Gu, arXiv 2405.21060): layers with a recurrent state instead of attention, and no mlp."""
+
+import math
+
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.checkpoint import renamed
+from octavo.worker_proc.models.hf_config import ignore, limits, optional, reject_unless, required
+from octavo.worker_proc.models.layers.decoder import DecoderModel, SingleBlockLayer, embedding_and_output
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
+
+
+def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
+    """Make the model that `facts` describes, or one rank's part of it.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
+    is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
+    sizes = Mamba2Sizes(
+        num_heads=facts.num_heads,
+        head_dim=facts.head_dim,
+        state_size=optional(config, "state_size", 128),
+        num_groups=optional(config, "n_groups", 8),
+        conv_width=optional(config, "conv_kernel", 4),
+    )
+    _check(facts, placement)
+    ignored = [r"^lm_head\.weight$"] if is_tied else []
+    # Checkpoints converted by early versions of transformers say "embedding".
+    names = renamed({r"^embeddings?\.": "embed_tokens.", r"^norm_f\.": "norm."})
+    parameters = Parameters(placement, prefixes=["backbone."], ignored=ignored, rules=[names])
+
+    def layer(index: int) -> SingleBlockLayer:
+        name = f"layers.{index}"
+        has_bias = optional(config, "use_bias", False)
+        mixer = Mamba2Mixer(
+            parameters,
+            f"{name}.mixer",
+            index,
+            sizes,
+            width,
+            eps=eps,
+            num_norm_groups=sizes.num_groups,
+            has_bias=has_bias,
+            has_output_bias=has_bias,
+            has_conv_bias=optional(config, "use_conv_bias", True),
+            dt_limits=limits(config, "time_step_limit", (0.0, math.inf)),
+        )
+        return SingleBlockLayer(RMSNorm.new(parameters, f"{name}.norm", width, eps), mixer)
+
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    return DecoderModel(
+        parameters,
+        [None] * facts.num_layers,
+        states=[sizes.state] * facts.num_layers,
+        embedding=embedding,
+        layers=[layer(index) for index in range(facts.num_layers)],
+        norm=RMSNorm.new(parameters, "norm", width, eps),
+        output=output,
+    )
+
+
+def _check(facts: ModelFacts, placement: Placement) -> None:
+    """Reject what contradicts itself or is not supported, and declare what changes nothing."""
+    config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
+    expansion = optional(config, "expand", 2)
+    num_heads, _ = placement.sharding.whole_heads(facts)
+    if expansion * width != num_heads * facts.head_dim:
+        raise ConfigError(
+            f"config.json: 'expand' ({expansion}) times 'hidden_size' ({width}) is not 'num_heads' ({num_heads}) "
+            f"times 'head_dim' ({facts.head_dim})"
+        )
+    reject_unless(config, "hidden_act", ["silu", "swish"])
+    reject_unless(config, "rms_norm", [True])
+    ignore(config, "norm_before_gate", "intermediate_size")  # in published files, and never read by transformers
+    ignore(config, "num_heads")  # in the facts
+    # Sums are in float32; chunks are a matter of speed; the others are about training.
+    ignore(config, "residual_in_fp32", "chunk_size", "rescale_prenorm_residual")
+    ignore(config, "time_step_rank", "time_step_min", "time_step_max", "time_step_floor")

@@ -1,0 +1,126 @@
+"""Nemotron-H: every layer is one block, which is a state-space block, attention or an mlp."""
+
+import math
+
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.checkpoint import renamed
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, types_of_layers
+from octavo.worker_proc.models.layers.activation import PLAIN, activation
+from octavo.worker_proc.models.layers.attention import SelfAttention
+from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpLayer, SingleBlockLayer, embedding_and_output
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.mlp import Mlp
+from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
+
+_NAMES = {
+    r"^embeddings?\.": "embed_tokens.",
+    r"^norm_f\.": "norm.",
+    r"\.mixer\.up_proj\.": ".mixer.fc1.",
+    r"\.mixer\.down_proj\.": ".mixer.fc2.",
+}
+_LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
+
+
+def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
+    """Make the model that `facts` describes, or one rank's part of it.
+
+    Raises:
+        ConfigError: something in its configuration is not supported.
+    """
+    config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
+    is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
+    sizes, types = _sizes(facts), _types(facts)
+    shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
+    function = activation(config, "relu2", PLAIN, key="mlp_hidden_act")
+    inner_width, has_mlp_bias = optional(config, "intermediate_size", 21504), optional(config, "mlp_bias", False)
+    has_bias, has_conv_bias = optional(config, "use_bias", False), optional(config, "use_conv_bias", True)
+    # As in transformers, which limits steps from below by this key and not by `time_step_limit`.
+    dt_limits = optional(config, "time_step_min", 0.001), math.inf
+    _reject_other_blocks(facts)
+    ignored = [r"^mtp\."] + ([r"^lm_head\.weight$"] if is_tied else [])
+    parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=ignored, rules=[renamed(_NAMES)])
+
+    def layer(index: int) -> SingleBlockLayer | MlpLayer:
+        name = f"layers.{index}"
+        norm, name = RMSNorm.new(parameters, f"{name}.norm", width, eps), f"{name}.mixer"
+        if types[index] == "mlp":
+            return MlpLayer(norm, Mlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias))
+        if types[index] == "full_attention":
+            return SingleBlockLayer(norm, SelfAttention(parameters, name, index, shape, width, rotary=None))
+        mixer = Mamba2Mixer(
+            parameters,
+            name,
+            index,
+            sizes,
+            width,
+            eps=eps,
+            num_norm_groups=sizes.num_groups,
+            has_bias=has_bias,
+            has_output_bias=has_bias,
+            has_conv_bias=has_conv_bias,
+            dt_limits=dt_limits,
+        )
+        return SingleBlockLayer(norm, mixer)
+
+    embedding, output = embedding_and_output(parameters, facts, width, is_tied=is_tied)
+    return DecoderModel(
+        parameters,
+        [shape if kind == "full_attention" else None for kind in types],
+        states=[sizes.state if kind == "linear_attention" else None for kind in types],
+        embedding=embedding,
+        layers=[layer(index) for index in range(facts.num_layers)],
+        norm=RMSNorm.new(parameters, "norm", width, eps),
+        output=output,
+    )
+
+
+def _sizes(facts: ModelFacts) -> Mamba2Sizes:
+    config = facts.hf_config
+    sizes = Mamba2Sizes(
+        num_heads=optional(config, "mamba_num_heads", 128),
+        head_dim=optional(config, "mamba_head_dim", 64),
+        state_size=optional(config, "ssm_state_size", 128),
+        num_groups=optional(config, "n_groups", 8),
+        conv_width=optional(config, "conv_kernel", 4),
+    )
+    if sizes.num_heads % sizes.num_groups:
+        raise ConfigError(f"config.json: {sizes.num_heads} 'mamba_num_heads' for {sizes.num_groups} 'n_groups'")
+    return sizes
+
+
+def _types(facts: ModelFacts) -> list[str]:
+    """Return what the block of each layer is; a letter or a word in the configuration."""
+    pattern = optional(facts.hf_config, "hybrid_override_pattern", "")
+    return types_of_layers(
+        facts.hf_config,
+        facts.num_layers,
+        ["linear_attention", "full_attention", "mlp"],
+        [_LETTERS.get(letter, letter) for letter in pattern],
+        key="layers_block_type",
+        other_names={"mamba": "linear_attention", "attention": "full_attention"},
+    )
+
+
+def _reject_other_blocks(facts: ModelFacts) -> None:
+    """Reject configurations whose blocks differ from those that are built here."""
+    config = facts.hf_config
+    reject_unless(config, "attention_bias", [False, None])
+    reject_unless(config, "mamba_hidden_act", ["silu", "swish"])
+    reject_unless(config, "mamba_proj_bias", [optional(config, "use_bias", False), None])
+    reject_unless(config, "attention_head_dim", [facts.head_dim, None])
+    reject_unless(config, "num_query_groups", [facts.num_kv_heads, None])
+    reject_unless(config, "sliding_window", [None])
+    reject_unless(config, "mamba_ssm_cache_dtype", ["float32", None])
+    # About experts, which no layer has; about the order of computation, and about training.
+    ignore(
+        config, "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"
+    )
+    ignore(config, "moe_latent_size", "moe_shared_expert_overlap", "num_experts_per_tok", "routed_scaling_factor")
+    ignore(config, "n_group", "topk_group", "norm_topk_prob", "num_nextn_predict_layers", "mtp_layers_block_type")
+    ignore(config, "chunk_size", "expand", "use_mamba_kernels", "num_logits_to_keep", "residual_in_fp32")
+    ignore(config, "rescale_prenorm_residual", "rms_norm_eps", "time_step_rank", "time_step_max", "time_step_floor")
+    ignore(config, "time_step_limit", "hidden_dropout")

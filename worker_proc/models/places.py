@@ -1,0 +1,49 @@
+"""Where the tensors of a checkpoint go, and in which layout."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
+from octavo.worker_proc.parallel.sharding import Shard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where one tensor of the checkpoint goes."""
+
+    shape: tuple[int, ...]
+    """Here."""
+    shard: Shard | None
+    """The part of the checkpoint's tensor that is here; None: all of it."""
+    is_transposed: bool
+    """The checkpoint holds the transposed matrix. Quantized matrices are never transposed."""
+    take: Callable[[Tensor | QuantizedMatrix], None]
+    is_here: bool = True
+    """False: another pipeline stage holds it, and the checkpoint's tensor is not read."""
+
+
+def oriented(place: Place, values: Tensor | QuantizedMatrix, name: str) -> Tensor | QuantizedMatrix:
+    """Return this rank's part of the values, in the layout of the parameter.
+
+    Raises:
+        ConfigError: they have another shape.
+    """
+    is_transposed = place.is_transposed and isinstance(values, Tensor)
+    whole = place.shard.whole(place.shape) if place.shard else place.shape
+    expected = whole[::-1] if is_transposed else whole
+    if tuple(values.shape) != expected:
+        raise ConfigError(
+            f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for {expected}"
+        )
+    oriented = values.t() if isinstance(values, Tensor) and is_transposed else values
+    if place.shard is None:
+        return oriented
+    return place.shard.of(oriented) if isinstance(oriented, Tensor) else oriented.part(place.shard)
+
+
+def fill(target: Tensor, values: Tensor | QuantizedMatrix) -> None:
+    """Copy the values of a tensor of the checkpoint into one that exists."""
+    target.copy_(values if isinstance(values, Tensor) else values.dequantized())

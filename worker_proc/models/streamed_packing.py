@@ -1,0 +1,46 @@
+"""Packs weights while a checkpoint is read, so that only those of one layer are in memory twice."""
+
+from collections.abc import Iterable
+
+from octavo.kernels.linear import Packer
+from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.models.linear_weight import LinearWeight
+
+KEPT_BYTES = 16 * 2**20
+"""The C library keeps the memory of what was read and packed, in pieces between packed weights. It is returned to the
+system whenever so many bytes were packed."""
+
+
+class StreamedPacking:
+    """Packs each weight of a linear layer when all of its tensors were read. Weights that layers share come last.
+
+    Args:
+        weights: of the model.
+        packer: of its device.
+        keeps_quantized: whether weights that are quantized in the checkpoint stay so.
+    """
+
+    def __init__(self, weights: Iterable[LinearWeight], packer: Packer, *, keeps_quantized: bool) -> None:
+        self._packer = packer
+        self._keeps_quantized = keeps_quantized
+        self._kept_bytes = 0
+        self._missing = {weight: weight.tensor_names for weight in weights}
+        self._weight_of = {name: weight for weight, names in self._missing.items() for name in names}
+
+    def take(self, name: str) -> None:
+        """Note that a tensor was read; pack the weight of which it was the last one.
+
+        Raises:
+            ConfigError: the weight cannot be packed; the message names it.
+        """
+        weight = self._weight_of.pop(name, None)
+        if weight is None:
+            return
+        self._missing[weight].discard(name)
+        if self._missing[weight]:
+            return
+        weight.pack(self._packer, keeps_quantized=self._keeps_quantized)
+        self._kept_bytes += weight.num_bytes
+        if self._kept_bytes >= KEPT_BYTES:
+            give_back_freed_memory()
+            self._kept_bytes = 0

@@ -1,0 +1,96 @@
+"""Ranks on GPUs of one machine that read each other's memory: small sums are one kernel on each rank."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from octavo.kernels.all_reduce.pending import FusedSum, PendingSum
+from octavo.protocol.errors import StartupError
+from octavo.worker_proc.parallel.distributed import FEW_BYTES, DistributedRanks
+
+
+class SymmetricMemoryRanks(DistributedRanks):
+    """See `TensorParallelGroup`. Sums of up to 1 MiB are computed by `one_shot`, larger ones as by `DistributedRanks`.
+
+    Both add in the same order, so a row has the same bits in a sum of any size.
+
+    Args:
+        rank: of this process, from 0.
+        size: number of ranks.
+        one_shot: of this rank.
+        serves: whether `one_shot` can add up a tensor.
+        group: of torch; None: all workers.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        one_shot: FusedSum,
+        serves: Callable[[Tensor], bool],
+        group: distributed.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__(rank, size, group)
+        self._one_shot, self._serves = one_shot, serves
+
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+        """See `TensorParallelGroup`. A small sum is computed when it is used: see `PendingSum`."""
+        if self._serves(partial_TD):
+            return PendingSum.of(self._one_shot, partial_TD, bias_D)
+        return super().all_reduce(partial_TD, bias_D)
+
+
+def open_symmetric_ranks(
+    rank: int,
+    size: int,
+    *,
+    width: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    group: distributed.ProcessGroup | None = None,
+) -> SymmetricMemoryRanks:
+    """Share memory with the other ranks, and return this one. All ranks call it, after `join_all`.
+
+    Args:
+        rank: of this process, from 0.
+        size: number of ranks.
+        width: columns of sums, those of the residual stream.
+        dtype: of the model.
+        device: of this rank.
+        group: of torch; None: all workers.
+
+    Raises:
+        StartupError: the GPUs cannot read each other's memory.
+    """
+    # Triton takes a second to import, and CPUs do without it.
+    from octavo.kernels.all_reduce.gpu import OneShotAllReduce, one_shot_bytes
+
+    max_rows = FEW_BYTES // (width * dtype.itemsize)
+    group = group or distributed.group.WORLD
+    assert group is not None, "join_all was called"
+    area, addresses = _share(one_shot_bytes(max_rows, width, dtype, size), device, group)
+    # The ranks may signal as soon as all of them have cleared their flags.
+    torch.cuda.synchronize(device)
+    distributed.barrier(group=group)
+    one_shot = OneShotAllReduce(
+        addresses, rank, max_rows=max_rows, width=width, dtype=dtype, device=device, keeps=[area]
+    )
+    return SymmetricMemoryRanks(rank, size, one_shot, one_shot.serves, group)
+
+
+def _share(num_bytes: int, device: torch.device, group: distributed.ProcessGroup) -> tuple[Any, list[int]]:
+    """Allocate zeros on every rank. Return their owner, and their addresses by rank, as this GPU sees them."""
+    from torch.distributed import _symmetric_memory as symmetric_memory  # imports much, and CPUs do without it
+
+    try:
+        area = symmetric_memory.empty(num_bytes, dtype=torch.uint8, device=device).zero_()
+        handle = symmetric_memory.rendezvous(area, group)
+    except RuntimeError as error:
+        raise StartupError(
+            f"the GPUs cannot read each other's memory: {error}",
+            hint="unset OCTAVO_ONE_SHOT_ALL_REDUCE; NCCL does without it",
+        ) from error
+    offset = area.data_ptr() - handle.buffer_ptrs[handle.rank]
+    return (area, handle), [address + offset for address in handle.buffer_ptrs]
