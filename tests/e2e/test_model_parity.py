@@ -191,8 +191,8 @@ def test_what_is_not_supported_is_rejected(
 
 def test_an_unknown_architecture_names_the_known_ones(directories: dict[str, Path]) -> None:
     facts = facts_of(directories["LlamaForCausalLM"])
-    with pytest.raises(ConfigError, match="MambaForCausalLM is not supported") as caught:
-        build_model(with_config(facts, facts.hf_config, architecture="MambaForCausalLM"), Placement(torch.float32))
+    with pytest.raises(ConfigError, match="MadeUpForCausalLM is not supported") as caught:
+        build_model(with_config(facts, facts.hf_config, architecture="MadeUpForCausalLM"), Placement(torch.float32))
     assert "LlamaForCausalLM" in caught.value.hint
 
 

@@ -232,13 +232,11 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     """
     family = ARCHITECTURES.get(facts.architecture)
     if facts.model_impl == "transformers" or (facts.model_impl == "auto" and family is None):
-        from octavo.worker_proc.models.fallback.model import build as build_fallback  # imports transformers: seconds
-
-        return build_fallback(facts, placement)
+        return _build_fallback(facts, placement)
     if family is None:
         raise ConfigError(
             f"the architecture {facts.architecture} has no family (--model-impl octavo)",
-            hint=f"use --model-impl auto, or one of {', '.join(sorted(ARCHITECTURES))}",
+            hint=f"use --model-impl auto, or {_one_of_the_families()}",
         )
     method = (facts.hf_config.get("quantization_config") or {}).get("quant_method", "unknown")
     if facts.hf_config.get("quantization_config") and method not in family.quantizations:
@@ -252,3 +250,19 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     model: Model = build(msgspec.structs.replace(own_facts, hf_config=config), placement)
     config.reject_unread(facts.architecture)
     return model
+
+
+def _build_fallback(facts: ModelFacts, placement: Placement) -> Model:
+    from octavo.worker_proc.models.fallback.configuration import is_known  # imports transformers: seconds
+    from octavo.worker_proc.models.fallback.model import build
+
+    if not is_known(facts):
+        raise ConfigError(
+            f"the architecture {facts.architecture} is not supported, and unknown to transformers as a causal model",
+            hint=f"use {_one_of_the_families()}",
+        )
+    return build(facts, placement)
+
+
+def _one_of_the_families() -> str:
+    return f"one of {', '.join(sorted(ARCHITECTURES))}"

@@ -40,8 +40,16 @@ def refusing_errors(facts: ModelFacts, what_failed: str) -> Iterator[None]:
         raise refusal(facts, f"{what_failed}: {type(error).__name__}: {reason}") from error
 
 
+def is_known(facts: ModelFacts) -> bool:
+    """Whether `transformers`, or code in the model's repository, implements the architecture as a causal model."""
+    has_remote_code = "AutoModelForCausalLM" in (facts.hf_config.get("auto_map") or {})
+    return has_remote_code or facts.architecture in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+
+
 def empty_model(facts: ModelFacts, dtype: torch.dtype) -> PreTrainedModel:
-    """Return the model with its parameters on the device "meta", and its buffers computed.
+    """Return the model, whose architecture `is_known`, with its parameters on the device "meta".
+
+    Its buffers are computed.
 
     Raises:
         ConfigError: `transformers` has no such model, it is of a kind that cannot be served, or its code is remote and
@@ -74,12 +82,6 @@ def _class_and_config(facts: ModelFacts) -> tuple[Any, PreTrainedConfig]:
         with refusing_errors(facts, "its config.json was not understood"):
             model_class = getattr(transformers, name)
             return model_class, model_class.config_class.from_dict(_with_floats(facts.hf_config))
-    if "AutoModelForCausalLM" not in auto_map:
-        raise ConfigError(
-            f"the architecture {name} is not supported",
-            hint=f"it has no family in docs/models.md, and transformers {transformers.__version__} has no causal model "
-            "of this name",
-        )
     if not facts.trust_remote_code:
         raise ConfigError(
             f"the architecture {name} is implemented by code in the model's repository, which is not run",
