@@ -17,6 +17,7 @@ GPU_TESTS = Path(__file__).parents[1] / "gpu"
 PIPELINE_TESTS = GPU_TESTS / "pipeline"
 
 
+@pytest.mark.runs_pytest
 @pytest.mark.parametrize("part", ["kernels", "pipeline"])
 def test_in_the_interpreter(request: pytest.FixtureRequest, part: str) -> None:
     is_pipeline = part == "pipeline"

@@ -1,7 +1,8 @@
 """A time limit for each test, so that a test that hangs fails with its stacks instead of blocking the run.
 
 Each phase of a test (its fixtures, its call, their teardown) may take `test_time_limit_s`. Then the stacks of all
-threads and child processes go to its captured output and the test fails. A test that does not react, because it hangs
+threads and child processes go to its captured output and the test fails. Tests marked `long` have no limit, nor have
+those marked `runs_pytest`, because the tests that they run have one each. A test that does not react, because it hangs
 outside Python, ends its process after twice the time; the other process of the run continues and reports it.
 """
 
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "runs_pytest: runs tests in a process of its own; no limit but theirs")
     capture = config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
         config.stash[_REAL_STANDARD_ERROR] = os.dup(STANDARD_ERROR)
@@ -53,7 +55,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 def _limited(item: pytest.Item) -> Iterator[None]:
     limit_s = float(item.config.getini("test_time_limit_s"))
-    if not limit_s or item.get_closest_marker("long"):
+    if not limit_s or any(item.get_closest_marker(name) for name in ("long", "runs_pytest")):
         return (yield)
 
     def expire(number: int, frame: FrameType | None) -> None:
