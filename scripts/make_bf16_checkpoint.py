@@ -36,7 +36,7 @@ _UNUSED_TOKEN = 5
 
 @dataclass(frozen=True)
 class Shape:
-    """The sizes of a Qwen2 model, or with experts of a Qwen3-MoE model, with tied embeddings."""
+    """The sizes of a Qwen2 model, with experts of a Qwen3-MoE model, with a window of Gemma 3; tied embeddings."""
 
     num_layers: int
     hidden_size: int
@@ -50,13 +50,27 @@ class Shape:
     experts_per_token: int = 0
     expert_size: int = 0
     """Columns of an expert's activation."""
+    head_size: int | None = None
+    """Of keys and values too; None: `hidden_size` divided by the number of heads."""
+    window: int = 0
+    """Of five layers in six."""
+
+    @property
+    def architecture(self) -> str:
+        """In a GGUF file."""
+        return "gemma3" if self.window else "qwen3moe" if self.num_experts else "qwen2"
+
+    @property
+    def head_dim(self) -> int:
+        return self.head_size or self.hidden_size // self.num_heads
 
 
 SHAPES = {
     "qwen2.5-0.5b": Shape(24, 896, 4864, 14, 2, 151_936),
     "qwen3-moe": Shape(16, 1024, 3072, 16, 4, 49_152, num_experts=64, experts_per_token=8, expert_size=512),
+    "gemma3-1b": Shape(26, 1152, 6912, 4, 1, 262_144, head_size=256, window=512),
 }
-"""The first is from the model's published config.json. The second has 0.3 billion active parameters of 1.7."""
+"""The first and the last are from published config.json files. "qwen3-moe" has 0.3 billion active parameters of 1.7."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,11 @@ def write_random(shape: Shape, donor: Path, target: Path, seed: int = 0) -> None
         seed: of the weights.
     """
     reader = GGUFReader(donor)
-    writer = GGUFWriter(target, "qwen3moe" if shape.num_experts else "qwen2")
+    writer = GGUFWriter(target, shape.architecture)
+    if shape.window:
+        writer.add_sliding_window(shape.window)
+        writer.add_key_length(shape.head_dim)
+        writer.add_value_length(shape.head_dim)
     if shape.num_experts:
         writer.add_expert_count(shape.num_experts)
         writer.add_expert_used_count(shape.experts_per_token)
@@ -191,8 +209,8 @@ def _write_weights(writer: GGUFWriter, weights: Iterator[tuple[str, torch.Tensor
 
 def _random_weights(shape: Shape, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(seed)
-    hidden, ffn = shape.hidden_size, shape.intermediate_size
-    kv_size = shape.num_kv_heads * (hidden // shape.num_heads)
+    hidden, ffn, head_dim = shape.hidden_size, shape.intermediate_size, shape.head_dim
+    q_size, kv_size = shape.num_heads * head_dim, shape.num_kv_heads * head_dim
 
     def matrix(*sizes: int) -> torch.Tensor:
         return 0.02 * torch.randn(sizes, generator=generator)
@@ -200,24 +218,29 @@ def _random_weights(shape: Shape, seed: int) -> Iterator[tuple[str, torch.Tensor
     yield "token_embd.weight", matrix(shape.vocab_size, hidden)
     yield "output_norm.weight", torch.ones(hidden)
     for layer in range(shape.num_layers):
-        yield f"blk.{layer}.attn_norm.weight", torch.ones(hidden)
-        for name, num_outputs in (("attn_q", hidden), ("attn_k", kv_size), ("attn_v", kv_size)):
-            yield f"blk.{layer}.{name}.weight", matrix(num_outputs, hidden)
-            if not shape.num_experts:
-                yield f"blk.{layer}.{name}.bias", torch.zeros(num_outputs)
-        yield f"blk.{layer}.attn_output.weight", matrix(hidden, hidden)
-        yield f"blk.{layer}.ffn_norm.weight", torch.ones(hidden)
+        block = f"blk.{layer}"
+        yield f"{block}.attn_norm.weight", torch.ones(hidden)
+        for name, num_outputs in (("attn_q", q_size), ("attn_k", kv_size), ("attn_v", kv_size)):
+            yield f"{block}.{name}.weight", matrix(num_outputs, hidden)
+            if shape.architecture == "qwen2":
+                yield f"{block}.{name}.bias", torch.zeros(num_outputs)
+        yield f"{block}.attn_output.weight", matrix(hidden, q_size)
+        yield f"{block}.ffn_norm.weight", torch.ones(hidden)
+        if shape.architecture != "qwen2":
+            yield f"{block}.attn_q_norm.weight", torch.ones(head_dim)
+            yield f"{block}.attn_k_norm.weight", torch.ones(head_dim)
+        if shape.architecture == "gemma3":
+            yield f"{block}.post_attention_norm.weight", torch.ones(hidden)
+            yield f"{block}.post_ffw_norm.weight", torch.ones(hidden)
         if shape.num_experts:
-            yield f"blk.{layer}.attn_q_norm.weight", torch.ones(hidden // shape.num_heads)
-            yield f"blk.{layer}.attn_k_norm.weight", torch.ones(hidden // shape.num_heads)
-            yield f"blk.{layer}.ffn_gate_inp.weight", matrix(shape.num_experts, hidden)
-            yield f"blk.{layer}.ffn_gate_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
-            yield f"blk.{layer}.ffn_up_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
-            yield f"blk.{layer}.ffn_down_exps.weight", matrix(shape.num_experts, hidden, shape.expert_size)
+            yield f"{block}.ffn_gate_inp.weight", matrix(shape.num_experts, hidden)
+            yield f"{block}.ffn_gate_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
+            yield f"{block}.ffn_up_exps.weight", matrix(shape.num_experts, shape.expert_size, hidden)
+            yield f"{block}.ffn_down_exps.weight", matrix(shape.num_experts, hidden, shape.expert_size)
         else:
-            yield f"blk.{layer}.ffn_gate.weight", matrix(ffn, hidden)
-            yield f"blk.{layer}.ffn_up.weight", matrix(ffn, hidden)
-            yield f"blk.{layer}.ffn_down.weight", matrix(hidden, ffn)
+            yield f"{block}.ffn_gate.weight", matrix(ffn, hidden)
+            yield f"{block}.ffn_up.weight", matrix(ffn, hidden)
+            yield f"{block}.ffn_down.weight", matrix(hidden, ffn)
 
 
 if __name__ == "__main__":

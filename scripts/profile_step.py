@@ -19,8 +19,9 @@ from octavo.kernels.native.library import load
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
-from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.batch.inputs import GroupInputs, StateInputs, StepInputs
 from octavo.worker_proc.batch.step_arguments import step_arguments
+from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.native.open import build_programs
 from octavo.worker_proc.runners.native.programs import NativePrograms
 from octavo.worker_proc.weights.load import load_model
@@ -46,22 +47,30 @@ class Case:
         tokens, _, context = rest.partition("@")
         return cls(int(requests), int(tokens), int(context))
 
-    def inputs(self, block_size: int) -> StepInputs:
-        """Return the arrays of the step."""
-        rng = np.random.default_rng(0)
-        num_blocks = -(-self.context_len // block_size)
-        order = rng.permutation(NUM_BLOCKS)[: self.num_requests * num_blocks]
-        table = order.reshape(self.num_requests, num_blocks).astype(np.int32)
+    def inputs(self, model: Model, block_size: int, seed: int = 0) -> StepInputs:
+        """Return the arrays of a step of the model; a request's recurrent state is in the slot of its number.
+
+        The tables of all cache groups together have `NUM_BLOCKS` blocks.
+        """
+        rng = np.random.default_rng(seed)
+        num_blocks, num_groups = -(-self.context_len // block_size), len(model.cache_groups)
+        order = rng.permutation(NUM_BLOCKS)[: num_groups * self.num_requests * num_blocks].astype(np.int32)
         positions = np.arange(self.context_len - self.num_tokens, self.context_len)
-        slots = table[:, positions // block_size].astype(np.int64) * block_size + positions % block_size
+        groups = []
+        for table in order.reshape(num_groups, self.num_requests, num_blocks):
+            slots = table[:, positions // block_size].astype(np.int64) * block_size + positions % block_size
+            groups.append(GroupInputs(slots.ravel(), table))
         num_rows = self.num_requests * self.num_tokens
+        own_slots = np.arange(self.num_requests, dtype=np.int32)
+        sources = own_slots if self.context_len > self.num_tokens else np.full_like(own_slots, -1)
         return StepInputs(
             token_ids_T=rng.integers(0, 1000, num_rows),
             positions_T=np.tile(positions, self.num_requests),
             query_starts=np.arange(0, num_rows + 1, self.num_tokens),
             context_lens=np.full(self.num_requests, self.context_len),
             slots_T=np.repeat(np.arange(self.num_requests), self.num_tokens),
-            groups=(GroupInputs(slots.ravel(), table),),
+            groups=tuple(groups),
+            states=StateInputs(sources, own_slots) if model.state_group else None,
         )
 
 
@@ -72,8 +81,11 @@ def main() -> None:
     config = _config(args, cases)
     model = load_model(config, lambda fraction: None, library=load(), cache_dir=Env.read().cache_dir)
     longest = max(case.context_len for case in cases)
-    forward = build_programs(model, config, num_blocks=NUM_BLOCKS, max_model_len=longest, min_logits=1)
-    results = [_profile(forward, case, config, args.runs) for case in cases]
+    num_states = max(case.num_requests for case in cases)
+    forward = build_programs(
+        model, config, num_blocks=NUM_BLOCKS, max_model_len=longest, num_states=num_states, min_logits=1
+    )
+    results = [_profile(forward, case.inputs(model, config.block_size), case, config, args.runs) for case in cases]
     settings = {"model": config.model.model_path, "quantization": config.quantization, "threads": config.num_threads}
     write(report("profile_step", settings, results), args.json)
 
@@ -81,6 +93,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/profile_step", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
+    parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", help="see the flag of the server")
     parser.add_argument("--kv-cache-dtype", default="auto")
@@ -95,6 +108,7 @@ def _config(args: argparse.Namespace, cases: list[Case]) -> ResolvedConfig:
     user_config = engine_config(
         {
             "model": args.model or str(fetch_default_model.fetch()),
+            "load_format": args.load_format,
             "dtype": args.dtype,
             "quantization": args.quantization,
             "kv_cache_dtype": args.kv_cache_dtype,
@@ -106,8 +120,9 @@ def _config(args: argparse.Namespace, cases: list[Case]) -> ResolvedConfig:
     return resolve(user_config, read_model_facts(user_config.model, Env.read()), device="cpu", num_cores=2)
 
 
-def _profile(forward: NativePrograms, case: Case, config: ResolvedConfig, runs: int) -> dict[str, Any]:
-    inputs = case.inputs(config.block_size)
+def _profile(
+    forward: NativePrograms, inputs: StepInputs, case: Case, config: ResolvedConfig, runs: int
+) -> dict[str, Any]:
     fastest, best_s, head_s = [], float("inf"), float("inf")
     for _ in range(runs):
         start_s = time.perf_counter()

@@ -13,8 +13,8 @@ from gguf import GGUFReader
 
 from octavo.protocol.env import Env
 
-ModelName = Literal["smollm2", "smollm2-q4_1", "qwen2.5-0.5b", "qwen3-moe"]
-"""SmolLM2-135M in bfloat16; the published 4-bit version; random weights in bfloat16 of two shapes."""
+ModelName = Literal["smollm2", "smollm2-q4_1", "qwen2.5-0.5b", "qwen3-moe", "gemma3-1b"]
+"""SmolLM2-135M in bfloat16; the published 4-bit version; random weights in bfloat16 of three shapes."""
 
 
 def directory(name: ModelName) -> Path:

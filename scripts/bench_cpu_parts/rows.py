@@ -1,4 +1,4 @@
-"""The rows of the table as data: workloads, metrics and octavo's targets (issue 3)."""
+"""The rows of the table as data: workloads, metrics and octavo's targets (issues 3 and 15)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,9 +88,20 @@ OFFLINE = (
         streams="one",
     ),
     OfflineRow(
-        Metric("batch-moe", "8 of 64 experts, 64 at once", _OUT, targets=(Target("best", 1.2),)),
-        workloads.mixed_batch,
+        Metric("batch-moe", "8 of 64 experts, 32 at once", _OUT, targets=(Target("best", 1.2),)),
+        workloads.mixed_batch_32,
         model="qwen3-moe",
+    ),
+    OfflineRow(
+        Metric("decode-gemma", "Gemma 3 1B, one stream", _OUT, targets=(Target("best", 1.1),), digits=1),
+        workloads.one_stream,
+        model="gemma3-1b",
+        streams="one",
+    ),
+    OfflineRow(
+        Metric("batch-gemma", "Gemma 3 1B, 32 at once", _OUT, targets=(Target("best", 1.2),)),
+        workloads.mixed_batch_32,
+        model="gemma3-1b",
     ),
 )
 

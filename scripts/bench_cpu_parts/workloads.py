@@ -43,9 +43,18 @@ def one_stream(rng: random.Random) -> list[Workload]:
 
 def mixed_batch(rng: random.Random) -> list[Workload]:
     """64 requests at once, 16 to 256 tokens in, 16 to 128 out."""
+    return [_mixed(rng, 64)]
+
+
+def mixed_batch_32(rng: random.Random) -> list[Workload]:
+    """32 requests of these lengths."""
+    return [_mixed(rng, 32)]
+
+
+def _mixed(rng: random.Random, batch: int) -> Workload:
     lengths = random.Random(_LENGTHS_SEED)
-    prompts = [random_prompt(rng, lengths.randint(16, 256)) for _ in range(64)]
-    return [Workload(prompts, [lengths.randint(16, 128) for _ in prompts])]
+    prompts = [random_prompt(rng, lengths.randint(16, 256)) for _ in range(batch)]
+    return Workload(prompts, [lengths.randint(16, 128) for _ in prompts])
 
 
 def long_prompts(rng: random.Random) -> list[Workload]:
