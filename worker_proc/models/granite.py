@@ -20,7 +20,10 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
 EXPERT_NAMES = ExpertNames(
-    router="router.layer", stacked_gate_up="input_linear.weight", stacked_down="output_linear.weight"
+    router="router.layer",
+    stacked_gate_up="input_linear.weight",
+    stacked_down="output_linear.weight",
+    is_stacked=True,
 )
 
 

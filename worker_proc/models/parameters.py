@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
-from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.checkpoint import Rule, apply_rules
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
+from octavo.worker_proc.models.origins import Origins, UnreadTensorError, missing_tensors
 from octavo.worker_proc.models.places import Place, fill, oriented
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
@@ -58,6 +58,7 @@ class Parameters:
         """The tensors of other stages, without memory."""
         self._places: dict[str, Place] = {}
         self._splits: dict[str, Split] = {}
+        self._origins = Origins()
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
 
@@ -325,28 +326,21 @@ class Parameters:
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
         missing = {name for name, place in self._places.items() if place.is_here}
-        for full_name, values in self._apart(weights):
-            for name, part in apply_rules(self._rules, self._without_prefix(full_name), values):
+        for full_name, own_name, values in self._apart(weights):
+            for name, part in apply_rules(self._rules, own_name, values):
                 self._take(name, part, full_name)
+                self._origins.see(full_name, name)
                 missing.discard(name)
                 on_taken(name)
         if missing:
-            some = ", ".join(sorted(missing)[:4])
-            raise ConfigError(
-                f"the checkpoint lacks {len(missing)} tensors of this architecture: {some}"
-                + (", ..." if len(missing) > 4 else ""),
-                hint="check that config.json and the weights belong to the same model, and that no file is missing",
-            )
+            raise missing_tensors(self._origins.of(missing))
 
     def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
         """Fill the tensor `name` from what the checkpoint calls `full_name`, or from a part of it."""
         if name not in self._places:
             if self._ignored.search(name):
                 return
-            raise ConfigError(
-                f"the checkpoint holds {full_name!r}, which this architecture does not have",
-                hint="check that config.json and the weights belong to the same model",
-            )
+            raise UnreadTensorError(full_name)
         if not self._places[name].is_here:
             return
         own = oriented(self._places[name], values, full_name)
@@ -354,19 +348,31 @@ class Parameters:
         if name in self._tied and not isinstance(own, Tensor):
             self._tied[name].take(name, own)
 
-    def takes_apart(self, name: str, split: Split) -> None:
-        """Accept a tensor `name` of the checkpoint, without its prefix, in place of those that `split` makes of it."""
-        self._splits[name] = split
+    def takes_apart(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
+        """Accept tensors `names` of the checkpoint in place of those that `split` makes of them.
+
+        Args:
+            names: without prefixes; `split` is called with one after the other.
+            split: returns the tensors as soon as it can.
+            parts: the names of those tensors.
+            is_usual: False: checkpoints may hold the parts themselves.
+        """
+        self._splits.update(dict.fromkeys(names, split))
+        self._origins.declare(names, parts, is_usual=is_usual)
 
     def _apart(
         self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]
-    ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-        for name, values in weights:
-            split = self._splits.get(self._without_prefix(name))
+    ) -> Iterator[tuple[str, str, Tensor | QuantizedMatrix]]:
+        """Yield tensors with their names in the checkpoint and those, without prefix, of which the rules know."""
+        for full_name, values in weights:
+            name = self._without_prefix(full_name)
+            split = self._splits.get(name)
             if split is None:
-                yield name, values
-            else:
-                yield from split(name, values)
+                yield full_name, name, values
+                continue
+            self._origins.see(full_name, name)
+            for part, part_values in split(full_name, values):
+                yield full_name, self._without_prefix(part), part_values
 
     def _without_prefix(self, name: str) -> str:
         for prefix in self._prefixes:

@@ -264,5 +264,17 @@ def _build_fallback(facts: ModelFacts, placement: Placement) -> Model:
     return build(facts, placement)
 
 
+def fallback_reads(facts: ModelFacts, placement: Placement, tensor: str) -> bool:
+    """Return whether `--model-impl transformers` would run a model, and read this tensor of its checkpoint."""
+    from octavo.worker_proc.models.fallback.model import TransformersModel
+
+    try:
+        model = _build_fallback(facts, placement)
+    except ConfigError:
+        return False
+    assert isinstance(model, TransformersModel)
+    return model.reads(tensor)
+
+
 def _one_of_the_families() -> str:
     return f"one of {', '.join(sorted(ARCHITECTURES))}"

@@ -13,7 +13,8 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.models.origins import UnreadTensorError
+from octavo.worker_proc.models.registry import build_model, fallback_reads
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
@@ -32,6 +33,8 @@ _SMALLER = {
     "cuda": "use --dtype bfloat16 or a smaller model",
 }
 """Hints for weights that do not fit in memory, by device type."""
+
+_OTHER_IMPL = "run with --model-impl transformers, whose model of this architecture has such a tensor"
 
 _TORCH_ALLOCATOR = "DefaultCPUAllocator"
 """Part of the message of the RuntimeError that torch raises when it is out of memory."""
@@ -127,7 +130,11 @@ def _load(
         fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
     else:
         weights = read_weights(config.model, report, model.parameters.wants)
-        model.load_weights(weights, packer, keeps_quantized=keeps_quantized)
+        try:
+            model.load_weights(weights, packer, keeps_quantized=keeps_quantized)
+        except UnreadTensorError as error:
+            is_read = model.impl == "octavo" and fallback_reads(config.model, placement, error.name)
+            raise ConfigError(error.message, hint=_OTHER_IMPL if is_read else error.hint) from error
     model.pack(packer, keeps_quantized=keeps_quantized)
     if cache:
         cache.keep(model.parameters, packer)

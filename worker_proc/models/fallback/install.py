@@ -95,7 +95,7 @@ def _experts(name: str, weight: ProbedWeight, parameters: Parameters, multiply: 
         for layer, values_OI in zip(layers, values.unbind(), strict=True):
             yield f"{layer}.weight", values_OI
 
-    parameters.takes_apart(name, split)
+    parameters.takes_apart([name], split, [f"{layer}.weight" for layer in layers])
     linears = [parameters.linear(layer, {layer: num_outputs}, num_inputs, bias=False) for layer in layers]
     shape = torch.Size((num_outputs, num_inputs))
     return PackedExperts.of(

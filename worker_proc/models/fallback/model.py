@@ -25,7 +25,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.fallback.configuration import empty_model, refusal
-from octavo.worker_proc.models.fallback.conversion import conversion_of
+from octavo.worker_proc.models.fallback.conversion import Conversion
 from octavo.worker_proc.models.fallback.hooks import SERVE
 from octavo.worker_proc.models.fallback.install import install
 from octavo.worker_proc.models.fallback.probe import ProbedAttention, Structure, probe, run_base, run_head
@@ -147,7 +147,7 @@ class TransformersModel(Model):
             parameters,
             lambda weight, is_of_step: PackedProduct(weight, self.step, is_of_step=is_of_step),
         )
-        self._converted = conversion_of(model, structure)
+        self._conversion = Conversion(model, structure)
         for index, attention in enumerate(structure.attention):
             attention.module.octavo = LayerAttention(facts, index, attention, self.step)  # type: ignore[assignment]
         _serve(model)
@@ -179,7 +179,11 @@ class TransformersModel(Model):
         keeps_quantized: bool = False,
     ) -> None:
         """See `octavo.worker_proc.models.base.Model`."""
-        super().load_weights(self._converted(weights), packer, keeps_quantized=keeps_quantized)
+        super().load_weights(self._conversion(weights), packer, keeps_quantized=keeps_quantized)
+
+    def reads(self, tensor: str) -> bool:
+        """Return whether the model has a tensor of a checkpoint, or makes one of it."""
+        return self._conversion.reads(tensor)
 
     def prepare(self, max_model_len: int) -> None:
         """Choose the threads; the model computes its tables in each step."""

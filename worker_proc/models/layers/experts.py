@@ -1,6 +1,6 @@
 """The mlp blocks of mixtures of experts, and the tensors that their checkpoints hold."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from octavo.worker_proc.models.hf_config import optional, reject_unless, require
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
-from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.parameters import Parameters, Split
 from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
 
 
@@ -85,6 +85,8 @@ class ExpertNames:
     """(experts, width, inner width)."""
     is_turned: bool = False
     """Stacked matrices are transposed, and gates and ups alternate (GPT-OSS)."""
+    is_stacked: bool = False
+    """Checkpoints hold nothing but stacks."""
 
 
 class Experts:
@@ -206,17 +208,25 @@ class SharedExpert:
 
 def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_experts: int, *, has_bias: bool) -> None:
     """Accept tensors of all experts of a block in place of those of each."""
-    stacked = StackedExperts(f"{name}.{names.experts}", names, num_experts)
-    parameters.takes_apart(f"{name}.{names.stacked_gate_up}", stacked.gates_and_ups)
+    prefix = f"{name}.{names.experts}"
+    stacked = StackedExperts(prefix, names, num_experts)
+
+    def parts(*layers: str, kind: str = "weight") -> list[str]:
+        return [f"{prefix}.{expert}.{layer}.{kind}" for expert in range(num_experts) for layer in layers]
+
+    def accept(stack: Sequence[str], split: Split, parts: Iterable[str]) -> None:
+        parameters.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
+
+    gates_and_ups, downs = parts(names.gate, names.up), parts(names.down)
+    gate_up, down = names.stacked_gate_up, names.stacked_down
+    accept([gate_up], stacked.gates_and_ups, gates_and_ups)
+    accept([down], stacked.downs, downs)
     if has_bias:
-        parameters.takes_apart(f"{name}.{names.stacked_gate_up}_bias", stacked.gates_and_ups)
-    gate_up_stack, down_stack = Mxfp4Stack(num_experts), Mxfp4Stack(num_experts)
-    for kind in ("blocks", "scales"):
-        parameters.takes_apart(
-            f"{name}.{names.stacked_gate_up}_{kind}", partial(stacked.packed_gates_and_ups, gate_up_stack)
-        )
-        parameters.takes_apart(f"{name}.{names.stacked_down}_{kind}", partial(stacked.packed_downs, down_stack))
-    parameters.takes_apart(f"{name}.{names.stacked_down}", stacked.downs)
+        accept([f"{gate_up}_bias"], stacked.gates_and_ups, parts(names.gate, names.up, kind="bias"))
+    gate_up_split = partial(stacked.packed_gates_and_ups, Mxfp4Stack(num_experts))
+    down_split = partial(stacked.packed_downs, Mxfp4Stack(num_experts))
+    accept([f"{gate_up}_blocks", f"{gate_up}_scales"], gate_up_split, gates_and_ups)
+    accept([f"{down}_blocks", f"{down}_scales"], down_split, downs)
 
 
 @dataclass(frozen=True, slots=True)

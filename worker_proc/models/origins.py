@@ -1,0 +1,85 @@
+"""What a checkpoint calls the tensors from which those of a model are made: stacks of experts, fused projections."""
+
+import re
+from collections.abc import Iterable, Sequence
+
+from octavo.protocol.errors import ConfigError
+
+_LAYER = re.compile(r"(?<=\.)\d+(?=\.)")
+
+
+class UnreadTensorError(ConfigError):
+    """A checkpoint holds a tensor that no layer reads."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"the checkpoint holds {name!r}, which this architecture does not have",
+            hint="check that config.json and the weights belong to the same model",
+        )
+        self.name = name
+        """In the checkpoint."""
+
+
+class Origins:
+    """Learns names from the tensors that a checkpoint holds, and names those that it lacks.
+
+    A layer's tensors are called like those of the others: what `layers.0` calls a tensor, `layers.1` does too.
+    """
+
+    def __init__(self) -> None:
+        self._stacks: list[tuple[Sequence[str], frozenset[str], bool]] = []
+        self._full_names: set[str] = set()
+        self._patterns: dict[str, str] = {}
+        """With braces for the layer: what the checkpoint calls a tensor, by our name."""
+
+    def declare(self, stack: Sequence[str], parts: Iterable[str], *, is_usual: bool) -> None:
+        """Say that tensors of a checkpoint, together, hold `parts` of the model, which have other names.
+
+        Args:
+            stack: names in the checkpoint, without prefixes.
+            parts: our names.
+            is_usual: checkpoints hold the stack, never its parts.
+        """
+        self._stacks.append((stack, frozenset(parts), is_usual))
+
+    def see(self, full_name: str, name: str) -> None:
+        """Note that the checkpoint holds a tensor, from which ours of this name was filled."""
+        self._full_names.add(full_name)
+        self._patterns.setdefault(layer_pattern(name), layer_pattern(full_name))
+
+    def of(self, missing: Iterable[str]) -> list[str]:
+        """Return the names in the checkpoint, sorted, of tensors that have to be there to fill the missing ones."""
+        return sorted({name for part in missing for name in self._names(part)})
+
+    def _names(self, part: str) -> list[str]:
+        stacks = [(names, is_usual) for names, parts, is_usual in self._stacks if part in parts]
+        seen = [names for names, _ in stacks if any(layer_pattern(name) in self._patterns for name in names)]
+        if not seen and layer_pattern(part) not in self._patterns:
+            seen = [names for names, is_usual in stacks if is_usual]
+        full_names = [self._full_name(name) for name in (seen[0] if seen else [part])]
+        # Of a pair one may be there.
+        return [name for name in full_names if name not in self._full_names] or full_names
+
+    def _full_name(self, name: str) -> str:
+        """Return the name as other layers of the checkpoint have it."""
+        return with_layer_of(name, self._patterns.get(layer_pattern(name), name))
+
+
+def missing_tensors(names: Sequence[str]) -> ConfigError:
+    """Return the error of a checkpoint without these tensors."""
+    return ConfigError(
+        f"the checkpoint lacks {len(names)} tensors of this architecture: {', '.join(names[:4])}"
+        + (", ..." if len(names) > 4 else ""),
+        hint="check that config.json and the weights belong to the same model, and that no file is missing",
+    )
+
+
+def with_layer_of(name: str, pattern: str) -> str:
+    """Return a pattern with the layer of a name in the place of its braces."""
+    layer = _LAYER.search(name)
+    return pattern.replace("{}", layer[0]) if layer else pattern
+
+
+def layer_pattern(name: str) -> str:
+    """Return a name with braces in place of the number of the layer, which is its first."""
+    return _LAYER.sub("{}", name, count=1)
