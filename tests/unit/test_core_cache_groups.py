@@ -1,11 +1,14 @@
 """KV cache groups in the core: what requests hold of each, what windows free, and which prefixes are found."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 from core_fakes import FakeEngine, alone
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.prefix import Hits, PrefixCache
 from octavo.protocol.config import CacheGroupSpec
 
 
@@ -195,3 +198,43 @@ def test_a_request_that_stalls_with_a_shared_window_goes_on(num_blocks: int, mon
     for name, prompt in prompts.items():
         assert engine.outputs[name].token_ids == alone(prompt, 5).token_ids
     assert engine.scheduler.counters.num_preemptions == 0
+
+
+@pytest.fixture
+def three_kinds() -> PrefixCache:
+    """Return an empty cache whose requests hold at most 4 blocks of the first group and 3 of the last one."""
+    specs = [group("window", 9), group(), group("chunk", 6)]
+    cache = PrefixCache(BlockPool(64), CacheGroups(specs, BLOCK, BLOCK), is_enabled=True)
+    assert [windowed.max_held for windowed in cache.groups.windowed] == [4, 3]
+    return cache
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "num_blocks", "first_blocks", "expected"),
+    [
+        (1, 0, [], (1, 1, 1)),
+        (40, 0, [], (4, 10, 3)),
+        (40, 3, [0, 0, 0], (1, 7, 0)),
+        (40, 8, [4, 0, 5], (0, 2, 0)),
+        (40, 8, [5, 0, 6], (1, 2, 1)),
+        (40, 8, [8, 0, 8], (2, 2, 2)),
+        (33, 9, [7, 0, 8], (0, 0, 0)),
+        (4, 9, [7, 0, 8], (0, 0, 0)),
+        (40, 8, [3, 0, 4], (0, 2, 0)),
+    ],
+    ids=["begins", "long", "chunk full", "both full", "one place", "held none", "enough", "shorter", "more than planned"],
+)
+def test_missing_blocks(three_kinds: PrefixCache, num_tokens, num_blocks, first_blocks, expected) -> None:
+    request = SimpleNamespace(num_blocks=num_blocks, first_blocks=first_blocks)
+    assert three_kinds.num_missing_blocks(request, num_tokens) == sum(expected)
+
+
+@pytest.mark.parametrize(
+    ("num_free", "expected"),
+    [([2, 8, 1], (2 + 2, 8 + 5, 1 + 2)), ([0, 0, 0], (4, 5, 3)), ([0, 8, 1], (4, 8 + 5, 1 + 2))],
+    ids=["all are free", "another request holds all", "another request holds the window"],
+)
+def test_hits_that_another_request_holds_save_no_block_of_a_window(three_kinds, num_free, expected, monkeypatch) -> None:
+    hits = Hits(8, [[1, 2], [*range(3, 11)], [11]], [6, 0, 7], [])
+    monkeypatch.setattr(three_kinds, "count_hits", lambda request: (hits, num_free))
+    assert three_kinds.num_blocks_to_start(SimpleNamespace(num_tokens=52)) == sum(expected)
