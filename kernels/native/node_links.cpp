@@ -3,6 +3,7 @@
 #include "native/node_links.h"
 
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <poll.h>
 #include <sys/socket.h>
@@ -14,13 +15,14 @@ namespace {
 
 // One direction of one connection.
 struct Transfer {
+    int64_t node;  // the other one
     int socket;
     short event;  // POLLIN or POLLOUT
     char* data;
     int64_t num_left;
 
-    // Moves what can be moved without waiting; false if the connection has ended.
-    bool advance() {
+    // Moves what can be moved without waiting; returns why the connection has ended, null if it has not.
+    const char* advance() {
         while (num_left > 0) {
             const ssize_t moved = event == POLLOUT ? send(socket, data, num_left, MSG_DONTWAIT | MSG_NOSIGNAL)
                                                    : recv(socket, data, num_left, MSG_DONTWAIT);
@@ -28,25 +30,33 @@ struct Transfer {
                 data += moved;
                 num_left -= moved;
             } else if (moved < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-                return true;
-            } else if (moved == 0 || errno != EINTR) {
-                return false;
+                return nullptr;
+            } else if (moved == 0) {
+                return "the other side has closed it";
+            } else if (errno != EINTR) {
+                return std::strerror(errno);
             }
         }
-        return true;
+        return nullptr;
     }
 };
 
-[[noreturn]] void wait_for_the_end() {
+// The core learns of the end from the other node's agent, and then kills the workers of all nodes.
+[[noreturn]] void wait_for_the_end(int64_t node, const Transfer& transfer, const char* reason) {
+    std::fprintf(stderr,
+                 "octavo: the worker with pid %d on node %d has lost its connection to node %d while exchanging rows: "
+                 "%s. It waits for the core to restart all workers; the log of node %d may say why its worker ended\n",
+                 static_cast<int>(getpid()), static_cast<int>(node), static_cast<int>(transfer.node), reason,
+                 static_cast<int>(transfer.node));
     for (;;) pause();
 }
 
-void move_all(std::vector<Transfer>& transfers) {
+void move_all(int64_t node, std::vector<Transfer>& transfers) {
     std::vector<pollfd> waiting;
     for (;;) {
         waiting.clear();
         for (Transfer& transfer : transfers) {
-            if (!transfer.advance()) wait_for_the_end();
+            if (const char* reason = transfer.advance()) wait_for_the_end(node, transfer, reason);
             if (transfer.num_left > 0) waiting.push_back({transfer.socket, transfer.event, 0});
         }
         if (waiting.empty()) return;
@@ -85,10 +95,10 @@ void NodeLinks::exchange(char* area, const Parts& parts, int64_t num_ranks) cons
     std::vector<Transfer> transfers;
     for (int64_t other = 0; other < num_nodes; ++other) {
         if (other == node) continue;
-        transfers.push_back({sockets[other], POLLOUT, own, parts.count * span_of(node).size});
-        transfers.push_back({sockets[other], POLLIN, message_of(other), parts.count * span_of(other).size});
+        transfers.push_back({other, sockets[other], POLLOUT, own, parts.count * span_of(node).size});
+        transfers.push_back({other, sockets[other], POLLIN, message_of(other), parts.count * span_of(other).size});
     }
-    move_all(transfers);
+    move_all(node, transfers);
     for (int64_t other = 0; other < num_nodes; ++other)
         if (other != node)
             each_piece(other, [](const char* message, char* piece, int64_t size) { std::memcpy(piece, message, size); });

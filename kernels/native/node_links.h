@@ -21,8 +21,8 @@ struct NodeLinks {
     int64_t num_nodes;
     int64_t node;  // this one
 
-    // Sends this node's parts to all others, and receives theirs into the same places of `area`. Never returns if a
-    // node is gone: the ranks here can only wait for their end.
+    // Sends this node's parts to all others, and receives theirs into the same places of `area`. If a node is gone, says
+    // so on standard error and never returns: the ranks here can only wait for their end.
     void exchange(char* area, const Parts& parts, int64_t num_ranks) const;
 };
 

@@ -1,5 +1,9 @@
 """`all_reduce` and `all_gather`: ranks come to the same rows, in an order that only their number decides."""
 
+import socket
+import subprocess
+import sys
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -138,3 +142,27 @@ def test_nodes_exchange_through_sockets(native_library: NativeLibrary, first_ran
     for results in on_ranks(native_library, size, area_bytes, compute, first_ranks):
         for total, columns in results:
             assert same_bits(total, expected) and same_bits(columns, parts[0])
+
+
+ALONE = """
+import os, socket, sys
+from octavo.kernels.native import library
+from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
+links = NodeLinks([0, 1, 2], 1, {0: socket.socket(fileno=int(sys.argv[2]))})
+SharedMemoryGroup(library.load(sys.argv[1]), os.memfd_create("ranks"), 1, 2, 4096, links=links).meet()
+"""
+
+
+def test_a_worker_says_which_node_it_has_lost(native_library: NativeLibrary) -> None:
+    """It never returns, so it is a process of its own."""
+    ours, theirs = socket.socketpair()
+    ours.close()
+    command = [sys.executable, "-P", "-c", ALONE, native_library.isa, str(theirs.fileno())]
+    with theirs, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]) as worker:
+        try:
+            assert worker.stderr is not None
+            line = worker.stderr.readline()
+        finally:
+            worker.kill()
+    assert f"pid {worker.pid} on node 1 has lost its connection to node 0" in line
+    assert "the other side has closed it" in line or "Broken pipe" in line

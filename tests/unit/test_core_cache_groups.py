@@ -222,7 +222,17 @@ def three_kinds() -> PrefixCache:
         (4, 9, [7, 0, 8], (0, 0, 0)),
         (40, 8, [3, 0, 4], (0, 2, 0)),
     ],
-    ids=["begins", "long", "chunk full", "both full", "one place", "held none", "enough", "shorter", "more than planned"],
+    ids=[
+        "begins",
+        "long",
+        "chunk full",
+        "both full",
+        "one place",
+        "held none",
+        "enough",
+        "shorter",
+        "more than planned",
+    ],
 )
 def test_missing_blocks(three_kinds: PrefixCache, num_tokens, num_blocks, first_blocks, expected) -> None:
     request = SimpleNamespace(num_blocks=num_blocks, first_blocks=first_blocks)
@@ -234,7 +244,9 @@ def test_missing_blocks(three_kinds: PrefixCache, num_tokens, num_blocks, first_
     [([2, 8, 1], (2 + 2, 8 + 5, 1 + 2)), ([0, 0, 0], (4, 5, 3)), ([0, 8, 1], (4, 8 + 5, 1 + 2))],
     ids=["all are free", "another request holds all", "another request holds the window"],
 )
-def test_hits_that_another_request_holds_save_no_block_of_a_window(three_kinds, num_free, expected, monkeypatch) -> None:
+def test_hits_that_another_request_holds_save_no_block_of_a_window(
+    three_kinds, num_free, expected, monkeypatch
+) -> None:
     hits = Hits(8, [[1, 2], [*range(3, 11)], [11]], [6, 0, 7], [])
     monkeypatch.setattr(three_kinds, "count_hits", lambda request: (hits, num_free))
     assert three_kinds.num_blocks_to_start(SimpleNamespace(num_tokens=52)) == sum(expected)
