@@ -2,7 +2,7 @@
 
     warnings   every compiler that is here, at every instruction set, with warnings as errors
     address    tests/kernels with AddressSanitizer and UndefinedBehaviorSanitizer, at every instruction set
-    thread     the pool and the programs it runs, under ThreadSanitizer
+    thread     the pool, and tests/kernels at the highest instruction set, under ThreadSanitizer
     compilers  tests/kernels with each further compiler: clang++, ziglang
 
 Without arguments all of them run. Arguments after -- go to pytest.
@@ -24,6 +24,9 @@ from octavo.kernels.native.isa import Processor
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZE = "-fsanitize=address,undefined -fno-sanitize-recover=undefined -fno-omit-frame-pointer -g1 -O1"
+SANITIZE_THREADS = "-fsanitize=thread -fno-omit-frame-pointer -g1 -O1"
+TSAN_OPTIONS = "ignore_noninstrumented_modules=1:die_after_fork=0"
+"""The C library and torch synchronize in ways that the sanitizer does not see."""
 TIMEOUT_S = 1200.0
 
 
@@ -59,27 +62,13 @@ def check_warnings(_: list[str]) -> bool:
 
 
 def check_address(for_pytest: list[str]) -> bool:
-    for level in Processor.read().levels():  # before the runtime is preloaded, which the compiler would run with
-        build(Toolchain(compiler="g++", flags=tuple(SANITIZE.split())), level.name)
-    runtime = subprocess.run(["g++", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
-    with tempfile.TemporaryDirectory() as folder:
-        # pytest's capture would lose what a sanitizer prints before it ends the process.
-        log = f"log_path={folder}/report"
-        environment = {
-            "OCTAVO_TEST_FLAGS": SANITIZE,
-            "OCTAVO_TEST_CXX": "g++",
-            "LD_PRELOAD": runtime.stdout.strip(),
-            # Python and torch keep memory until the process ends; that is not our leak.
-            "ASAN_OPTIONS": f"detect_leaks=0:{log}",
-            "UBSAN_OPTIONS": f"print_stacktrace=1:{log}",
-        }
-        is_good = _test(environment, for_pytest)
-        for report in Path(folder).iterdir():
-            print(report.read_text())
-    return is_good
+    levels = [level.name for level in Processor.read().levels()]
+    # Python and torch keep memory until the process ends; that is not our leak.
+    options = {"ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}
+    return _test_sanitized("libasan.so", SANITIZE, levels, options, for_pytest)
 
 
-def check_thread(_: list[str]) -> bool:
+def check_thread(for_pytest: list[str]) -> bool:
     sources = [ROOT / "tests/support/pool_stress.cpp", SOURCES / "native/pool.cpp", SOURCES / "native/program.cpp"]
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "pool_stress"
@@ -90,7 +79,34 @@ def check_thread(_: list[str]) -> bool:
             print(error.output)
             return False
         environment = {**os.environ, "TSAN_OPTIONS": "die_after_fork=0"}
-        return subprocess.run([program, "2000"], env=environment, check=False).returncode == 0
+        if subprocess.run([program, "2000"], env=environment, check=False).returncode:
+            return False
+    options = {"TSAN_OPTIONS": TSAN_OPTIONS, "OMP_NUM_THREADS": "1"}
+    # What threads share is the same at every level.
+    return _test_sanitized("libtsan.so", SANITIZE_THREADS, [Processor.read().levels()[0].name], options, for_pytest)
+
+
+def _test_sanitized(
+    runtime: str, flags: str, levels: list[str], options: dict[str, str], for_pytest: list[str]
+) -> bool:
+    """Run the kernels' tests with a sanitizer, whose runtime Python itself lacks."""
+    for level in levels:  # before the runtime is preloaded, which the compiler would run with
+        build(Toolchain(compiler="g++", flags=tuple(flags.split())), level)
+    path = subprocess.run(["g++", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        # pytest's capture would lose what a sanitizer prints before it ends the process.
+        log = f":log_path={folder}/report"
+        environment = {
+            "OCTAVO_TEST_FLAGS": flags,
+            "OCTAVO_TEST_CXX": "g++",
+            "OCTAVO_TEST_LEVELS": " ".join(levels),
+            "LD_PRELOAD": path.stdout.strip(),
+            **{name: value + log if name.endswith("SAN_OPTIONS") else value for name, value in options.items()},
+        }
+        is_good = _test(environment, for_pytest)
+        for report in Path(folder).iterdir():
+            print(report.read_text())
+    return is_good
 
 
 def check_compilers(for_pytest: list[str]) -> bool:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import random
 from native_checks import same_bits
+from rank_threads import one_mapping
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.arguments import Matrix
@@ -27,7 +28,8 @@ TIMEOUT_S = 60.0
 def linked(area_bytes: int, offset: int = 0) -> tuple[SharedMemoryLink, SharedMemoryLink]:
     descriptor = os.memfd_create("stages")
     try:
-        return SharedMemoryLink(descriptor, offset, area_bytes), SharedMemoryLink(descriptor, offset, area_bytes)
+        with one_mapping():
+            return SharedMemoryLink(descriptor, offset, area_bytes), SharedMemoryLink(descriptor, offset, area_bytes)
     finally:
         os.close(descriptor)
 

@@ -1,12 +1,15 @@
 """The ranks of a group as threads of this process, over the same shared memory as processes would have."""
 
 import contextlib
+import functools
 import itertools
+import mmap
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+from unittest import mock
 
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
@@ -14,6 +17,13 @@ from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
 Result = TypeVar("Result")
 
 TIMEOUT_S = 120.0
+
+
+@contextlib.contextmanager
+def one_mapping() -> Iterator[None]:
+    """Have all ends of a shared memory that are made meanwhile map it once: ThreadSanitizer goes by addresses."""
+    with mock.patch.object(mmap, "mmap", functools.cache(mmap.mmap)):
+        yield
 
 
 def on_ranks(
@@ -39,9 +49,10 @@ def on_ranks(
         for node, (first, last) in enumerate(itertools.pairwise(nodes)):
             descriptor = os.memfd_create("ranks")
             stack.callback(os.close, descriptor)
-            for rank in range(first, last):
-                links = NodeLinks(nodes, node, sockets[node] if rank == first else {}) if first_ranks else None
-                groups.append(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
+            with one_mapping():
+                for rank in range(first, last):
+                    links = NodeLinks(nodes, node, sockets[node] if rank == first else {}) if first_ranks else None
+                    groups.append(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
         threads = ThreadPoolExecutor(size)
         try:
             return [future.result(TIMEOUT_S) for future in [threads.submit(compute, group) for group in groups]]
