@@ -22,6 +22,7 @@ from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.curve import read_client_keys
 from octavo.protocol.env import set_default
 from octavo.protocol.errors import OctavoError, StartupError
+from octavo.protocol.lifecycle import adopt_orphans
 from octavo.protocol.stacks import enable_dumps
 
 logger = logging.getLogger(__name__)
@@ -41,6 +42,7 @@ class Interrupted(Exception):
 def prepare_process() -> None:
     """Configure the process before an event loop or a tokenizer is created."""
     enable_dumps()
+    adopt_orphans()
     # The default action would kill the process if the signal arrives during start-up or shutdown.
     signal.signal(RESTART_SIGNAL, signal.SIG_IGN)
     # Prompts are tokenized one at a time; tokenizer threads would only compete with the workers for cores.

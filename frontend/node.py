@@ -7,6 +7,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import AgentSpec
 from octavo.protocol.curve import GroupKeys, check_remote
 from octavo.protocol.env import Env
+from octavo.protocol.lifecycle import adopt_orphans
 from octavo.protocol.log import log_settings
 from octavo.protocol.supervise import Child, ChildExited
 
@@ -44,7 +45,8 @@ def run_node(config: ResolvedConfig, node_rank: int) -> None:
         log_config=log_config,
     )
     logger.info("node %d of %d: joining the engine at %s", node_rank, config.num_nodes, address)
-    agent = Child.spawn("octavo.core_proc.workers", spec, f"agent of node {node_rank}")
+    adopt_orphans()
+    agent = Child.spawn("octavo.core_proc.workers", spec, f"agent of node {node_rank}", leads_group=True)
     try:
         while True:
             agent.receive()

@@ -195,7 +195,7 @@ class SpawnedEngine:
     def end(self) -> None:
         """Stop the core if it still runs and remove its files. Safe to call twice.
 
-        It gets a moment to end its own processes, because it alone waits for them: they would stay as zombies.
+        It gets a moment to end its own processes; those that it leaves behind are killed by the kernel.
         """
         _end_child(self.child, END_TIMEOUT_S)
         if self._lock_step:
@@ -247,7 +247,8 @@ class SpawnedEngine:
             log_config=log_config,
             check_invariants=Env.read().check_invariants,
         )
-        return Child.spawn("octavo.core_proc", spec, "core", inherited=[lock_step_fd] if self._lock_step else [])
+        inherited = [lock_step_fd] if self._lock_step else []
+        return Child.spawn("octavo.core_proc", spec, "core", inherited=inherited, leads_group=True)
 
 
 def _point(path: Path, target: Path) -> None:

@@ -42,6 +42,7 @@ LENGTH = struct.Struct("<I")
 """The length that precedes every message on the two pipes."""
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
 
 
 class ProcessState(Enum):
@@ -163,6 +164,8 @@ def run_child(
     """
     parent = os.getppid()
     die_with_parent(parent)
+    # A terminal with `stty tostop` would stop the process at its first log line: its group is not in the foreground.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
     stop = StopSignal()
     enable_dumps()
     reporter = StartupReporter(process, int(sys.argv[1]))
@@ -194,6 +197,15 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it died between the fork and the call
         os._exit(EXIT_PARENT_GONE)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of processes whose parent dies, instead of the init process, which may never reap them.
+
+    `Child.close` reaps those of its group. So it is for processes that start nothing else; not for an application's.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def read_message(fd: int, size: int) -> bytes:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -108,7 +109,7 @@ def without_interrupts() -> Iterator[None]:
 class Child:
     """A running child process and the read end of its control pipe."""
 
-    def __init__(self, name: str, process: ProcessHandle, control_fd: int) -> None:
+    def __init__(self, name: str, process: ProcessHandle, control_fd: int, *, leads_group: bool = False) -> None:
         self.name = name
         self._process = process
         self._control_fd = control_fd
@@ -119,6 +120,8 @@ class Child:
         self._failure: StartupFailed | None = None
         self._malformed = LimitedLog(logger)
         self._is_at_end = False
+        self._leads_group = leads_group
+        self._group_reaper: threading.Thread | None = None
 
     @classmethod
     def spawn(
@@ -128,6 +131,8 @@ class Child:
         name: str,
         environment: dict[str, str] | None = None,
         inherited: Sequence[int] = (),
+        *,
+        leads_group: bool = False,
     ) -> "Child":
         """Start `python -P -m module` and hand it its launch spec.
 
@@ -140,6 +145,7 @@ class Child:
             name: for messages: "core", "worker 0".
             environment: variables to set for the child, in addition to this process's own.
             inherited: file descriptors that the child inherits under the same numbers.
+            leads_group: whether the child leads a process group, so that `close` finds what it leaves behind.
         """
         reader, writer = os.pipe()
         try:
@@ -150,6 +156,7 @@ class Child:
                     stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
                     pass_fds=[writer, *inherited],
                     env=child_environment(environment or {}),
+                    process_group=0 if leads_group else None,
                 )
         except BaseException:
             os.close(reader)
@@ -162,7 +169,7 @@ class Child:
         with contextlib.suppress(BrokenPipeError):  # it exited at once; the control pipe reports why
             process.stdin.write(LENGTH.pack(len(body)) + body)
             process.stdin.flush()
-        return cls(name, process, reader)
+        return cls(name, process, reader, leads_group=leads_group)
 
     @property
     def pid(self) -> int:
@@ -250,10 +257,18 @@ class Child:
             self.kill()
         code = self._process.wait()
         self.close()
+        if self._group_reaper:
+            self._group_reaper.join(timeout_s)
         return code
 
     def close(self) -> None:
-        """Close both pipes; a child that still runs takes its parent for gone and exits."""
+        """Close both pipes; a child that still runs takes its parent for gone and exits.
+
+        If it has exited and led a group, those that it leaves behind are reaped as they end: see `adopt_orphans`.
+        """
+        if self._leads_group and self._process.poll() is not None:
+            self._leads_group = False
+            self._group_reaper = _reap_group(self.pid)
         if self._process.stdin and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
@@ -268,6 +283,31 @@ class Child:
             self.kill()
             code = self._process.wait()
         return code
+
+
+def _reap_group(leader: int) -> threading.Thread | None:
+    """Reap the processes of a group that this process has inherited from its leader, which has been reaped.
+
+    The kernel kills them, as their parent is gone. They become our children if we have called `adopt_orphans` or are
+    the init process of a container, and would stay zombies. Others are left to the init process.
+
+    Returns:
+        A thread that ends with the last of them; None: there are none left.
+    """
+    try:
+        while os.waitpid(-leader, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return None
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-leader, 0)
+
+    reaper = threading.Thread(target=wait, name=f"reaper of group {leader}", daemon=True)
+    reaper.start()
+    return reaper
 
 
 def _describe(code: int) -> str:

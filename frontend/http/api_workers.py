@@ -137,7 +137,7 @@ class ApiWorkers:
             log_level=log_level,
             log_config=log_config,
         )
-        self._children[row] = Child.spawn(self._module, spec, f"HTTP process {row}", inherited=[fd])
+        self._children[row] = Child.spawn(self._module, spec, f"HTTP process {row}", inherited=[fd], leads_group=True)
 
     async def _wait_until_ready(self, row: int) -> None:
         """Wait for `ServerReady` from a process.

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 import pytest
-from servers import Server, descendants, left_after, serve
+from servers import Server, are_reaped, as_init_process, descendants, left_after, serve
+from waiting import wait_until
 
 FLAGS = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4", "--served-model-name", "tiny"]
 NUM_CALLERS = 8
@@ -81,6 +82,16 @@ def test_callers_of_all_processes_get_their_answers(server: Server) -> None:
         got = [call.result(60) for call in calls]
     assert got == alone
     assert health(server) == 200
+
+
+def test_no_zombies_are_left_of_processes_that_were_killed(server: Server) -> None:
+    with as_init_process():
+        core = core_of(server)
+        (http,) = [pid for pid in descendants(server.process.pid) if b"api_worker" in cmdline(pid)]
+        killed = [core, *descendants(core), http]
+        for pid in (core, http):
+            os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: are_reaped(killed), lambda: server.output)
 
 
 def test_a_signal_restarts_the_engine_and_a_kill_leaves_nothing(model: Path, tmp_path: Path) -> None:

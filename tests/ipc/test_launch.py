@@ -28,7 +28,7 @@ def specs(monkeypatch: pytest.MonkeyPatch) -> list[CoreSpec]:
     """Let cores be `fake_child`; what each of them was told."""
     told: list[CoreSpec] = []
 
-    def spawn_fake(module: str, spec: CoreSpec, name: str, inherited: Sequence[int]) -> Child:
+    def spawn_fake(module: str, spec: CoreSpec, name: str, inherited: Sequence[int], *, leads_group: bool) -> Child:
         told.append(spec)
         return real_spawn("fake_child", spec, name, {"PYTHONPATH": PYTHONPATH})
 

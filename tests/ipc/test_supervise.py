@@ -11,11 +11,13 @@ import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
+from servers import are_reaped, as_init_process, descendants
 from specs import PYTHONPATH, core_spec
-from waiting import read_line
+from waiting import read_line, wait_until
 
 from octavo.protocol.control import CoreReady, Hello, PhaseDone, Progress
 from octavo.protocol.errors import ConfigError
@@ -25,8 +27,8 @@ TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
-def fake_child(behaviour: str) -> Iterator[Child]:
-    child = Child.spawn("fake_child", core_spec(behaviour), "fake", {"PYTHONPATH": PYTHONPATH})
+def fake_child(behaviour: str, **settings: Any) -> Iterator[Child]:
+    child = Child.spawn("fake_child", core_spec(behaviour), "fake", {"PYTHONPATH": PYTHONPATH}, **settings)
     try:
         yield child
     finally:
@@ -146,6 +148,18 @@ def test_stop_kills_a_child_that_does_not_listen() -> None:
     with fake_child("ignore sigterm") as child:
         receive_all(child)
         assert child.stop(timeout_s=0.3) == -signal.SIGKILL
+
+
+def test_what_a_dead_child_leaves_behind_is_reaped() -> None:
+    with as_init_process(), fake_child("parent", leads_group=True) as child:
+        receive_all(child)
+        orphans = descendants(child.pid)
+        assert len(orphans) == 1
+        child.kill()
+        child.stop(timeout_s=0)
+        assert is_running(orphans[0]), "its end is not waited for"
+        os.kill(orphans[0], signal.SIGKILL)
+        wait_until(lambda: are_reaped(orphans))
 
 
 def test_nothing_in_time_is_none() -> None:

@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import subprocess
 import sys
 import time
 
@@ -26,6 +27,8 @@ def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
             raise ZeroDivisionError("oops")
     if behaviour == "die":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "parent":
+        subprocess.Popen(["sleep", "60"])
     reporter.mark_ready(READY)
     if behaviour == "crash later":
         raise ZeroDivisionError("oops")

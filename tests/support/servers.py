@@ -1,6 +1,7 @@
 """Runs `octavo serve` as a child process and inspects its descendants."""
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -14,6 +15,8 @@ from typing import Any
 
 import httpx
 from waiting import wait_until
+
+from octavo.protocol.lifecycle import adopt_orphans
 
 START_TIMEOUT_S = 90.0
 
@@ -126,6 +129,21 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except FileNotFoundError:
         return False
+
+
+@contextlib.contextmanager
+def as_init_process() -> Iterator[None]:
+    """Take the place of a container's init process that reaps nothing: orphans become children of this process."""
+    adopt_orphans()
+    try:
+        yield
+    finally:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def are_reaped(pids: list[int]) -> bool:
+    """Return whether processes have left not even zombies."""
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 def left_after(pids: list[int], timeout_s: float) -> list[int]:
