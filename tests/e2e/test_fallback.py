@@ -33,7 +33,7 @@ from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.runners.torch.trial import try_batches
 
 MAX_LEN = 512
-SHORT = ("ctrl", "cwm", "ernie4.5-moe", "minicpm3", "stablelm", "vaultgemma")
+SHORT = ("ctrl", "cwm", "ernie4.5-moe", "minicpm3", "roberta", "stablelm", "vaultgemma")
 """Those of the default run: the others add no kind of parameter, mask or position."""
 WITH_FAMILY = ("gemma3", "cohere2", "gpt-neox", "phi", "smollm3")
 NAMES = [
@@ -122,6 +122,54 @@ def test_windows_become_cache_groups(root: Path) -> None:
     }
 
 
+def test_positions_behind_those_of_padding(root: Path) -> None:
+    """The table of RoBERTa has 514 rows, of which tokens have 512: the first two are of padding."""
+    path = tiny("roberta", root)
+    model = loaded(path, torch.float32, library.load())
+    model.prepare(512)
+    with pytest.raises(ConfigError, match="has 512 positions, not 513") as refused:
+        model.prepare(513)
+    assert "--max-model-len 512" in (refused.value.hint or "")
+    config = worker_config(path, max_model_len=512)
+    trial_model = loaded_as(config)
+    assert isinstance(trial_model, TransformersModel)
+    assert try_batches(trial_model, config) == ""
+    trial_model._first_position = 0
+    with pytest.raises(ConfigError, match="positions that it counts by itself give other logits"):
+        try_batches(trial_model, config)
+
+
+_FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.5, 2.0, 4.0, 6.0]}
+_LONGROPE = {"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 128, **_FACTORS}
+LENGTH_DEPENDENT = {
+    "minicpm3": _LONGROPE,
+    "phimoe": {**_LONGROPE, "short_mscale": 1.1, "long_mscale": 1.3},
+    "seed-oss": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4},
+}
+POSITIONS = {"seed-oss": 128}
+
+
+@pytest.mark.parametrize("max_len", [128, 512])
+@pytest.mark.parametrize("name", LENGTH_DEPENDENT)
+def test_angles_are_those_of_the_longest_possible_request(name: str, max_len: int, tmp_path: Path) -> None:
+    """`transformers` takes them from the highest position, so there a last row has that of the longest request."""
+    arch, class_name, settings = FALLBACKS[name]
+    changes = {"rope_parameters": LENGTH_DEPENDENT[name], "max_position_embeddings": POSITIONS.get(name, 512)}
+    changes |= {"head_dim": 8} if name != "minicpm3" else {}
+    path = make_tiny(arch, tmp_path / name, class_name=class_name, **{**settings, **changes})
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    runner = Runner(loaded(path, torch.float32, library.load()), torch.float32, max_len)
+    tokens = [prompt[:112] for prompt in prompts(320)]
+    for request, prompt in enumerate(tokens):
+        rows, positions = torch.cat((prompt, prompt[:1])), torch.arange(len(prompt) + 1)
+        positions[-1] = max_len - 1
+        with torch.inference_mode():
+            logits = theirs(rows[None], position_ids=positions[None]).logits[0, :-1]
+        for ends in ([len(prompt)], [7, 16, len(prompt)]):
+            actual = runner.in_chunks(tokens, request, ends)
+            torch.testing.assert_close(actual.log_softmax(1), logits.log_softmax(1), rtol=1e-4, atol=1e-4)
+
+
 REFUSED = {
     "MambaForCausalLM": (
         {"hidden_size": 48, "num_hidden_layers": 2},
@@ -140,10 +188,6 @@ REFUSED = {
     "DogeForCausalLM": ({}, "the mask of model.layers.0.self_attn is neither causal, nor a window, nor a chunk"),
     "GptOssForCausalLM": ({}, "mlp.experts.gate_up_proj of 3 dimensions is not multiplied expert by expert"),
     "BartForCausalLM": ({"is_encoder_decoder": True}, "it has an encoder and a decoder"),
-    "SeedOssForCausalLM": (
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
-        r"its rotary embedding \(dynamic\) depends on the longest request",
-    ),
 }
 SMALL = {
     "vocab_size": 320,

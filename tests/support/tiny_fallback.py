@@ -66,6 +66,12 @@ FALLBACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "nemotron": ("NemotronForCausalLM", "NemotronConfig", {**_BASE, "head_dim": 8, "partial_rotary_factor": 0.5}),
     "persimmon": ("PersimmonForCausalLM", "PersimmonConfig", {**_NO_GROUPS, "qk_layernorm": True}),
     "phimoe": ("PhimoeForCausalLM", "PhimoeConfig", {**_EXPERTS, "num_local_experts": 6}),
+    "roberta": (
+        "RobertaForCausalLM",
+        "RobertaConfig",
+        # Tokens of padding have positions of their own; this one is in no prompt of the tests.
+        {**_NO_GROUPS, "is_decoder": True, "max_position_embeddings": 514, "pad_token_id": 1},
+    ),
     "seed-oss": ("SeedOssForCausalLM", "SeedOssConfig", {**_BASE, "head_dim": 16}),
     "stablelm": (
         "StableLmForCausalLM",

@@ -17,7 +17,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.fallback.hooks import PROBE
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
-"""Their angles depend on the longest sequence of the batch, so keys in the cache would have several."""
+"""Their angles depend on the longest sequence of the batch. All steps must have the same, as keys stay in the cache."""
 
 
 def refusal(facts: ModelFacts, reason: str) -> ConfigError:
@@ -62,7 +62,8 @@ def empty_model(facts: ModelFacts, dtype: torch.dtype) -> PreTrainedModel:
         raise refusal(facts, "it has an encoder and a decoder")
     if model_class._is_stateful:
         raise refusal(facts, "its layers have a recurrent state")
-    _refuse_length_dependent_rope(facts, config)
+    if depends_on_length(config) and facts.architecture not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise refusal(facts, "the angles of its rotary embedding depend on the longest request")
     with refusing_errors(facts, f"{model_class.__name__} was not built"), no_init_weights(), _parameters_on_meta():
         model: PreTrainedModel = model_class._from_config(
             config, dtype=dtype, attn_implementation=PROBE, **_experts(config)
@@ -110,12 +111,12 @@ def _with_floats(value: Any) -> Any:
     return [_with_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def _refuse_length_dependent_rope(facts: ModelFacts, config: PreTrainedConfig) -> None:
+def depends_on_length(config: PreTrainedConfig) -> bool:
+    """Return whether the angles of positions depend on the highest position of a step."""
     parameters = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     nested = [value for value in parameters.values() if isinstance(value, dict)]
     kinds = {str(part.get("rope_type") or part.get("type")) for part in (parameters, *nested)}
-    if found := kinds & set(_LENGTH_DEPENDENT_ROPE):
-        raise refusal(facts, f"its rotary embedding ({', '.join(sorted(found))}) depends on the longest request")
+    return not kinds.isdisjoint(_LENGTH_DEPENDENT_ROPE)
 
 
 @contextmanager

@@ -24,7 +24,7 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.fallback.configuration import empty_model, refusal
+from octavo.worker_proc.models.fallback.configuration import depends_on_length, empty_model, refusal
 from octavo.worker_proc.models.fallback.conversion import Conversion
 from octavo.worker_proc.models.fallback.hooks import SERVE
 from octavo.worker_proc.models.fallback.install import install
@@ -50,10 +50,10 @@ class Step:
         """Of torch's products."""
 
     @contextmanager
-    def of(self, num_rows: int, attention: Attention | None) -> Iterator[int]:
+    def of(self, num_rows: int, attention: Attention | None, *, min_padding: int = 0) -> Iterator[int]:
         """Begin a pass over some rows; yields their number with padding."""
         self.attention, self.num_rows = attention, num_rows
-        self.num_padded_rows = -(-num_rows // ROW_MULTIPLE) * ROW_MULTIPLE
+        self.num_padded_rows = -(-(num_rows + min_padding) // ROW_MULTIPLE) * ROW_MULTIPLE
         self.num_threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
@@ -154,15 +154,29 @@ class TransformersModel(Model):
         self.module = model
         """As `transformers` made it."""
         self._base_name = structure.base_name
+        self._architecture = facts.architecture
+        self._first_position, self._max_positions = structure.first_position, structure.max_positions
+        self.padding_ids = structure.padding_ids
+        """Tokens that the model leaves out when it counts positions."""
+        self._depends_on_length = depends_on_length(model.config)
+        """Angles follow from the highest position of a step; padding always has the highest possible one."""
+        self._max_model_len = 1
+        self.counts_positions = False
+        """Whether the model counts positions itself, which it can for a single request."""
         self.base = model.get_submodule(structure.base_name)
         """Returns the hidden states."""
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
-        with self.step.of(len(token_ids_T), attention) as num_rows:
-            padding = (0, num_rows - len(token_ids_T))
-            hidden_TD = run_base(self.base, functional.pad(token_ids_T, padding), functional.pad(positions_T, padding))
-        return hidden_TD[: len(token_ids_T)]
+        num_tokens = len(token_ids_T)
+        with self.step.of(num_tokens, attention, min_padding=int(self._depends_on_length)) as num_rows:
+            padding = (0, num_rows - num_tokens)
+            last = self._max_model_len - 1 if self._depends_on_length else 0
+            positions_T = functional.pad(positions_T, padding, value=last) + self._first_position
+            hidden_TD = run_base(
+                self.base, functional.pad(token_ids_T, padding), None if self.counts_positions else positions_T
+            )
+        return hidden_TD[:num_tokens]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.Model`."""
@@ -186,7 +200,18 @@ class TransformersModel(Model):
         return self._conversion.reads(tensor)
 
     def prepare(self, max_model_len: int) -> None:
-        """Choose the threads; the model computes its tables in each step."""
+        """Choose the threads; the model computes its tables in each step.
+
+        Raises:
+            ConfigError: the model has fewer positions.
+        """
+        if self._max_positions is not None and max_model_len > self._max_positions:
+            raise ConfigError(
+                f"{self._architecture} has {self._max_positions} positions, not {max_model_len}: its table begins with "
+                f"{self._first_position} rows of padding",
+                hint=f"run with --max-model-len {self._max_positions}",
+            )
+        self._max_model_len = max_model_len
         if self.library is not None:
             self.step.policy = ThreadPolicy(self.library, torch.get_num_threads())
 

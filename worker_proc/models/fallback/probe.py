@@ -1,6 +1,8 @@
 """One pass through a model of `transformers` without weights: what its attention and its parameters are used for."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -47,6 +49,12 @@ class Structure:
     """Of parameters that have two."""
     base_name: str = ""
     """Of the module that returns hidden states, which the others turn into logits."""
+    first_position: int = 0
+    """That the model gives to the first token of a sequence (2 in RoBERTa, whose table of positions has padding)."""
+    max_positions: int | None = None
+    """Rows of that table behind the first position; None: all positions are as in `config.json`."""
+    padding_ids: frozenset[int] = frozenset()
+    """Tokens that models leave out when they count positions."""
 
 
 class _Recorder:
@@ -111,11 +119,17 @@ def probe(model: PreTrainedModel, facts: ModelFacts) -> Structure:
         raise refusal(facts, "its head is not separate from its layers")
     weights, other_names = _put_probes(model)
     structure = Structure(weights=weights, other_names=other_names, base_name=base_name)
-    recorder = _Recorder(facts, {module: name for name, module in model.named_modules()})
-    for module in model.modules():
-        module.octavo = recorder
+    padding = {getattr(module, "padding_idx", None) for module in model.modules()}
+    structure.padding_ids = frozenset(token for token in padding if token is not None)
+    token_ids_T = torch.full((NUM_ROWS,), next(token for token in count() if token not in structure.padding_ids))
+    names, base = {module: name for name, module in model.named_modules()}, model.get_submodule(base_name)
     with refusing_errors(facts, "its code failed"):
-        hidden = run_base(model.get_submodule(base_name), torch.zeros(NUM_ROWS).long(), torch.arange(NUM_ROWS))
+        _record(model, _Recorder(facts, names))
+        run_base(base, token_ids_T, None)
+        own_lookups = _take_lookups(structure)
+        recorder = _record(model, _Recorder(facts, names))
+        hidden = run_base(base, token_ids_T, torch.arange(NUM_ROWS))
+        _find_first_position(structure, own_lookups, facts)
         logits = run_head(model, base_name, hidden)
     if logits.shape != (NUM_ROWS, facts.vocab_size):
         raise refusal(facts, f"its logits have the shape {tuple(logits.shape)}, and the vocabulary {facts.vocab_size}")
@@ -125,9 +139,44 @@ def probe(model: PreTrainedModel, facts: ModelFacts) -> Structure:
     return structure
 
 
-def run_base(base: nn.Module, token_ids_T: Tensor, positions_T: Tensor) -> Tensor:
-    """Return hidden_TD of a batch of rows, after the final norm."""
-    out = base(input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False)
+def _record(model: nn.Module, recorder: _Recorder) -> _Recorder:
+    for module in model.modules():
+        module.octavo = recorder  # type: ignore[assignment]
+    return recorder
+
+
+def _take_lookups(structure: Structure) -> dict[str, list[Tensor]]:
+    """Return the rows that a pass looked up, by the name of the table, and forget them."""
+    lookups = {name: weight.lookups for name, weight in structure.weights.items() if weight.lookups}
+    for name in lookups:
+        structure.weights[name].lookups = []
+    return lookups
+
+
+def _find_first_position(structure: Structure, own_lookups: Mapping[str, list[Tensor]], facts: ModelFacts) -> None:
+    """Compare the rows that the model looks up when it counts positions itself with those of positions from 0.
+
+    Raises:
+        ConfigError: they differ by more than a constant.
+    """
+    lookups = _take_lookups(structure)
+    for name, own in own_lookups.items():
+        given = lookups.get(name, [])
+        offsets = {int(offset) for mine, theirs in zip(own, given, strict=False) for offset in (mine - theirs).unique()}
+        if len(own) != len(given) or len(offsets) != 1:
+            raise refusal(facts, f"the rows of {name} that it reads do not follow from positions")
+        offset = offsets.pop()
+        if offset and structure.first_position not in (0, offset):
+            raise refusal(facts, f"its tables of positions begin at {structure.first_position} and at {offset}")
+        if offset:
+            structure.first_position = offset
+            structure.max_positions = structure.weights[name].shape[0] - offset
+
+
+def run_base(base: nn.Module, token_ids_T: Tensor, positions_T: Tensor | None) -> Tensor:
+    """Return hidden_TD of a batch of rows, after the final norm; without positions, those are the model's own."""
+    positions_1T = None if positions_T is None else positions_T[None]
+    out = base(input_ids=token_ids_T[None], position_ids=positions_1T, use_cache=False)
     hidden_TD: Tensor = out.last_hidden_state[0]
     return hidden_TD
 

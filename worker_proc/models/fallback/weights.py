@@ -29,6 +29,8 @@ class ProbedWeight(Tensor):
     """"product", "transposed product" (outputs last), "table", "bias"; "tensor": anything else."""
     bias: Any
     """Of its products."""
+    lookups: list[Tensor]
+    """The rows that were looked up, by each call."""
     expert_uses: set[str]
     """Of the matrices of a weight of three dimensions, one for each expert."""
 
@@ -36,7 +38,7 @@ class ProbedWeight(Tensor):
     def of(cls, shape: torch.Size, dtype: torch.dtype) -> "ProbedWeight":
         """Make the stand-in of a parameter."""
         weight: ProbedWeight = torch.zeros((), dtype=dtype).expand(shape).as_subclass(cls)
-        weight.uses, weight.bias, weight.expert_uses = set(), None, set()
+        weight.uses, weight.bias, weight.lookups, weight.expert_uses = set(), None, [], set()
         return weight
 
     def expert(self) -> "ProbedWeight":
@@ -53,6 +55,7 @@ class ProbedWeight(Tensor):
         if function is functional.embedding:
             ids, weight, *_ = args
             weight.uses.add("table")
+            weight.lookups.append(ids)
             return torch.zeros(*ids.shape, weight.shape[1], dtype=weight.dtype)
         if function is Tensor.__getitem__ and args[0].ndim == 3 and _is_number(args[1]):
             args[0].uses.add("experts")

@@ -39,11 +39,13 @@ def try_batches(model: Model, config: ResolvedConfig) -> str:
         config: of its cache.
 
     Raises:
-        ConfigError: rows depend on those of other requests by more than rounding.
+        ConfigError: rows depend on those of other requests by more than rounding, or positions mean something else.
     """
     assert isinstance(model, TransformersModel), "models of families need no trial"
     trial = _Trial(model, config)
     whole = trial.run(((0, 0, LENGTHS[0]),))
+    if not all(map(torch.equal, whole, trial.run_with_own_positions())):
+        raise _refusal(model, "positions that it counts by itself give other logits than positions from 0")
     steps: list[Sequence[Part]] = [
         ((1, 0, 5), (2, 0, 18), (0, 0, 11), (3, 0, 1)),
         ((0, 11, 12),),
@@ -57,10 +59,7 @@ def try_batches(model: Model, config: ResolvedConfig) -> str:
             difference = (actual - expected[start:end]).abs().max() / expected.abs().max().clamp(min=1e-30)
             name = trial.first_difference(step, start, end)
             if not difference <= MAX_RELATIVE_DIFFERENCE:
-                raise ConfigError(
-                    f"{type(model.module).__name__} cannot run through transformers: {name} mixes the rows of requests",
-                    hint="see docs/models.md for what the fallback needs of a model",
-                )
+                raise _refusal(model, f"{name} mixes the rows of requests")
             logger.warning(
                 "the rows of module %s (%s) have other bits in other batches: the tokens of a request may depend on "
                 "its company; chunks, preemption and cached prefixes may change them too",
@@ -76,6 +75,13 @@ def try_batches(model: Model, config: ResolvedConfig) -> str:
     return ""
 
 
+def _refusal(model: TransformersModel, reason: str) -> ConfigError:
+    return ConfigError(
+        f"{type(model.module).__name__} cannot run through transformers: {reason}",
+        hint="see docs/models.md for what the fallback needs of a model",
+    )
+
+
 class _Trial:
     def __init__(self, model: TransformersModel, config: ResolvedConfig) -> None:
         self.model = model
@@ -83,7 +89,8 @@ class _Trial:
         self._blocks_each = -(-max(LENGTHS) // config.block_size)
         """Of each request in each cache group."""
         generator = torch.Generator().manual_seed(0)
-        self._tokens = [torch.randint(config.model.vocab_size, (length,), generator=generator) for length in LENGTHS]
+        tokens = torch.tensor([token for token in range(config.model.vocab_size) if token not in model.padding_ids])
+        self._tokens = [tokens[torch.randint(len(tokens), (length,), generator=generator)] for length in LENGTHS]
         num_blocks = len(model.cache_groups) * len(LENGTHS) * self._blocks_each
         small = replace(config, max_num_batched_tokens=sum(LENGTHS))
         model.prepare(max(LENGTHS))
@@ -103,6 +110,14 @@ class _Trial:
             handle.remove()
         rows = np.arange(first, first + end - start)
         return outputs[0][first : first + end - start].float(), self.forward.logits(rows).clone()
+
+    def run_with_own_positions(self) -> tuple[Tensor, Tensor]:
+        """Compute the whole first request, without telling the model its positions."""
+        self.model.counts_positions = True
+        try:
+            return self.run(((0, 0, LENGTHS[0]),))
+        finally:
+            self.model.counts_positions = False
 
     def first_difference(self, step: Sequence[Part], start: int, end: int) -> str:
         """Return the first module whose rows in a step differ from those of the whole request; its keys are cached."""
