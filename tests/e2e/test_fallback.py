@@ -33,7 +33,7 @@ from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.runners.torch.trial import try_batches
 
 MAX_LEN = 512
-SHORT = ("ctrl", "cwm", "ernie4.5-moe", "minicpm3", "roberta", "stablelm", "vaultgemma")
+SHORT = ("ctrl", "cwm", "ernie4.5-moe", "gpt-neo", "gptj", "minicpm3", "roberta", "stablelm", "vaultgemma")
 """Those of the default run: the others add no kind of parameter, mask or position."""
 WITH_FAMILY = ("gemma3", "cohere2", "gpt-neox", "phi", "smollm3")
 NAMES = [
@@ -176,17 +176,13 @@ REFUSED = {
         "MambaForCausalLM cannot run through transformers: its layers have a recurrent state",
     ),
     "BertLMHeadModel": ({}, "attention.self is not causal"),
-    "GPTJForCausalLM": (
-        {"n_embd": 48, "n_layer": 2, "n_head": 6, "rotary_dim": 8},
-        "GPTJForCausalLM was not built: KeyError: 'octavo_probe'",
-    ),
     "XGLMForCausalLM": (
         {"d_model": 48, "num_layers": 2, "attention_heads": 6, "ffn_dim": 96},
         "0 of 2 layers attend through the attention interface",
     ),
     "DiffLlamaForCausalLM": ({}, "self_attn attends more than once for each token"),
     "DogeForCausalLM": ({}, "the mask of model.layers.0.self_attn is neither causal, nor a window, nor a chunk"),
-    "GptOssForCausalLM": ({}, "mlp.experts.gate_up_proj of 3 dimensions is not multiplied expert by expert"),
+    "Llama4ForCausalLM": ({}, "feed_forward.experts.gate_up_proj of 3 dimensions is not multiplied expert by expert"),
     "BartForCausalLM": ({"is_encoder_decoder": True}, "it has an encoder and a decoder"),
 }
 SMALL = {

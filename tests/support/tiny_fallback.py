@@ -22,7 +22,20 @@ _LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
 FALLBACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "apertus": ("ApertusForCausalLM", "ApertusConfig", {**_BASE, "rope_parameters": {"rope_type": "default"}}),
     "biogpt": ("BioGptForCausalLM", "BioGptConfig", _NO_GROUPS),
+    "aria": ("AriaTextForCausalLM", "AriaTextConfig", {**_BASE, "moe_num_experts": 6, "moe_topk": 2}),
     "bitnet": ("BitNetForCausalLM", "BitNetConfig", _BASE),
+    "codegen": (
+        "CodeGenForCausalLM",
+        "CodeGenConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "n_positions": MAX_POSITIONS,
+            "n_embd": 64,
+            "n_layer": 3,
+            "n_head": 4,
+            "rotary_dim": 4,
+        },
+    ),
     "ctrl": (
         "CTRLLMHeadModel",
         "CTRLConfig",
@@ -41,9 +54,40 @@ FALLBACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
         "GPTBigCodeConfig",
         {"vocab_size": VOCAB_SIZE, "n_positions": MAX_POSITIONS, "n_embd": 48, "n_layer": 3, "n_head": 6},
     ),
+    "gpt-neo": (
+        "GPTNeoForCausalLM",
+        "GPTNeoConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "max_position_embeddings": MAX_POSITIONS,
+            "hidden_size": 48,
+            "num_layers": 4,
+            "num_heads": 6,
+            "attention_types": [[["global", "local"], 2]],
+            "window_size": WINDOW,
+        },
+    ),
+    "gpt-neox-japanese": ("GPTNeoXJapaneseForCausalLM", "GPTNeoXJapaneseConfig", _NO_GROUPS),
+    "gptj": (
+        "GPTJForCausalLM",
+        "GPTJConfig",
+        {
+            "vocab_size": VOCAB_SIZE,
+            "n_positions": MAX_POSITIONS,
+            "n_embd": 48,
+            "n_layer": 3,
+            "n_head": 6,
+            "rotary_dim": 4,
+        },
+    ),
     "helium": ("HeliumForCausalLM", "HeliumConfig", {**_BASE, "head_dim": 8}),
     "hunyuan": ("HunYuanDenseV1ForCausalLM", "HunYuanDenseV1Config", {**_BASE, "head_dim": 8}),
     "jais2": ("Jais2ForCausalLM", "Jais2Config", _BASE),
+    "jetmoe": (
+        "JetMoeForCausalLM",
+        "JetMoeConfig",
+        {**_BASE, "num_key_value_heads": 3, "kv_channels": 8, "num_local_experts": 6, "num_experts_per_tok": 2},
+    ),
     "laguna": ("LagunaForCausalLM", "LagunaConfig", {**_EXPERTS, "head_dim": 8}),
     "minicpm3": (
         "MiniCPM3ForCausalLM",

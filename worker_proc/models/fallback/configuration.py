@@ -14,7 +14,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.fallback.hooks import PROBE
+from octavo.worker_proc.models.fallback.hooks import PROBE, use_attention
 
 _LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 """Their angles depend on the longest sequence of the batch. All steps must have the same, as keys stay in the cache."""
@@ -66,10 +66,16 @@ def empty_model(facts: ModelFacts, dtype: torch.dtype) -> PreTrainedModel:
         raise refusal(facts, "the angles of its rotary embedding depend on the longest request")
     with refusing_errors(facts, f"{model_class.__name__} was not built"), no_init_weights(), _parameters_on_meta():
         model: PreTrainedModel = model_class._from_config(
-            config, dtype=dtype, attn_implementation=PROBE, **_experts(config)
+            config, dtype=dtype, attn_implementation=_initial_attention(config), **_experts(config)
         )
+        use_attention(model, PROBE)
         model.tie_weights()
     return model.eval()
+
+
+def _initial_attention(config: PreTrainedConfig) -> str:
+    """Return the implementation with which a model is built; some have a table of classes that does not know ours."""
+    return "eager" if config.model_type in ("gptj", "gpt_neo") else PROBE
 
 
 def _experts(config: PreTrainedConfig) -> dict[str, Any]:

@@ -3,11 +3,13 @@
 While a model is probed, masks say which keys they show; later there are none.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.masking_utils import causal_mask_function
 
 PROBE = "octavo_probe"
@@ -37,6 +39,45 @@ def _attend(
 ) -> tuple[Tensor, None]:
     hook: AttentionHook = module.octavo  # type: ignore[assignment]
     return hook(module, query, key, value, attention_mask, arguments), None
+
+
+def _scaled_by(name: str) -> Callable[[nn.Module], dict[str, Any]]:
+    """Return the arguments of modules that divide scores by an attribute."""
+    return lambda module: {"scaling": 1.0 / getattr(module, name)}
+
+
+def _gpt_neo(module: nn.Module) -> dict[str, Any]:
+    config: Any = module.config
+    window = config.window_size if module.attention_type == "local" else None
+    return {"scaling": 1.0, "sliding_window": window}
+
+
+OWN_METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
+    "CodeGenAttention": _scaled_by("scale_attn"),
+    "GPTJAttention": _scaled_by("scale_attn"),
+    "GPTNeoSelfAttention": _gpt_neo,
+    "GPTNeoXJapaneseAttention": _scaled_by("norm_factor"),
+}
+"""Modules older than the attention interface: the arguments of their method `_attn(q, k, v, mask)`."""
+
+
+def use_attention(model: PreTrainedModel, name: str) -> None:
+    """Choose the implementation of a model, and give it to modules that have their own."""
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if config is not None:
+            config._attn_implementation = name
+        if arguments := OWN_METHODS.get(type(module).__name__):
+            module._attn = partial(_attend_in_method, module, arguments(module))
+
+
+def _attend_in_method(
+    module: nn.Module, arguments: dict[str, Any], query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None
+) -> tuple[Tensor, None]:
+    is_causal = isinstance(attention_mask, ProbedMask) and attention_mask.is_known and attention_mask.window is None
+    mask = None if is_causal else attention_mask  # the arguments have the window
+    out_BTNH, _ = _attend(module, query.to(value.dtype), key.to(value.dtype), value, mask, **arguments)
+    return out_BTNH.transpose(1, 2), None
 
 
 class ProbedMask(Tensor):

@@ -15,6 +15,8 @@ from octavo.worker_proc.models.fallback.weights import PackedExperts, PackedPara
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.models.parameters import Parameters
 
+_EXPERT_PRODUCTS = {"product"}, {"transposed product"}
+
 Multiply = Callable[[LinearWeight, bool], Product]
 """The flag says whether the rows are those of the step, or any others."""
 
@@ -43,7 +45,7 @@ def install(
     made: dict[int, Tensor] = {}
     for weight in structure.weights.values():
         key, name = id(weight), names[id(weight)]
-        if weight.ndim == 3 and weight.uses == {"experts"} and weight.expert_uses == {"product"}:
+        if weight.ndim == 3 and weight.uses == {"experts"} and weight.expert_uses in _EXPERT_PRODUCTS:
             made[key] = _experts(name, weight, parameters, multiply)
         elif weight.ndim > 2:
             raise refusal(facts, f"the parameter {name} of {weight.ndim} dimensions is not multiplied expert by expert")
@@ -86,20 +88,25 @@ def _packed(
 
 def _experts(name: str, weight: ProbedWeight, parameters: Parameters, multiply: Multiply) -> PackedExperts:
     """Make a linear weight for each expert, filled from a part of the tensor of all."""
-    num_experts, num_outputs, num_inputs = weight.shape
+    num_experts, *shape = weight.shape
+    is_transposed = "transposed product" in weight.expert_uses
+    num_inputs, num_outputs = shape if is_transposed else reversed(shape)
     layers = [f"{name}.{expert}" for expert in range(num_experts)]
 
     def split(_: str, values: Values) -> Iterator[tuple[str, Values]]:
         if tuple(values.shape) != tuple(weight.shape) or not isinstance(values, Tensor):
             raise ConfigError(f"{name!r} has shape {tuple(values.shape)} in the checkpoint, not {tuple(weight.shape)}")
-        for layer, values_OI in zip(layers, values.unbind(), strict=True):
-            yield f"{layer}.weight", values_OI
+        for layer, matrix in zip(layers, values.unbind(), strict=True):
+            yield f"{layer}.weight", matrix
 
     parameters.takes_apart([name], split, [f"{layer}.weight" for layer in layers])
-    linears = [parameters.linear(layer, {layer: num_outputs}, num_inputs, bias=False) for layer in layers]
-    shape = torch.Size((num_outputs, num_inputs))
+    linears = [
+        parameters.linear(layer, {layer: num_outputs}, num_inputs, bias=False, is_transposed=is_transposed)
+        for layer in layers
+    ]
     return PackedExperts.of(
-        weight.shape, [PackedParameter.of(shape, weight.dtype, multiply(linear, False)) for linear in linears]
+        weight.shape,
+        [PackedParameter.of(torch.Size(shape), weight.dtype, multiply(linear, False)) for linear in linears],
     )
 
 

@@ -26,7 +26,7 @@ from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.fallback.configuration import depends_on_length, empty_model, refusal
 from octavo.worker_proc.models.fallback.conversion import Conversion
-from octavo.worker_proc.models.fallback.hooks import SERVE
+from octavo.worker_proc.models.fallback.hooks import SERVE, use_attention
 from octavo.worker_proc.models.fallback.install import install
 from octavo.worker_proc.models.fallback.probe import ProbedAttention, Structure, probe, run_base, run_head
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
@@ -81,7 +81,7 @@ class PackedProduct:
         out_TO[num_rows:] = 0
         if num_rows:
             self._multiply(x_TI[:num_rows], out_TO[:num_rows])
-        return out_TO.view(*x.shape[:-1], -1)
+        return out_TO.view(*x.shape[:-1], self._weight.num_outputs)
 
     def _multiply(self, x_TI: Tensor, out_TO: Tensor) -> None:
         product = self._weight.packed.product
@@ -150,7 +150,7 @@ class TransformersModel(Model):
         self._conversion = Conversion(model, structure)
         for index, attention in enumerate(structure.attention):
             attention.module.octavo = LayerAttention(facts, index, attention, self.step)  # type: ignore[assignment]
-        _serve(model)
+        use_attention(model, SERVE)
         self.module = model
         """As `transformers` made it."""
         self._base_name = structure.base_name
@@ -214,16 +214,6 @@ class TransformersModel(Model):
         self._max_model_len = max_model_len
         if self.library is not None:
             self.step.policy = ThreadPolicy(self.library, torch.get_num_threads())
-
-
-def _serve(model: PreTrainedModel) -> None:
-    """Leave the probing."""
-    for module in model.modules():
-        if isinstance(module, PreTrainedModel):
-            module.config._attn_implementation = SERVE
-        config = getattr(module, "config", None)
-        if config is not None:
-            config._attn_implementation = SERVE
 
 
 def build(facts: ModelFacts, placement: Placement) -> TransformersModel:

@@ -113,7 +113,7 @@ def probe(model: PreTrainedModel, facts: ModelFacts) -> Structure:
     Raises:
         ConfigError: it computes something that cannot be served; the message names the module and the reason.
     """
-    bases = model.base_model, model.get_decoder()
+    bases = model.base_model, model.get_decoder(), getattr(model, "model", None)
     base_name = next((name for base in bases for name, module in model.named_children() if module is base), None)
     if base_name is None:
         raise refusal(facts, "its head is not separate from its layers")

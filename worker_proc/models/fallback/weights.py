@@ -12,7 +12,12 @@ from torch.nn import functional
 
 Product = Callable[[Tensor], Tensor]
 
-_NAMES = {functional.linear: ("input", "weight", "bias"), torch.addmm: ("bias", "input", "weight")}
+_NAMES = {
+    functional.linear: ("input", "weight", "bias"),
+    torch.addmm: ("bias", "input", "weight"),
+    torch.matmul: ("input", "weight"),
+    Tensor.matmul: ("input", "weight"),  # also the operator
+}
 """Arguments of the products by position."""
 
 
@@ -50,7 +55,7 @@ class ProbedWeight(Tensor):
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note the function; results are plain tensors."""
-        if function in _NAMES:
+        if function in _NAMES and _is_matrix(_operands(function, args, kwargs)[1]):
             return _probed_product(function, *_operands(function, args, kwargs))
         if function is functional.embedding:
             ids, weight, *_ = args
@@ -61,17 +66,20 @@ class ProbedWeight(Tensor):
             args[0].uses.add("experts")
             return args[0].expert()
         if getattr(function, "__name__", "") != "__get__":  # getters compute nothing
-            for operand in args:
+            for operand in (*args, *(kwargs or {}).values()):
                 _note(operand, "tensor")
         with torch._C.DisableTorchFunctionSubclass():
             result = function(*args, **(kwargs or {}))
         return result.as_subclass(Tensor) if isinstance(result, ProbedWeight) else result
 
 
-def _probed_product(function: Any, x: Tensor, weight: Any, bias_O: Any) -> Tensor:
+def _probed_product(function: Any, x: Tensor, weight: ProbedWeight, bias_O: Any) -> Tensor:
     output_dim = 0 if function is functional.linear else 1
-    is_plain = isinstance(weight, ProbedWeight) and not isinstance(x, ProbedWeight) and weight.ndim == 2
-    if is_plain and x.dtype == weight.dtype and (not weight.uses - {"table"} or weight.bias is bias_O):
+    if (
+        not isinstance(x, ProbedWeight)
+        and x.dtype == weight.dtype
+        and (not weight.uses - {"table"} or weight.bias is bias_O)
+    ):
         weight.bias = bias_O
         _note(weight, "transposed product" if output_dim else "product")
         _note(bias_O, "bias")
@@ -79,6 +87,10 @@ def _probed_product(function: Any, x: Tensor, weight: Any, bias_O: Any) -> Tenso
         for operand in (x, weight, bias_O):
             _note(operand, "tensor")
     return torch.zeros(*x.shape[:-1], weight.shape[output_dim], dtype=x.dtype)
+
+
+def _is_matrix(weight: Any) -> bool:
+    return isinstance(weight, ProbedWeight) and weight.ndim == 2
 
 
 def _is_number(index: Any) -> bool:
