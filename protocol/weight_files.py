@@ -1,6 +1,7 @@
 """Which files hold a model's weights. Reads no file but an index."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,9 @@ from octavo.protocol.errors import ConfigError
 
 NOT_WEIGHTS = ("training_args.bin", "optimizer.*", "scheduler.*", "scaler.*", "rng_state*", "original/*")
 """Files of a training run, and weights in yet another format, that have the names of weights."""
+
+
+_GGUF_PART = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +70,8 @@ def weight_files(path: Path, load_format: str) -> WeightFiles:
     Raises:
         ConfigError: there are none, the index is damaged, or it names files that are missing.
     """
+    if load_format == "gguf":
+        return WeightFiles(gguf_parts(path), {})
     if load_format not in LAYOUTS or not path.is_dir():
         return WeightFiles((path,), {})
     layout = LAYOUTS[load_format]
@@ -87,6 +93,29 @@ def weight_files(path: Path, load_format: str) -> WeightFiles:
             hint="download the model again",
         )
     return WeightFiles(tuple(path / name for name in names), file_of_tensor, index)
+
+
+def gguf_parts(path: Path) -> tuple[Path, ...]:
+    """Return the files of a model in GGUF format, of which `path` is one, in their order; it need not exist.
+
+    llama.cpp divides large models between files like `NAME-00002-of-00003.gguf`. The first has the metadata.
+
+    Raises:
+        ConfigError: some of them are missing.
+    """
+    part = _GGUF_PART.fullmatch(path.name)
+    if part is None:
+        return (path,)
+    count = int(part["count"])
+    parts = tuple(path.with_name(f"{part['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1))
+    if missing := [file.name for file in parts if not file.is_file()]:
+        raise ConfigError(
+            f"{len(missing)} of the {count} files of {part['stem']} are missing from {path.parent}: "
+            + ", ".join(missing[:4])
+            + (", ..." if len(missing) > 4 else ""),
+            hint="download them into the same directory",
+        )
+    return parts
 
 
 def _listed(folder: Path, layout: Layout) -> list[Path]:

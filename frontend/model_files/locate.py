@@ -12,7 +12,7 @@ from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.weight_files import LAYOUTS, has_weights
+from octavo.protocol.weight_files import LAYOUTS, gguf_parts, has_weights
 
 PHASE = "locating the model"
 
@@ -71,7 +71,8 @@ def locate_model(config: ModelConfig, env: Env) -> Path:
     if config.config_format == "mistral":
         formats.sort(key="mistral".__ne__)
     found = _locate(config.model, config.revision, config, env, formats, _MODEL_FILES)
-    return _the_only_gguf(found) or found
+    gguf = found if found.suffix == ".gguf" and found.is_file() else _the_only_gguf(found)
+    return gguf_parts(gguf)[0] if gguf else found
 
 
 def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
@@ -107,11 +108,11 @@ def _locate(
 
 
 def _the_only_gguf(directory: Path) -> Path | None:
-    """Return the .gguf file of a directory without other model files."""
+    """Return the .gguf file of a directory without other model files, or one of its parts."""
     if not directory.is_dir() or (directory / "config.json").is_file():
         return None
     files = sorted(directory.glob("*.gguf"))
-    if len(files) > 1:
+    if len(files) > 1 and not set(files) <= set(gguf_parts(files[0])):
         names = ", ".join(file.name for file in files)
         raise ConfigError(f"{directory} holds several models: {names}", phase=PHASE, hint="name one of the files")
     return files[0] if files else None

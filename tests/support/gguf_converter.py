@@ -41,14 +41,16 @@ def convert(
     file: Path,
     conversion: Conversion | None = None,
     kind: GGMLQuantizationType = GGMLQuantizationType.F32,
+    tensors_per_file: int = 0,
 ) -> Path:
     """Write the model of a directory as a GGUF file with matrices of type `kind`.
 
-    `conversion`: None: that of its architecture.
+    `conversion`: None: that of its architecture. `tensors_per_file`: 0: there is one file; otherwise llama.cpp's names
+    of parts take the place of `file`.
     """
     config = json.loads((model / "config.json").read_text())
     conversion = conversion or CONVERSIONS[config["architectures"][0]]
-    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[conversion.arch])
+    writer = GGUFWriter(file, gguf.MODEL_ARCH_NAMES[conversion.arch], split_max_tensors=tensors_per_file)
     write_common_keys(writer, config)
     conversion.keys(writer, config)
     write_tokenizer(writer, model)

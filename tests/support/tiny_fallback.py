@@ -24,6 +24,11 @@ FALLBACKS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "biogpt": ("BioGptForCausalLM", "BioGptConfig", _NO_GROUPS),
     "aria": ("AriaTextForCausalLM", "AriaTextConfig", {**_BASE, "moe_num_experts": 6, "moe_topk": 2}),
     "bitnet": ("BitNetForCausalLM", "BitNetConfig", _BASE),
+    "camembert": (
+        "CamembertForCausalLM",
+        "CamembertConfig",
+        {**_NO_GROUPS, "is_decoder": True, "max_position_embeddings": 514, "pad_token_id": 1},
+    ),
     "codegen": (
         "CodeGenForCausalLM",
         "CodeGenConfig",

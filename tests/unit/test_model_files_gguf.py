@@ -154,7 +154,6 @@ class TestConfig:
             ({"llama.attention.head_count_kv": [2, 1]}, r"llama\.attention\.head_count_kv differs between layers"),
             ({"llama.attention.value_length": 4}, "keys and values of different sizes"),
             ({"llama.rope.dimension_count": 4}, "4 of 8 dimensions"),
-            ({"split.count": 3}, "divided into 3 GGUF files"),
         ],
     )
     def test_unsupported_gguf_features_are_reported(self, changes: dict[str, Any], message: str) -> None:

@@ -4,7 +4,7 @@ Quantized matrices are returned as they are in the file (`GgufMatrix`); the call
 """
 
 import mmap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from gguf.constants import GGMLQuantizationType as Type
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import gguf_parts
 from octavo.worker_proc.weights.gguf_blocks import SUPPORTED_TYPES, GgufMatrix, dequantized
 from octavo.worker_proc.weights.gguf_header import GgufHeader, TensorInfo, parse_header
 from octavo.worker_proc.weights.gguf_names import Change, HfPlace, HfPlaces
@@ -28,33 +29,41 @@ Weights = Iterator[tuple[str, Tensor | GgufMatrix, int]]
 def read_gguf(path: Path, wants: Callable[[str], bool] = lambda name: True) -> Weights:
     """Yield every weight that is wanted as (Hugging Face name, tensor, its bytes in the file).
 
-    Tensors are views of the mapped file where that is possible.
+    Tensors are views of the mapped files where that is possible.
+
+    Args:
+        path: of the file, or of one of the parts of a model.
+        wants: whether a weight is needed.
 
     Raises:
-        ConfigError: the file is missing or cut short, its architecture has no name table here, or a
+        ConfigError: a file is missing or cut short, its architecture has no name table here, or a
             tensor is of a type that is not supported (the message names both).
     """
-    try:
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    header = parse_header(data, path)
-    _check_types(header, path)
-    yield from _File(data, header, wants).weights()
+    parts = []
+    for part in gguf_parts(path):
+        try:
+            with part.open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {part}: {error}") from error
+        header = parse_header(data, part)
+        _check_types(header, part)
+        parts.append((data, header))
+    yield from _Files(parts, wants).weights()
 
 
-class _File:
-    """The weights of a mapped file whose header was read."""
+class _Files:
+    """The weights of mapped files whose headers were read; the first one describes the model."""
 
-    def __init__(self, data: mmap.mmap, header: GgufHeader, wants: Callable[[str], bool]) -> None:
-        self._data = data
-        self._header = header
+    def __init__(self, parts: Sequence[tuple[mmap.mmap, GgufHeader]], wants: Callable[[str], bool]) -> None:
+        self._parts = parts
+        self._data, first = parts[0]
+        self._metadata = first.metadata
         self._wants = wants
-        self._architecture = str(header.metadata.get("general.architecture", ""))
+        self._architecture = str(first.metadata.get("general.architecture", ""))
         num_extra = self._number("nextn_predict_layers", 0)
         num_layers = self._number("block_count", 0) - num_extra if num_extra else None
-        names = {info.name for info in header.tensors}
+        names = {info.name for _, header in parts for info in header.tensors}
         self._places = HfPlaces(self._architecture, names, num_layers)
         self._num_heads = self._number("attention.head_count", 0)
         self._num_kv_heads = self._number("attention.head_count_kv", self._num_heads)
@@ -62,27 +71,32 @@ class _File:
         self._latent_values: dict[str, Tensor] = {}
 
     def weights(self) -> Weights:
-        """Yield the weights that are wanted, in the order of the file."""
-        for info in self._header.tensors:
-            place = self._places.of(info.name)
-            if place is None:
-                continue
-            match place.change:
-                case Change.STACKED:
-                    num_experts, names = info.shape[0], place.name.replace("{}", "{0}")
-                    rows = {names.format(expert): range(expert, expert + 1) for expert in range(num_experts)}
-                    yield from self._parts(info, rows, info.shape[1:])
-                case Change.QKV:
-                    yield from self._parts(info, self._qkv_rows(info, place.name))
-                case Change.KEY_PART | Change.VALUE_PART if self._wants(place.name):
-                    yield from self._joined(info, place)
-                case _ if self._wants(place.name):
-                    yield place.name, self._tensor(info, place.change), info.num_bytes
+        """Yield the weights that are wanted, in the order of the files."""
+        for data, header in self._parts:
+            self._data = data
+            for info in header.tensors:
+                yield from self._weights_of(info)
+
+    def _weights_of(self, info: TensorInfo) -> Weights:
+        place = self._places.of(info.name)
+        if place is None:
+            return
+        match place.change:
+            case Change.STACKED:
+                num_experts, names = info.shape[0], place.name.replace("{}", "{0}")
+                rows = {names.format(expert): range(expert, expert + 1) for expert in range(num_experts)}
+                yield from self._parts_of(info, rows, info.shape[1:])
+            case Change.QKV:
+                yield from self._parts_of(info, self._qkv_rows(info, place.name))
+            case Change.KEY_PART | Change.VALUE_PART if self._wants(place.name):
+                yield from self._joined(info, place)
+            case _ if self._wants(place.name):
+                yield place.name, self._tensor(info, place.change), info.num_bytes
 
     def _number(self, key: str, default: int) -> int:
-        return int(self._header.metadata.get(f"{self._architecture}.{key}", default))
+        return int(self._metadata.get(f"{self._architecture}.{key}", default))
 
-    def _parts(self, info: TensorInfo, parts: Mapping[str, range], shape: tuple[int, ...] | None = None) -> Weights:
+    def _parts_of(self, info: TensorInfo, parts: Mapping[str, range], shape: tuple[int, ...] | None = None) -> Weights:
         """Yield parts of a tensor: the rows of each, by name; `shape`: of a part, None: rows of the tensor."""
         row_bytes = info.num_bytes // info.shape[0]
         for name, rows in parts.items():

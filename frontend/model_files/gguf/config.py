@@ -32,7 +32,6 @@ def hf_config(
             phase=PHASE,
             hint=f"one of {', '.join(sorted(FAMILIES))}",
         )
-    _check_is_whole(gguf)
     config = {
         "architectures": [family.architecture],
         "model_type": family.model_type,
@@ -60,16 +59,6 @@ def generation_config(fields: Mapping[str, Any]) -> dict[str, Any]:
     # A dict keeps the order and drops duplicates.
     config["eos_token_id"] = list(dict.fromkeys(end for end in ends if end is not None))
     return config
-
-
-def _check_is_whole(gguf: GgufMetadata) -> None:
-    count = gguf.fields.get("split.count", 0)
-    if count > 1:
-        raise ConfigError(
-            f"the model is divided into {count} GGUF files, which is not supported",
-            phase=PHASE,
-            hint="join them with llama.cpp: llama-gguf-split --merge FIRST_FILE WHOLE_FILE",
-        )
 
 
 def _vocab_size(gguf: GgufMetadata) -> int:

@@ -213,19 +213,20 @@ def run_head(model: PreTrainedModel, base_name: str, hidden_RD: Tensor) -> Tenso
     return logits_RV
 
 
-def _put_probes(model: nn.Module) -> tuple[dict[str, ProbedWeight], list[str]]:
-    """Return the stand-ins, each with its first name, and all other names."""
-    probes: dict[nn.Parameter, ProbedWeight] = {}
-    names: dict[str, ProbedWeight] = {}
-    other_names = []
-    for module_name, module in model.named_modules():
+def _put_probes(model: PreTrainedModel) -> tuple[dict[str, ProbedWeight], list[str]]:
+    """Return the stand-ins, each with the name that checkpoints have for it, and all other names."""
+    tied = getattr(model, "all_tied_weights_keys", {})
+    names: dict[nn.Parameter, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    for group in names.values():
+        group.sort(key=tied.__contains__)  # checkpoints have those that the others are tied to
+    probes = {parameter: ProbedWeight.of(parameter.shape, parameter.dtype) for parameter in names}
+    for module in model.modules():
         for name, parameter in module._parameters.items():
-            if parameter is None:
-                continue
-            full_name = f"{module_name}.{name}".lstrip(".")
-            if parameter in probes:
-                other_names.append(full_name)
-            else:
-                names[full_name] = probes[parameter] = ProbedWeight.of(parameter.shape, parameter.dtype)
-            module._parameters[name] = probes[parameter]
-    return names, other_names
+            if parameter is not None:
+                module._parameters[name] = probes[parameter]
+    return (
+        {group[0]: probes[parameter] for parameter, group in names.items()},
+        [name for group in names.values() for name in group[1:]],
+    )
