@@ -10,6 +10,8 @@ from typing import Literal
 
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 
+from octavo.kernels.linear.gpu import USUAL_RANKS
+from octavo.kernels.linear.gpu_product import GROUPED_ROWS
 from octavo.kernels.linear.gpu_tiles import H100, Launch, Tiling
 
 DeviceName = Literal["H100", "H200"]
@@ -44,6 +46,13 @@ SHARED_BYTES = 128
 """What a multiprocessor's shared memory reads or writes in a clock."""
 GROUP_ROW_TILES = 8
 """Row tiles that share a read of the weight."""
+NVLINK_BYTES = 400e9
+"""What a GPU receives from the others in a second, about nine tenths of the vendor's figure. Assumed."""
+EXCHANGE_S = 5.0e-6
+"""Of a sum over ranks, beside its bytes: the launch, and waiting for one another. Assumed."""
+FEW_BYTES = 1 << 20
+"""See `octavo.worker_proc.parallel.distributed`."""
+NUM_SEGMENTS = 8
 CACHE_BYTES = 25 << 20
 """Of the second-level cache, for a weight that is read again: half of it."""
 
@@ -107,11 +116,20 @@ class Estimate:
 
 
 def estimate_product(
-    m: int, n: int, k: int, dtype: DtypeName, device: DeviceName, epilogue: Epilogue = "none"
+    m: int,
+    n: int,
+    k: int,
+    dtype: DtypeName,
+    device: DeviceName,
+    epilogue: Epilogue = "none",
+    tiling: Tiling | None = None,
 ) -> Estimate:
-    """Estimate a product of `m` rows with a weight of `n` outputs and `k` inputs, by our own kernels."""
+    """Estimate a product of `m` rows with a weight of `n` outputs and `k` inputs, by our own kernels.
+
+    `tiling`: None: that of a weight that is not tp-invariant.
+    """
     assert dtype in ("bfloat16", "float16"), "two bytes each"
-    rates, tiling = DEVICES[device], Tiling(n, k, ELEMENT_BYTES, H100)
+    rates, tiling = DEVICES[device], tiling or Tiling(n, k, ELEMENT_BYTES, H100)
     launch = tiling.launch(m, is_gated=epilogue == "silu_and_mul")
     tile = launch.tile
     row_tiles, output_tiles = -(-m // tile.rows), -(-n // tile.outputs)
@@ -119,10 +137,11 @@ def estimate_product(
     out_bytes = int(out_bytes * {"none": 1, "silu_and_mul": 0.5, "residual": 2}[epilogue])
     times_read = 1 if weight_bytes <= CACHE_BYTES else -(-row_tiles // GROUP_ROW_TILES)
     num_bytes = rows_bytes + weight_bytes * times_read + out_bytes
-    sums_bytes = 4 * m * n * tiling.num_splits * 2 if launch.is_spread else 0
+    num_sums = tiling.num_splits if launch.is_spread else launch.num_groups if launch.num_groups > 1 else 0
+    sums_bytes = 4 * m * n * num_sums * 2
     cache_bytes = rows_bytes * output_tiles + weight_bytes * row_tiles + out_bytes + sums_bytes
-    items = launch.num_tiles * (tiling.num_splits if launch.is_spread else 1)
-    splits_of_item = 1 if launch.is_spread else tiling.num_splits
+    items = launch.num_tiles * (tiling.num_splits if launch.is_spread else launch.num_groups)
+    splits_of_item = 1 if launch.is_spread else tiling.num_splits // launch.num_groups
     item_s = splits_of_item * _split_seconds(tiling, launch, min(m, tile.rows), rates, epilogue)
     flops = 2.0 * m * n * k
     return Estimate(
@@ -172,7 +191,12 @@ def _split_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device,
 
 
 def _adding_seconds(tiling: Tiling, launch: Launch, num_rows: int, rates: Device) -> float:
-    """Return the time in which the last program of a tile reads the sums of all splits; all tiles do at once."""
+    """Return the time in which the last program of a tile reads the sums of all splits; all tiles do at once.
+
+    Sums of groups are added up by another kernel, whose bytes count with those of the product.
+    """
+    if launch.num_groups > 1:
+        return KERNEL_S
     if not launch.is_spread:
         return 0.0
     sums_bytes = 4 * num_rows * launch.tile.outputs * tiling.num_splits
@@ -237,10 +261,55 @@ def layers_share(model: ShapeName, m: int, device: DeviceName, *, is_early: bool
     return sum(each.roofline_s for each in estimates) / sum(each.seconds - saved_s for each in estimates)
 
 
+def rank_seconds(model: ShapeName, m: int, num_ranks: int, device: DeviceName, *, is_tp_invariant: bool) -> float:
+    """Return the time of a layer's products and of its two sums over the ranks, by our own kernels."""
+    seconds = 0.0
+    for name, (n, k) in weight_shapes(SHAPES[model]).items():
+        if name in ("qkv", "gate_up"):
+            part = n // num_ranks
+            tiling = Tiling(part, k, ELEMENT_BYTES, H100, usual_outputs=-(-n // USUAL_RANKS) * is_tp_invariant)
+            seconds += estimate_product(m, part, k, "bfloat16", device, tiling=tiling).seconds
+        elif name in ("out", "down"):
+            num_segments = NUM_SEGMENTS // num_ranks if is_tp_invariant else 0
+            tiling = Tiling(n, k // num_ranks, ELEMENT_BYTES, H100, num_segments)
+            is_grouped = tiling.launch(m).num_groups > 1
+            rows = [min(GROUPED_ROWS, m - start) for start in range(0, m, GROUPED_ROWS)] if is_grouped else [m]
+            for each in rows:
+                seconds += estimate_product(each, n, k // num_ranks, "bfloat16", device, tiling=tiling).seconds
+            seconds += _sum_seconds(m * n, num_ranks, 4 if is_tp_invariant else ELEMENT_BYTES)
+    return seconds
+
+
+def _sum_seconds(num_results: int, num_ranks: int, part_bytes: int) -> float:
+    """Return the time in which ranks add up their parts: all of them at once, or each a share and then all results."""
+    if num_ranks == 1:
+        return 0.0
+    num_others = num_ranks - 1
+    if num_results * part_bytes <= FEW_BYTES:
+        return EXCHANGE_S + num_others * num_results * part_bytes / NVLINK_BYTES
+    return 2 * EXCHANGE_S + num_others / num_ranks * num_results * (part_bytes + ELEMENT_BYTES) / NVLINK_BYTES
+
+
+def rank_table(device: DeviceName) -> str:
+    """Return what `--enable-tp-invariant-inference` costs, as a table in Markdown."""
+    counts = (1, 2, 4, 8)
+    lines = ["| layer, rows | " + " | ".join(f"{count} ranks" for count in counts) + " |"]
+    lines.append("| --- " * (1 + len(counts)) + "|")
+    for model in MODELS:
+        for m in ROWS:
+            pairs = [
+                [rank_seconds(model, m, count, device, is_tp_invariant=is_on) for is_on in (False, True)]
+                for count in counts
+            ]
+            found = [f"{1e6 * off:,.0f} -> {1e6 * on:,.0f} µs" for off, on in pairs]
+            lines.append(f"| {model}, {m:,} | " + " | ".join(found) + " |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     """Print the table for each device."""
     for device in DEVICES:
-        print(f"\n{device}\n\n{table(device)}\n\n{epilogue_table(device)}\n")
+        print(f"\n{device}\n\n{table(device)}\n\n{epilogue_table(device)}\n\n{rank_table(device)}\n")
         for model in MODELS:
             for is_early, way in ((False, ""), (True, ", launched early")):
                 shares = ", ".join(

@@ -25,9 +25,9 @@ def flag_bytes(size: int) -> int:
     return size * NUM_PROGRAMS * torch.int64.itemsize
 
 
-def one_shot_bytes(max_rows: int, width: int, dtype: torch.dtype, size: int) -> int:
+def one_shot_bytes(max_rows: int, width: int, part_dtype: torch.dtype, size: int) -> int:
     """Return the bytes of memory that each of `size` ranks needs."""
-    return flag_bytes(size) + _NUM_SLOTS * max_rows * width * dtype.itemsize
+    return flag_bytes(size) + _NUM_SLOTS * max_rows * width * part_dtype.itemsize
 
 
 class OneShotAllReduce:
@@ -41,7 +41,8 @@ class OneShotAllReduce:
         rank: of this one.
         max_rows: of a sum.
         width: columns of a sum.
-        dtype: of the parts and of the sums.
+        dtype: of the sums.
+        part_dtype: of the parts: the same, or float32.
         device: of this rank.
         keeps: what owns the memory.
     """
@@ -54,11 +55,12 @@ class OneShotAllReduce:
         max_rows: int,
         width: int,
         dtype: torch.dtype,
+        part_dtype: torch.dtype,
         device: torch.device,
         keeps: object = None,
     ) -> None:
         self._keeps = keeps
-        self.max_rows, self.width, self.dtype = max_rows, width, dtype
+        self.max_rows, self.width, self.dtype, self._part_dtype = max_rows, width, dtype, part_dtype
         self._rank, self._size = rank, len(addresses)
         self._addresses_N = torch.tensor(addresses, dtype=torch.int64, device=device)
         self._num_calls_P = torch.zeros(NUM_PROGRAMS, dtype=torch.int64, device=device)
@@ -67,7 +69,7 @@ class OneShotAllReduce:
     def serves(self, partial_TD: Tensor) -> bool:
         """Return whether it can add up a part of this shape and type."""
         num_rows, width = partial_TD.shape
-        return num_rows <= self.max_rows and width == self.width and partial_TD.dtype == self.dtype
+        return num_rows <= self.max_rows and width == self.width and partial_TD.dtype == self._part_dtype
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
         """Return the sum of all ranks' `partial`, plus the bias.
@@ -75,7 +77,7 @@ class OneShotAllReduce:
         Raises:
             ShapeError: see `serves`.
         """
-        out_TD = torch.empty_like(partial_TD)
+        out_TD = torch.empty_like(partial_TD, dtype=self.dtype)
         self._launch(partial_TD, bias_D, None, None, None, out_TD, 0.0)
         return out_TD
 
@@ -87,7 +89,7 @@ class OneShotAllReduce:
         Raises:
             ShapeError: see `serves`.
         """
-        total_TD, out_TD = torch.empty_like(partial_TD), torch.empty_like(partial_TD)
+        total_TD, out_TD = (torch.empty_like(partial_TD, dtype=self.dtype) for _ in range(2))
         self._launch(partial_TD, bias_D, x_TD.contiguous(), weight_D.contiguous(), total_TD, out_TD, eps)
         return total_TD, out_TD
 
@@ -186,6 +188,7 @@ def _all_reduce_kernel(
     # that stores in a slot again has met the others since, and they had read the slot before: kernels of a stream do
     # not overlap.
     element: tl.constexpr = partial_ptr.dtype.element_ty
+    out_element: tl.constexpr = out_ptr.dtype.element_ty
     ELEMENT_BYTES: tl.constexpr = element.primitive_bitwidth // 8
     program = tl.program_id(0)
     columns = tl.arange(0, BLOCK)
@@ -202,10 +205,10 @@ def _all_reduce_kernel(
         sum32 = _sum_in_halves(addresses_ptr, offset, is_in, element, 0, SIZE)
         if bias_ptr is not None:
             sum32 += tl.load(bias_ptr + columns, mask=is_in, other=0.0).to(tl.float32)
-        out = sum32.to(element)
+        out = sum32.to(out_element)
         if x_ptr is not None:
             x = tl.load(x_ptr + row * WIDTH + columns, mask=is_in, other=0.0).to(tl.float32)
-            total = (x + out.to(tl.float32)).to(element)
+            total = (x + out.to(tl.float32)).to(out_element)
             tl.store(total_ptr + row * WIDTH + columns, total, mask=is_in)
             weight = tl.load(weight_ptr + columns, mask=is_in, other=0.0)
             out = normalized(total, weight, eps, WIDTH)

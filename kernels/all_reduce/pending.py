@@ -10,6 +10,9 @@ from torch import Tensor
 class FusedSum(Protocol):
     """Adds up the parts of all ranks: see `octavo.kernels.all_reduce.gpu.OneShotAllReduce`."""
 
+    dtype: torch.dtype
+    """Of the sums."""
+
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
         """Return the sum, plus the bias."""
 
@@ -35,7 +38,7 @@ class PendingSum(Tensor):
     @staticmethod
     def of(ranks: FusedSum, partial_TD: Tensor, bias_D: Tensor | None) -> "PendingSum":
         """Return the sum. `partial` must not change while it is used."""
-        pending = torch.empty_like(partial_TD).as_subclass(PendingSum)
+        pending = torch.empty_like(partial_TD, dtype=ranks.dtype).as_subclass(PendingSum)
         pending._ranks, pending._partial_TD, pending._bias_D = ranks, partial_TD, bias_D
         pending._is_computed = False
         return pending

@@ -26,11 +26,10 @@ from octavo.kernels.silu_and_mul import silu_and_mul
 class DevicePacker(Protocol):
     """Packs weights for one kind of device."""
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> Callable[[Tensor], Tensor]:
-        """Return the product with a weight: from TI to TO.
-
-        `is_grouped`: `octavo.kernels.experts` multiplies it together with others.
-        """
+    def pack(
+        self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False, whole_outputs: int | None = None
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the product with a weight: from TI to TO. See `Packer.pack`."""
 
 
 @runtime_checkable
@@ -42,6 +41,14 @@ class PaddingProduct(Protocol):
 
 
 @runtime_checkable
+class SegmentedProduct(Protocol):
+    """A product whose inputs can be added up in segments."""
+
+    def in_segments(self, num_segments: int, num_ranks: int) -> Callable[[Tensor], Tensor]:
+        """See `PackedLinear.in_segments`."""
+
+
+@runtime_checkable
 class GatedProduct(Protocol):
     """A product that can apply the gated activation to its results before it stores them."""
 
@@ -49,7 +56,7 @@ class GatedProduct(Protocol):
         """See `linear_silu_and_mul`."""
 
 
-def new_packer(*, is_batch_invariant: bool) -> DevicePacker:
+def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> DevicePacker:
     """Return a packer for a CPU, on which every product is batch-invariant."""
     return cpu.Packer()
 
@@ -67,23 +74,37 @@ class PackedLinear:
     """Of the rows; None: any float type, since the rows are quantized before the product."""
     device: torch.device
     product: Callable[[Tensor], Tensor]
+    is_tp_invariant: bool = False
+    """The products must have the same bits on any number of ranks."""
 
     def in_segments(self, num_segments: int, num_ranks: int) -> "PackedLinear":
         """Return the weight, which adds up parts of its inputs separately and then in halves.
 
         If ranks divide the inputs and their sums are added in halves too, the sum does not depend on the number of
-        ranks, up to the number of segments. Torch's products add up all inputs of a rank in one.
+        ranks, up to the number of segments. Torch's products, and those of GPUs if they are not tp-invariant, add up
+        all inputs of a rank in one.
 
         Args:
             num_segments: of the inputs of all ranks: 1, 2, 4 or 8. Fewer are used if they would split words or groups.
             num_ranks: that hold as many inputs each.
+
+        Raises:
+            ShapeError: the product must be tp-invariant, and there are too few segments for the ranks.
         """
+        if isinstance(self.product, SegmentedProduct):
+            return replace(self, product=self.product.in_segments(num_segments, num_ranks))
         if not isinstance(self.product, NativeProduct):
             return self
         packed = self.product.packed
         while num_segments > 1 and self.num_inputs * num_ranks % (num_segments * packed.segment_multiple):
             num_segments //= 2
-        own = num_segments // num_ranks if num_segments % num_ranks == 0 else 1
+        is_divided = num_segments % num_ranks == 0
+        require(
+            is_divided or not self.is_tp_invariant,
+            f"{self.num_inputs * num_ranks} inputs can be added up in {num_segments} segments, too few for "
+            f"{num_ranks} ranks",
+        )
+        own = num_segments // num_ranks if is_divided else 1
         return replace(self, product=replace(self.product, packed=replace(packed, num_segments=own)))
 
     def padded_rows(self, num_rows: int) -> int:
@@ -100,6 +121,7 @@ class Packer:
         quantization: applied to float weights; needs a native library.
         is_batch_invariant: False: use the fastest product of a GPU, whose bits depend on the number of rows. On a CPU
             all products are batch-invariant.
+        is_tp_invariant: the bits must not depend on the number of ranks that divide a weight.
     """
 
     def __init__(
@@ -109,15 +131,25 @@ class Packer:
         quantization: Quantization | None = None,
         *,
         is_batch_invariant: bool = True,
+        is_tp_invariant: bool = False,
     ) -> None:
         assert quantization is None or native is not None, "torch multiplies no quantized weights"
         self._device = device
-        self._packer = choose("linear", _PACKERS, device)(is_batch_invariant=is_batch_invariant)
+        self._packer = choose("linear", _PACKERS, device)(
+            is_batch_invariant=is_batch_invariant, is_tp_invariant=is_tp_invariant
+        )
+        self._is_tp_invariant = is_tp_invariant
         self._library = native
         self._quantization = quantization
 
     def pack(
-        self, weight_OI: Tensor, bias_O: Tensor | None = None, *, quantizes: bool = True, is_grouped: bool = False
+        self,
+        weight_OI: Tensor,
+        bias_O: Tensor | None = None,
+        *,
+        quantizes: bool = True,
+        is_grouped: bool = False,
+        whole_outputs: int | None = None,
     ) -> PackedLinear:
         """Return the packed form, which no longer needs the arguments.
 
@@ -126,6 +158,7 @@ class Packer:
             bias_O: of the same dtype.
             quantizes: False: the weight stays as it is.
             is_grouped: `octavo.kernels.experts` multiplies it together with others, in place of `linear`.
+            whole_outputs: of all ranks that divide the outputs; None: it is not divided.
 
         Raises:
             ShapeError: the shapes or dtypes do not match.
@@ -140,7 +173,7 @@ class Packer:
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape
-        product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped)
+        product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped, whole_outputs=whole_outputs)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
 
     def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear:
@@ -157,11 +190,14 @@ class Packer:
         """Return a weight that was packed earlier by a library with the same layout."""
         assert self._library is not None, "packed by a native library and to be used without one"
         product = NativeProduct(self._library, packed)
-        return PackedLinear(packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product)
+        return PackedLinear(
+            packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product, self._is_tp_invariant
+        )
 
 
 def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
-    """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`.
+    """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`; a tp-invariant product with a part of the inputs
+    returns float32, to be added to those of the other ranks.
 
     Sums are accumulated in at least float32. With a quantized weight the rows are first quantized to 8 bits, in the
     weight's groups: see `octavo.kernels.quantize`.

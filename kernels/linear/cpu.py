@@ -55,7 +55,9 @@ class Packer:
     def __init__(self) -> None:
         self._tiles: dict[tuple[int, int, torch.dtype, bool], tuple[int, ...]] = {}
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> CpuLinear:
+    def pack(
+        self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False, whole_outputs: int | None = None
+    ) -> CpuLinear:
         """Return the packed weight."""
         multiply_with = onednn_product if has_onednn(weight_OI.dtype) else plain_product
         product = multiply_with(weight_OI, bias_O)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
+from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear, gpu_of
 
 logger = logging.getLogger(__name__)
 
@@ -27,15 +27,17 @@ _REFERENCE_ROWS = (8192, 512)
 """Row counts whose bits the others must have: prefills in one piece, or in pieces of the largest usual graph."""
 ALIGNMENT = 16
 """Bytes: what a kernel reads at once. Weights that are multiplied together have addresses that are multiples of it."""
+USUAL_RANKS = 2
+"""For which a tp-invariant weight has the splits that are the fastest. More ranks want more, one rank fewer."""
 _FREE_ROWS = 64
 """Padding up to here costs nothing: the product takes the time in which the weight is read."""
 _MAX_PADDING = 1.25
 """Padded rows per row above `_FREE_ROWS`; our own kernels lose about as much."""
 
 
-def new_packer(*, is_batch_invariant: bool) -> "Packer":
+def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> "Packer":
     """Return a packer for a GPU."""
-    return Packer(is_batch_invariant)
+    return Packer(is_batch_invariant, is_tp_invariant)
 
 
 class Packer:
@@ -43,17 +45,25 @@ class Packer:
 
     Args:
         is_batch_invariant: whether rows must have the same bits in any batch.
+        is_tp_invariant: whether they must also have the same bits on any number of ranks. cuBLAS would choose another
+            order of sums for the part of each rank.
     """
 
-    def __init__(self, is_batch_invariant: bool) -> None:
+    def __init__(self, is_batch_invariant: bool, is_tp_invariant: bool = False) -> None:
         self._is_batch_invariant = is_batch_invariant
+        self._is_tp_invariant = is_tp_invariant
         self._row_counts: dict[tuple[int, int, torch.dtype, bool], tuple[int, ...] | None] = {}
 
-    def pack(self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False) -> Callable[[Tensor], Tensor]:
+    def pack(
+        self, weight_OI: Tensor, bias_O: Tensor | None, *, is_grouped: bool = False, whole_outputs: int | None = None
+    ) -> Callable[[Tensor], Tensor]:
         """Return the product with a weight, which must not be modified afterwards; see `DevicePacker.pack`."""
         weight_OI = weight_OI.contiguous()
         if is_grouped:
             return LibraryLinear(_aligned(weight_OI), None if bias_O is None else _aligned(bias_O))
+        if self._is_tp_invariant:
+            usual_outputs = -(-(whole_outputs or weight_OI.shape[0]) // USUAL_RANKS)
+            return TpInvariantLinear.new(weight_OI, bias_O, gpu_of(weight_OI.device), usual_outputs)
         library = LibraryLinear(weight_OI, bias_O)
         if not self._is_batch_invariant:
             return library

@@ -5,6 +5,9 @@ and then the splits, in ascending order. A persistent program computes all split
 that would leave multiprocessors idle, each split has its own program, and the program of a tile that finishes last
 adds up the splits.
 
+Segments are splits that are added in halves, as ranks add up their sums. A persistent program adds up a group of two,
+and stores the sums of more groups for `add_groups_kernel`.
+
 A gated product (`IS_GATED`) stores `silu(gate) * up`. The first half of the weight's rows makes the gate, the second
 half the other factor; a tile has the same columns of both, and `num_outputs` is the number of results of a row.
 
@@ -157,6 +160,7 @@ def linear_kernel(
     row_stride,
     split_inputs,
     NUM_SPLITS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
@@ -167,25 +171,34 @@ def linear_kernel(
     STAGES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Each program computes every `num_programs`-th tile."""
+    """Each program computes every `num_programs`-th tile.
+
+    `out`: a matrix for each group of splits, of which there are NUM_SPLITS in each.
+    """
     COLUMNS: tl.constexpr = OUTPUTS // 2 if IS_GATED else OUTPUTS
     num_tiles = tl.cdiv(num_rows, ROWS) * tl.cdiv(num_outputs, COLUMNS)
-    num_own_tiles = tl.cdiv(num_tiles - tl.program_id(0), tl.num_programs(0))
+    num_own_tiles = tl.cdiv(num_tiles * NUM_GROUPS - tl.program_id(0), tl.num_programs(0))
     if IS_DEPENDENT:
-        _, first_output = place_of_tile(tl.program_id(0), num_rows, num_outputs, ROWS, COLUMNS)
+        first_tile = tl.program_id(0) if NUM_GROUPS == 1 else tl.program_id(0) % num_tiles
+        _, first_output = place_of_tile(first_tile, num_rows, num_outputs, ROWS, COLUMNS)
         _begin_early(weight_ptr, first_output, 0, num_outputs, num_inputs, IS_GATED, OUTPUTS, INPUTS, STAGES)
     total = tl.zeros((ROWS, OUTPUTS), tl.float32)
     # Flattened, so that the copies for the next split or tile begin before this one is stored.
     for step in tl.range(0, num_own_tiles * NUM_SPLITS, flatten=True):
         split = step % NUM_SPLITS
         tile = tl.program_id(0) + step // NUM_SPLITS * tl.num_programs(0)
+        first_split, group_ptr = split, out_ptr
+        if NUM_GROUPS > 1:
+            first_split += tile // num_tiles * NUM_SPLITS
+            group_ptr += (tile // num_tiles).to(tl.int64) * num_rows * num_outputs
+            tile %= num_tiles
         first_row, first_output = place_of_tile(tile, num_rows, num_outputs, ROWS, COLUMNS)
         sums = _sum_split(
             x,
             weight,
             first_row,
             first_output,
-            split * split_inputs,
+            first_split * split_inputs,
             split_inputs,
             num_rows,
             num_outputs,
@@ -202,7 +215,7 @@ def linear_kernel(
             total = tl.where(split == 0, sums, total + sums)
             sums = total
         _store_tile(
-            out_ptr,
+            group_ptr,
             bias_ptr,
             sums,
             first_row,
@@ -218,6 +231,32 @@ def linear_kernel(
 
 
 @triton.jit
+def _sum_in_halves(ptr, stride, is_in, FIRST: tl.constexpr, COUNT: tl.constexpr):
+    """Return the sum of `COUNT` blocks of float32 from `FIRST` on, which lie `stride` numbers apart."""
+    if COUNT == 1:
+        # Bypass the L1 cache, which may be stale.
+        total = tl.load(ptr + FIRST * stride, mask=is_in, other=0.0, cache_modifier=".cg")
+    else:
+        HALF: tl.constexpr = COUNT // 2
+        first = _sum_in_halves(ptr, stride, is_in, FIRST, HALF)
+        total = first + _sum_in_halves(ptr, stride, is_in, FIRST + HALF, COUNT - HALF)
+    return total
+
+
+@triton.jit(do_not_specialize=["num_sums"])
+def add_groups_kernel(
+    sums_ptr, bias_ptr, out_ptr, num_sums, num_outputs, NUM_GROUPS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Add up the sums of all groups in halves, and the bias if there is one. `sums`: a matrix for each group."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    is_in = places < num_sums
+    total = _sum_in_halves(sums_ptr + places, num_sums.to(tl.int64), is_in, 0, NUM_GROUPS)
+    if bias_ptr is not None:
+        total += tl.load(bias_ptr + places % num_outputs, mask=is_in, other=0.0).to(tl.float32)
+    tl.store(out_ptr + places, total.to(out_ptr.dtype.element_ty), mask=is_in)
+
+
+@triton.jit
 def _add_splits(
     out_ptr,
     bias_ptr,
@@ -227,12 +266,13 @@ def _add_splits(
     num_rows,
     num_outputs,
     NUM_SPLITS: tl.constexpr,
+    IN_HALVES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    """Add up the sums of a tile's splits and store the results.
+    """Add up the sums of a tile's splits, in ascending order or in halves, and store the results.
 
     In four parts without a loop, so that the sums of all splits are on their way at once.
     """
@@ -241,10 +281,12 @@ def _add_splits(
         rows = start + tl.arange(0, PART)
         is_row = (first_row + rows < num_rows)[:, None]
         part_ptr = tile_ptr + rows[:, None] * OUTPUTS + tl.arange(0, OUTPUTS)[None, :]
-        # Bypass the L1 cache, which may be stale.
-        total = tl.load(part_ptr, mask=is_row, other=0.0, cache_modifier=".cg")
-        for split in tl.static_range(1, NUM_SPLITS):
-            total += tl.load(part_ptr + split * ROWS * OUTPUTS, mask=is_row, other=0.0, cache_modifier=".cg")
+        if IN_HALVES:
+            total = _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, 0, NUM_SPLITS)
+        else:
+            total = _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, 0, 1)
+            for split in tl.static_range(1, NUM_SPLITS):
+                total += _sum_in_halves(part_ptr, ROWS * OUTPUTS, is_row, split, 1)
         _store_tile(
             out_ptr,
             bias_ptr,
@@ -276,6 +318,7 @@ def split_linear_kernel(
     row_stride,
     split_inputs,
     NUM_SPLITS: tl.constexpr,
+    IN_HALVES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_GATED: tl.constexpr,
     HAS_DESCRIPTORS: tl.constexpr,
@@ -333,6 +376,7 @@ def split_linear_kernel(
             num_rows,
             num_outputs,
             NUM_SPLITS=NUM_SPLITS,
+            IN_HALVES=IN_HALVES,
             HAS_BIAS=HAS_BIAS,
             IS_GATED=IS_GATED,
             ROWS=ROWS,

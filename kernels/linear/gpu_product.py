@@ -1,6 +1,6 @@
 """A product of our own on a GPU: the same bits for a row in any batch. Launches the kernels of `gpu_kernels`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -8,13 +8,17 @@ import triton
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from octavo.kernels.linear.gpu_kernels import linear_kernel, split_linear_kernel
-from octavo.kernels.linear.gpu_tiles import H100, Gpu, Launch, Tile, Tiling
+from octavo.kernels.dispatch import require
+from octavo.kernels.linear.gpu_kernels import add_groups_kernel, linear_kernel, split_linear_kernel
+from octavo.kernels.linear.gpu_tiles import H100, Gpu, Launch, Tile, Tiling, most_segments
 from octavo.kernels.programmatic_launch import launch_options
 
 _MAJOR_WITH_DESCRIPTORS = (9, 10)
 """Hopper, and Blackwell for data centres. Blackwell for desktops has the TMA too, but no tensor cores that read from
 shared memory: there Triton keeps one stage only."""
+GROUPED_ROWS = 1024
+"""Rows of which the sums of groups are stored at once: the second-level cache holds most of them."""
+_ADD_BLOCK = 1024
 
 
 def gpu_of(device: torch.device) -> Gpu:
@@ -36,12 +40,14 @@ class InvariantLinear:
     tiling: Tiling
     num_done: Tensor
     """Of the splits of a tile; int32, zero between calls."""
+    is_partial: bool = False
+    """The results are sums that are added to those of other ranks: float32, whatever the rows are."""
 
     @classmethod
-    def new(cls, weight_OI: Tensor, bias_O: Tensor | None, gpu: Gpu) -> "InvariantLinear":
-        """Make the product with a contiguous weight."""
+    def new(cls, weight_OI: Tensor, bias_O: Tensor | None, gpu: Gpu, usual_outputs: int = 0) -> "InvariantLinear":
+        """Make the product with a contiguous weight; for `usual_outputs` see `Tiling`."""
         num_outputs, num_inputs = weight_OI.shape
-        tiling = Tiling(num_outputs, num_inputs, weight_OI.element_size(), gpu)
+        tiling = Tiling(num_outputs, num_inputs, weight_OI.element_size(), gpu, usual_outputs=usual_outputs)
         # A launch with more tiles than multiprocessors computes all splits of a tile in one program.
         num_done = torch.zeros(gpu.num_multiprocessors, dtype=torch.int32, device=weight_OI.device)
         return cls(weight_OI, bias_O, tiling, num_done)
@@ -57,13 +63,34 @@ class InvariantLinear:
     def _product(self, x_TI: Tensor, *, is_gated: bool) -> Tensor:
         num_rows, num_outputs = x_TI.shape[0], self.tiling.num_outputs
         width = num_outputs // 2 if is_gated else num_outputs
-        out_TO = torch.empty(num_rows, width, dtype=x_TI.dtype, device=x_TI.device)
+        dtype = torch.float32 if self.is_partial else x_TI.dtype
+        out_TO = torch.empty(num_rows, width, dtype=dtype, device=x_TI.device)
         if out_TO.numel():
-            self._launch(x_TI, out_TO, self.tiling.launch(num_rows, is_gated=is_gated), is_gated=is_gated)
+            launch = self.tiling.launch(num_rows, is_gated=is_gated)
+            if launch.num_groups > 1:
+                self._launch_groups(x_TI, out_TO)
+            else:
+                self._launch(x_TI, out_TO, launch, is_gated=is_gated)
         return out_TO
 
-    def _launch(self, x_TI: Tensor, out_TO: Tensor, launch: Launch, *, is_gated: bool) -> None:
+    def _launch_groups(self, x_TI: Tensor, out_TO: Tensor) -> None:
+        """Store the sums of all groups of segments, and add them up."""
+        for x_SI, out_SO in zip(x_TI.split(GROUPED_ROWS), out_TO.split(GROUPED_ROWS), strict=True):
+            launch = self.tiling.launch(len(x_SI))
+            if launch.num_groups == 1:  # the last rows, if they are few
+                self._launch(x_SI, out_SO, launch, is_gated=False)
+                continue
+            sums = torch.empty(launch.num_groups, *out_SO.shape, dtype=torch.float32, device=x_TI.device)
+            self._launch(x_SI, sums, launch, is_gated=False)
+            num_sums = out_SO.numel()
+            add_groups_kernel[(triton.cdiv(num_sums, _ADD_BLOCK),)](
+                sums, self.bias_O, out_SO, num_sums, out_SO.shape[1], NUM_GROUPS=launch.num_groups, BLOCK=_ADD_BLOCK
+            )
+
+    def _launch(self, x_TI: Tensor, out: Tensor, launch: Launch, *, is_gated: bool) -> None:
+        """Launch the product. `out`: TO, or GTO for the sums of groups, which have no bias."""
         tiling, tile = self.tiling, launch.tile
+        has_bias = self.bias_O is not None and launch.num_groups == 1
         has_descriptors = tiling.gpu.has_descriptors and tiling.element_bytes == 2 and _can_describe(self.weight_OI)
         if x_TI.stride(1) != 1 or (has_descriptors and not _can_describe(x_TI)):
             x_TI = x_TI.contiguous()
@@ -77,11 +104,11 @@ class InvariantLinear:
                 if is_gated
                 else TensorDescriptor.from_tensor(self.weight_OI, [tile.outputs, tile.inputs])
             )
-        matrices = (x, weight, self.weight_OI, self.weight_OI if self.bias_O is None else self.bias_O, out_TO)
-        numbers = (*out_TO.shape, tiling.num_inputs, x_TI.stride(0), tiling.split_inputs)
+        matrices = (x, weight, self.weight_OI, self.bias_O if has_bias else self.weight_OI, out)
+        numbers = (*out.shape[-2:], tiling.num_inputs, x_TI.stride(0), tiling.split_inputs)
         options = {
-            "NUM_SPLITS": tiling.num_splits,
-            "HAS_BIAS": self.bias_O is not None,
+            "NUM_SPLITS": tiling.num_splits // launch.num_groups,
+            "HAS_BIAS": has_bias,
             "IS_GATED": is_gated,
             "HAS_DESCRIPTORS": has_descriptors,
             "IS_EVEN": tiling.num_inputs % tile.inputs == 0,
@@ -92,9 +119,31 @@ class InvariantLinear:
         if launch.is_spread:
             num_sums = launch.num_tiles * tiling.num_splits * tile.rows * tile.outputs
             sums = torch.empty(num_sums, dtype=torch.float32, device=x_TI.device)
-            split_linear_kernel[grid](*matrices, sums, self.num_done, *numbers, **options)
+            in_halves = tiling.num_segments > 0
+            split_linear_kernel[grid](*matrices, sums, self.num_done, *numbers, IN_HALVES=in_halves, **options)
         else:
-            linear_kernel[grid](*matrices, *numbers, **options)
+            linear_kernel[grid](*matrices, *numbers, NUM_GROUPS=launch.num_groups, **options)
+
+
+class TpInvariantLinear(InvariantLinear):
+    """A weight whose products have the same bits on any number of ranks."""
+
+    __slots__ = ()
+
+    def in_segments(self, num_segments: int, num_ranks: int) -> "TpInvariantLinear":
+        """See `octavo.kernels.linear.PackedLinear.in_segments`. The sums of several ranks are float32.
+
+        Raises:
+            ShapeError: the segments cannot be divided between the ranks.
+        """
+        num_inputs = self.tiling.num_inputs * num_ranks
+        num_segments = most_segments(num_inputs, num_segments)
+        require(
+            num_segments % num_ranks == 0,
+            f"{num_inputs} inputs can be added up in {num_segments} segments, too few for {num_ranks} ranks",
+        )
+        tiling = replace(self.tiling, num_segments=num_segments // num_ranks)
+        return replace(self, tiling=tiling, is_partial=num_ranks > 1)
 
 
 def _options(tile: Tile) -> dict[str, int]:

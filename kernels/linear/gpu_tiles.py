@@ -1,7 +1,8 @@
 """How our product is divided on a GPU: splits of the inputs, tiles, programs, pipeline stages. Computes no product.
 
-The splits decide the order of sums, so they are a function of the weight's shape and the GPU alone. Everything else
-may also depend on the number of rows, because it changes no bits.
+The splits decide the order of sums, so they are a function of the weight's shape and the GPU alone; under
+`--enable-tp-invariant-inference`, of the shape of the whole weight, not of a rank's part. Everything else may also
+depend on the number of rows, because it changes no bits.
 """
 
 from dataclasses import dataclass
@@ -11,6 +12,8 @@ INPUTS_BLOCK = {2: 64, 4: 32}
 DECODE_ROWS = 64
 """Up to this many rows are one tile. Hopper's `wgmma` has no smaller one; the time goes into reading the weight."""
 _MAX_SPLITS = 8
+_LEAST_INPUTS = 16
+"""Of a tensor core instruction; a segment has a multiple of them."""
 _LEAST_BLOCKS = 4
 """Blocks of inputs in a split: fewer would not fill the pipeline."""
 _BUSY_SHARE = 0.45
@@ -56,6 +59,8 @@ class Launch:
     num_programs: int
     is_spread: bool
     """The splits of a tile are computed by different programs, and added by the one that finishes last."""
+    num_groups: int = 1
+    """Groups of splits whose sums are stored, for another kernel to add up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +71,26 @@ class Tiling:
     num_inputs: int
     element_bytes: int
     gpu: Gpu
+    num_segments: int = 0
+    """Splits that are added in halves: the first half of them plus the second, and so on, as ranks add up their sums.
+    0: splits are chosen for speed, and added in ascending order."""
+    usual_outputs: int = 0
+    """For which the splits are chosen; 0: `num_outputs`. All ranks that divide a weight have the same."""
 
     @property
     def num_splits(self) -> int:
-        """The number of parts of the inputs. Each is summed from zero; the sums are added in ascending order.
+        """The number of parts of the inputs. Each is summed from zero, and then the sums are added.
 
         Weights with few outputs are split until a decode has programs for about half of the multiprocessors, which can
         read as fast as the memory. More splits would cost more than they gain: their sums are written and read, and a
         program that computes all of them needs registers for two sums, and so has smaller tiles.
         """
+        if self.num_segments:
+            return self.num_segments
         if self.element_bytes == 4:
             return 1
         num_blocks = -(-self.num_inputs // INPUTS_BLOCK[self.element_bytes])
-        num_tiles = -(-self.num_outputs // 128)
+        num_tiles = -(-(self.usual_outputs or self.num_outputs) // 128)
         splits = 1
         while (
             splits < _MAX_SPLITS
@@ -91,7 +103,9 @@ class Tiling:
 
     @property
     def split_inputs(self) -> int:
-        """The inputs of a split; the last one may have fewer."""
+        """The inputs of a split; the last one may have fewer, but all segments have as many."""
+        if self.num_segments:
+            return self.num_inputs // self.num_segments
         block = INPUTS_BLOCK[self.element_bytes]
         return -(-self.num_inputs // (block * self.num_splits)) * block
 
@@ -106,11 +120,14 @@ class Tiling:
         is_spread = self.num_splits > 1 and 2 * num_tiles <= self.gpu.num_multiprocessors
         if is_spread:
             return Launch(tile, num_tiles, num_tiles * self.num_splits, is_spread)
-        return Launch(tile, num_tiles, min(num_tiles, self.gpu.num_multiprocessors), is_spread)
+        # A program adds up two segments; its registers hold no further sums.
+        num_groups = max(1, self.num_segments // 2)
+        return Launch(tile, num_tiles, min(num_tiles * num_groups, self.gpu.num_multiprocessors), is_spread, num_groups)
 
     def _tile(self, num_rows: int) -> Tile:
+        inputs = self._block_inputs()
         if self.element_bytes == 4:
-            return Tile(64, 64, INPUTS_BLOCK[4], num_warps=8, num_stages=3)
+            return Tile(64, 64, inputs, num_warps=8, num_stages=3)
         rows = 64 if num_rows <= DECODE_ROWS else 128
         # Wide tiles read the rows less often, unless they leave multiprocessors idle. Their sums leave no registers for
         # pointers, nor for a second sum.
@@ -122,8 +139,24 @@ class Tiling:
             and 4 * num_wide >= 3 * self.gpu.num_multiprocessors
         )
         outputs = 256 if is_wide else 128
-        return Tile(rows, outputs, INPUTS_BLOCK[2], num_warps=rows // 16, num_stages=self._num_stages(rows, outputs))
+        return Tile(rows, outputs, inputs, num_warps=rows // 16, num_stages=self._num_stages(rows, outputs))
+
+    def _block_inputs(self) -> int:
+        """Return the inputs that are loaded at once: a divisor of a segment. It changes no order of sums."""
+        block = INPUTS_BLOCK[self.element_bytes]
+        while self.num_segments and self.split_inputs % block:
+            block //= 2
+        return block
 
     def _num_stages(self, rows: int, outputs: int) -> int:
         stage_bytes = (rows + outputs) * INPUTS_BLOCK[2] * self.element_bytes
-        return min(_MAX_STAGES[rows, outputs], (self.gpu.shared_bytes - _EPILOGUE_BYTES) // stage_bytes)
+        # The sums of segments are float32.
+        epilogue_bytes = rows * outputs * 4 + 1024 if self.num_segments else _EPILOGUE_BYTES
+        return min(_MAX_STAGES[rows, outputs], (self.gpu.shared_bytes - epilogue_bytes) // stage_bytes)
+
+
+def most_segments(num_inputs: int, num_segments: int) -> int:
+    """Return into how many segments, `num_segments` or half or a quarter of them and so on, inputs can be divided."""
+    while num_segments > 1 and num_inputs % (num_segments * _LEAST_INPUTS):
+        num_segments //= 2
+    return num_segments

@@ -11,7 +11,8 @@ from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv.gpu import stored
 
 MAX_HEADS_BLOCK = 8
-"""Heads of one program: with 16 bits and 128 dimensions, two warps whose threads load 16 bytes at a time."""
+"""Heads of one program: with 16 bits and 128 dimensions, two warps whose threads load 16 bytes at a time.
+Heads that are normalized always have so many, however few a rank has: the threads decide how squares are added up."""
 _PAIRS_OF_A_WARP = 256
 
 
@@ -31,10 +32,10 @@ def rope_store_kv(
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads, num_pairs = k.shape[1], rotation.cos_TC.shape[1]
     out_TNH = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    heads_block = min(triton.next_power_of_2(max(num_heads, num_kv_heads)), MAX_HEADS_BLOCK)
-    pairs_block = triton.next_power_of_2(num_pairs)
-    num_query_blocks = triton.cdiv(num_heads, heads_block)
     norm = rotation.norm
+    usual_heads = max(num_heads, num_kv_heads) if norm is None else MAX_HEADS_BLOCK
+    heads_block = min(triton.next_power_of_2(usual_heads), MAX_HEADS_BLOCK)
+    pairs_block, num_query_blocks = triton.next_power_of_2(num_pairs), triton.cdiv(num_heads, heads_block)
     if num_tokens:
         _rope_store_kv_kernel[(num_tokens, num_query_blocks + triton.cdiv(num_kv_heads, heads_block))](
             q,

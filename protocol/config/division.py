@@ -12,6 +12,8 @@ _MLP_SIZES = (
     "shared_expert_intermediate_size",
 )
 """Keys of `config.json` for the columns of the activation."""
+_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
+"""Keys of `config.json`, of which a mixture of experts has one."""
 
 
 def check_division(facts: ModelFacts, size: int) -> None:
@@ -37,6 +39,11 @@ def division_problem(facts: ModelFacts, size: int) -> str | None:
     if facts.num_kv_heads % size and size % facts.num_kv_heads:
         return f"neither divides the model's num_key_value_heads ({facts.num_kv_heads}) nor is a multiple of them"
     return None
+
+
+def has_experts(facts: ModelFacts) -> bool:
+    """Return whether a model is a mixture of experts."""
+    return any(facts.hf_config.get(key) for key in _NUM_EXPERTS)
 
 
 def mlp_sizes(facts: ModelFacts) -> dict[str, int]:

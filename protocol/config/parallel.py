@@ -11,6 +11,13 @@ class ParallelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     tensor_parallel_size: Annotated[
         int, Meta(ge=1, description="Number of workers that share every layer.", extra={"short": ("-tp",)})
     ] = 1
+    enable_tp_invariant_inference: Annotated[
+        bool,
+        Meta(
+            description="Give a request the same tokens and logprobs on 1, 2, 4 and 8 workers of "
+            "--tensor-parallel-size, on GPUs too; what cannot is refused. The native CPU kernels do so without it."
+        ),
+    ] = False
     enable_expert_parallel: Annotated[
         bool,
         Meta(

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.code import ProcessorSource
-from octavo.protocol.config.division import check_division
+from octavo.protocol.config.division import check_division, has_experts
 from octavo.protocol.config.engine import (
     DeviceName,
     DtypeName,
@@ -20,6 +20,7 @@ from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.stages import resolve_stages
+from octavo.protocol.config.tp_invariance import check_tp_invariance
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
@@ -43,8 +44,6 @@ _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 _DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
 """In seconds. Steps of a GPU are shorter anyway."""
 
-_NUM_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Keys of `config.json`, of which a mixture of experts has one."""
 _LARGEST_GRAPH = 512
 """Larger decodes take longer to compute than to launch, so a graph would not help."""
 
@@ -123,6 +122,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Stages."""
     stage_layers: list[int] = []
     """Layers of each stage; []: they are divided by the size of their weights."""
+    enable_tp_invariant_inference: bool = False
+    """A request's bits must not depend on the number of workers that share the layers."""
     enable_expert_parallel: bool = False
     """The workers of all engines divide the experts of a mixture, not the columns of each."""
     data_parallel_size: int = 1
@@ -199,6 +200,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     check_division(facts, config.parallel.tensor_parallel_size)
     check_nodes(config.parallel, world_size)
     check_lock_step(config.parallel, chosen_device, config.device.cpu_kernels)
+    check_tp_invariance(config, facts, chosen_device)
     stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
     binding, num_threads = _threads(config, num_cores, num_local * config.parallel.data_parallel_size)
@@ -273,6 +275,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         world_size=world_size,
         pipeline_parallel_size=num_stages,
         stage_layers=stage_layers,
+        enable_tp_invariant_inference=config.parallel.enable_tp_invariant_inference,
         enable_expert_parallel=_expert_parallel(config, facts),
         data_parallel_size=config.parallel.data_parallel_size,
         executor="ray" if config.parallel.distributed_executor_backend == "ray" else "mp",
@@ -290,7 +293,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
 
 
 def _expert_parallel(config: EngineConfig, facts: ModelFacts) -> bool:
-    if config.parallel.enable_expert_parallel and not any(facts.hf_config.get(key) for key in _NUM_EXPERTS):
+    if config.parallel.enable_expert_parallel and not has_experts(facts):
         raise ConfigError(
             f"--enable-expert-parallel: {facts.architecture} has no experts",
             phase="configuration",

@@ -10,8 +10,8 @@ from pairwise import pairwise
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.linear import PackedLinear, cases, gpu, linear, linear_silu_and_mul, reference
-from octavo.kernels.linear.gpu_product import InvariantLinear, gpu_of
+from octavo.kernels.linear import PackedLinear, cases, gpu, gpu_product, linear, linear_silu_and_mul, reference
+from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear, gpu_of
 from octavo.kernels.linear.gpu_tiles import Gpu
 from octavo.kernels.silu_and_mul.gpu import silu_and_mul
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes
@@ -90,6 +90,65 @@ def test_a_row_has_the_same_bits_in_large_products(device: torch.device, seed: i
         whole = product(x)
         for start, end in [(0, 1), (17, 18), (4099, 4100), (5, 45), (100, 230), (0, 600), (0, 4099)]:
             assert torch.equal(product(x[start:end]), whole[start:end]), (start, end)
+
+
+@pytest.mark.parametrize(
+    ("num_multiprocessors", "all_num_ranks"),
+    [
+        (132, (1, 2)),  # each segment has its program
+        (1, (1, 2, 4)),  # a program adds up two segments, and another kernel the pairs
+    ],
+)
+def test_ranks_add_up_to_the_bits_of_one(
+    device: torch.device,
+    seed: int,
+    num_multiprocessors: int,
+    all_num_ranks: tuple[int, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gpu_product, "GROUPED_ROWS", 128)
+    num_inputs, num_segments, rows = 256, 8, 130
+    weight, bias = (values.to(device) for values in weight_of((num_inputs, 72), torch.bfloat16, seed))
+    x = random(rows, num_inputs, dtype=torch.bfloat16, seed=seed + 2).to(device)
+    for one in gpus(device, num_multiprocessors):
+
+        def sums(num_ranks: int, bias: torch.Tensor | None = None, one: Gpu = one) -> list[torch.Tensor]:
+            parts = zip(x.chunk(num_ranks, 1), weight.chunk(num_ranks, 1), strict=True)
+            products = [
+                (x_part, TpInvariantLinear.new(part.contiguous(), bias, one).in_segments(num_segments, num_ranks))
+                for x_part, part in parts
+            ]
+            return [product(x_part) for x_part, product in products]
+
+        segments = sums(8)
+        assert {part.dtype for part in segments} == {torch.float32}
+        while len(segments) > 1:
+            segments = [first + second for first, second in zip(segments[::2], segments[1::2], strict=True)]
+            if len(segments) in all_num_ranks and len(segments) > 1:
+                found = sums(len(segments))
+                assert all(torch.equal(*pair) for pair in zip(found, segments, strict=True)), (len(segments), one)
+        (whole,) = sums(1, bias)
+        assert torch.equal(whole, (segments[0] + bias.float()).bfloat16()), one
+
+
+def test_a_part_of_the_outputs_has_the_bits_of_the_whole(device: torch.device, seed: int) -> None:
+    weight, bias = (values.to(device) for values in weight_of((1024, 200), torch.bfloat16, seed))
+    x = random(3, 1024, dtype=torch.bfloat16, seed=seed).to(device)
+    packer = gpu.Packer(is_batch_invariant=True, is_tp_invariant=True)
+    whole = packer.pack(weight, bias, whole_outputs=20000)
+    part = packer.pack(weight[:72], bias[:72], whole_outputs=20000)
+    alone = packer.pack(weight[:72], bias[:72])
+    assert whole.tiling.num_splits == part.tiling.num_splits < alone.tiling.num_splits
+    assert torch.equal(part(x), whole(x)[:, :72])
+
+
+def test_segments_are_whole_blocks(device: torch.device) -> None:
+    weight = torch.zeros(8, 5 * 64 // 2, device=device)
+    product = TpInvariantLinear.new(weight, None, gpu_of(device))
+    assert product.in_segments(8, 1).tiling.num_segments == 2, "80 inputs, not 20"
+    assert product.in_segments(8, 2).tiling.num_segments == 2, "of 4, which two ranks divide"
+    with pytest.raises(ShapeError, match="1280 inputs can be added up in 4 segments, too few for 8 ranks"):
+        TpInvariantLinear.new(weight, None, gpu_of(device)).in_segments(4, 8)
 
 
 def test_the_splits_of_the_inputs_decide_the_bits(device: torch.device, seed: int) -> None:

@@ -185,6 +185,20 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
+@pytest.mark.parametrize("num_kv_heads", [1, 2])
+def test_heads_do_not_depend_on_how_many_a_rank_has(device: torch.device, seed: int, num_kv_heads: int) -> None:
+    """Two of four query heads, with the keys of one of two heads, or half of those of the only one."""
+    whole = AttentionShape(4, num_kv_heads, 64, scale=0.125)
+    data = paged([300, 40], 16, whole, BF16, seed)
+    parts = [(0, 1, 300), (1, 40, 40)]
+    expected = attend(device, data, parts, 16, whole)
+    head = num_kv_heads - 1
+    keys, values = (cache[:, :, head : head + 1].contiguous() for cache in (data.k_cache, data.v_cache))
+    own = Paged(keys, values, data.block_table, [rows[:, 2:] for rows in data.queries])
+    found = attend(device, own, parts, 16, AttentionShape(2, 1, 64, scale=0.125))
+    assert all(torch.equal(one, other[:, 2:]) for one, other in zip(found, expected, strict=True))
+
+
 @pytest.mark.parametrize("name", ["everything", "chunks"] if IS_INTERPRETING else SEEN)
 def test_sinks_and_chunks(device: torch.device, seed: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all kernels, with a request in one program and in several, and the same bits in all of them."""

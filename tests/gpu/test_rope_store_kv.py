@@ -1,5 +1,7 @@
 """`rope_store_kv` on a GPU: right, in every layout of its rows and caches, and the same for a token in any batch."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from kernel_checks import assert_close
@@ -66,6 +68,15 @@ def test_rows_do_not_depend_on_the_batch(device: torch.device, seed: int) -> Non
         assert torch.equal(gpu.rope_store_kv(*part.arguments()), q[start:end])
         stored = part.cache.flatten(1, 2)[:, part.slots]
         assert torch.equal(stored, whole.cache.flatten(1, 2)[:, part.slots])
+
+
+def test_heads_do_not_depend_on_how_many_a_rank_has(device: torch.device, seed: int) -> None:
+    whole = make_rows(5, (8, 4, 64, 32), torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    out = gpu.rope_store_kv(*whole.arguments())
+    (q, k, v), keys = whole.qkv, whole.cache[:, :, :, 1:2].contiguous()
+    part = replace(whole, qkv=(q[:, 2:4].clone(), k[:, 1:2].clone(), v[:, 1:2].clone()), cache=torch.zeros_like(keys))
+    assert torch.equal(gpu.rope_store_kv(*part.arguments()), out[:, 2:4])
+    assert torch.equal(part.cache.flatten(1, 2)[:, part.slots], keys.flatten(1, 2)[:, part.slots])
 
 
 def test_no_rows(device: torch.device) -> None:

@@ -28,7 +28,12 @@ class RowByRow:
     """The library's product in the interpreter: every row is computed separately."""
 
     def pack(
-        self, weight_OI: torch.Tensor, bias_O: torch.Tensor | None, *, is_grouped: bool = False
+        self,
+        weight_OI: torch.Tensor,
+        bias_O: torch.Tensor | None,
+        *,
+        is_grouped: bool = False,
+        whole_outputs: int | None = None,
     ) -> Callable[[torch.Tensor], torch.Tensor]:
         if is_grouped:
             return Packer(is_batch_invariant=True).pack(weight_OI, bias_O, is_grouped=True)

@@ -20,7 +20,7 @@ from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear
-from octavo.kernels.linear.gpu_product import InvariantLinear
+from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
 from octavo.kernels.logprobs.memory import LogprobsMemory
@@ -100,6 +100,14 @@ def multiply_gated(num_rows: int, num_outputs: int) -> None:
     product_of(num_outputs, BF16).silu_and_mul(empty(num_rows, 4096))
 
 
+def multiply_segments(num_rows: int, num_ranks: int) -> None:
+    """Multiply a rank's part of 14336 inputs with a weight of 4096 outputs, tp-invariant."""
+    architecture = triton.runtime.driver.active.get_current_target().arch
+    weight, bias = empty(4096, 14336 // num_ranks), empty(4096) if num_ranks == 1 else None
+    product = TpInvariantLinear.new(weight, bias, GPUS[architecture]).in_segments(8, num_ranks)
+    product(empty(num_rows, 14336 // num_ranks))
+
+
 def early(launch: Callable[[], object]) -> Callable[[], object]:
     """Return a launch whose kernels may begin before the kernel ahead of them ends."""
 
@@ -177,21 +185,22 @@ def sample_rows() -> None:
     sample.record_tokens(table, per_row, per_row, per_row)
 
 
-def add_up(size: int, *, has_norm: bool) -> None:
+def add_up(size: int, *, has_norm: bool, part_dtype: torch.dtype = BF16) -> None:
     """Add up 8 rows of several ranks."""
-    addresses = [0] * size
-    layout = {"max_rows": 128, "width": 4096, "dtype": BF16, "device": torch.device("meta")}
+    addresses, part = [0] * size, empty(8, 4096, dtype=part_dtype)
+    layout = {"max_rows": 128, "width": 4096, "dtype": BF16, "part_dtype": part_dtype, "device": torch.device("meta")}
     ranks = OneShotAllReduce(addresses, 0, **layout)
     if has_norm:
-        ranks.all_reduce_add_rms_norm(empty(8, 4096), None, empty(8, 4096), empty(4096), 1e-5)
+        ranks.all_reduce_add_rms_norm(part, None, empty(8, 4096), empty(4096), 1e-5)
     else:
-        ranks.all_reduce(empty(8, 4096), empty(4096))
+        ranks.all_reduce(part, empty(4096))
 
 
 LAUNCHES: dict[str, Callable[[], object]] = {
     "all_reduce, 8 ranks": lambda: add_up(8, has_norm=False),
     "all_reduce and add_rms_norm, 3 ranks": lambda: add_up(3, has_norm=True),
     "all_reduce and add_rms_norm, 8 ranks": lambda: add_up(8, has_norm=True),
+    "all_reduce and add_rms_norm, 8 ranks, tp-invariant": lambda: add_up(8, has_norm=True, part_dtype=F32),
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
     "embeddings, 4096 and 64": look_up,
     "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),
@@ -210,6 +219,11 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear and silu_and_mul, 8192 rows, 4096 outputs": lambda: multiply_gated(8192, 4096),
     "linear and silu_and_mul, 8192 rows, 28672 outputs": lambda: multiply_gated(8192, 28672),
     "linear, 8192 rows of float32": lambda: multiply(8192, dtype=F32),
+    "linear, 64 rows, 8 segments": lambda: multiply_segments(64, num_ranks=1),
+    "linear, 8192 rows, 8 segments": lambda: multiply_segments(8192, num_ranks=1),
+    "linear, 8192 rows, 2 segments of 4 ranks": lambda: multiply_segments(8192, num_ranks=4),
+    "linear, 8192 rows, a segment of 8 ranks": lambda: multiply_segments(8192, num_ranks=8),
+    "linear, 64 rows, a segment of 8 ranks": lambda: multiply_segments(64, num_ranks=8),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 50),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),

@@ -18,16 +18,18 @@ def main() -> None:
     device = torch.device("cuda", rank)
     torch.cuda.set_device(device)
     join_all("cuda", distributed.FileStore(sys.argv[1], size), rank, size)
-    symmetric = open_symmetric_ranks(rank, size, width=WIDTH, dtype=torch.bfloat16, device=device)
+    symmetric = open_symmetric_ranks(
+        rank, size, width=WIDTH, dtype=torch.bfloat16, part_dtype=torch.bfloat16, device=device
+    )
     ranks = DistributedRanks(rank, size)
     generator = torch.Generator(device).manual_seed(rank)
     part = torch.randn(200, WIDTH, device=device, generator=generator).bfloat16()
     for rows in (1, 7, 128, 129, 200, 1) * 10:
-        expected = ranks.all_reduce(part[:rows], part[0])
-        assert torch.equal(symmetric.all_reduce(part[:rows], part[0]) + 0, expected), rows
+        expected = ranks.all_reduce(part[:rows], part[0], torch.bfloat16)
+        assert torch.equal(symmetric.all_reduce(part[:rows], part[0], torch.bfloat16) + 0, expected), rows
         norms = [
             add_rms_norm(part[:rows], update, part[1], EPS)
-            for update in (symmetric.all_reduce(part[:rows], part[0]), expected)
+            for update in (symmetric.all_reduce(part[:rows], part[0], torch.bfloat16), expected)
         ]
         assert all(torch.equal(*pair) for pair in zip(*norms, strict=True)), rows
     ranks.meet()

@@ -13,6 +13,7 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     documented = (ROOT / "docs" / "gpu.md").read_text()
     assert gpu_estimates.table("H200") in documented
     assert gpu_estimates.epilogue_table("H200") in documented
+    assert gpu_estimates.rank_table("H200") in documented
     assert gpu_attention_estimates.table("H200") in documented
     assert gpu_decode_estimates.table("H200") in documented
     assert all(gpu_expert_estimates.table(gpu) in documented for gpu in gpu_expert_estimates.GPUS)

@@ -239,3 +239,23 @@ def test_sizes_that_do_not_divide_a_model_fail_before_anything_starts() -> None:
     with pytest.raises(ConfigError, match="3 does not divide the model's num_attention_heads") as raised:
         resolve(three, facts, device="cpu", num_cores=2)
     assert raised.value.hint == "use one of 1, 2, 4, 8"
+
+
+def test_what_cannot_be_tp_invariant_is_refused() -> None:
+    flag = {"model": "m", "enable_tp_invariant_inference": True}
+    facts = msgspec.structs.replace(FACTS, num_heads=24, num_kv_heads=24, hf_config={"intermediate_size": 96})
+    mixture = msgspec.structs.replace(facts, hf_config={"intermediate_size": 96, "num_local_experts": 8})
+    whole = {"tensor_parallel_size": 8, "enable_expert_parallel": True}
+    for settings, model, device in [({}, facts, "cuda"), ({"tensor_parallel_size": 8}, facts, "cpu")]:
+        found = resolve(engine_config({**flag, **settings}), model, device=device, num_cores=8)
+        assert found.enable_tp_invariant_inference
+    resolve(engine_config({**flag, **whole}), mixture, device="cuda", num_cores=8)
+    for settings, model, device, hint in [
+        ({"tensor_parallel_size": 3}, facts, "cuda", "use --tensor-parallel-size 1, 2, 4 or 8"),
+        ({"cpu_kernels": "torch"}, facts, "cpu", "leave out --cpu-kernels torch"),
+        ({"enable_deterministic_inference": False}, facts, "cuda", "leave out --no-enable-deterministic-inference"),
+        ({"tensor_parallel_size": 2}, mixture, "cuda", "use --enable-expert-parallel"),
+    ]:
+        with pytest.raises(ConfigError, match="--enable-tp-invariant-inference: ") as raised:
+            resolve(engine_config({**flag, **settings}), model, device=device, num_cores=8)
+        assert raised.value.hint.startswith(hint)

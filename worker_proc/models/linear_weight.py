@@ -6,9 +6,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Shard, Sharding
 
 
@@ -72,6 +74,8 @@ class LinearWeight:
         """What the ranks do with their products, if each of them holds a part of the weight."""
         self.input_sharding: Sharding | None = None
         """The ranks that divide the inputs, be it only one; None: inputs of such a weight are never divided."""
+        self.whole_outputs = self.num_outputs
+        """Of all ranks that divide the outputs."""
         self.is_quantizable = True
         """False: the packed form holds floats in any case."""
         self.is_grouped = False
@@ -142,16 +146,29 @@ class LinearWeight:
                 are dequantized.
 
         Raises:
-            ConfigError: a quantized part has scales that the packed form cannot represent.
+            ConfigError: a quantized part has scales that the packed form cannot represent, or the products cannot have
+                the same bits on any number of ranks.
         """
         matrices = self._quantized_parts() if keeps_quantized and self.is_quantizable else None
         if matrices is None:
-            packed = packer.pack(self.dense(), self._bias_O, quantizes=self.is_quantizable, is_grouped=self.is_grouped)
+            packed = packer.pack(
+                self.dense(),
+                self._bias_O,
+                quantizes=self.is_quantizable,
+                is_grouped=self.is_grouped,
+                whole_outputs=self.whole_outputs,
+            )
         else:
             weight = concatenate([matrix.quantized() for matrix in matrices])
             packed = packer.pack_quantized(weight, self._bias_O)
         if (sharding := self.input_sharding) is not None:
-            packed = packed.in_segments(sharding.num_segments, sharding.size)
+            try:
+                packed = packed.in_segments(sharding.num_segments, sharding.size)
+            except ShapeError as error:
+                raise ConfigError(
+                    f"--enable-tp-invariant-inference: {self.name}: {error}",
+                    hint="use a smaller --tensor-parallel-size, or leave --enable-tp-invariant-inference out",
+                ) from error
         self.packed = packed
 
     def _whole(self) -> Tensor | None:

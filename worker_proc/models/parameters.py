@@ -151,6 +151,9 @@ class Parameters:
         bias_O = self._bias(name, outputs, shards, is_here=is_here) if bias and not is_partial else None
         weight = LinearWeight(name, outputs, num_inputs, self._dtype, self._device, bias_O)
         weight.is_quantizable = is_quantizable
+        weight.whole_outputs = sum(
+            shard.size if shard and shard.dim == 0 else parts[part] for part, shard in shards.items()
+        )
         if role_of(name) is Role.ROW:
             sharding = self.placement.sharding
             weight.input_sharding = sharding if is_own is None else replace(sharding, rank=0, size=1)
@@ -184,6 +187,7 @@ class Parameters:
             f"tied {name}", {name: num_outputs}, num_inputs, self._dtype, self._device, shared_OI=tensor_VD
         )
         if shard is not None:
+            weight.whole_outputs = shard.size
             weight.exchange = partial(self._gather, shard=shard)
         if self.stage.is_last:
             self._linears[weight.name] = self._tied[name] = weight
@@ -202,7 +206,7 @@ class Parameters:
 
     def _sum(self, partial_TO: Tensor, bias_O: Tensor | None) -> Tensor:
         assert self.group is not None, "a weight of one rank among several"
-        return self.group.all_reduce(partial_TO, bias_O)
+        return self.group.all_reduce(partial_TO, bias_O, self._dtype)
 
     def _gather(self, outputs_TP: Tensor, shard: Shard) -> Tensor:
         assert self.group is not None, "a weight of one rank among several"

@@ -59,16 +59,16 @@ class DistributedRanks:
         self._rank, self._size = rank, size
         self._group = group
 
-    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
-        """See `TensorParallelGroup`. The parts have the model's type; they are added in float32 and rounded once."""
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """See `TensorParallelGroup`."""
         num_rows = partial_TD.shape[0]
         if partial_TD.nbytes <= FEW_BYTES:
-            return self._added(self._gathered(partial_TD), bias_D)
+            return _added(self._gathered(partial_TD), bias_D, dtype)
         num_padded = -(-num_rows // self._size) * self._size
         padded_TD = torch.nn.functional.pad(partial_TD, (0, 0, 0, num_padded - num_rows))
         parts_NSD = torch.empty_like(padded_TD).view(self._size, -1, padded_TD.shape[1])
         distributed.all_to_all_single(parts_NSD, padded_TD, group=self._group)
-        return self._gathered(self._added(parts_NSD, bias_D)).flatten(0, 1)[:num_rows]
+        return self._gathered(_added(parts_NSD, bias_D, dtype)).flatten(0, 1)[:num_rows]
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
         """See `TensorParallelGroup`."""
@@ -91,9 +91,10 @@ class DistributedRanks:
         _all_gather(gathered, part.contiguous(), group=self._group)
         return gathered.view(self._size, *part.shape)
 
-    def _added(self, parts_NTD: Tensor, bias_D: Tensor | None) -> Tensor:
-        sum_TD = _sum_in_halves(parts_NTD.float())
-        return (sum_TD if bias_D is None else sum_TD + bias_D.float()).to(parts_NTD.dtype)
+
+def _added(parts_NTD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
+    sum_TD = _sum_in_halves(parts_NTD.float())
+    return (sum_TD if bias_D is None else sum_TD + bias_D.float()).to(dtype)
 
 
 def _sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.all_gather import native as all_gather
@@ -12,10 +13,11 @@ from octavo.kernels.native.rank_group import SharedMemoryGroup
 class TensorParallelGroup(Protocol):
     """What layers and the start of a worker ask of the other ranks. All ranks make the same calls in the same order."""
 
-    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
         """Return the sum of all ranks' `partial`, plus the bias, on every rank.
 
-        The sum is that of the first half of the ranks plus that of the second, and so on down to single ranks.
+        The sum is that of the first half of the ranks plus that of the second, and so on down to single ranks, in
+        float32. It is rounded once, to `dtype`; parts may be float32 with any.
         """
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:
@@ -31,8 +33,8 @@ class SharedMemoryRanks:
     def __init__(self, group: SharedMemoryGroup) -> None:
         self._group = group
 
-    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
-        """See `TensorParallelGroup`."""
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """See `TensorParallelGroup`. All rows of a program are float32."""
         return all_reduce.record(partial_TD, self._group, bias_D)
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:

@@ -91,9 +91,14 @@ def _symmetric_ranks(spec: WorkerSpec, device: torch.device) -> TensorParallelGr
             "OCTAVO_ONE_SHOT_ALL_REDUCE: the GPUs are on several machines, and cannot read each other's memory",
             hint="unset it",
         )
-    config = spec.config
+    config, dtype = spec.config, torch_dtype(spec.config)
     return open_symmetric_ranks(
-        spec.rank, config.tensor_parallel_size, width=_width(config), dtype=torch_dtype(config), device=device
+        spec.rank,
+        config.tensor_parallel_size,
+        width=_width(config),
+        dtype=dtype,
+        part_dtype=torch.float32 if config.enable_tp_invariant_inference else dtype,
+        device=device,
     )
 
 

@@ -35,11 +35,11 @@ class SymmetricMemoryRanks(DistributedRanks):
         super().__init__(rank, size, group)
         self._one_shot, self._serves = one_shot, serves
 
-    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None) -> Tensor:
+    def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
         """See `TensorParallelGroup`. A small sum is computed when it is used: see `PendingSum`."""
-        if self._serves(partial_TD):
+        if self._serves(partial_TD) and dtype == self._one_shot.dtype:
             return PendingSum.of(self._one_shot, partial_TD, bias_D)
-        return super().all_reduce(partial_TD, bias_D)
+        return super().all_reduce(partial_TD, bias_D, dtype)
 
 
 def open_symmetric_ranks(
@@ -48,6 +48,7 @@ def open_symmetric_ranks(
     *,
     width: int,
     dtype: torch.dtype,
+    part_dtype: torch.dtype,
     device: torch.device,
     group: distributed.ProcessGroup | None = None,
 ) -> SymmetricMemoryRanks:
@@ -58,6 +59,7 @@ def open_symmetric_ranks(
         size: number of ranks.
         width: columns of sums, those of the residual stream.
         dtype: of the model.
+        part_dtype: of the sums of each rank.
         device: of this rank.
         group: of torch; None: all workers.
 
@@ -67,15 +69,22 @@ def open_symmetric_ranks(
     # Triton takes a second to import, and CPUs do without it.
     from octavo.kernels.all_reduce.gpu import OneShotAllReduce, one_shot_bytes
 
-    max_rows = FEW_BYTES // (width * dtype.itemsize)
+    max_rows = FEW_BYTES // (width * part_dtype.itemsize)
     group = group or distributed.group.WORLD
     assert group is not None, "join_all was called"
-    area, addresses = _share(one_shot_bytes(max_rows, width, dtype, size), device, group)
+    area, addresses = _share(one_shot_bytes(max_rows, width, part_dtype, size), device, group)
     # The ranks may signal as soon as all of them have cleared their flags.
     torch.cuda.synchronize(device)
     distributed.barrier(group=group)
     one_shot = OneShotAllReduce(
-        addresses, rank, max_rows=max_rows, width=width, dtype=dtype, device=device, keeps=[area]
+        addresses,
+        rank,
+        max_rows=max_rows,
+        width=width,
+        dtype=dtype,
+        part_dtype=part_dtype,
+        device=device,
+        keeps=[area],
     )
     return SymmetricMemoryRanks(rank, size, one_shot, one_shot.serves, group)
 

@@ -154,7 +154,22 @@ def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary
                 f"--quantization {config.quantization} needs the native kernels, which are not available",
                 hint="see the warning above, or leave --quantization out",
             )
-        return Packer(device, native=library, quantization=config.quantization)
+        return Packer(
+            device,
+            native=library,
+            quantization=config.quantization,
+            is_tp_invariant=config.enable_tp_invariant_inference,
+        )
     if config.quantization == "gguf" and library is None:
         logger.warning("no native kernels: the quantized weights are converted to %s", config.dtype)
-    return Packer(device, native=library, is_batch_invariant=config.is_batch_invariant)
+    if config.enable_tp_invariant_inference and library is None and config.device == "cpu":
+        raise ConfigError(
+            "--enable-tp-invariant-inference needs the native kernels, which are not available",
+            hint="see the warning above, or leave --enable-tp-invariant-inference out",
+        )
+    return Packer(
+        device,
+        native=library,
+        is_batch_invariant=config.is_batch_invariant,
+        is_tp_invariant=config.enable_tp_invariant_inference,
+    )

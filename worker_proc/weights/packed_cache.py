@@ -93,7 +93,7 @@ class PackedCache:
             ],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
             _files(weight_files(path, facts.load_format)),
-            [rank, config.tensor_parallel_size, config.enable_expert_parallel],
+            [rank, config.tensor_parallel_size, config.enable_expert_parallel, config.enable_tp_invariant_inference],
             [config.engine_index, config.data_parallel_size] if config.is_lock_step else [],
             [layers.start, layers.stop] if layers and config.pipeline_parallel_size > 1 else [],
         ]

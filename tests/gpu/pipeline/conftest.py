@@ -62,7 +62,7 @@ def _kernels_of_gpus(expected: dict[str, Running], computed_on_cpu: object) -> I
             if hasattr(package, "choose"):
                 patch.setattr(package, "choose", choose)
         patch.setitem(rope_store_kv._IMPLEMENTATIONS, "cuda", one_by_one)
-        patch.setattr(linear_gpu, "new_packer", lambda *, is_batch_invariant: RowByRow())
+        patch.setattr(linear_gpu, "new_packer", lambda **settings: RowByRow())
     yield
     patch.undo()
 

@@ -3,19 +3,16 @@
 import multiprocessing
 from pathlib import Path
 
-import msgspec
 import pytest
 import torch
 from gpu_steps import SETTINGS, SPECS, new_stream, prompt
+from step_recorder import StepRecorder, without_time
 from tiny_models import make_tiny
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from triton_interpreter import IS_INTERPRETING
-from worker_plans import NUM_BLOCKS, Driver, worker_config
+from worker_plans import Driver, worker_config
 
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.steps import StepPlan, StepResult
-from octavo.worker_proc.executor.open import open_executor
-from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.distributed import join_all
 from octavo.worker_proc.parallel.stage_links import DistributedStages, GraphStages, residual_width
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
@@ -30,37 +27,14 @@ CPU = torch.device("cpu")
 LIMIT_S = 120.0
 
 
-class Executor:
-    """Computes plans one by one."""
-
-    def __init__(self, model: Model, config: ResolvedConfig) -> None:
-        self.results: list[StepResult] = []
-        self.plans: list[StepPlan] = []
-        self._sampled: list[tuple[int, int]] = []
-        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
-        self.executor = open_executor(model, config, new_stream(CPU), self.results.append, **sizes)
-
-    def execute(self, plan: StepPlan) -> StepResult:
-        """Return the result of a plan, which is kept as a core sends it to stages."""
-        self.plans.append(msgspec.structs.replace(plan, sampled=self._sampled))
-        self.compute(plan)
-        slots = [entry.slot for entry in plan.scheduled if entry.num_samples]
-        self._sampled = list(zip(slots, self.results[-1].token_ids, strict=True))
-        return self.results[-1]
-
-    def compute(self, plan: StepPlan) -> None:
-        self.executor.begin(plan)
-        self.executor.drain()
-
-
-def compute_stage(config: ResolvedConfig, whole: Executor, rendezvous: Path, warms_up: bool, rank: int) -> None:
+def compute_stage(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path, warms_up: bool, rank: int) -> None:
     torch.set_num_threads(1)
     join_all("cpu", FileStore(str(rendezvous), 2), rank, 2)
     width = residual_width(config.model)
     link = DistributedStages(rank, 1, width, torch.float32)
     stages = GraphStages(link, config.max_num_batched_tokens, width, torch.float32, CPU)
     model = load_model(config, lambda fraction: None, device=CPU, rank=rank, exchange=stages)
-    executor = Executor(model, config)
+    executor = StepRecorder(model, config, new_stream(CPU))
     if warms_up:
         executor.executor.warm_up()
     graphs = executor.executor.runner.graphs
@@ -76,17 +50,13 @@ def compute_stage(config: ResolvedConfig, whole: Executor, rendezvous: Path, war
     torch.distributed.destroy_process_group()
 
 
-def without_time(results: list[StepResult]) -> list[StepResult]:
-    return [msgspec.structs.replace(result, elapsed_s=0.0) for result in results]
-
-
 @pytest.mark.parametrize("warms_up", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_stages_have_the_bits_of_one_gpu(tmp_path: Path, _kernels_of_gpus: None, warms_up: bool) -> None:
     directory = make_tiny("LlamaForCausalLM", tmp_path / "model", num_hidden_layers=2)
     settings = {**SETTINGS, "dtype": "float32", "device": "cuda"}
     config = worker_config(directory, **settings)
     model = load_model(config, lambda fraction: None, device=CPU)
-    whole = Executor(model, config)
+    whole = StepRecorder(model, config, new_stream(CPU))
     driver = Driver(model, config, whole)
     driver.admit(0, prompt(5), SPECS["filtered"])
     driver.admit(1, prompt(9, seed=1), SPECS["penalized"])

@@ -27,7 +27,7 @@ class TokenEmbedding:
         """Return the embeddings, shape TD."""
         rows_TD = embedding(token_ids_T, self.table_VD, self._first_id)
         # Only one rank has the row of a token; the others add zeros.
-        return rows_TD if self._group is None else self._group.all_reduce(rows_TD, None)
+        return rows_TD if self._group is None else self._group.all_reduce(rows_TD, None, rows_TD.dtype)
 
     def with_others(self, token_ids_T: Tensor, *lookups: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
         """Return the embeddings, and the rows of other tables: see `octavo.kernels.embedding.embeddings`."""

@@ -167,7 +167,7 @@ class Experts:
 
     def _exchange(self, output_TP: Tensor) -> Tensor:
         assert self._group is not None, "a part of the experts on one rank among several"
-        return self._group.all_reduce(output_TP, None)
+        return self._group.all_reduce(output_TP, None, output_TP.dtype)
 
     def _packed_experts(self) -> PackedExperts:
         # A start may replace the packed weights by those of a mapped file.

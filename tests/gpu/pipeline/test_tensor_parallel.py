@@ -1,0 +1,90 @@
+"""Ranks that share every layer on GPUs: each is a process here, with Gloo in place of NCCL."""
+
+import multiprocessing
+from pathlib import Path
+
+import pytest
+import torch
+from gpu_steps import SETTINGS, SPECS, new_stream, prompt
+from step_recorder import StepRecorder, without_time
+from tiny_models import make_tiny
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from triton_interpreter import IS_INTERPRETING
+from worker_plans import Driver, worker_config
+
+from octavo.kernels.linear import gpu as linear_gpu
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all
+from octavo.worker_proc.weights.load import load_model
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:All-NaN"),
+    pytest.mark.xdist_group("pipeline"),
+    pytest.mark.skipif(not IS_INTERPRETING, reason="ranks are forked processes, which cannot use a GPU"),
+]
+CPU = torch.device("cpu")
+LIMIT_S = 150.0
+MODEL = {
+    "hidden_size": 48,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,  # ranks share them if they are four
+}
+
+
+def compute_rank(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path, rank: int) -> None:
+    torch.set_num_threads(1)
+    size = config.tensor_parallel_size
+    join_all("cpu", FileStore(str(rendezvous), size), rank, size)
+    model = load_model(config, lambda fraction: None, device=CPU, rank=rank, group=DistributedRanks(rank, size))
+    own = StepRecorder(model, config, new_stream(CPU))
+    for plan in whole.plans:
+        own.compute(plan)
+    assert without_time(own.results) == without_time(whole.results)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "dtype", "sizes"),
+    [
+        ("LlamaForCausalLM", "bfloat16", [4]),
+        pytest.param("LlamaForCausalLM", "float32", [2, 8], marks=pytest.mark.long),
+        pytest.param("MixtralForCausalLM", "bfloat16", [2, 4], marks=pytest.mark.long),
+    ],
+)
+def test_any_number_of_ranks_gives_the_same_bits(
+    tmp_path: Path,
+    _kernels_of_gpus: None,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: str,
+    dtype: str,
+    sizes: list[int],
+) -> None:
+    monkeypatch.setattr(linear_gpu, "new_packer", lambda **settings: linear_gpu.Packer(**settings))
+    directory = make_tiny(architecture, tmp_path / "model", **MODEL)
+    settings = {**SETTINGS, "dtype": dtype, "device": "cuda", "enforce_eager": True}
+    settings["enable_tp_invariant_inference"] = True
+    config = worker_config(directory, **settings)
+    model = load_model(config, lambda fraction: None, device=CPU)
+    whole = StepRecorder(model, config, new_stream(CPU))
+    driver = Driver(model, config, whole)
+    driver.admit(0, prompt(5), SPECS["filtered"])
+    driver.admit(1, prompt(9, seed=1), SPECS["penalized"])
+    driver.step({0: 5, 1: 3})
+    driver.step({0: 1, 1: 6})
+    fork = multiprocessing.get_context("fork")
+    for size in sizes:
+        ranks_share = {"tensor_parallel_size": size, "enable_expert_parallel": "Mixtral" in architecture}
+        config = worker_config(directory, **settings, **ranks_share)
+        arguments = config, whole, tmp_path / f"ranks{size}"
+        ranks = [fork.Process(target=compute_rank, args=(*arguments, rank)) for rank in range(size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join(LIMIT_S)
+        codes = [rank.exitcode for rank in ranks]
+        for rank in ranks:
+            rank.kill()
+        assert codes == [0] * size

@@ -1,0 +1,39 @@
+"""Runs the plans of a core on an executor, and keeps them for the other workers of the engine."""
+
+import msgspec
+from worker_plans import NUM_BLOCKS
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.steps import StepPlan, StepResult
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.models.base import Model
+
+
+class StepRecorder:
+    """Computes plans one by one."""
+
+    def __init__(self, model: Model, config: ResolvedConfig, stream: Stream) -> None:
+        self.results: list[StepResult] = []
+        self.plans: list[StepPlan] = []
+        self._sampled: list[tuple[int, int]] = []
+        sizes = {"num_blocks": NUM_BLOCKS, "max_model_len": config.max_model_len}
+        self.executor = open_executor(model, config, stream, self.results.append, **sizes)
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Return the result of a plan, which is kept as a core sends it to workers."""
+        self.plans.append(msgspec.structs.replace(plan, sampled=self._sampled))
+        self.compute(plan)
+        slots = [entry.slot for entry in plan.scheduled if entry.num_samples]
+        self._sampled = list(zip(slots, self.results[-1].token_ids, strict=True))
+        return self.results[-1]
+
+    def compute(self, plan: StepPlan) -> None:
+        """Wait for the result of a plan."""
+        self.executor.begin(plan)
+        self.executor.drain()
+
+
+def without_time(results: list[StepResult]) -> list[StepResult]:
+    """Return the results without what is never equal."""
+    return [msgspec.structs.replace(result, elapsed_s=0.0) for result in results]
