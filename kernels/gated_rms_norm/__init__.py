@@ -6,10 +6,19 @@ from octavo.kernels.dispatch import choose, require
 from octavo.kernels.gated_rms_norm import cpu, native
 
 _IMPLEMENTATIONS = {"cpu": cpu.gated_rms_norm, "recorded": native.record}
+_SUMS = {"cpu": cpu.gated_square_sums, "recorded": native.record_sums}
 
 
 def gated_rms_norm(
-    x_TD: Tensor, gate_TD: Tensor, weight: Tensor, eps: float, *, num_groups: int = 1, is_gate_first: bool
+    x_TD: Tensor,
+    gate_TD: Tensor,
+    weight: Tensor,
+    eps: float,
+    *,
+    num_groups: int = 1,
+    is_gate_first: bool,
+    num_segments: int = 1,
+    sums_TR: Tensor | None = None,
 ) -> Tensor:
     """Return `norm(x * silu(gate))` if the gate is first, otherwise `norm(x) * silu(gate)`, in the dtype of `x`.
 
@@ -23,6 +32,10 @@ def gated_rms_norm(
         eps: added to the mean of squares.
         num_groups: parts of a row.
         is_gate_first: whether the gate comes before the norm.
+        num_segments: a power of two; the squares of as many parts of a group are added up alone, and the sums in
+            halves.
+        sums_TR: the only group continues on other ranks, and these are the `gated_square_sums` of all ranks that share
+            it, in their order; None: all of each group is here.
 
     Raises:
         ShapeError: the shapes do not match.
@@ -30,10 +43,39 @@ def gated_rms_norm(
     """
     width = x_TD.shape[1]
     require(
-        gate_TD.shape == x_TD.shape and width % num_groups == 0 and len(weight) in (width, width // num_groups),
+        gate_TD.shape == x_TD.shape
+        and width % (num_groups * num_segments) == 0
+        and len(weight) in (width, width // num_groups)
+        and (sums_TR is None or (num_groups == 1 and sums_TR.shape[0] == x_TD.shape[0])),
         f"gated_rms_norm: rows {tuple(x_TD.shape)}, gates {tuple(gate_TD.shape)}, {len(weight)} weights, "
-        f"{num_groups} groups",
+        f"{num_groups} groups of {num_segments} segments",
     )
     implementation = choose("gated_rms_norm", _IMPLEMENTATIONS, x_TD.device)
     weight_D = weight.repeat(width // len(weight))
-    return implementation(x_TD, gate_TD, weight_D, eps, num_groups=num_groups, is_gate_first=is_gate_first)
+    return implementation(
+        x_TD,
+        gate_TD,
+        weight_D,
+        eps,
+        num_groups=num_groups,
+        is_gate_first=is_gate_first,
+        num_segments=num_segments,
+        sums_TR=sums_TR,
+    )
+
+
+def gated_square_sums(x_TD: Tensor, gate_TD: Tensor, *, is_gate_first: bool, num_segments: int = 1) -> Tensor:
+    """Return the sum of squares of each row of what `gated_rms_norm` scales, float32, shape (T, 1).
+
+    For a group of which ranks have equal parts, if `num_segments` are those of this rank.
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        gate_TD.shape == x_TD.shape and x_TD.shape[1] % num_segments == 0,
+        f"gated_square_sums: rows {tuple(x_TD.shape)}, gates {tuple(gate_TD.shape)}, {num_segments} segments",
+    )
+    implementation = choose("gated_square_sums", _SUMS, x_TD.device)
+    return implementation(x_TD, gate_TD, is_gate_first=is_gate_first, num_segments=num_segments)

@@ -12,10 +12,11 @@ CASES: dict[str, RoutingRule] = {
     "GPT-OSS": RoutingRule(32, 4),
     "DeepSeek-V2": RoutingRule(160, 6, is_normalized=False, scale=16.0, num_groups=8, num_kept_groups=3),
     "DeepSeek-V3": RoutingRule(256, 8, "sigmoid", scale=2.5, num_groups=8, num_kept_groups=4, group_score="top2_sum"),
+    "LFM2-MoE": RoutingRule(32, 4, "sigmoid", sum_offset=1e-6),
     "one expert": RoutingRule(1, 1),
     "all experts": RoutingRule(5, 5),
 }
-WITH_BIAS = frozenset({"DeepSeek-V3"})
+WITH_BIAS = frozenset({"DeepSeek-V3", "LFM2-MoE"})
 
 
 def logits(num_tokens: int, rule: RoutingRule, seed: int = 0) -> Tensor:

@@ -22,7 +22,8 @@ def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[
     weight_TK = score_TE.gather(1, expert_TK)
     if rule.is_normalized:
         # One after the other: a sum by torch may depend on the number of rows.
-        weight_TK = weight_TK / sum(weight_TK.split(1, dim=1)).clamp(min=1e-20)
+        sum_T1 = sum(weight_TK.split(1, dim=1)) + rule.sum_offset
+        weight_TK = weight_TK / sum_T1.clamp(min=1e-20)
     return expert_TK.to(torch.int32), weight_TK * rule.scale
 
 

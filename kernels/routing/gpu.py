@@ -32,6 +32,7 @@ def route(logits_TE: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tuple[
         NUM_KEPT_GROUPS=rule.num_kept_groups,
         IS_SIGMOID=rule.score == "sigmoid",
         IS_NORMALIZED=rule.is_normalized,
+        SUM_OFFSET=rule.sum_offset,
         SUMS_TWO=rule.group_score == "top2_sum",
         BLOCK=block,
         num_warps=max(block // 256, 1),
@@ -88,6 +89,7 @@ def _route_kernel(
     NUM_KEPT_GROUPS: tl.constexpr,
     IS_SIGMOID: tl.constexpr,
     IS_NORMALIZED: tl.constexpr,
+    SUM_OFFSET: tl.constexpr,
     SUMS_TWO: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -112,7 +114,10 @@ def _route_kernel(
         is_chosen |= experts == _first_largest(choice, is_open & ~is_chosen)
     weights = scores
     if IS_NORMALIZED:
-        weights = scores / tl.maximum(tl.sum(tl.where(is_chosen, scores, 0.0), axis=0), 1e-20)
+        total = tl.sum(tl.where(is_chosen, scores, 0.0), axis=0)
+        if SUM_OFFSET > 0.0:
+            total += SUM_OFFSET
+        weights = scores / tl.maximum(total, 1e-20)
     places = token * TOP_K + tl.cumsum(is_chosen.to(tl.int32), axis=0) - 1
     # A row of NaN would choose the first experts, whose weights nobody else may need.
     has_scores = tl.max((is_expert & (scores == scores)).to(tl.int32), axis=0) > 0

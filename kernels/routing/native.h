@@ -18,6 +18,7 @@ struct RouteArgs {
     int64_t num_groups;       // of experts, of equal size
     int64_t num_kept_groups;  // whose experts may be chosen
     float scale;              // of the weights
+    float sum_offset;         // added to their sum
     int32_t is_sigmoid;       // scores are logistic functions of the logits; otherwise their softmax
     int32_t is_normalized;    // the weights of a token are divided by their sum
     int32_t sums_two;         // a group's score is the sum of its two largest; otherwise its largest
@@ -89,7 +90,7 @@ inline void run(const RouteArgs& args, const Step& step, const Thread& thread) {
             sum += scores[i];
         }
         // A sum of zero has no weights to divide: logistic functions of very small logits.
-        const float factor = args.is_normalized ? args.scale / std::max(sum, 1e-20f) : args.scale;
+        const float factor = args.is_normalized ? args.scale / std::max(sum + args.sum_offset, 1e-20f) : args.scale;
         for (int64_t slot = 0; slot < top_k; ++slot) weights[slot] *= factor;
     });
 }

@@ -23,5 +23,5 @@ def _route_one(logits_E: Tensor, rule: RoutingRule, bias_E: Tensor | None) -> tu
     allowed = [expert for expert in range(rule.num_experts) if expert // size in kept]
     chosen = sorted(sorted(allowed, key=lambda expert: -choice[expert])[: rule.top_k])
     weights = [scores[expert] for expert in chosen]
-    total = max(sum(weights), 1e-20) if rule.is_normalized else 1.0
+    total = max(sum(weights) + rule.sum_offset, 1e-20) if rule.is_normalized else 1.0
     return torch.tensor(chosen, dtype=torch.int32), torch.tensor([rule.scale * weight / total for weight in weights])

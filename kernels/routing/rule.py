@@ -26,6 +26,8 @@ class RoutingRule:
     """Of the logits, in float32."""
     is_normalized: bool = True
     """The weights of a token are divided by their sum. After a softmax that is the softmax of the chosen logits."""
+    sum_offset: float = 0.0
+    """Added to that sum, which is less than one if scores are sigmoids (LFM2-MoE)."""
     scale: float = 1.0
     """Of the weights."""
     num_groups: int = 1

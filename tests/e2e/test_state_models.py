@@ -16,6 +16,10 @@ from waiting import until, wait_until
 from workloads import Ask, ask, ask_all, ask_one_by_one
 
 from octavo import AsyncClient, SamplingParams
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.config.division import division_problem
+from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.layers.gated_delta_net import DeltaNetSizes, GatedDeltaNet
 from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
@@ -105,11 +109,31 @@ def test_storms_and_lost_processes_change_no_bit(name: str, root: Path) -> None:
         ([1, 0, 1], {"max_num_batched_tokens": 128}),
         ([], {"pipeline_parallel_size": 2}),
     ]
+    if not division_problem(read_model_facts(ModelConfig(model=path), Env.read()), 2):
+        storms.append(([1], {"tensor_parallel_size": 2}))
     for victims, settings in storms:
         results, stats = asyncio.run(together(victims, **settings))
         for request, got, want in zip(requests, results, expected, strict=True):
             assert got == want, (settings, request)
         assert stats.prefix_cache_hits > 0 or victims
+
+
+def test_a_rank_that_dies_changes_no_token(root: Path) -> None:
+    """Two stages of two ranks each, which share the groups of a state-space block, against one worker."""
+    path, requests = str(tiny("granite-hybrid-dense", root)), storm_requests()[:8]
+
+    async def alone() -> list[Any]:
+        async with AsyncClient.launch(path, **ALONE) as client:
+            return await ask_one_by_one(client, requests)
+
+    async def together() -> list[Any]:
+        sizes = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2}
+        async with AsyncClient.launch(path, **SETTINGS, **sizes, max_num_batched_tokens=128) as client:
+            asking = asyncio.create_task(ask_all(client, requests))
+            await strike(client, 1)
+            return await asking
+
+    assert asyncio.run(together()) == asyncio.run(alone())
 
 
 def test_equal_prompts_are_computed_once(root: Path) -> None:

@@ -18,6 +18,7 @@ from pairwise import pairwise
 from rank_threads import on_ranks
 from safetensors.numpy import load_file
 from tiny_families import FAMILIES
+from tiny_hybrids import VARIANTS
 from tiny_models import make_tiny
 from worker_plans import Driver, Running, spec, worker_config
 from workloads import ask_all, ask_one_by_one, random_requests
@@ -93,7 +94,7 @@ def on_size(path: Path, size: int, file: Path | None = None, **settings: Any) ->
         return generated(load_model(config, lambda _: None, library=kernels, rank=group.rank, group=ranks), config)
 
     torch.set_num_threads(1)
-    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 2 * 256, size), 64 * config.model.vocab_size * 4)
+    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 3 * 256, size), 64 * config.model.vocab_size * 4)
     return on_ranks(kernels, size, area_bytes, compute)
 
 
@@ -130,11 +131,43 @@ def test_ranks_divide_fused_and_interleaved_projections(family: str, tmp_path: P
     assert on_size(path, 2) == on_size(path, 1) * 2
 
 
-def test_ranks_cannot_divide_states(tmp_path: Path) -> None:
-    arch, class_name, settings = FAMILIES["mamba2"]
-    path = make_tiny(arch, tmp_path, class_name=class_name, **settings)
-    with pytest.raises(ConfigError, match="states of recurrent layers"):
-        on_size(path, 2)
+WITH_STATES = {
+    "mamba2": {"num_heads": 16, "head_dim": 32, "n_groups": 2},
+    "granite-hybrid": {"mamba_n_heads": 16, "mamba_n_groups": 1, "num_local_experts": 8},
+    "granite-hybrid-dense": {"mamba_n_heads": 16, "mamba_n_groups": 8, "shared_intermediate_size": 256},
+    "falcon-h1": {"mamba_d_ssm": 256},
+    "falcon-h1-norm": {"mamba_n_heads": 16, "mamba_n_groups": 2},
+    "falcon-h1-gate-first": {"mamba_d_ssm": 256, "mamba_n_groups": 1},
+    "nemotron-h": {"mamba_num_heads": 8, "n_groups": 4},
+    "lfm2": {},
+    "lfm2-bias": {},
+    "lfm2-moe": {},
+    "qwen3-next": {"linear_num_value_heads": 8},
+    "qwen3-next-dense": {"linear_num_key_heads": 8, "linear_num_value_heads": 8},
+}
+"""Sizes that 8 ranks can divide."""
+_WIDE = {"num_attention_heads": 8, "num_key_value_heads": 4, "block_multiple_of": 256}
+_WIDE |= {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_head_dim": 32, "linear_value_head_dim": 32}
+_WIDE |= dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"), 256)
+_WIDE |= {"shared_expert_intermediate_size": 256, "head_dim": 32}
+
+
+INT8 = {"dtype": "bfloat16", "quantization": "int8"}
+STATE_CASES = [
+    *((family, 4, {}) for family in WITH_STATES),
+    *((family, 2, INT8) for family in WITH_STATES if family not in VARIANTS),
+    *((family, 8, {"dtype": "bfloat16"}) for family in ("mamba2", "falcon-h1", "nemotron-h", "lfm2")),
+    *((family, 8, {"enable_expert_parallel": True}) for family in ("granite-hybrid", "lfm2-moe", "qwen3-next")),
+]
+
+
+@pytest.mark.parametrize(("family", "size", "settings"), STATE_CASES)
+def test_ranks_divide_recurrent_states(family: str, size: int, settings: dict[str, Any], tmp_path: Path) -> None:
+    arch, class_name, tiny = FAMILIES[family]
+    sizes = {**tiny, **{key: value for key, value in _WIDE.items() if key in tiny}, **WITH_STATES[family]}
+    path = make_tiny(arch, tmp_path / family, class_name=class_name, **sizes)
+    alone = {key: value for key, value in settings.items() if key != "enable_expert_parallel"}
+    assert on_size(path, size, **settings) == on_size(path, 1, **alone) * size
 
 
 def test_ranks_that_share_key_heads_cannot_normalize_all_of_them(tmp_path: Path) -> None:
@@ -225,6 +258,23 @@ def test_sizes_that_do_not_divide_a_model_are_rejected(
     models: dict[str, Path], arch: str, size: int, message: str
 ) -> None:
     facts = worker_config(models[arch]).model
+    with pytest.raises(ConfigError) as raised:
+        facts_of_rank(facts, size)
+    assert re.search(message, f"{raised.value} {raised.value.hint}", re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("family", "size", "message"),
+    [
+        ("mamba2", 5, r"does not divide the model's num_heads \("),
+        ("qwen3-next", 3, r"does not divide the model's linear_num_value_heads \(4\)"),
+        ("nemotron-h", 2, r"neither divides the model's n_groups \(3\) nor is a multiple.*use one of 1, 3, 6"),
+        ("lfm2", 5, r"does not divide the model's hidden_size \(48\)"),
+    ],
+)
+def test_states_that_ranks_cannot_divide_are_rejected(family: str, size: int, message: str, tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES[family]
+    facts = worker_config(make_tiny(arch, tmp_path, class_name=class_name, **settings)).model
     with pytest.raises(ConfigError) as raised:
         facts_of_rank(facts, size)
     assert re.search(message, f"{raised.value} {raised.value.hint}", re.DOTALL)

@@ -4,16 +4,18 @@ import pytest
 import torch
 from kernel_checks import assert_close, assert_rows_independent, random
 from native_checks import NATIVE_DTYPES, native_rows
+from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.gated_rms_norm import cases as norm_cases
-from octavo.kernels.gated_rms_norm import gated_rms_norm
+from octavo.kernels.gated_rms_norm import gated_rms_norm, gated_square_sums
 from octavo.kernels.gated_rms_norm import reference as norm_reference
-from octavo.kernels.gated_rms_norm.native import GatedRmsNormArguments
+from octavo.kernels.gated_rms_norm.native import GatedRmsNormArguments, GatedSquareSumsArguments
 from octavo.kernels.multiply import cases as product_cases
 from octavo.kernels.multiply import multiply
 from octavo.kernels.multiply import reference as product_reference
 from octavo.kernels.multiply.native import MultiplyArguments
+from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.library import NativeLibrary
 
 EPS = 1e-5
@@ -46,13 +48,67 @@ def test_native_gated_rms_norm(native_library: NativeLibrary, case: tuple[int, i
     ours = native_rows(
         native_library,
         "gated_rms_norm",
-        lambda inputs, out: GatedRmsNormArguments(*inputs, out, weight.data_ptr(), num_groups, EPS, is_gate_first),
+        lambda inputs, out: GatedRmsNormArguments(
+            *inputs, Matrix(), out, weight.data_ptr(), num_groups, 1, EPS, is_gate_first
+        ),
         [x, gate],
         width,
         dtype,
     )
     expected = norm_reference.gated_rms_norm(x, gate, weight, EPS, num_groups=num_groups, is_gate_first=is_gate_first)
     assert_close(ours, expected.to(dtype), norm_cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+@pytest.mark.parametrize("is_gate_first", [False, True])
+def test_ranks_that_share_a_group_get_the_bits_of_one(
+    native_library: NativeLibrary, num_ranks: int, *, is_gate_first: bool
+) -> None:
+    width, num_segments = 8 * 24, 8
+    x, gate, weight = random(9, width, seed=1), random(9, width, seed=2), random(width, seed=3)
+
+    def native(x: Tensor, gate: Tensor, weight: Tensor, num_segments: int, sums: Tensor | None) -> Tensor:
+        return native_rows(
+            native_library,
+            "gated_rms_norm",
+            lambda inputs, out: GatedRmsNormArguments(
+                *inputs[:2],
+                inputs[2] if sums is not None else Matrix(),
+                out,
+                weight.data_ptr(),
+                1,
+                num_segments,
+                EPS,
+                is_gate_first,
+            ),
+            [x, gate] if sums is None else [x, gate, sums],
+            x.shape[1],
+            torch.float32,
+        )
+
+    whole = native(x, gate, weight, num_segments, None)
+    expected = norm_reference.gated_rms_norm(x, gate, weight, EPS, num_groups=1, is_gate_first=is_gate_first)
+    assert_close(whole, expected, norm_cases.TOLERANCES[torch.float32])
+    own = [[part.contiguous() for part in values.chunk(num_ranks, dim=-1)] for values in (x, gate, weight)]
+    options = {"is_gate_first": is_gate_first, "num_segments": num_segments // num_ranks}
+    sums = [
+        native_rows(
+            native_library,
+            "gated_square_sums",
+            lambda inputs, out: GatedSquareSumsArguments(*inputs, out, num_segments // num_ranks, is_gate_first),
+            [x, gate],
+            1,
+            torch.float32,
+        )
+        for x, gate, _ in zip(*own, strict=True)
+    ]
+    of_all = torch.cat(sums, dim=1)
+    parts = [native(x, gate, weight, num_segments // num_ranks, of_all) for x, gate, weight in zip(*own, strict=True)]
+    assert torch.equal(torch.cat(parts, dim=1), whole)
+    through_torch = [gated_square_sums(x, gate, **options) for x, gate, _ in zip(*own, strict=True)]
+    assert_close(torch.cat(through_torch, dim=1), of_all, 1e-5)
+    last = gated_rms_norm(*(values[-1] for values in own), EPS, sums_TR=torch.cat(through_torch, dim=1), **options)
+    assert_close(last, parts[-1], norm_cases.TOLERANCES[torch.float32])
 
 
 @pytest.mark.parametrize("has_silu", [False, True])

@@ -61,6 +61,27 @@ def test_logits_far_from_zero_have_weights(native_library: NativeLibrary) -> Non
                 assert weights.isfinite().all() and (weights >= 0).all()
 
 
+def test_an_offset_of_the_sum_matters_for_small_sigmoids(native_library: NativeLibrary) -> None:
+    from transformers import Lfm2MoeConfig
+    from transformers.models.lfm2_moe.modeling_lfm2_moe import Lfm2MoeTopKRouter
+
+    rule = RoutingRule(8, 3, "sigmoid", sum_offset=1e-6, scale=1.5)
+    router = Lfm2MoeTopKRouter(
+        Lfm2MoeConfig(
+            hidden_size=8, num_experts=8, num_experts_per_tok=3, norm_topk_prob=True, routed_scaling_factor=1.5
+        )
+    )
+    router.weight.data.copy_(torch.eye(8))
+    logits = torch.randn(20, 8, generator=torch.Generator().manual_seed(0)) - 12.0
+    with torch.inference_mode():
+        _, weights, experts = router(logits, torch.zeros(8))
+    order = experts.argsort(dim=1)
+    for ours, our_weights in (native_route(native_library, logits, rule, None), vars_of(logits, rule)):
+        assert torch.equal(ours.long(), experts.gather(1, order))
+        assert_close(our_weights, weights.gather(1, order), 1e-6)
+        assert (our_weights.sum(1) < 1.5 * 0.99).all()
+
+
 def vars_of(logits: Tensor, rule: RoutingRule) -> tuple[Tensor, Tensor]:
     routing = route(logits, rule)
     return routing.expert_TK, routing.weight_TK

@@ -96,12 +96,13 @@ class Driver:
     """A minimal core: hands out blocks, plans steps, keeps the results.
 
     Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. Each stands for
-    one of each cache group.
+    one of each cache group, and for the slot of the state at its end.
     """
 
     def __init__(self, model: Model, config: ResolvedConfig, executor: Executes | None = None) -> None:
         self.num_groups = len(model.cache_groups)
-        self.executor = executor or HostExecutor(model, config, NUM_BLOCKS * self.num_groups)
+        self.has_states = model.state_group is not None
+        self.executor = executor or HostExecutor(model, config, NUM_BLOCKS * max(1, self.num_groups))
         self.block_size = config.block_size
         self.free_blocks = [*range(0, NUM_BLOCKS, 2), *range(1, NUM_BLOCKS, 2)]
         self.running: dict[int, Running] = {}
@@ -162,8 +163,9 @@ class Driver:
             self.step()
 
     def _of_groups(self, blocks: list[int]) -> list[list[int]]:
-        """Return the blocks of each cache group: no two groups share one."""
-        return [[block * self.num_groups + group for block in blocks] for group in range(self.num_groups)]
+        """Return the blocks of each cache group: no two groups share one. The last list is of slots of states."""
+        groups = [[block * self.num_groups + group for block in blocks] for group in range(self.num_groups)]
+        return [*groups, blocks] if self.has_states else groups
 
     def _keep(self, plan: StepPlan, result: StepResult) -> None:
         for entry in plan.scheduled:

@@ -42,19 +42,19 @@ def test_nothing_is_taken_before_the_first_use() -> None:
 @pytest.mark.parametrize("is_admitted", [True, False])
 def test_the_page_in_use_and_the_next_are_taken_once_in_every_buffer(is_admitted: bool) -> None:
     prefaulter = Prefaulter(buffers(3), NUM_BLOCKS, reserve_bytes=0)
-    prefaulter.on_plan(plan([2, 0], []) if is_admitted else plan([], [0, 2]))
+    prefaulter.on_plan(plan([2, 0], []) if is_admitted else plan([], [0, 2]), num_groups=1)
     assert num_pages(prefaulter) == 3 * 2
-    prefaulter.on_plan(plan([], [BLOCKS_PER_PAGE - 1]))
+    prefaulter.on_plan(plan([], [BLOCKS_PER_PAGE - 1]), num_groups=1)
     assert num_pages(prefaulter) == 0
-    prefaulter.on_plan(plan([BLOCKS_PER_PAGE], []))
+    prefaulter.on_plan(plan([BLOCKS_PER_PAGE], []), num_groups=1)
     assert num_pages(prefaulter) == 3
-    prefaulter.on_plan(plan([1], []))
+    prefaulter.on_plan(plan([1], []), num_groups=1)
     assert num_pages(prefaulter) == 0
 
 
 def test_more_pages_are_kept_ready_where_there_is_memory_for_them_and_the_nearest_come_first() -> None:
     prefaulter = Prefaulter(buffers(2), NUM_BLOCKS, reserve_bytes=2 * 2 * HUGE_PAGE_BYTES)
-    prefaulter.on_plan(plan([0], []))
+    prefaulter.on_plan(plan([0], []), num_groups=1)
     assert list(prefaulter._queue) == [(index, page * HUGE_PAGE_BYTES) for page in range(3) for index in range(2)]
     assert num_pages(prefaulter) == 2 * 3
 
@@ -63,36 +63,43 @@ def test_the_part_of_a_page_at_the_beginning_of_a_buffer_is_touched_too() -> Non
     quarter = HUGE_PAGE_BYTES // 4
     memory = [*buffers(1, page_offset=quarter), *buffers(1, page_offset=3 * quarter)]
     prefaulter = Prefaulter(memory, NUM_BLOCKS, reserve_bytes=0)
-    prefaulter.on_plan(plan([0], []))
+    prefaulter.on_plan(plan([0], []), num_groups=1)
     assert list(prefaulter._queue) == [(1, -3 * quarter), (0, -quarter), (1, quarter), (0, 3 * quarter)]
-    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
+    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []), num_groups=1)
     assert num_pages(prefaulter) == 2 * (NUM_PAGES + 1)
     assert all(bool((buffer == 7).all()) for buffer in memory)
 
 
+def test_slots_of_states_are_no_blocks() -> None:
+    prefaulter = Prefaulter(buffers(1), NUM_BLOCKS, reserve_bytes=0)
+    request = Admitted(0, "r", pack_ids([1]), 1, [[0], [NUM_BLOCKS - 1]], SamplingSpec(max_tokens=1, seed=0))
+    prefaulter.on_plan(StepPlan(0, [], [request], [Appended(0, [[], [NUM_BLOCKS - 1]])], []), num_groups=1)
+    assert num_pages(prefaulter) == 2
+
+
 def test_there_is_an_end() -> None:
     prefaulter = Prefaulter(buffers(1), NUM_BLOCKS)
-    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
+    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []), num_groups=1)
     assert num_pages(prefaulter) == NUM_BLOCKS // BLOCKS_PER_PAGE
 
 
 def test_contents_stay() -> None:
     memory = buffers(2)
     prefaulter = Prefaulter(memory, NUM_BLOCKS)
-    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []))
+    prefaulter.on_plan(plan([NUM_BLOCKS - 1], []), num_groups=1)
     num_pages(prefaulter)
     assert all(bool((buffer == 7).all()) for buffer in memory)
 
 
 def test_without_buffers_there_is_nothing_to_do() -> None:
     prefaulter = Prefaulter((), NUM_BLOCKS)
-    prefaulter.on_plan(plan([5], []))
+    prefaulter.on_plan(plan([5], []), num_groups=1)
     assert not prefaulter.has_pages
 
 
 def test_all_are_taken_after_one_wait_unless_a_command_comes() -> None:
     prefaulter = Prefaulter(buffers(3), NUM_BLOCKS, reserve_bytes=0)
-    prefaulter.on_plan(plan([0], []))
+    prefaulter.on_plan(plan([0], []), num_groups=1)
     waits: list[int] = []
 
     def wait_for_command(wait_ms: int) -> bool:
@@ -108,7 +115,7 @@ def test_all_are_taken_after_one_wait_unless_a_command_comes() -> None:
 def test_the_blocks_of_all_groups_count() -> None:
     prefaulter = Prefaulter(buffers(2), NUM_BLOCKS, reserve_bytes=0)
     request = Admitted(0, "r", pack_ids([1]), 1, [[-1, 1], [0, 3]], SamplingSpec(max_tokens=1, seed=0))
-    prefaulter.on_plan(StepPlan(0, [], [request], [], []))
+    prefaulter.on_plan(StepPlan(0, [], [request], [], []), num_groups=1)
     assert num_pages(prefaulter) == 2 * 2
-    prefaulter.on_plan(StepPlan(1, [], [], [Appended(0, [[BLOCKS_PER_PAGE], [2]])], []))
+    prefaulter.on_plan(StepPlan(1, [], [], [Appended(0, [[BLOCKS_PER_PAGE], [2]])], []), num_groups=1)
     assert num_pages(prefaulter) == 2

@@ -65,7 +65,8 @@ class BatchState:
             np.zeros((num_slots, num_blocks), dtype=np.int32) for _ in range(num_groups + has_states)
         ]
         """A table for each cache group, and for states: entry i is the slot of the state at the end of block i."""
-        self._num_groups = num_groups
+        self.num_groups = num_groups
+        """Cache groups with blocks."""
         self._has_states = has_states
 
     def apply(self, plan: StepPlan) -> None:
@@ -167,7 +168,7 @@ class BatchState:
         blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
         num_blocks = -(-max_context_len // self._block_size) if self._has_block_tables else 0
         groups = []
-        for block_ids in self._block_ids[: self._num_groups]:
+        for block_ids in self._block_ids[: self.num_groups]:
             slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         return StepInputs(

@@ -49,10 +49,14 @@ class Prefaulter:
         """True while there is a page to touch."""
         return bool(self._queue)
 
-    def on_plan(self, plan: StepPlan) -> None:
-        """Learn from a plan which blocks are in use."""
+    def on_plan(self, plan: StepPlan, num_groups: int) -> None:
+        """Learn from a plan which blocks are in use.
+
+        `num_groups`: cache groups with blocks; a further one has slots of states, which have memory of their own.
+        """
         lists = [admitted.block_ids for admitted in plan.admitted] + [appended.block_ids for appended in plan.appended]
-        num_used = 1 + max([max(block_ids) for groups in lists for block_ids in groups if block_ids], default=-1)
+        blocks = (block_ids for groups in lists for block_ids in groups[:num_groups] if block_ids)
+        num_used = 1 + max(map(max, blocks), default=-1)
         if num_used > self._num_used:
             self._num_used = num_used
             self._enqueue()

@@ -16,7 +16,7 @@ from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, limits, optional, reject_unless, required
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import AttentionBlock, DecoderModel, MlpBlock
-from octavo.worker_proc.models.layers.mamba2 import Mamba2Factors, Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Factors, Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.mamba2_config import sizes_from_config
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
@@ -55,13 +55,14 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "mamba_use_mlp", [True, None])
     ignore(config, "num_logits_to_keep", "mlp_expansion_factor", "attn_layer_indices")
     inner_width = required(config, "intermediate_size", int)
-    sizes = sizes_from_config(config, _inner_width_of_mamba(facts, width))
+    whole = sizes_from_config(config, _inner_width_of_mamba(facts, width))
+    sizes = whole.of_rank(placement.sharding.size)
     has_bias = optional(config, "attention_bias", False)
     gate_factor, down_factor = _factors(facts, "mlp_multipliers", 2)
     # The factor of the keys is one of the scores.
     score_factor = _factor(facts, "key_multiplier") * facts.head_dim**-0.5
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, score_factor)
-    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES)])
+    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), *divided_projections(whole)])
 
     def mixer(index: int, name: str) -> SideBySide:
         attention = SelfAttention(
@@ -108,7 +109,6 @@ def _mamba(
         width,
         eps=eps,
         norm=None if not has_norm else "norm_first" if is_norm_first else "gate_first",
-        num_norm_groups=sizes.num_groups,
         has_bias=optional(config, "mamba_proj_bias", False),
         has_output_bias=optional(config, "projectors_bias", False),
         has_conv_bias=optional(config, "mamba_conv_bias", True),

@@ -11,7 +11,7 @@ from octavo.worker_proc.models.hf_config import ignore, limits, optional, reject
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import AttentionBlock, DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.experts import Experts, SharedExpert, routing_rule
-from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.mamba2_config import sizes_from_config
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_decoder
@@ -43,10 +43,12 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     types = types_of_layers(
         config, num_layers, sorted(_TYPES.values()), ["linear_attention"] * num_layers, other_names=_TYPES
     )
-    sizes = sizes_from_config(config, optional(config, "mamba_expand", 2) * width)
+    whole = sizes_from_config(config, optional(config, "mamba_expand", 2) * width)
+    sizes = whole.of_rank(placement.sharding.size)
     num_experts, top_k = optional(config, "num_local_experts", 8), optional(config, "num_experts_per_tok", 2)
-    parts = split_rows("gate_up_proj", stacked({"gate_proj": shared_width, "up_proj": shared_width}))
-    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), parts])
+    whole_width = shared_width * placement.sharding.size
+    parts = split_rows("gate_up_proj", stacked({"gate_proj": whole_width, "up_proj": whole_width}))
+    parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES), parts, *divided_projections(whole)])
 
     def mlp(index: int, name: str) -> MlpBlock:
         shared = GatedMlp(parameters, f"{name}.shared_mlp", width, shared_width)
@@ -99,7 +101,6 @@ def _mixers(
             sizes,
             width,
             eps=eps,
-            num_norm_groups=sizes.num_groups,
             has_bias=has_mamba_bias,
             has_output_bias=has_mamba_bias,
             has_conv_bias=has_conv_bias,

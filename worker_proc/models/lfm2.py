@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.division import lfm2_inner_width
 from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, types_of_layers
@@ -37,16 +38,16 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, is_moe = facts.hf_config, facts.architecture == "Lfm2MoeForCausalLM"
     width, eps = required(config, "hidden_size", int), optional(config, "norm_eps", 1e-5)
-    _reject_other_blocks(config, facts, width, eps)
+    _reject_other_blocks(config, facts, placement, eps)
     is_tied = optional(config, "tie_embedding", optional(config, "tie_word_embeddings", True))
     conv_width, has_conv_bias = optional(config, "conv_L_cache", 3), optional(config, "conv_bias", False)
     attention_layers: list[int] = optional(config, "full_attn_idxs", list(range(facts.num_layers)))
     implied = ["full_attention" if index in attention_layers else "conv" for index in range(facts.num_layers)]
     types = types_of_layers(config, facts.num_layers, ["conv", "full_attention"], implied)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
-    state = short_conv_state(width, conv_width)
+    state = short_conv_state(width // placement.sharding.size, conv_width)
     parameters = llama_parameters(facts, placement, rules=[renamed(_NAMES)], is_tied=is_tied)
-    inner_width = required(config, "intermediate_size", int) if is_moe else _inner_width(config)
+    inner_width = required(config, "intermediate_size", int) if is_moe else lfm2_inner_width(config)
     num_dense = optional(config, "num_dense_layers", 2) if is_moe else facts.num_layers
     if is_moe:
         expert_width = required(config, "moe_intermediate_size", int)
@@ -56,6 +57,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             optional(config, "num_experts_per_tok", 4),
             score="sigmoid",
             is_normalized=optional(config, "norm_topk_prob", True),
+            sum_offset=1e-6,
             scale=float(optional(config, "routed_scaling_factor", 1.0)),
         )
 
@@ -83,22 +85,13 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
 
 
-def _inner_width(config: Mapping[str, Any]) -> int:
-    """Return the width of the mlp: two thirds of the given one, times a factor, rounded up."""
-    width = optional(config, "block_ff_dim", optional(config, "intermediate_size", 12288))
-    factor, multiple = config.get("block_ffn_dim_multiplier", 1.0), optional(config, "block_multiple_of", 256)
-    if not optional(config, "block_auto_adjust_ff_dim", True):
-        return width
-    width = int(2 * width / 3)
-    return width if factor is None else -(-int(factor * width) // multiple) * multiple
-
-
-def _reject_other_blocks(config: Mapping[str, Any], facts: ModelFacts, width: int, eps: float) -> None:
+def _reject_other_blocks(config: Mapping[str, Any], facts: ModelFacts, placement: Placement, eps: float) -> None:
     """Reject configurations whose blocks differ from those that are built here."""
+    width, (num_heads, _) = required(config, "hidden_size", int), placement.sharding.whole_heads(facts)
     for key in ("block_dim", "conv_dim", "conv_dim_out"):
         reject_unless(config, key, [width, None])
     reject_unless(config, "block_norm_eps", [eps, None])
-    reject_unless(config, "num_heads", [facts.num_heads, None])
+    reject_unless(config, "num_heads", [num_heads, None])
     reject_unless(config, "block_use_swiglu", [True, None])
     reject_unless(config, "use_pos_enc", [True, None])
     ignore(config, "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")

@@ -7,7 +7,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, limits, optional, reject_unless, required
 from octavo.worker_proc.models.layers.decoder import DecoderModel, SingleBlockLayer, embedding_and_output
-from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
@@ -21,18 +21,22 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
-    sizes = Mamba2Sizes(
-        num_heads=facts.num_heads,
+    num_heads, _ = placement.sharding.whole_heads(facts)
+    whole = Mamba2Sizes(
+        num_heads=num_heads,
         head_dim=facts.head_dim,
         state_size=optional(config, "state_size", 128),
         num_groups=optional(config, "n_groups", 8),
         conv_width=optional(config, "conv_kernel", 4),
     )
-    _check(facts, placement)
+    _check(facts, num_heads)
+    sizes = whole.of_rank(placement.sharding.size)
     ignored = [r"^lm_head\.weight$"] if is_tied else []
     # Checkpoints converted by early versions of transformers say "embedding".
     names = renamed({r"^embeddings?\.": "embed_tokens.", r"^norm_f\.": "norm."})
-    parameters = Parameters(placement, prefixes=["backbone."], ignored=ignored, rules=[names])
+    parameters = Parameters(
+        placement, prefixes=["backbone."], ignored=ignored, rules=[names, *divided_projections(whole)]
+    )
 
     def layer(index: int) -> SingleBlockLayer:
         name = f"layers.{index}"
@@ -44,7 +48,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             sizes,
             width,
             eps=eps,
-            num_norm_groups=sizes.num_groups,
             has_bias=has_bias,
             has_output_bias=has_bias,
             has_conv_bias=optional(config, "use_conv_bias", True),
@@ -64,11 +67,15 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
 
 
-def _check(facts: ModelFacts, placement: Placement) -> None:
-    """Reject what contradicts itself or is not supported, and declare what changes nothing."""
+def _check(facts: ModelFacts, num_heads: int) -> None:
+    """Reject what contradicts itself or is not supported, and declare what changes nothing.
+
+    `num_heads`: of the whole model.
+    """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     expansion = optional(config, "expand", 2)
-    num_heads, _ = placement.sharding.whole_heads(facts)
+    if num_heads % (num_groups := optional(config, "n_groups", 8)):
+        raise ConfigError(f"config.json: {num_heads} 'num_heads' for {num_groups} 'n_groups'")
     if expansion * width != num_heads * facts.head_dim:
         raise ConfigError(
             f"config.json: 'expand' ({expansion}) times 'hidden_size' ({width}) is not 'num_heads' ({num_heads}) "

@@ -10,7 +10,7 @@ from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless,
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpLayer, SingleBlockLayer, embedding_and_output
-from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
+from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
@@ -33,16 +33,18 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     is_tied, eps = optional(config, "tie_word_embeddings", False), optional(config, "layer_norm_epsilon", 1e-5)
-    sizes, types = _sizes(facts), _types(facts)
+    whole, types = _sizes(facts), _types(facts)
+    sizes = whole.of_rank(placement.sharding.size)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
     function = activation(config, "relu2", PLAIN, key="mlp_hidden_act")
     inner_width, has_mlp_bias = optional(config, "intermediate_size", 21504), optional(config, "mlp_bias", False)
     has_bias, has_conv_bias = optional(config, "use_bias", False), optional(config, "use_conv_bias", True)
     # As in transformers, which limits steps from below by this key and not by `time_step_limit`.
     dt_limits = optional(config, "time_step_min", 0.001), math.inf
-    _reject_other_blocks(facts)
+    _reject_other_blocks(facts, placement)
     ignored = [r"^mtp\."] + ([r"^lm_head\.weight$"] if is_tied else [])
-    parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=ignored, rules=[renamed(_NAMES)])
+    rules = [renamed(_NAMES), *divided_projections(whole)]
+    parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=ignored, rules=rules)
 
     def layer(index: int) -> SingleBlockLayer | MlpLayer:
         name = f"layers.{index}"
@@ -58,7 +60,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
             sizes,
             width,
             eps=eps,
-            num_norm_groups=sizes.num_groups,
             has_bias=has_bias,
             has_output_bias=has_bias,
             has_conv_bias=has_conv_bias,
@@ -105,14 +106,14 @@ def _types(facts: ModelFacts) -> list[str]:
     )
 
 
-def _reject_other_blocks(facts: ModelFacts) -> None:
+def _reject_other_blocks(facts: ModelFacts, placement: Placement) -> None:
     """Reject configurations whose blocks differ from those that are built here."""
-    config = facts.hf_config
+    config, (_, num_kv_heads) = facts.hf_config, placement.sharding.whole_heads(facts)
     reject_unless(config, "attention_bias", [False, None])
     reject_unless(config, "mamba_hidden_act", ["silu", "swish"])
     reject_unless(config, "mamba_proj_bias", [optional(config, "use_bias", False), None])
     reject_unless(config, "attention_head_dim", [facts.head_dim, None])
-    reject_unless(config, "num_query_groups", [facts.num_kv_heads, None])
+    reject_unless(config, "num_query_groups", [num_kv_heads, None])
     reject_unless(config, "sliding_window", [None])
     reject_unless(config, "mamba_ssm_cache_dtype", ["float32", None])
     # About experts, which no layer has; about the order of computation, and about training.

@@ -114,6 +114,20 @@ class Parameters:
             self._absent[name] = tensor
         return tensor
 
+    def stacked(self, name: str, parts: Mapping[str, int], *shape: int) -> Tensor:
+        """Allocate a tensor of several of the checkpoint, one after the other.
+
+        `parts`: their names, and the length of each in the first dimension; `shape`: the other dimensions.
+        """
+        is_here = self.stage.holds(name.rpartition(".")[0], is_output=False)
+        tensor = torch.empty(sum(parts.values()), *shape, dtype=self._dtype, device=self._device if is_here else "meta")
+        (self._tensors if is_here else self._absent)[name] = tensor
+        for part, rows in zip(parts, tensor.split(list(parts.values())), strict=True):
+            shard = self._shard(part.rpartition(".")[0], tuple(rows.shape))
+            self._places[part] = Place(tuple(rows.shape), shard, False, partial(fill, rows), is_here)
+            self.divided |= {name} if is_here and shard else set()
+        return tensor
+
     def _shard(self, layer: str, shape: tuple[int, ...]) -> Shard | None:
         return self.placement.sharding.shard(role_of(layer), shape)
 

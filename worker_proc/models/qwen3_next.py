@@ -13,7 +13,7 @@ from octavo.worker_proc.models.hf_config import optional, reject_unless, require
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import AttentionBlock, DecoderModel, MlpBlock
 from octavo.worker_proc.models.layers.experts import Experts, SharedExpert, num_experts, routing_rule
-from octavo.worker_proc.models.layers.gated_delta_net import DeltaNetSizes, GatedDeltaNet, interleaved_projections
+from octavo.worker_proc.models.layers.gated_delta_net import DeltaNetSizes, GatedDeltaNet, divided_projections
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
@@ -38,14 +38,15 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     period = optional(config, "full_attention_interval", 4)
     implied = ["linear_attention" if (index + 1) % period else "full_attention" for index in range(num_layers)]
     types = types_of_layers(config, num_layers, ["linear_attention", "full_attention"], implied)
-    shape, sizes = AttentionShape(facts.num_heads, facts.num_kv_heads, head_dim, head_dim**-0.5), _sizes(facts)
+    shape, whole = AttentionShape(facts.num_heads, facts.num_kv_heads, head_dim, head_dim**-0.5), _sizes(facts)
+    sizes = whole.of_rank(placement.sharding.size)
     # Each query head is followed by its gate.
-    starts = [2 * head * head_dim for head in range(facts.num_heads)]
+    starts = [2 * head * head_dim for head in range(placement.sharding.whole_heads(facts)[0])]
     queries = {
         "q_proj": [range(start, start + head_dim) for start in starts],
         "gate_proj": [range(start + head_dim, start + 2 * head_dim) for start in starts],
     }
-    rules = [one_added(_NORMS_FROM_ONE), split_rows("q_proj", queries), *interleaved_projections(sizes)]
+    rules = [one_added(_NORMS_FROM_ONE), split_rows("q_proj", queries), *divided_projections(whole)]
     parameters = llama_parameters(facts, placement, ignored=[r"^mtp\."], rules=rules)
 
     def mixer(index: int, name: str) -> AttentionBlock:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.native import NUM_SEGMENTS
-from octavo.protocol.config.division import check_division, division_problem, mlp_sizes
+from octavo.protocol.config.division import check_division, config_of_rank, division_problem, state_heads
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.resolve import ResolvedConfig
 from octavo.protocol.errors import ConfigError
@@ -29,8 +29,10 @@ class Role(Enum):
     """By outputs, such as the heads of queries and the columns of the activation."""
     KEY_VALUE = "key_value"
     """By heads; ranks share a head if there are more ranks than heads."""
-    QUERY_KEY_VALUE = "query_key_value"
-    """Queries, keys and values in one weight, as many of each; each part is divided by outputs."""
+    STATE_GROUP = "state_group"
+    """By groups of the heads that have a recurrent state; ranks share a group if there are more ranks than groups."""
+    THIRDS = "thirds"
+    """Three equal parts in one weight, such as queries, keys and values; each part is divided by outputs."""
     ROW = "row"
     """By inputs. The outputs of all ranks are added up."""
     VOCABULARY = "vocabulary"
@@ -40,9 +42,12 @@ class Role(Enum):
 _ROLES = [
     (r"\.(q_proj|q_b_proj|gate_proj|up_proj|fc1|c_fc|w1|w3)$", Role.COLUMN),
     (r"\.(k_proj|v_proj)$", Role.KEY_VALUE),
-    (r"\.c_attn$", Role.QUERY_KEY_VALUE),
+    (r"\.c_attn$|\.conv\.in_proj$", Role.THIRDS),
     (r"\.(o_proj|out_proj|down_proj|fc2|c_proj|w2)$", Role.ROW),
-    (r"\.self_attn$", Role.COLUMN),  # the attention sinks of its heads
+    (r"\.(self_attn|mixer|mamba|linear_attn)$", Role.COLUMN),  # numbers of each head, such as attention sinks
+    (r"\.(mixer|mamba)\.norm$|\.conv\.conv$", Role.COLUMN),
+    (r"\.(x_proj|dt_proj|conv1d_[xv]|in_proj_[vzba])$", Role.COLUMN),
+    (r"\.(state_[bc]_proj|conv1d_[bcqk]|in_proj_[qk])$", Role.STATE_GROUP),
     (r"^(embed_tokens|wte|lm_head)$", Role.VOCABULARY),
 ]
 """Names of layers in checkpoints, without the prefix of the model. All others are replicated."""
@@ -94,6 +99,8 @@ class Sharding:
     size: int = 1
     num_kv_heads: int = 1
     """Of the whole model."""
+    num_state_groups: int = 1
+    """Groups of heads of the whole model that share inputs of their recurrence."""
     num_segments: int = 1
     """Parts in which a product adds up inputs that ranks can divide: the most ranks, up to 8, that get the same sum."""
     divides_experts: bool = False
@@ -110,7 +117,8 @@ class Sharding:
         num_segments = max(count for count in NUM_SEGMENTS if not division_problem(facts, count))
         engine, num_engines = (config.engine_index, config.data_parallel_size) if config.is_lock_step else (0, 1)
         divides_experts = config.enable_expert_parallel
-        return cls(rank, size, facts.num_kv_heads, num_segments, divides_experts, engine, num_engines)
+        num_state_groups = next(iter(state_heads(facts)[1].values()), 1)
+        return cls(rank, size, facts.num_kv_heads, num_state_groups, num_segments, divides_experts, engine, num_engines)
 
     def own_experts(self, num_experts: int) -> range:
         """Return the experts of which this rank has weights.
@@ -150,7 +158,7 @@ class Sharding:
         match role:
             case Role.COLUMN:
                 return self._divided(0, [length])
-            case Role.QUERY_KEY_VALUE:
+            case Role.THIRDS:
                 return self._divided(0, [length // 3] * 3)
             case Role.ROW:
                 return self._divided(1, [shape[1]]) if len(shape) == 2 else None
@@ -159,9 +167,15 @@ class Sharding:
                     0, length, (range(length * self.rank // self.size, length * (self.rank + 1) // self.size),)
                 )
             case Role.KEY_VALUE:
-                head_dim = length // max(1, self.num_kv_heads // self.size)
-                first = self.num_kv_heads * self.rank // self.size * head_dim
-                return Shard(0, self.num_kv_heads * head_dim, (range(first, first + length),))
+                return self._shared(self.num_kv_heads, length)
+            case Role.STATE_GROUP:
+                return self._shared(self.num_state_groups, length)
+
+    def _shared(self, num_heads: int, length: int) -> Shard:
+        """Return this rank's part of heads that ranks share if there are fewer; `length` is that of the part."""
+        width = length // max(1, num_heads // self.size)
+        first = num_heads * self.rank // self.size * width
+        return Shard(0, num_heads * width, (range(first, first + length),))
 
     def _divided(self, dim: int, lengths: list[int]) -> Shard:
         """Return this rank's part of some tensors side by side, of which each rank has the same length."""
@@ -190,5 +204,5 @@ def facts_of_rank(facts: ModelFacts, size: int) -> ModelFacts:
         facts,
         num_heads=facts.num_heads // size,
         num_kv_heads=max(1, facts.num_kv_heads // size),
-        hf_config={**facts.hf_config, **{key: length // size for key, length in mlp_sizes(facts).items()}},
+        hf_config=config_of_rank(facts, size),
     )

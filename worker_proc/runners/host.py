@@ -124,7 +124,7 @@ class HostRunner:
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        self._prefaulter.on_plan(plan)
+        self._prefaulter.on_plan(plan, batch.num_groups)
 
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

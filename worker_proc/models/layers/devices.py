@@ -1,4 +1,4 @@
-"""Features of models that not all devices have kernels for, or that ranks cannot divide."""
+"""Features of models that not all devices have kernels for."""
 
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.parameters import Parameters
@@ -18,11 +18,6 @@ def check_recurrent(parameters: Parameters) -> None:
     """Reject layers with a recurrent state where they cannot run, before any weight is read.
 
     Raises:
-        ConfigError: the device is a GPU, or ranks share the layer.
+        ConfigError: the device is a GPU.
     """
     require_cpu(parameters, "recurrent layers")
-    if parameters.group is not None:
-        raise ConfigError(
-            "--tensor-parallel-size: ranks cannot divide the states of recurrent layers",
-            hint="use --pipeline-parallel-size or --data-parallel-size instead",
-        )

@@ -1,6 +1,6 @@
 """The gated delta net of Qwen3-Next (Yang, Kautz and Hatamizadeh, arXiv 2412.06464)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,7 +11,7 @@ from octavo.kernels.gated_rms_norm import gated_rms_norm
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.models.base import Tables
-from octavo.worker_proc.models.checkpoint import Rule, split_rows
+from octavo.worker_proc.models.checkpoint import Rule, split_rows, stacked
 from octavo.worker_proc.models.layers.devices import check_recurrent
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.parameters import Parameters
@@ -27,6 +27,14 @@ class DeltaNetSizes:
     key_dim: int
     value_dim: int
     conv_width: int
+
+    def of_rank(self, num_ranks: int) -> "DeltaNetSizes":
+        """Return the sizes of the part that each of several ranks has, given those of the whole block."""
+        return replace(
+            self,
+            num_key_heads=max(1, self.num_key_heads // num_ranks),
+            num_value_heads=self.num_value_heads // num_ranks,
+        )
 
     @property
     def convolved(self) -> list[int]:
@@ -46,10 +54,9 @@ class GatedDeltaNet:
 
     Args:
         parameters: of the model.
-        name: of the block; its tensors are `in_proj_qkv`, `in_proj_z`, `in_proj_b`, `in_proj_a`, `conv1d`, `A_log`,
-            `dt_bias`, `norm` and `out_proj`.
+        name: of the block; its tensors are those of `divided_projections`, `A_log`, `dt_bias`, `norm` and `out_proj`.
         index: of the layer.
-        sizes: of the block.
+        sizes: of the block, or of a rank's part of it.
         width: of the residual stream.
         eps: of the norm.
 
@@ -66,11 +73,11 @@ class GatedDeltaNet:
         self._eps = eps
         num_channels, num_heads, value_width = sum(sizes.convolved), sizes.num_value_heads, sizes.convolved[2]
         self._widths = [num_channels, value_width, num_heads, num_heads]
-        parts = {
-            f"{name}.in_proj_{part}": size for part, size in zip(("qkv", "z", "b", "a"), self._widths, strict=True)
-        }
+        outputs = [*sizes.convolved, value_width, num_heads, num_heads]
+        parts = {f"{name}.in_proj_{part}": size for part, size in zip("qkvzba", outputs, strict=True)}
         self._in = Linear.stacked(parameters, f"{name}.in_proj", parts, width, bias=False)
-        self._conv_weight_D1W = parameters.new(f"{name}.conv1d.weight", num_channels, 1, sizes.conv_width)
+        parts = {f"{name}.{part}.weight": size for part, size in _convolutions(sizes).items()}
+        self._conv_weight_D1W = parameters.stacked(f"{name}.conv1d.weight", parts, 1, sizes.conv_width)
         a_log_H, dt_bias_H = (
             parameters.new(f"{name}.{part}", num_heads, dtype=torch.float32) for part in ("A_log", "dt_bias")
         )
@@ -92,10 +99,14 @@ class GatedDeltaNet:
         )
 
 
-def interleaved_projections(sizes: DeltaNetSizes) -> list[Rule]:
-    """Return the rules for checkpoints that hold the projections of each key head next to each other.
+def divided_projections(sizes: DeltaNetSizes) -> list[Rule]:
+    """Return the rules that take the fused tensors of a checkpoint apart, so that ranks can divide each part.
 
-    These are `in_proj_qkvz` (a query, a key, the values and the gates of its value heads) and `in_proj_ba`.
+    These are `conv1d`, and those with the projections of each key head next to each other: `in_proj_qkvz` (a query, a
+    key, the values and the gates of its value heads) and `in_proj_ba`.
+
+    Args:
+        sizes: of the whole block.
     """
     num_heads, per_key = sizes.num_key_heads, sizes.num_value_heads // sizes.num_key_heads
 
@@ -111,6 +122,12 @@ def interleaved_projections(sizes: DeltaNetSizes) -> list[Rule]:
     q, k, v, z = rows([sizes.key_dim, sizes.key_dim, value_rows, value_rows])
     b, a = rows([per_key, per_key])
     return [
-        split_rows("in_proj_qkvz", {"in_proj_qkv": [*q, *k, *v], "in_proj_z": z}),
+        split_rows("in_proj_qkvz", {"in_proj_q": q, "in_proj_k": k, "in_proj_v": v, "in_proj_z": z}),
         split_rows("in_proj_ba", {"in_proj_b": b, "in_proj_a": a}),
+        split_rows("conv1d", stacked(_convolutions(sizes))),
     ]
+
+
+def _convolutions(sizes: DeltaNetSizes) -> dict[str, int]:
+    """Return the parts of `conv1d`, and the channels of each."""
+    return dict(zip(("conv1d_q", "conv1d_k", "conv1d_v"), sizes.convolved, strict=True))

@@ -1,20 +1,21 @@
 """The state-space block of Mamba-2 (Dao and Gu, arXiv 2405.21060), which hybrids have too."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.causal_conv1d import causal_conv1d
-from octavo.kernels.gated_rms_norm import gated_rms_norm
+from octavo.kernels.gated_rms_norm import gated_rms_norm, gated_square_sums
 from octavo.kernels.multiply import multiply
 from octavo.kernels.pointwise import scale
 from octavo.kernels.selective_scan import ScanWeights, selective_scan
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.models.base import Tables
+from octavo.worker_proc.models.checkpoint import Rule, split_rows, stacked
 from octavo.worker_proc.models.layers.devices import check_recurrent
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.parameters import Parameters
@@ -29,7 +30,19 @@ class Mamba2Sizes:
     state_size: int
     """Of a group's B and C."""
     num_groups: int
+    """Of heads, which share B and C, and are normalized together."""
     conv_width: int
+    num_sharing: int = 1
+    """Ranks that share a group: each has some of its heads."""
+
+    def of_rank(self, num_ranks: int) -> "Mamba2Sizes":
+        """Return the sizes of the part that each of several ranks has, given those of the whole block."""
+        return replace(
+            self,
+            num_heads=self.num_heads // num_ranks,
+            num_groups=max(1, self.num_groups // num_ranks),
+            num_sharing=max(1, num_ranks // self.num_groups),
+        )
 
     @property
     def inner_width(self) -> int:
@@ -64,13 +77,13 @@ class Mamba2Mixer:
 
     Args:
         parameters: of the model.
-        name: of the block; its tensors are `in_proj`, `conv1d`, `A_log`, `D`, `dt_bias`, `norm` and `out_proj`.
+        name: of the block; its tensors are `in_proj`, `conv1d`, both divided by `divided_projections`, `A_log`, `D`,
+            `dt_bias`, `norm` and `out_proj`.
         index: of the layer.
-        sizes: of the block.
+        sizes: of the block, or of a rank's part of it.
         width: of the residual stream.
         eps: of the norm.
         norm: whether the gate comes before the norm or after it; None: there is a gate and no norm.
-        num_norm_groups: parts of a row that are normalized alone.
         has_bias: of the input projection.
         has_output_bias: of the output projection.
         has_conv_bias: of the convolution.
@@ -91,7 +104,6 @@ class Mamba2Mixer:
         *,
         eps: float,
         norm: Literal["gate_first", "norm_first"] | None = "gate_first",
-        num_norm_groups: int = 1,
         has_bias: bool = False,
         has_output_bias: bool = False,
         has_conv_bias: bool = True,
@@ -103,13 +115,18 @@ class Mamba2Mixer:
         self._sizes = sizes
         self._eps = eps
         self._norm = norm
-        self._num_norm_groups = num_norm_groups
+        self._sharding, self._group = parameters.sharding, parameters.group
         self._factors = factors
         num_channels, num_heads = sum(sizes.convolved), sizes.num_heads
         self._widths = [sizes.inner_width, num_channels, num_heads]
-        self._in = Linear.new(parameters, f"{name}.in_proj", width, sum(self._widths), bias=has_bias)
-        self._conv_weight_D1W = parameters.new(f"{name}.conv1d.weight", num_channels, 1, sizes.conv_width)
-        self._conv_bias_D = parameters.new(f"{name}.conv1d.bias", num_channels) if has_conv_bias else None
+        parts = {f"{name}.{part}": rows for part, rows in _projections(sizes).items()}
+        self._in = Linear.stacked(parameters, f"{name}.in_proj", parts, width, bias=has_bias)
+        weights, biases = (
+            {f"{name}.{part}.{kind}": rows for part, rows in _convolutions(sizes).items()}
+            for kind in ("weight", "bias")
+        )
+        self._conv_weight_D1W = parameters.stacked(f"{name}.conv1d.weight", weights, 1, sizes.conv_width)
+        self._conv_bias_D = parameters.stacked(f"{name}.conv1d.bias", biases) if has_conv_bias else None
         a_log_H, dt_bias_H, skip_H = (
             parameters.new(f"{name}.{part}", num_heads, dtype=torch.float32) for part in ("A_log", "dt_bias", "D")
         )
@@ -131,18 +148,39 @@ class Mamba2Mixer:
         )
         x_TP, b_TN, c_TN = convolved.split(self._sizes.convolved, dim=1)
         y_TP = selective_scan(x_TP, b_TN, c_TN, dt_TH, self._scan, scan_state, state.slots)
+        return self._out(self._gated(y_TP, gate_TP))
+
+    def _gated(self, y_TP: Tensor, gate_TP: Tensor) -> Tensor:
+        """Return the outputs of all heads after the gate, and the norm if there is one."""
         if self._norm_weight_P is None:
-            return self._out(multiply(y_TP, gate_TP, has_silu=True))
-        return self._out(
-            gated_rms_norm(
-                y_TP,
-                gate_TP,
-                self._norm_weight_P,
-                self._eps,
-                num_groups=self._num_norm_groups,
-                is_gate_first=self._norm == "gate_first",
-            )
+            return multiply(y_TP, gate_TP, has_silu=True)
+        is_gate_first, num_segments = self._norm == "gate_first", self._num_segments()
+        sums_TR = None
+        if (num_sharing := self._sizes.num_sharing) > 1:
+            assert self._group is not None, "a part of a group on one rank among several"
+            rank, size = self._sharding.rank, self._sharding.size
+            own_T1 = gated_square_sums(y_TP, gate_TP, is_gate_first=is_gate_first, num_segments=num_segments)
+            first = rank // num_sharing * num_sharing
+            sizes = [first, num_sharing, size - first - num_sharing]
+            sums_TR = self._group.all_gather(own_T1, rank, size).split(sizes, dim=1)[1]
+        return gated_rms_norm(
+            y_TP,
+            gate_TP,
+            self._norm_weight_P,
+            self._eps,
+            num_groups=self._sizes.num_groups,
+            is_gate_first=is_gate_first,
+            num_segments=num_segments,
+            sums_TR=sums_TR,
         )
+
+    def _num_segments(self) -> int:
+        """Return in how many parts the squares of a group, or of the part of it that is here, are added up.
+
+        The segments are the same on any number of ranks, as those of products are, and so is the order of the sum.
+        """
+        num_parts = self._sizes.num_groups * self._sharding.size
+        return self._sharding.num_segments // num_parts if self._sharding.num_segments % num_parts == 0 else 1
 
     def _conv_weight(self) -> Tensor:
         """Return the weights with the factors of their inputs."""
@@ -152,3 +190,25 @@ class Mamba2Mixer:
             return weight_DW
         parts = weight_DW.float().split(self._sizes.convolved)
         return torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)])
+
+
+def divided_projections(sizes: Mamba2Sizes) -> list[Rule]:
+    """Return the rules that take the fused tensors of a checkpoint apart, so that ranks can divide each part.
+
+    `sizes`: of the whole block.
+    """
+    return [
+        split_rows("in_proj", stacked(_projections(sizes))),
+        split_rows("conv1d", stacked(_convolutions(sizes))),
+    ]
+
+
+def _projections(sizes: Mamba2Sizes) -> dict[str, int]:
+    """Return the parts of `in_proj`, and the outputs of each."""
+    x, b, c = sizes.convolved
+    return {"gate_proj": x, "x_proj": x, "state_b_proj": b, "state_c_proj": c, "dt_proj": sizes.num_heads}
+
+
+def _convolutions(sizes: Mamba2Sizes) -> dict[str, int]:
+    """Return the parts of `conv1d`, and the channels of each."""
+    return dict(zip(("conv1d_x", "conv1d_b", "conv1d_c"), sizes.convolved, strict=True))

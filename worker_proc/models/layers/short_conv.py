@@ -19,7 +19,7 @@ class ShortConv:
         parameters: of the model.
         name: of the block; its layers are `in_proj`, `conv` and `out_proj`.
         index: of the layer.
-        width: of the residual stream.
+        width: of the residual stream; ranks divide the channels of the convolution.
         conv_width: inputs of the convolution.
         has_bias: of all layers.
 
@@ -32,23 +32,23 @@ class ShortConv:
     ) -> None:
         check_recurrent(parameters)
         self._index = index
-        self._width = width
-        self._in = Linear.new(parameters, f"{name}.in_proj", width, 3 * width, bias=has_bias)
-        self._weight_D1W = parameters.new(f"{name}.conv.weight", width, 1, conv_width)
-        self._bias_D = parameters.new(f"{name}.conv.bias", width) if has_bias else None
-        self._out = Linear.new(parameters, f"{name}.out_proj", width, width, bias=has_bias)
+        self._num_channels = channels = width // parameters.sharding.size
+        self._in = Linear.new(parameters, f"{name}.in_proj", width, 3 * channels, bias=has_bias)
+        self._weight_C1W = parameters.new(f"{name}.conv.weight", channels, 1, conv_width)
+        self._bias_C = parameters.new(f"{name}.conv.bias", channels) if has_bias else None
+        self._out = Linear.new(parameters, f"{name}.out_proj", channels, width, bias=has_bias)
 
     def __call__(self, x_TD: Tensor, tables: Tables, attention: Attention) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.AttentionBlock`."""
-        b_TD, c_TD, x_TD = self._in(x_TD).split([self._width] * 3, dim=1)
+        b_TC, c_TC, x_TC = self._in(x_TD).split([self._num_channels] * 3, dim=1)
         state = attention.state(self._index)
         (conv_state,) = state.tensors
-        mixed_TD = causal_conv1d(
-            multiply(x_TD, b_TD), self._weight_D1W.squeeze(1), self._bias_D, conv_state, state.slots, has_silu=False
+        mixed_TC = causal_conv1d(
+            multiply(x_TC, b_TC), self._weight_C1W.squeeze(1), self._bias_C, conv_state, state.slots, has_silu=False
         )
-        return self._out(multiply(mixed_TD, c_TD))
+        return self._out(multiply(mixed_TC, c_TC))
 
 
-def short_conv_state(width: int, conv_width: int) -> StateShape:
+def short_conv_state(num_channels: int, conv_width: int) -> StateShape:
     """Return what a request keeps: the last inputs of the convolution."""
-    return StateShape(((conv_width - 1, width),))
+    return StateShape(((conv_width - 1, num_channels),))
