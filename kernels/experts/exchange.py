@@ -8,7 +8,7 @@ import torch
 from octavo.kernels.dispatch import require
 from octavo.kernels.experts.native import PlacedRows, TokenBlocksArguments
 from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
-from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.kernels.native.rank_group import SharedMemoryGroup, group_bytes
 
 _CACHE_LINE = 64
 _PAGE = 4096
@@ -86,6 +86,11 @@ class ExpertExchange:
         self.max_rows = max_rows
         self.width, self.top_k = width, top_k
         self._engine = engine
+
+    @property
+    def share_bytes(self) -> int:
+        """Bytes of the group's memory, divided by the number of its ranks. Pages that no step has used take none."""
+        return group_bytes(self.group.area_bytes) // self.group.size
 
     @property
     def blocks(self) -> TokenBlocksArguments:

@@ -76,6 +76,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     """Peak of a step of `max_num_batched_tokens` tokens and `max_num_seqs` samples, above the weights."""
     graph_bytes: int = 0
     """Of the CUDA graphs of all sizes."""
+    exchange_bytes: int = 0
+    """This worker's share of the memory through which engines that divide the experts exchange rows."""
     cpu_kernels: str = ""
     """What it computes with on a CPU, as far as bits depend on it: "native avx512" or "torch 2.13"; "" on a GPU."""
     cache_groups: list[CacheGroupSpec]

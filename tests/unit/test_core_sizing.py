@@ -37,12 +37,13 @@ def test_the_cache_takes_the_memory_left_by_weights_and_activations():
     assert plan.max_concurrency == 500 * 4 / 64
 
 
-def test_the_graphs_of_a_gpu_are_counted_and_shown():
-    facts = device(graph_bytes=50 * MIB)
+@pytest.mark.parametrize(("field", "name"), [("graph_bytes", "CUDA graphs"), ("exchange_bytes", "exchange of experts")])
+def test_graphs_and_the_memory_of_an_exchange_are_counted_and_shown(field: str, name: str):
+    facts = device(**{field: 50 * MIB})
     plan = plan_cache(on_gpu(), [facts])
     assert plan.num_blocks == 450
-    assert f"{'CUDA graphs':<20} {'50.0 MiB':>10}" in memory_table(on_gpu(), [facts], plan)
-    assert "CUDA graphs" not in memory_table(on_gpu(), [device()], plan)
+    assert f"{name:<20} {'50.0 MiB':>10}" in memory_table(on_gpu(), [facts], plan)
+    assert name not in memory_table(on_gpu(), [device()], plan)
 
 
 def test_a_share_of_a_gpu_is_one_of_all_its_memory_and_never_more_than_is_free():
