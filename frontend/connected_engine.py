@@ -1,6 +1,7 @@
 """`ConnectedEngine`: one engine of a client, with its pulse, its supervisor and its health."""
 
 from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -13,6 +14,7 @@ from octavo.frontend.recovery.engine_supervisor import EngineSupervisor
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import StartupError
 from octavo.protocol.events import EngineFacts
+from octavo.protocol.supervise import ChildExited
 
 
 class ConnectedEngine:
@@ -24,6 +26,7 @@ class ConnectedEngine:
         on_resumed: called when another core has taken over.
         is_needed: whether any engine is busy: if engines compute their steps together, each of them must then be
             alive, requests of its own or not.
+        on_given_up: called with the cause when the engine has ended for good, though nobody has stopped it.
     """
 
     def __init__(
@@ -32,6 +35,7 @@ class ConnectedEngine:
         connection: EngineConnection,
         on_resumed: Callable[["ConnectedEngine", Resumption], None],
         is_needed: Callable[[], bool],
+        on_given_up: Callable[["ConnectedEngine", str], None],
     ) -> None:
         self.index = index
         self.state = EngineState.STARTING
@@ -46,11 +50,15 @@ class ConnectedEngine:
         self._supervisor: EngineSupervisor | None = None
         if connection.engine and self.config.restart_core:
             self._supervisor = EngineSupervisor(
-                connection.engine, self.link, self.config.core_timeout_s, self._has_work
+                connection.engine,
+                self.link,
+                self.config.core_timeout_s,
+                self._has_work,
+                partial(on_given_up, self),
             )
             connection.engine.watch(self._supervisor.on_exit)
         elif connection.engine:
-            connection.engine.watch(lambda exited: self.link.fail(self.link.last_words or str(exited)))
+            connection.engine.watch(partial(self._on_exit, on_given_up))
 
     @property
     def process(self) -> LaunchedEngine | None:
@@ -101,6 +109,19 @@ class ConnectedEngine:
             if self._pulse:
                 self._pulse.close()
                 self._pulse = None
+
+    def give_up(self, cause: str) -> None:
+        """Fail all requests, and end the core if it is ours: it can compute nothing any more."""
+        self.link.fail(cause)
+        if self.process:
+            self.process.kill()
+
+    def _on_exit(self, on_given_up: Callable[["ConnectedEngine", str], None], exited: ChildExited) -> None:
+        """Handle the end of a core that is not restarted."""
+        cause = self.link.last_words or str(exited)
+        self.link.fail(cause)
+        if exited.code:  # else it was told to stop
+            on_given_up(self, cause)
 
     def _resume(self, resumption: Resumption) -> None:
         """Switch to the pulse and the configuration of the core that has taken over."""

@@ -83,13 +83,25 @@ class EngineSet:
     def add(self, index: int, connection: EngineConnection) -> ConnectedEngine:
         """Add an engine; it gets no requests until `set_states` says so. It is closed by `remove` or `close`."""
         engine = self._engines[index] = ConnectedEngine(
-            index, connection, self._listener.on_resumed, lambda: any(one.is_busy for one in self.all)
+            index,
+            connection,
+            self._listener.on_resumed,
+            lambda: any(one.is_busy for one in self.all),
+            self._on_given_up,
         )
         engine.link.on_stats = partial(self._listener.on_stats, index)
         self.link.add(index, engine.link)
         num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]
         self._router.max_spans = max(1, sum(num_spans))  # at least as many as the caches hold
         return engine
+
+    def _on_given_up(self, engine: ConnectedEngine, cause: str) -> None:
+        """Give up the engines that cannot compute without this one, as all divide the experts of the model."""
+        if not engine.config.is_lock_step:
+            return
+        for other in self.all:
+            if other is not engine and not other.link.failure:
+                other.give_up(f"engine {engine.index}, which has a part of the experts, was given up: {cause}")
 
     def set_states(self, states: Mapping[int, EngineState]) -> None:
         """Change states of engines, all at once: new requests go to those that serve.

@@ -72,15 +72,22 @@ class EngineSupervisor:
         link: to its core.
         hang_timeout_s: a core that owes an answer and sends nothing for so long is killed; 0: never.
         has_work: whether the core's pulse says that it has work, which may be other frontends'.
+        on_given_up: called with the cause after the engine was given up.
     """
 
     def __init__(
-        self, engine: RestartableEngine, link: Link, hang_timeout_s: float, has_work: Callable[[], bool]
+        self,
+        engine: RestartableEngine,
+        link: Link,
+        hang_timeout_s: float,
+        has_work: Callable[[], bool],
+        on_given_up: Callable[[str], None] = lambda cause: None,
     ) -> None:
         self._engine = engine
         self._link = link
         self._hang_timeout_s = hang_timeout_s
         self._has_work = has_work
+        self._on_given_up = on_given_up
         self._policy = RestartPolicy()
         self._ready_s = time.monotonic()
         """When the current core became ready."""
@@ -97,7 +104,7 @@ class EngineSupervisor:
         if self._link.failure:  # an orderly shutdown: nobody waits for another core
             return
         if exited.code == EXIT_HOPELESS:
-            self._link.fail(cause)
+            self._give_up(cause)
             return
         pulse = self._engine.read_pulse()
         has_lived_long = kind == "core_died" and time.monotonic() - self._ready_s >= LONG_LIFE_S
@@ -119,13 +126,17 @@ class EngineSupervisor:
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
 
+    def _give_up(self, cause: str) -> None:
+        self._link.fail(cause)
+        self._on_given_up(cause)
+
     async def _restart(self, death: str, *, is_isolated: bool) -> None:
         """Restart until a core is ready or the policy gives up."""
         cause = death
         while True:
             decision = self._policy.fail(cause, is_isolated=is_isolated)
             if decision.is_hopeless:
-                self._link.fail(self._policy.root_cause)
+                self._give_up(self._policy.root_cause)
                 return
             logger.warning("%s: restarting the engine%s", cause, _delay_text(decision.delay_s))
             await asyncio.sleep(decision.delay_s)

@@ -10,12 +10,12 @@ import psutil
 import pytest
 from tiny_models import make_tiny
 from waiting import until
-from workloads import Ask, ask_all, random_requests
+from workloads import Ask, ask, ask_all, random_requests
 
 from octavo import AsyncClient, SamplingParams, StructuredOutputsParams
 from octavo.frontend.engine_state import EngineState
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import StartupError
+from octavo.protocol.errors import EngineDeadError, StartupError
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6, "num_threads": 1}
 ENGINES: dict[str, Any] = {**SETTINGS, "data_parallel_size": 2, "enable_expert_parallel": True}
@@ -71,6 +71,21 @@ def test_engines_that_divide_the_experts_give_the_bits_of_one(mixture: Path, exp
             assert await ask_while(client, worker_of(client, 1)) == expected, "a worker of engine 1 was killed"
             with pytest.raises(StartupError, match="cannot be replaced while they run"):
                 await client.restart(engine_config({"model": str(mixture), **ENGINES, "max_num_seqs": 5}))
+
+    asyncio.run(main())
+
+
+def test_all_requests_fail_at_once_if_an_engine_is_given_up(mixture: Path) -> None:
+    async def main() -> None:
+        async with AsyncClient.launch(str(mixture), **ENGINES, restart_core=False) as client:
+            asking = [asyncio.create_task(ask(client, request)) for request in REQUESTS]
+            await until(lambda: all(engine.link.num_live_requests > 3 for engine in client.engines))
+            core_of(client, 1).kill()
+            for error in await asyncio.gather(*asking, return_exceptions=True):
+                assert isinstance(error, EngineDeadError | list)
+            failures = [str(engine.link.failure) for engine in client.engines]
+            assert failures[0] == f"engine 1, which has a part of the experts, was given up: {failures[1]}"
+            await until(lambda: not any(engine.process.is_running for engine in client.engines))
 
     asyncio.run(main())
 
