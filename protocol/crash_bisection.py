@@ -80,11 +80,12 @@ class CrashBisection(Generic[Key]):
         """Return whether a request is in any group."""
         return any(key in group for group in self._groups)
 
-    def record_crash(self, in_flight: Sequence[Key]) -> Key | None:
+    def record_crash(self, in_flight: Sequence[Key], *, is_alone: bool = True) -> Key | None:
         """Record a crash of the process.
 
         Args:
             in_flight: the requests that it was computing.
+            is_alone: False: it may have computed others too, which somebody else looks after.
 
         Returns:
             The guilty request, if one is found: it is no longer a suspect and must not run again.
@@ -92,7 +93,7 @@ class CrashBisection(Generic[Key]):
         common = [key for key in in_flight if key in self._deaths]
         for key in in_flight:
             self._deaths[key] = self._deaths.get(key, 0) + 1
-        if len(in_flight) == 1:
+        if len(in_flight) == 1 and is_alone:
             (lone,) = in_flight
             self._lone_deaths[lone] = self._lone_deaths.get(lone, 0) + 1
             if self._lone_deaths[lone] >= MIN_LONE_DEATHS and self._deaths[lone] > MAX_RETRIES:

@@ -30,4 +30,32 @@ class AllLeave(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="all_
     """From the first engine: no engine has requests any more."""
 
 
-LockStepMessage = JoinGroup | GroupFormed | StepBegun | LeaveGroup | AllLeave
+class WorkersLost(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="workers_lost"):
+    """The workers of an engine have failed while steps of all engines were computed: any of their requests may be why.
+    The end of the connection follows. Without this message a core has ended, which is no other engine's doing."""
+
+    engine: int
+
+
+class IsolationState(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="isolation"):
+    """To the first engine, whenever it changes."""
+
+    wants_turn: bool = False
+    """Whether this engine has crash suspects to run while no other engine runs a request."""
+    idle_in: int = 0
+    """The number of the present turn, which is another engine's, once this one has no request in flight; 0: it has."""
+
+
+class IsolationTurn(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="turn"):
+    """From the first engine: whose turn it is to run requests."""
+
+    number: int = 0
+    engine: int = -1
+    """-1: all run theirs."""
+    is_alone: bool = False
+    """Whether all others have no request in flight."""
+
+
+LockStepMessage = (
+    JoinGroup | GroupFormed | StepBegun | LeaveGroup | AllLeave | WorkersLost | IsolationState | IsolationTurn
+)

@@ -15,6 +15,7 @@ from octavo.core_proc.request import RequestState
 from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.workers.group import Turn
 from octavo.protocol.crash_bisection import CrashBisection
 from octavo.protocol.requests import Submit
 
@@ -80,6 +81,8 @@ class CrashAttribution:
         self._is_draining = False
         """True while steps in flight may compute requests that may not run. Nothing else runs until they have ended, so
         a crash tells which of the two have caused it."""
+        self._turn = Turn.OWN
+        """Which requests may run beside those of other engines that are computed in the same steps."""
         self._has_progressed = False
 
     @property
@@ -176,7 +179,7 @@ class CrashAttribution:
         scheduler.lose_workers()
         events: list[ClientEvent] = []
         by_name = {self._name_of(key): request for key, request in live.items()}
-        culprit = self._suspects.record_crash(list(by_name))
+        culprit = self._suspects.record_crash(list(by_name), is_alone=self._turn is Turn.OWN)
         self._find_live_suspects()
         if culprit is not None:
             client, request_id = key = by_name[culprit].key
@@ -197,6 +200,14 @@ class CrashAttribution:
         if self._is_stale:
             self._select_allowed()
         if self._is_draining:
+            self._drain()
+
+    def set_turn(self, turn: Turn) -> None:
+        """Let the requests run that other engines leave us, if they are computed in the same steps as ours."""
+        if turn is not self._turn:
+            self._turn = turn
+            self._is_draining = True
+            self._restrict()
             self._drain()
 
     def _name_of(self, key: RequestKey) -> bytes:
@@ -255,6 +266,8 @@ class CrashAttribution:
 
     def _allowed_keys(self) -> frozenset[RequestKey] | None:
         """Return the forwarded requests that may run; None: all."""
+        if self._turn is Turn.NONE:
+            return frozenset()
         if self._allowed is None:
             return None
         live = (key for name in self._allowed for key in self._live_suspects.get(name, ()))

@@ -87,6 +87,8 @@ class WorkerSupervisor:
         """When the workers were lost; None while they compute."""
         self._interrupted: set[RequestKey] = set()
         """Requests that were running when the workers were lost."""
+        self._num_joined = 0
+        """Of the current group, when it last made progress."""
         self._events: list[ClientEvent] = []
         self.version = 0
         """Changes whenever `waitables` do."""
@@ -143,6 +145,9 @@ class WorkerSupervisor:
             self._policy.progress()
             if self._lost_s is not None:
                 self._note_recovery(self._lost_s)
+        elif self._group is not None and self._group.num_joined > self._num_joined:
+            self._policy.progress()
+            self._num_joined = self._group.num_joined
         return result
 
     def profile(self, directory: str | None, on_done: Callable[[str], None]) -> None:
@@ -185,6 +190,8 @@ class WorkerSupervisor:
         if self._lost_s is not None and self.is_ready and not self._scheduler.requests:
             self._note_recovery(self._lost_s)
         self._attribution.update()
+        if self.is_ready and self._group is not None:
+            self._attribution.set_turn(self._group.take_turn(self._attribution.is_isolating, self._is_idle))
         events, self._events = self._events, []
         return events
 
@@ -227,10 +234,10 @@ class WorkerSupervisor:
             self._commands.cancel(str(failure))
             self._ending.append(self._group)
             self._group = None
-        if is_elsewhere:
-            scheduler.lose_workers()
-        else:
+        if failure.computed_ours:
             self._events += self._attribution.record_worker_crash(str(failure))
+        else:
+            scheduler.lose_workers()
         delay = f" in {decision.delay_s:.1f} s" if decision.delay_s else ""
         num_requests = len(scheduler.requests)
         logger.error("lost the workers: %s. Restarting them%s; %d requests wait", failure, delay, num_requests)
@@ -257,10 +264,14 @@ class WorkerSupervisor:
         self.version += 1
         if is_ready:
             self._enter(SupervisionState.READY, None)
+            self._num_joined = 0
         elif is_overdue:
             reason = f": {group.waits_for}" if group.waits_for else ""
             message = f"the workers were not ready after {self._start_timeout_s:.0f} s{reason}"
             self._lose(WorkerFailed(message, "not_started"))
+
+    def _is_idle(self) -> bool:
+        return not any(record.requests for record in self._scheduler.in_flight)
 
     def _expect_reply(self) -> None:
         """Start the timeout of a reply, unless it is running."""

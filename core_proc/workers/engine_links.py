@@ -9,12 +9,24 @@ import contextlib
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from octavo.core_proc.workers.group import Turn
+from octavo.core_proc.workers.isolation import NOBODY, IsolationTurns
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.lock_step import AllLeave, GroupFormed, JoinGroup, LeaveGroup, LockStepMessage, StepBegun
+from octavo.protocol.lock_step import (
+    AllLeave,
+    GroupFormed,
+    IsolationState,
+    IsolationTurn,
+    JoinGroup,
+    LeaveGroup,
+    LockStepMessage,
+    StepBegun,
+    WorkersLost,
+)
 
 _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(LockStepMessage)
@@ -37,8 +49,15 @@ class EngineLinks(ABC):
         """Steps that some engine has begun."""
         self.lost = ""
         """Why the group has ended; "": it has not."""
+        self.has_lost_workers = False
+        """Whether it has ended because workers have failed."""
+        self._lost_engine = engine
+        """Whose workers."""
         self.do_all_leave = False
         """Whether no engine has requests any more."""
+        self._turn = IsolationTurn()
+        self._isolation = IsolationState()
+        """What the first engine knows of this one."""
         self._memory_fd = -1
 
     @property
@@ -61,11 +80,36 @@ class EngineLinks(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the group, which ends. Idempotent."""
+        """Leave the group, which ends, and tell the others if workers have failed. Idempotent."""
 
     @abstractmethod
     def _announce(self) -> None:
         """Tell the others `most_begun`."""
+
+    @abstractmethod
+    def _report(self, state: IsolationState) -> None:
+        """Tell the first engine `_isolation`."""
+
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """Return which requests this engine may run. Never blocks.
+
+        Args:
+            wants_turn: whether it has crash suspects, which no other engine's requests may run beside.
+            is_idle: whether it has no request in flight.
+        """
+        is_others = self._turn.engine not in (NOBODY, self._engine)
+        state = IsolationState(wants_turn, self._turn.number if is_others and is_idle() else 0)
+        if state != self._isolation:
+            self._isolation = state
+            self._report(state)
+        if self._turn.engine == self._engine and self._turn.is_alone:
+            return Turn.OWN
+        return Turn.NONE if wants_turn or self._turn.engine != NOBODY else Turn.ALL
+
+    def _note_workers_lost(self, engine: int) -> None:
+        self.lost = self.lost or f"engine {engine} has lost its workers, which have a part of the experts"
+        self.has_lost_workers = True
+        self._lost_engine = engine
 
     def begin_step(self) -> None:
         """Count a step of this engine, and tell the others if it is a new one. Never blocks."""
@@ -100,6 +144,7 @@ class FirstEngineLinks(EngineLinks):
         """Connections that have not said which engine they are of."""
         self._members: dict[int, socket.socket] = {}
         self._leaving: set[int] = set()
+        self._turns = IsolationTurns(num_engines)
         self._is_formed = False
 
     @property
@@ -135,6 +180,10 @@ class FirstEngineLinks(EngineLinks):
 
     def close(self) -> None:
         """See `EngineLinks`."""
+        if self._is_formed and not self.lost and not self.do_all_leave:
+            self._note_workers_lost(self._engine)
+        if self.has_lost_workers:
+            self._send(WorkersLost(self._lost_engine), without=0)
         for connection in (*self._new, *self._members.values()):
             connection.close()
         self._new, self._members = [], {}
@@ -167,12 +216,16 @@ class FirstEngineLinks(EngineLinks):
                     self._announce(without=engine)
                 elif isinstance(message, LeaveGroup):
                     self._note_leaving(engine)
+                elif isinstance(message, WorkersLost):
+                    self._note_workers_lost(engine)
+                elif isinstance(message, IsolationState) and engine not in self._leaving:
+                    self._pass_turn(has_changed=self._turns.update(engine, message))
         except OSError:
             self._lose(engine)
 
     def _lose(self, engine: int) -> None:
         if self._is_formed:
-            self.lost = self.lost or f"engine {engine} has lost its workers, which have a part of the experts"
+            self.lost = self.lost or f"the core of engine {engine}, which has a part of the experts, has ended"
         else:
             self._members.pop(engine).close()
 
@@ -189,19 +242,32 @@ class FirstEngineLinks(EngineLinks):
     def _announce(self, without: int = 0) -> None:
         self._send(StepBegun(self.most_begun), without)
 
+    def _report(self, state: IsolationState) -> None:
+        self._pass_turn(has_changed=self._turns.update(self._engine, state))
+
+    def _pass_turn(self, *, has_changed: bool) -> None:
+        if has_changed:
+            self._turn = self._turns.turn
+            self._send(self._turn, without=0)
+
     def _note_leaving(self, engine: int) -> None:
+        if engine in self._leaving:
+            return
         self._leaving.add(engine)
+        self._pass_turn(has_changed=self._turns.leave(engine))
         if len(self._leaving) == self._num_engines:
             self.do_all_leave = True
             self._send(AllLeave(), without=0)
 
     def _send(self, message: LockStepMessage, without: int) -> None:
         packet = _ENCODER.encode(message)
-        for engine, connection in self._members.items():
+        for engine, connection in list(self._members.items()):
             if engine != without:
                 try:
                     connection.send(packet)
                 except OSError:  # also of an engine that has read nothing for hundreds of steps
+                    if self._is_formed:
+                        self._receive_from(engine, connection)  # it may have said why
                     self._lose(engine)
 
 
@@ -242,6 +308,10 @@ class LaterEngineLinks(EngineLinks):
                         self.most_begun = max(self.most_begun, message.num_steps)
                     case AllLeave():
                         self.do_all_leave = True
+                    case WorkersLost():
+                        self._note_workers_lost(message.engine)
+                    case IsolationTurn():
+                        self._turn = message
         except OSError:
             self._lose()
 
@@ -251,6 +321,8 @@ class LaterEngineLinks(EngineLinks):
 
     def close(self) -> None:
         """See `EngineLinks`."""
+        if self._is_formed and not self.lost and not self.do_all_leave:
+            self._send(WorkersLost(self._engine))
         self._socket.close()
         self.lost = self.lost or "closed"
         self._close_memory()
@@ -282,15 +354,19 @@ class LaterEngineLinks(EngineLinks):
         return _decode(packet)
 
     def _lose(self) -> None:
-        self.lost = self.lost or "engine 0 or another one has lost its workers, which have a part of the experts"
+        self.lost = self.lost or "the core of engine 0 or of another one, which has a part of the experts, has ended"
 
     def _announce(self) -> None:
         self._send(StepBegun(self.most_begun))
+
+    def _report(self, state: IsolationState) -> None:
+        self._send(state)
 
     def _send(self, message: LockStepMessage) -> None:
         try:
             self._socket.send(_ENCODER.encode(message))
         except OSError:
+            self.receive()  # the first engine may have said why
             self._lose()
 
 
@@ -301,7 +377,12 @@ def _receive(connection: socket.socket) -> LockStepMessage | None:
         ConnectionError: the other side is gone.
     """
     try:
-        packet = connection.recv(_MAX_MESSAGE_BYTES)
+        try:
+            packet = connection.recv(_MAX_MESSAGE_BYTES)
+        except (
+            ConnectionResetError
+        ):  # it has closed without reading everything; what it has sent comes after this error
+            packet = connection.recv(_MAX_MESSAGE_BYTES)
     except BlockingIOError:
         return None
     if not packet:

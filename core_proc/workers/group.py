@@ -5,7 +5,8 @@ in `commands.py`, which works over any group. A group that has failed stays fail
 (`core_proc/recovery`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Literal, Protocol, TypeAlias
 
 from octavo.protocol.config import CachePlan, DeviceFacts
@@ -18,11 +19,23 @@ FailureCause: TypeAlias = Literal["exited", "raised", "hung", "not_started", "ot
 worker of another engine has, without which ours cannot compute."""
 
 
+class Turn(Enum):
+    """Which requests an engine may run, if its steps are also those of other engines: see `isolation.py`."""
+
+    ALL = "all"
+    """Any, and so may other engines."""
+    OWN = "own"
+    """Any, and no other engine runs one."""
+    NONE = "none"
+
+
 class WorkerFailed(OctavoError):
     """A worker died, or reported an error that it cannot recover from; the message is the root cause."""
 
-    def __init__(self, message: str, cause: FailureCause = "exited") -> None:
+    def __init__(self, message: str, cause: FailureCause = "exited", *, computed_ours: bool = True) -> None:
         self.cause: FailureCause = cause
+        self.computed_ours = computed_ours
+        """Whether one of our requests may be the reason."""
         super().__init__(message)
 
 
@@ -88,6 +101,20 @@ class WorkerGroup(Protocol):
 
     def join_steps(self) -> None:
         """Take part in steps that other engines have begun, now that there is nothing to plan. Never blocks."""
+
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """Return which requests may run, as engines that compute their steps together isolate crash suspects in turn.
+
+        Never blocks.
+
+        Args:
+            wants_turn: whether we have suspects to isolate.
+            is_idle: whether no step in flight has a request.
+        """
+
+    @property
+    def num_joined(self) -> int:
+        """Steps of other engines that were finished without requests of ours."""
 
     def gather(self) -> WorkerReply | None:
         """Return the next reply of any rank, None when there is none. Never blocks.

@@ -10,14 +10,14 @@ import contextlib
 import os
 import socket
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import zmq
 
 from octavo.core_proc.workers.engine_links import EngineLinks, FirstEngineLinks, LaterEngineLinks
-from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import StartupError
@@ -81,6 +81,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         self._links = place.connect(config)
         self._empty: deque[int] = deque()
         """Numbers of the steps without rows in flight: nobody waits for their results."""
+        self._num_joined = 0
         super().__init__(config, run_dir, context, **settings)
 
     def start(self, reporter: StartupReporter, stop: StopSignal) -> None:
@@ -121,12 +122,22 @@ class LockStepWorkerGroup(LocalWorkerGroup):
             self._empty.append(self.next_sequence)
             self.broadcast(StepPlan(self.next_sequence, [], [], [], []))
 
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """See `WorkerGroup`."""
+        return self._links.take_turn(wants_turn, is_idle)
+
+    @property
+    def num_joined(self) -> int:
+        """See `WorkerGroup`."""
+        return self._num_joined
+
     def gather(self) -> WorkerReply | None:
         """See `WorkerGroup`."""
         while (reply := super().gather()) is not None:
             if not (isinstance(reply, StepResult) and self._empty and reply.sequence == self._empty[0]):
                 return reply
             self._empty.popleft()
+            self._num_joined += 1
         return None
 
     def stop(self) -> None:
@@ -177,7 +188,7 @@ class LockStepWorkerGroup(LocalWorkerGroup):
         """
         self._links.receive()
         if self._links.lost and not self._links.do_all_leave:
-            raise WorkerFailed(self._links.lost, "other_engine")
+            raise WorkerFailed(self._links.lost, "other_engine", computed_ours=self._links.has_lost_workers)
 
 
 def _wait(waitables: Sequence[Any], timeout_s: float | None) -> None:

@@ -3,12 +3,12 @@
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import zmq
 
-from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.control import ControlMessage, PhaseDone, Progress, WorkerReady
@@ -149,6 +149,15 @@ class StartingGroup(ABC):
     def join_steps(self) -> None:
         """See `WorkerGroup`: no other engine needs these workers."""
         return
+
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """See `WorkerGroup`: no other engine's requests are in our steps."""
+        return Turn.OWN
+
+    @property
+    def num_joined(self) -> int:
+        """See `WorkerGroup`."""
+        return 0
 
     def gather(self) -> WorkerReply | None:
         """Return the next reply of any rank, None when there is none. Never blocks.

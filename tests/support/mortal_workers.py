@@ -17,7 +17,7 @@ from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.group import FailureCause, WorkerFailed
+from octavo.core_proc.workers.group import FailureCause, Turn, WorkerFailed
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.events import Tokens
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
@@ -66,6 +66,7 @@ class MortalGroup:
         self.waitables: list[Any] = []
         self.facts = [FACTS]
         self.waits_for = ""
+        self.num_joined = 0
         self.next_sequence = 0
         self.is_abandoned = False
         self._faults = faults
@@ -112,6 +113,10 @@ class MortalGroup:
     def join_steps(self) -> None:
         """No other engine needs these workers."""
 
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """No other engine's requests are in our steps."""
+        return Turn.OWN
+
     def gather(self) -> WorkerReply | None:
         if self._replies:
             return self._replies.popleft()
@@ -124,7 +129,7 @@ class MortalGroup:
 
     def die(self, cause: FailureCause = "exited") -> None:
         """Stop, even in the middle of a step."""
-        self._failure = WorkerFailed(f"group {self.number} died", cause)
+        self._failure = WorkerFailed(f"group {self.number} died", cause, computed_ours=cause != "other_engine")
         self._replies.clear()
 
     def abandon(self) -> None:

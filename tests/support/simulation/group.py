@@ -7,7 +7,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from octavo.core_proc.workers.group import WorkerFailed
+from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.steps import CommandFailed, StepPlan, TokenMasks, WorkerCommand, WorkerReply
@@ -63,6 +63,7 @@ class SimulatedGroup:
         self.restart = make_next
         self.next_sequence = 0
         self.waits_for = ""
+        self.num_joined = 0
         self._plans: deque[StepPlan] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._replies: deque[list[Frame]] = deque()
@@ -72,6 +73,10 @@ class SimulatedGroup:
 
     def join_steps(self) -> None:
         """No other engine needs these workers."""
+
+    def take_turn(self, wants_turn: bool, is_idle: Callable[[], bool]) -> Turn:
+        """No other engine's requests are in our steps."""
+        return Turn.OWN
 
     @property
     def has_events(self) -> bool:
