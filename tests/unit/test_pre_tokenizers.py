@@ -21,6 +21,10 @@ PIECES = {
     "gpt-4o": ["I'LL", " pay", " ", "123", "45", ",\n\n", " Hello", "World", " don't", LAST],
     "falcon": ["I", "'", "LL", " pay", " ", "123", "45", ",", "\n\n", " HelloWorld", " don", "'", "t"],
     "bloom": ["I'LL", " pay", " 12345", ",\n\n", " HelloWorld", f" don't{LAST}"],
+    "lfm2": ["I", "'LL", " pay", " ", "123", "45", ",\n\n", " HelloWorld", " don", "'t", LAST],
+    "viking": ["I'LL", " pay", " ", "1", "2", "3", "4", "5", ",\n\n", " HelloWorld", f" don't{LAST}"],
+    "seed-coder": ["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", ",", "\n\n", " HelloWorld", " don", "'t", LAST],
+    "bailingmoe": ["I", "'LL", " pay", " ", "1", "2", "3", "4", "5", ",\n\n", " HelloWorld", " don", "'t", LAST],
     "deepseek-coder": [
         *("I", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", ",", "\n", "\n", " HelloWorld", " don", "'", "t"),
         *(LAST[:2], "a"),

@@ -22,6 +22,10 @@ _CASED_WORDS = rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+%s|[^\r\n\p{{L}}\p{{N}
 _TEKKEN = _CASED_WORDS % ("", "") + r"\p{N}|" + _REST % "/"
 _O200K = _CASED_WORDS % (f"{_CONTRACTIONS}?", f"{_CONTRACTIONS}?") + r"\p{N}{1,3}|" + _REST % "/"
 _BLOOM = r" ?[^(\s|[.,!?" + "\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c" + "])]+"
+_SEED = _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BAILING = (
+    r"(?i:'[sdmt]|'ll|'ve|'re)|[^\r\n\p{L}\p{N}]?+\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]++[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _CJK, _KANA, _HANGUL = "\u4e00-\u9fa5", "\u3040-\u309f\u30a0-\u30ff", "\u0800-\u4e00\uac00-\ud7ff"
 _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"
@@ -68,25 +72,31 @@ def _falcon(adds_space: bool) -> list[Any]:
 _DIGITS = _gpt2(pre_tokenizers.Digits(individual_digits=True))
 _LLAMA3 = PreTokenization(_patterns(_WORDS % 3), ignores_merges=True, adds_bos=True)
 _KINDS: tuple[tuple[str, PreTokenization], ...] = (
-    ("gpt-2 gpt2 default phi-2 jais roberta-bpe exaone4", PreTokenization(_gpt2())),
+    (
+        "gpt-2 gpt2 default phi-2 jais roberta-bpe exaone4 gigachat a.x-4.0 mellum trillion granite-docling",
+        PreTokenization(_gpt2()),
+    ),
     ("mpt olmo", PreTokenization(_gpt2(), has_nfc=True)),
     ("smollm starcoder refact codeshell exaone minerva-7b", PreTokenization(_DIGITS)),
     ("command-r", PreTokenization(_DIGITS, has_nfc=True)),
-    ("llama-bpe llama3 llama-v3 falcon3 pixtral", _LLAMA3),
+    ("llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2", _LLAMA3),
     ("dbrx smaug-bpe chatglm-bpe glm4", PreTokenization(_patterns(_WORDS % 3))),
     ("qwen2", PreTokenization(_patterns(_WORDS % 1), has_nfc=True)),
-    ("deepseek-r1-qwen megrez stablelm2", PreTokenization(_patterns(_WORDS % 1))),
+    ("deepseek-r1-qwen megrez stablelm2 kormo hunyuan grok-2", PreTokenization(_patterns(_WORDS % 1))),
     ("tekken", PreTokenization(_patterns(_TEKKEN), ignores_merges=True, adds_bos=True)),
-    ("gpt-4o llama4", PreTokenization(_patterns(_O200K))),
+    ("gpt-4o llama4 minimax-m2", PreTokenization(_patterns(_O200K))),
     ("falcon", PreTokenization(_falcon)),
-    ("bloom", PreTokenization(_patterns(_BLOOM))),
+    ("bloom poro-chat gpt3-finnish", PreTokenization(_patterns(_BLOOM))),
+    ("viking", PreTokenization(_patterns(_BLOOM, r"\p{N}"))),
+    ("seed-coder", PreTokenization(_patterns(_SEED))),
+    ("bailingmoe bailingmoe2 llada-moe", PreTokenization(_patterns(_BAILING))),
     (
         "deepseek-coder",
         PreTokenization(
             _patterns("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", f"[{_CJK}{_HANGUL}]+", r"\p{N}"),
         ),
     ),
-    ("deepseek-v3", PreTokenization(_patterns(r"\p{N}{1,3}", f"[{_CJK}{_KANA}]+", _DEEPSEEK3))),
+    ("deepseek-v3 hunyuan-dense", PreTokenization(_patterns(r"\p{N}{1,3}", f"[{_CJK}{_KANA}]+", _DEEPSEEK3))),
 )
 KINDS: Mapping[str, PreTokenization] = {name: kind for names, kind in _KINDS for name in names.split()}
 """By name."""
