@@ -12,6 +12,7 @@ from torch.distributed import FileStore  # type: ignore[attr-defined]
 from triton_interpreter import IS_INTERPRETING
 from worker_plans import Driver, worker_config
 
+from octavo.kernels import linear
 from octavo.kernels.linear import gpu as linear_gpu
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.parallel.distributed import DistributedRanks, join_all
@@ -62,7 +63,7 @@ def test_any_number_of_ranks_gives_the_same_bits(
     dtype: str,
     sizes: list[int],
 ) -> None:
-    monkeypatch.setattr(linear_gpu, "new_packer", lambda **settings: linear_gpu.Packer(**settings))
+    monkeypatch.setitem(linear._PACKERS, "cuda", linear_gpu.Packer)
     directory = make_tiny(architecture, tmp_path / "model", **MODEL)
     settings = {**SETTINGS, "dtype": dtype, "device": "cuda", "enforce_eager": True}
     settings["enable_tp_invariant_inference"] = True
