@@ -261,8 +261,10 @@ def layers_share(model: ShapeName, m: int, device: DeviceName, *, is_early: bool
     return sum(each.roofline_s for each in estimates) / sum(each.seconds - saved_s for each in estimates)
 
 
-def rank_seconds(model: ShapeName, m: int, num_ranks: int, device: DeviceName, *, is_tp_invariant: bool) -> float:
-    """Return the time of a layer's products and of its two sums over the ranks, by our own kernels."""
+def rank_seconds(
+    model: ShapeName, m: int, num_ranks: int, device: DeviceName, *, is_tp_invariant: bool, has_sums: bool = True
+) -> float:
+    """Return the time of a layer's products and, `has_sums`, of its two sums over the ranks, by our own kernels."""
     seconds = 0.0
     for name, (n, k) in weight_shapes(SHAPES[model]).items():
         if name in ("qkv", "gate_up"):
@@ -276,11 +278,12 @@ def rank_seconds(model: ShapeName, m: int, num_ranks: int, device: DeviceName, *
             rows = [min(GROUPED_ROWS, m - start) for start in range(0, m, GROUPED_ROWS)] if is_grouped else [m]
             for each in rows:
                 seconds += estimate_product(each, n, k // num_ranks, "bfloat16", device, tiling=tiling).seconds
-            seconds += _sum_seconds(m * n, num_ranks, 4 if is_tp_invariant else ELEMENT_BYTES)
+            if has_sums:
+                seconds += sum_seconds(m * n, num_ranks, 4 if is_tp_invariant else ELEMENT_BYTES)
     return seconds
 
 
-def _sum_seconds(num_results: int, num_ranks: int, part_bytes: int) -> float:
+def sum_seconds(num_results: int, num_ranks: int, part_bytes: int) -> float:
     """Return the time in which ranks add up their parts: all of them at once, or each a share and then all results."""
     if num_ranks == 1:
         return 0.0

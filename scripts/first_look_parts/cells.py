@@ -9,7 +9,7 @@ from typing import Any, Literal
 from bench_gpu_parts.mixtures import MIXTURES, MixtureName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 
-TOTAL_S = 300.0
+TOTAL_S = 360.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
 MAX_HEAD_ROWS = 256
 """Only rows that are sampled are multiplied with the output weight."""
@@ -22,6 +22,8 @@ FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 REPORTED: dict[str, Any] = {"temperature": 0.6, "logprobs": 20}
 
 EARLY: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 16, 64, 200]}
+TP_INVARIANT: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 64, 2048]}
+SUMS: dict[str, Any] = {"width": 4096, "rows": [1, 8, 16, 64, 128]}
 
 Group = Literal["kernels", "early", "small", "large", "engine"]
 """Cells of a group share a process while none of them fails."""
@@ -53,6 +55,8 @@ def all_cells() -> list[Cell]:
         _sinks(),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         *(_mixture(name) for name in MIXTURES),
+        Cell("bits-tp", "the bits of products that ranks divide", "kernels", "tp_invariant", TP_INVARIANT, 20, 60),
+        Cell("sums", "sums over several GPUs", "kernels", "sums", SUMS, 20, 90),
         *(_attention(*case) for case in ATTENTION),
         _attention(64, 4352, 1, num_shared=4096),
         Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),

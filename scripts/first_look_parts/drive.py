@@ -26,7 +26,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, mixtures, products
+from first_look_parts import bits, early, mixtures, products, ranks
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -126,6 +126,11 @@ def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) ->
 def early_launches(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
     """Return what launches before the end of the kernel ahead save, and whether the bits stay."""
     return early.early_launches(shape, rows if IS_ON_GPU else [1, 3])
+
+
+def tp_invariant(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
+    """Return whether products have the same bits on any number of ranks, and what that costs."""
+    return ranks.tp_invariant(shape, rows if IS_ON_GPU else [1, 3])
 
 
 def model_bits(shape: ShapeName) -> dict[str, Any]:
@@ -239,6 +244,8 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "mixture": mixture,
     "attention_bits": attention_bits,
     "attention": attention,
+    "tp_invariant": tp_invariant,
+    "sums": ranks.sums,
     "early_launches": early_launches,
     "model_bits": model_bits,
     "decode": decode,

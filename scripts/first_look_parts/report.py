@@ -15,6 +15,9 @@ TITLES = {
     "estimate": "estimate",
     "octavo": "octavo",
     "early": "octavo, early",
+    "tp-invariant": "octavo, tp-invariant",
+    "one-shot": "octavo, one kernel",
+    "nccl": "NCCL's sum",
     "cublas": "cuBLAS",
     "sdpa": "torch SDPA",
 }

@@ -93,12 +93,13 @@ class DistributedRanks:
 
 
 def _added(parts_NTD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
-    sum_TD = _sum_in_halves(parts_NTD.float())
+    sum_TD = sum_in_halves(parts_NTD.float())
     return (sum_TD if bias_D is None else sum_TD + bias_D.float()).to(dtype)
 
 
-def _sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:
+def sum_in_halves(parts: Tensor | Sequence[Tensor]) -> Tensor:
+    """Return the sum of the first half of the tensors plus that of the second, and so on down to single ones."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return _sum_in_halves(parts[:half]) + _sum_in_halves(parts[half:])
+    return sum_in_halves(parts[:half]) + sum_in_halves(parts[half:])
