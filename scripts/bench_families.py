@@ -52,6 +52,7 @@ _BASE = {
 _HEADS = {**_BASE, "head_dim": 64}
 _PLAIN = {**_BASE, "intermediate_size": _INNER * 3 // 2}
 """An mlp without a gate has as many weights as the others."""
+_OLD = {key: value for key, value in _BASE.items() if key not in ("num_key_value_heads", "intermediate_size")}
 _EXPERTS = {"num_experts": 32, "num_experts_per_tok": 8, "moe_intermediate_size": _INNER // 8}
 _FEW_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": _INNER // 2}
 _LATENT = {
@@ -88,11 +89,27 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
     "starcoder2": ("Starcoder2ForCausalLM", "Starcoder2Config", _PLAIN),
     "glm4": ("Glm4ForCausalLM", "Glm4Config", _HEADS),
     "exaone4": ("Exaone4ForCausalLM", "Exaone4Config", {**_HEADS, "sliding_window": 512}),
-    "falcon": ("FalconForCausalLM", "FalconConfig", {"multi_query": True}),
-    "bloom": ("BloomForCausalLM", "BloomConfig", {}),
-    "mpt": ("MptForCausalLM", "MptConfig", {}),
-    "gpt2": ("GPT2LMHeadModel", "GPT2Config", {"n_positions": 4096}),
-    "opt": ("OPTForCausalLM", "OPTConfig", {**_PLAIN, "word_embed_proj_dim": _WIDTH, "ffn_dim": _INNER * 3 // 2}),
+    "falcon": ("FalconForCausalLM", "FalconConfig", {**_OLD, "multi_query": True}),
+    "bloom": (
+        "BloomForCausalLM",
+        "BloomConfig",
+        {"vocab_size": _VOCAB, "hidden_size": _WIDTH, "n_layer": _LAYERS, "n_head": 16},
+    ),
+    "mpt": (
+        "MptForCausalLM",
+        "MptConfig",
+        {"vocab_size": _VOCAB, "d_model": _WIDTH, "n_layers": _LAYERS, "n_heads": 16},
+    ),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"vocab_size": _VOCAB, "n_embd": _WIDTH, "n_layer": _LAYERS, "n_head": 16, "n_positions": 4096},
+    ),
+    "opt": (
+        "OPTForCausalLM",
+        "OPTConfig",
+        {**_OLD, "word_embed_proj_dim": _WIDTH, "ffn_dim": _INNER * 3 // 2},
+    ),
     "mixtral": ("MixtralForCausalLM", "MixtralConfig", {**_HEADS, **_FEW_EXPERTS}),
     "qwen2-moe": (
         "Qwen2MoeForCausalLM",
@@ -100,7 +117,11 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         {**_BASE, **_EXPERTS, "num_experts_per_tok": 4, "shared_expert_intermediate_size": _INNER // 2},
     ),
     "qwen3-moe": ("Qwen3MoeForCausalLM", "Qwen3MoeConfig", {**_HEADS, **_EXPERTS}),
-    "olmoe": ("OlmoeForCausalLM", "OlmoeConfig", {**_BASE, **_EXPERTS, "intermediate_size": _INNER // 8}),
+    "olmoe": (
+        "OlmoeForCausalLM",
+        "OlmoeConfig",
+        {**_BASE, "num_experts": 32, "num_experts_per_tok": 8, "intermediate_size": _INNER // 8},
+    ),
     "granite-moe": (
         "GraniteMoeForCausalLM",
         "GraniteMoeConfig",

@@ -16,8 +16,8 @@
 // only have to be interleaved within 16 bytes, which is one instruction for each block (punpcklbw, punpckhbw).
 #pragma once
 
+#include "linear/matrix_tile.h"
 #include "linear/packed.h"
-#include "linear/tile.h"
 
 namespace octavo {
 namespace {
@@ -28,6 +28,12 @@ constexpr uint8_t kEscape = 15;
 
 // Unpacking a step takes about as long as multiplying it by this many rows.
 constexpr int kUnpackRows = 3;
+// Rows of the largest tile that is multiplied while its weights are unpacked.
+#if defined(OCTAVO_AMX)
+constexpr int kMaxFusedRows = kMaxVectorRows;
+#else
+constexpr int kMaxFusedRows = kMaxRows;
+#endif
 
 // Offset of the upper byte of weight `position` of a pair within the two blocks of the pair.
 constexpr int64_t upper_byte(int64_t position) {
@@ -107,12 +113,13 @@ class Unpacker {
             unpack_pairs<false, true>(coded, num_steps, unpacked, prefetcher);
     }
 
-    // Whether `unpack_and_multiply` may be called: for all blocks, and for an even number of inputs.
-    bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half) const {
+    // Whether `unpack_and_multiply` may be called for a tile of so many rows: for all blocks, and for an even number of
+    // inputs.
+    bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
 #if defined(OCTAVO_AVX512_BF16)
-        return !is_half && slice.end <= args.weight.num_inputs / 2;
+        return num_rows <= kMaxFusedRows && !is_half && slice.end <= args.weight.num_inputs / 2;
 #else
-        (void)args, (void)slice, (void)is_half;
+        (void)args, (void)slice, (void)is_half, (void)num_rows;
         return false;
 #endif
     }
@@ -124,10 +131,12 @@ class Unpacker {
         switch (num_rows) {
             case 1: return multiply<1>(args, slice, first_row, sums, unpacked, prefetcher);
             case 2: return multiply<2>(args, slice, first_row, sums, unpacked, prefetcher);
+#if !defined(OCTAVO_AMX)
             case 3: return multiply<3>(args, slice, first_row, sums, unpacked, prefetcher);
             case 4: return multiply<4>(args, slice, first_row, sums, unpacked, prefetcher);
             case 5: return multiply<5>(args, slice, first_row, sums, unpacked, prefetcher);
-            default: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, prefetcher);
+            case 6: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, prefetcher);
+#endif
         }
     }
 
@@ -174,7 +183,13 @@ void Unpacker::multiply(
     const __m512i table =
         _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_.upper_bytes)));
     const uint8_t* escapes[2] = {escapes_[0], escapes_[1]};
+#if defined(OCTAVO_AMX)
+    const SubnormalsAreZero subnormals_are_zero;
+    GroupedSums<kRows, kBlocks> grouped;
+    auto& tile = grouped.tile;
+#else
     F32x16 tile[kRows][kBlocks];
+#endif
     begin_tile(tile, slice, sums);
     Prefetcher prefetching = prefetcher;
 
@@ -197,11 +212,18 @@ void Unpacker::multiply(
             }
         }
         prefetching.fetch<kRows + kUnpackRows, 3, kCodedStepBytes>();
+#if defined(OCTAVO_AMX)
+        const int64_t in_group = (step - slice.begin) % kGroupSteps;
+        if (in_group == 0) grouped.begin_group();
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) grouped.add(row, blocks, load_word(x + row * row_bytes));
+        if (in_group == kGroupSteps - 1 || step + 1 == slice.end) grouped.end_group();
+#else
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
             const Bf16Pairs inputs = set1_pair(load_word(x + row * row_bytes));
             OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
                 tile[row][block] = dot(tile[row][block], blocks[block], inputs);
         }
+#endif
     }
     escapes_[0] = escapes[0];
     escapes_[1] = escapes[1];

@@ -29,7 +29,7 @@ MIN_CODED_WEIGHTS = 2**16
 """Of a weight. A smaller one stays in a cache, where compression gains nothing."""
 MAX_ESCAPES = 1 / 100
 """Largest fraction of escapes. With more, unpacking costs more time than the smaller size saves."""
-UNPACKING_LEVELS = frozenset({"avx512_bf16", "avx512", "avx2"})
+UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512", "avx2"})
 """Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""

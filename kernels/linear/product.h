@@ -9,7 +9,7 @@
 #include "gelu/function.h"
 #include "linear/coded.h"
 #include "linear/packed.h"
-#include "linear/tile.h"
+#include "linear/tiles.h"
 #include "native/step.h"
 #include "silu_and_mul/function.h"
 
@@ -29,7 +29,12 @@ constexpr int64_t kPiecesPerThread = 8;
 // Most steps of a slice. All row tiles use it before the next one, which is prefetched meanwhile. Short slices (32 KB
 // of bf16) stay in the first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic
 // and the running sums between slices dominate, so slices are long and stay in the second-level cache.
+// Matrix registers read a slice so fast that it always has to be in the first-level cache.
+#if defined(OCTAVO_AMX)
+constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
+#else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
+#endif
 // The same for bf16_12: 12 KB, unpacked, fit the first-level cache beside the next slice.
 constexpr int64_t kShortCodedSlice = 48, kLongCodedFrom = 24;
 
@@ -87,13 +92,20 @@ struct Product {
         }
     }
 
+    static Range segment_steps(const PackedWeight& weight, int64_t segment) {
+        const int64_t group = weight.group_steps(), num_groups = weight.num_steps() / group;
+        return {num_groups * segment / weight.num_segments * group,
+                num_groups * (segment + 1) / weight.num_segments * group};
+    }
+
     // The slice of this number, of whole groups: all slices of a panel are about as long, and none is in two segments.
     Slice slice(const Piece& piece, int64_t number) const {
         const PackedWeight& weight = args.weight;
-        const int64_t group = weight.group_steps(), num_groups = weight.num_steps() / group;
-        const int64_t all_slices = num_slices * weight.num_segments;
-        const int64_t begin = num_groups * number / all_slices * group;
-        const int64_t end = num_groups * (number + 1) / all_slices * group;
+        const Range steps = segment_steps(weight, number / num_slices);
+        const int64_t unit = weight.group_steps() * tiles.unit, part = number % num_slices;
+        const int64_t num_units = (steps.end - steps.begin + unit - 1) / unit;
+        const int64_t begin = steps.begin + num_units * part / num_slices * unit;
+        const int64_t end = std::min(steps.end, steps.begin + num_units * (part + 1) / num_slices * unit);
         const int64_t skipped = is_coded ? 0 : piece.first_block * weight.block_bytes();
         const char* weights = weight.panels + piece.panel * weight.panel_bytes() + skipped;
         return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end,
@@ -128,7 +140,10 @@ struct Product {
     void add_up(Range rows, const Piece& piece, const char* next, float* sums, Done done) const {
         const Tile* by_rows = piece.is_half ? tiles.half : tiles.whole;
         const int64_t num_rows = rows.end - rows.begin;
-        const int64_t num_tiles = (num_rows + kMaxRows - 1) / kMaxRows;
+        const int64_t num_tiles = (num_rows + tiles.max_rows - 1) / tiles.max_rows;
+#if defined(OCTAVO_AMX)
+        const MatrixRegisters registers;
+#endif
         Prefetcher prefetcher{nullptr, bytes_per_row(piece, num_rows), 0};
         alignas(64) char unpacked[kLongSlice * 256];
         std::optional<Unpacker> unpacker;
@@ -143,7 +158,7 @@ struct Product {
             prefetcher.position = 0;
             prefetcher.next = is_last ? next : slice(piece, number + 1).weights;
             const Slice packed = present;
-            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half);
+            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, num_rows / num_tiles);
             if (unpacker) present.weights = unpacked;
             if (unpacker && !in_first_tile)
                 unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, prefetcher);
@@ -225,10 +240,12 @@ inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const bool is_coded = weight.kind == Kind::bf16_12;
     const bool is_short = num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
     const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
-    const int64_t num_groups = weight.num_steps() / weight.group_steps() / weight.num_segments;  // of a segment
-    const int64_t groups_per_slice = std::max<int64_t>(most_steps / weight.group_steps(), 1);
-    const int64_t num_slices = (num_groups + groups_per_slice - 1) / groups_per_slice;
-    return {args, tiles_for(weight), width, is_gated ? width / kPanelOutputs : 0, num_slices, is_coded};
+    const Tiles& tiles = tiles_for(weight);
+    const int64_t unit = weight.group_steps() * tiles.unit;
+    const int64_t num_units = (weight.num_steps() / weight.num_segments + unit - 1) / unit;  // of a segment
+    const int64_t units_per_slice = std::max<int64_t>(most_steps / unit, 1);
+    const int64_t num_slices = (num_units + units_per_slice - 1) / units_per_slice;
+    return {args, tiles, width, is_gated ? width / kPanelOutputs : 0, num_slices, is_coded};
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace octavo {
 namespace {  // libraries of several instruction sets may be loaded: their tables must stay separate
 
-// Rows of the largest tile.
+// Rows of the largest tile in vector registers.
 #if defined(OCTAVO_AVX512_BF16)
 constexpr int kMaxRows = 6;
 #elif defined(OCTAVO_AVX512)
@@ -20,6 +20,8 @@ constexpr int kMaxRows = 5;
 #else
 constexpr int kMaxRows = 4;
 #endif
+// The same in matrix registers (matrix_tile.h).
+constexpr int kMaxMatrixRows = 16;
 
 // Blocks of a tile of `rows` rows: 4, 2 or 1, so that the running sums fit the registers beside one word of x and the
 // blocks of the weight. AVX-512 has 32 registers; a block fills one, or two where dot products split the operands.
@@ -126,6 +128,14 @@ struct FloatFormat {
     }
     static F32x16 add_products(F32x16 sums, Vector weights, Vector inputs) { return fma(weights, inputs, sums); }
 };
+
+// Steps of bfloat16 whose products are added up before they are added to a sum. With AMX, 32 inputs: first the even and
+// the odd ones, each in ascending order, then both to the sum. Groups are counted from the beginning of a segment.
+#if defined(OCTAVO_AMX)
+constexpr int64_t kGroupSteps = 16;
+#else
+constexpr int64_t kGroupSteps = 1;
+#endif
 
 // The running sums of a tile: zeros, or the result of the previous slice of the segment.
 template <int kRows, int kTileBlocks>
@@ -283,34 +293,6 @@ void in_blocks(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
              args, slice, first_row, sums + kTile * kTileBlocks * kLanes, prefetcher),
          ...);
     }(std::make_integer_sequence<int, kCount / kTileBlocks>{});
-}
-
-// The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows less one.
-struct Tiles {
-    Tile whole[kMaxRows];
-    Tile half[kMaxRows];
-};
-
-template <typename Family, int... kLess>
-constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
-    return {{in_blocks<Family, kLess + 1, kBlocks>...}, {in_blocks<Family, kLess + 1, kBlocks / 2>...}};
-}
-
-template <typename Family>
-constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
-
-inline const Tiles& tiles_for(const PackedWeight& weight) {
-    const bool is_affine = weight.minimums != nullptr;
-    switch (weight.kind) {
-        case Kind::bf16: return kTiles<FloatTiles<Bf16Format>>;
-        case Kind::bf16_12: return kTiles<FloatTiles<UnpackedFormat>>;
-        case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
-        case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
-        case Kind::u8:
-            return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
-        case Kind::u4: break;
-    }
-    return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;
 }
 
 }  // namespace

@@ -246,7 +246,8 @@ class _Request:
 
     def target_flags(self, compiler: Compiler) -> tuple[str, ...]:
         if self.level == NATIVE and compiler.accepts("-march=native"):
-            return ("-march=native",)
+            # The compiler does not know whether Linux lets us use the registers of AMX.
+            return ("-march=native",) if "-mamx-tile" in self.flags else ("-march=native", "-mno-amx-tile")
         return tuple(compiler.spell(flag) for flag in self.flags)
 
 

@@ -1,8 +1,9 @@
 """Instruction sets: the levels that the C++ sources know, and which of them this processor has.
 
-Chooses compiler flags and reads `/proc/cpuinfo`. Compiles nothing.
+Chooses compiler flags, reads `/proc/cpuinfo` and asks Linux for the registers of AMX. Compiles nothing.
 """
 
+import ctypes
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,12 @@ class Level:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
+_AVX512_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 
 X86_LEVELS = (
-    Level(
-        "avx512_bf16",
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni"),
-        _AVX512 | {"avx512_bf16", "avx512_vnni"},
-    ),
+    Level("amx_bf16", (*_AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), _AVX512_BF16 | {"amx_tile", "amx_bf16"}),
+    Level("avx512_bf16", _AVX512_BF16_FLAGS, _AVX512_BF16),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
     Level("portable", ("-march=x86-64",), frozenset()),
@@ -64,10 +64,18 @@ class Processor:
             fields[key.strip()] = value.strip()
         names = ("vendor_id", "cpu family", "model", "model name", "CPU implementer", "CPU part", "CPU variant")
         model = ", ".join(fields[name] for name in names if name in fields) or platform.processor()
-        features = fields.get("flags") or fields.get("Features") or ""
-        return cls(platform.machine(), model, frozenset(features.split()))
+        features = frozenset((fields.get("flags") or fields.get("Features") or "").split())
+        if "amx_tile" in features and not _may_use_tiles():
+            features -= {feature for feature in features if feature.startswith("amx")}
+        return cls(platform.machine(), model, features)
 
     def levels(self) -> list[Level]:
         """Return the levels that this processor can run, best first."""
         known = X86_LEVELS if self.machine in ("x86_64", "AMD64") else OTHER_LEVELS
         return [level for level in known if level.needs <= self.features]
+
+
+def _may_use_tiles() -> bool:
+    """Ask Linux for the tile registers of AMX, for this process; a sandbox or an old kernel may refuse."""
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)

@@ -56,6 +56,18 @@ def test_every_number_of_rows(native_library: NativeLibrary, dtype: torch.dtype)
         assert torch.equal(multiply(native_library, x[:rows], packed, num_threads=2), whole[:rows]), rows
 
 
+def test_subnormals_count_alike_in_every_number_of_rows(native_library: NativeLibrary) -> None:
+    weight, x = random(70, 101, dtype=torch.bfloat16, seed=1), random(20, 101, dtype=torch.bfloat16, seed=2)
+    weight[:, ::3] *= 2.0**-128
+    x[:, 1::3] *= 2.0**-126
+    weight[:, 2::3] *= 2.0**-70
+    x[:, 2::3] *= 2.0**-62
+    packed = pack(native_library, weight)
+    whole = multiply(native_library, x, packed)
+    for rows in (1, 2, 3, 7, 16, 17):
+        assert torch.equal(multiply(native_library, x[:rows], packed), whole[:rows]), rows
+
+
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 @pytest.mark.parametrize("inputs", [577, 1200])
 def test_slices_of_any_length_give_the_same_sums(

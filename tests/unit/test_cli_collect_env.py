@@ -17,7 +17,7 @@ def test_report_names_what_matters(capsys: pytest.CaptureFixture[str], monkeypat
     report = json.loads(text)
     assert report["packages"]["torch"].startswith("2.")
     assert "pytest" not in report["packages"]
-    assert report["native kernels"]["level"].split(",")[0] in ("avx512_bf16", "avx512", "avx2", "portable")
+    assert report["native kernels"]["level"].split(",")[0] in ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable")
     assert report["processor"]["usable"][0].isdecimal()
     assert report["environment"]["OCTAVO_API_KEY"] == MASK and report["environment"]["HF_HUB_OFFLINE"] == "1"
     assert "UNRELATED" not in report["environment"]

@@ -17,6 +17,7 @@ import pytest
 from waiting import join
 
 from octavo.kernels.native import build as build_module
+from octavo.kernels.native import isa
 from octavo.kernels.native.build import NativeUnavailable, Toolchain, build, is_intact
 from octavo.kernels.native.compilers import Compiler
 from octavo.kernels.native.isa import NATIVE, Processor
@@ -279,7 +280,7 @@ def test_chosen_library_is_loaded(toolchain: Toolchain) -> None:
     assert library.path.name.startswith(NATIVE)
 
 
-def test_levels_of_processors(tmp_path: Path) -> None:
+def test_levels_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "proc").mkdir()
 
     def levels(machine: str, flags: str) -> list[str]:
@@ -294,6 +295,11 @@ def test_levels_of_processors(tmp_path: Path) -> None:
     assert levels("x86_64", avx512) == ["avx512", "avx2", "portable"]
     assert levels("x86_64", f"{avx512} avx512_bf16 avx512_vnni") == ["avx512_bf16", "avx512", "avx2", "portable"]
     assert levels("aarch64", "asimd") == ["portable"]
+    amx = f"{avx512} avx512_bf16 avx512_vnni amx_tile amx_bf16"
+    monkeypatch.setattr(isa, "_may_use_tiles", lambda: True)
+    assert levels("x86_64", amx) == ["amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"]
+    monkeypatch.setattr(isa, "_may_use_tiles", lambda: False)
+    assert levels("x86_64", amx) == ["avx512_bf16", "avx512", "avx2", "portable"], "Linux refuses"
 
 
 def test_building_loads_no_torch() -> None:

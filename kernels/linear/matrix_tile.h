@@ -1,0 +1,197 @@
+// Tiles of bfloat16 on processors with AMX: up to 16 rows in matrix registers. The counterpart of `FloatTiles`.
+//
+// One instruction adds the products of a group (see `kGroupSteps`) to the sums of some rows and one block; a sum does not
+// depend on the rows of a tile. The last group of a segment is padded with zeros. Few rows are limited by memory, which
+// tiles fetch in bursts. Vector registers compute them in the same order, with the same bits: subnormals count as zero.
+// These bits differ from those of processors without AMX.
+#pragma once
+
+#include "linear/tile.h"
+
+#if defined(OCTAVO_AMX)
+
+namespace octavo {
+namespace {
+
+// Up to this many rows are computed in vector registers.
+constexpr int kMaxVectorRows = 2;
+
+// Makes the calling thread take subnormals for zeros, as matrix registers do.
+class SubnormalsAreZero {
+   public:
+    SubnormalsAreZero() {
+        _mm_setcsr(before_ | 0x8040);
+        asm volatile("" ::: "memory");
+    }
+    SubnormalsAreZero(const SubnormalsAreZero&) = delete;
+    ~SubnormalsAreZero() { _mm_setcsr(before_); }
+
+   private:
+    const unsigned before_ = _mm_getcsr();
+};
+
+// The sums of a tile, and those of a group.
+template <int kRows, int kCount>
+struct GroupedSums {
+    F32x16 tile[kRows][kCount], even[kRows][kCount], odd[kRows][kCount];
+
+    void begin_group() {
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kCount; ++block) even[row][block] = odd[row][block] = zero();
+    }
+
+    void add(int row, const Bf16Pairs (&blocks)[kCount], uint32_t inputs) {
+        const F32x16 even_input = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(inputs << 16)))};
+        const F32x16 odd_input = {_mm512_castsi512_ps(_mm512_set1_epi32(static_cast<int>(inputs & 0xffff0000u)))};
+        const __m512i high_half = _mm512_set1_epi32(static_cast<int>(0xffff0000u));
+        OCTAVO_UNROLL for (int block = 0; block < kCount; ++block) {
+            const F32x16 even_weights = {_mm512_castsi512_ps(_mm512_slli_epi32(blocks[block].v, 16))};
+            const F32x16 odd_weights = {_mm512_castsi512_ps(_mm512_and_si512(blocks[block].v, high_half))};
+            even[row][block] = fma(even_weights, even_input, even[row][block]);
+            odd[row][block] = fma(odd_weights, odd_input, odd[row][block]);
+        }
+    }
+
+    void end_group() {
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kCount; ++block)
+                tile[row][block] = tile[row][block] + (even[row][block] + odd[row][block]);
+    }
+};
+
+template <typename Format, int kRows, int kCount>
+void in_vectors(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
+    const char* weights = slice.weights;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes, whole_steps = args.weight.num_inputs / 2;
+    const SubnormalsAreZero subnormals_are_zero;
+    GroupedSums<kRows, kCount> grouped;
+    begin_tile(grouped.tile, slice, sums);
+    Prefetcher prefetching = prefetcher;
+    for (int64_t step = slice.begin; step < slice.end;) {
+        grouped.begin_group();
+        for (const int64_t end = std::min(step + kGroupSteps, slice.end); step < end; ++step) {
+            Bf16Pairs blocks[kCount];
+            OCTAVO_UNROLL for (int block = 0; block < kCount; ++block)
+                blocks[block] = load_pairs(weights + block * kVectorBytes);
+            prefetching.fetch<kRows, Format::lines(kCount), Format::kStoredBytes>();
+            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                uint16_t last = 0;  // it has no pair: never read beyond a row
+                if (step == whole_steps) std::memcpy(&last, x + row * row_bytes, sizeof last);
+                grouped.add(row, blocks, step == whole_steps ? last : load_word(x + row * row_bytes));
+            }
+            weights += kStepBytes;
+            x += 4;
+        }
+        grouped.end_group();
+    }
+    prefetcher = prefetching;
+    end_tile(grouped.tile, sums);
+}
+
+// The tile registers of the calling thread: released at the end, so that other code may configure them, and a switch of
+// threads need not save them.
+class MatrixRegisters {
+   public:
+    MatrixRegisters() = default;
+    MatrixRegisters(const MatrixRegisters&) = delete;
+    ~MatrixRegisters() {
+        if (configured_rows != 0) _tile_release();
+        configured_rows = 0;
+    }
+
+    // Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of a group.
+    static void configure(int rows) {
+        if (configured_rows == rows) return;
+        struct alignas(64) {
+            uint8_t palette = 1, start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+            uint8_t rows[16] = {};
+        } configuration;
+        for (int tile = 0; tile < 8; ++tile)
+            configuration.rows[tile] = static_cast<uint8_t>(tile < 5 ? rows : kGroupSteps);
+        // g++ 12 takes the instruction for one that reads 8 bytes, and the loads of tiles for ones that read none.
+        asm volatile("" ::"r"(&configuration) : "memory");
+        _tile_loadconfig(&configuration);
+        configured_rows = rows;
+    }
+
+   private:
+    static inline thread_local int configured_rows = 0;  // 0: none
+};
+
+// A tile of some rows.
+template <typename Format, int kRows, int kCount>
+void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+    static_assert(kCount == 2 || kCount == 4);
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kSumBytes = kPanelOutputs * sizeof(float);
+    const char* weights = slice.weights;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes;
+    const int64_t num_inputs = std::min(slice.end * 2, args.weight.num_inputs) - slice.begin * 2;
+    const int64_t whole_groups = num_inputs / (2 * kGroupSteps);
+    Prefetcher prefetching = prefetcher;
+
+    MatrixRegisters::configure(kRows);
+    asm volatile("" ::: "memory");  // see `configure`
+    if (slice.is_first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, kSumBytes);
+        _tile_loadd(1, sums + kLanes, kSumBytes);
+        if constexpr (kCount == 4) {
+            _tile_loadd(2, sums + 2 * kLanes, kSumBytes);
+            _tile_loadd(3, sums + 3 * kLanes, kSumBytes);
+        }
+    }
+    const auto fetch = [&] {
+        prefetching.fetch_group<kRows, Format::lines(kCount), Format::kStoredBytes>(kGroupSteps / kCount);
+    };
+    const auto add_group = [&](const char* inputs, int64_t inputs_stride, const char* blocks) {
+        _tile_loadd(4, inputs, inputs_stride);
+        _tile_loadd(5, blocks, kStepBytes);
+        _tile_dpbf16ps(0, 4, 5);
+        fetch();
+        _tile_loadd(6, blocks + kVectorBytes, kStepBytes);
+        _tile_dpbf16ps(1, 4, 6);
+        fetch();
+        if constexpr (kCount == 4) {
+            _tile_loadd(7, blocks + 2 * kVectorBytes, kStepBytes);
+            _tile_dpbf16ps(2, 4, 7);
+            fetch();
+            _tile_loadd(5, blocks + 3 * kVectorBytes, kStepBytes);
+            _tile_dpbf16ps(3, 4, 5);
+            fetch();
+        }
+    };
+    for (int64_t group = 0; group < whole_groups; ++group) {
+        add_group(x, row_bytes, weights);
+        x += 4 * kGroupSteps;
+        weights += kStepBytes * kGroupSteps;
+    }
+    if (const int64_t rest = num_inputs - whole_groups * 2 * kGroupSteps; rest > 0) {
+        alignas(64) char inputs[kRows * 4 * kGroupSteps] = {}, blocks[kGroupSteps * kStepBytes] = {};
+        for (int64_t row = 0; row < kRows; ++row)
+            std::memcpy(inputs + row * 4 * kGroupSteps, x + row * row_bytes, static_cast<size_t>(rest) * 2);
+        for (int64_t step = 0; step < (rest + 1) / 2; ++step)
+            std::memcpy(blocks + step * kStepBytes, weights + step * kStepBytes, kCount * kVectorBytes);
+        asm volatile("" ::"r"(inputs), "r"(blocks) : "memory");
+        add_group(inputs, 4 * kGroupSteps, blocks);
+    }
+    _tile_stored(0, sums, kSumBytes);
+    _tile_stored(1, sums + kLanes, kSumBytes);
+    if constexpr (kCount == 4) {
+        _tile_stored(2, sums + 2 * kLanes, kSumBytes);
+        _tile_stored(3, sums + 3 * kLanes, kSumBytes);
+    }
+    prefetcher = prefetching;
+}
+
+}  // namespace
+}  // namespace octavo
+
+#endif

@@ -1,0 +1,64 @@
+// The tiles of each kind of weight, by the number of rows.
+#pragma once
+
+#include "linear/matrix_tile.h"
+#include "linear/tile.h"
+
+namespace octavo {
+namespace {
+
+// The tiles of one kind of weight: of a whole panel or of half of one, by the number of rows less one.
+struct Tiles {
+    Tile whole[kMaxMatrixRows];
+    Tile half[kMaxMatrixRows];
+    int max_rows;
+    int64_t unit;  // steps that a slice must not divide; of quantized weights the steps of a group count too
+};
+
+template <typename Family, int... kLess>
+constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
+    return {{in_blocks<Family, kLess + 1, kBlocks>...}, {in_blocks<Family, kLess + 1, kBlocks / 2>...}, kMaxRows, 1};
+}
+
+template <typename Family>
+constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
+
+// Those of bf16 and bf16_12.
+#if defined(OCTAVO_AMX)
+template <typename Format, int kRows, int kCount>
+constexpr Tile tile_of() {
+    if constexpr (kRows <= kMaxVectorRows)
+        return in_vectors<Format, kRows, kCount>;
+    else
+        return in_matrix<Format, kRows, kCount>;
+}
+
+template <typename Format, int... kLess>
+constexpr Tiles matrix_tiles_of(std::integer_sequence<int, kLess...>) {
+    return {{tile_of<Format, kLess + 1, kBlocks>()...}, {tile_of<Format, kLess + 1, kBlocks / 2>()...}, kMaxMatrixRows,
+            kGroupSteps};
+}
+
+template <typename Format>
+constexpr Tiles kPairTiles = matrix_tiles_of<Format>(std::make_integer_sequence<int, kMaxMatrixRows>{});
+#else
+template <typename Format>
+constexpr Tiles kPairTiles = kTiles<FloatTiles<Format>>;
+#endif
+
+inline const Tiles& tiles_for(const PackedWeight& weight) {
+    const bool is_affine = weight.minimums != nullptr;
+    switch (weight.kind) {
+        case Kind::bf16: return kPairTiles<Bf16Format>;
+        case Kind::bf16_12: return kPairTiles<UnpackedFormat>;
+        case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
+        case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
+        case Kind::u8:
+            return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
+        case Kind::u4: break;
+    }
+    return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;
+}
+
+}  // namespace
+}  // namespace octavo
