@@ -1,6 +1,7 @@
 """What ranks of tensor parallelism need of GPUs: products with one order of sums, and sums over several GPUs."""
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -131,12 +132,14 @@ def run_ranks(device: str, size: int, width: int, rows: list[int]) -> dict[str, 
     with tempfile.TemporaryDirectory(prefix="first-look-") as directory:
         rendezvous, log = Path(directory) / "ranks", Path(directory) / "log"
         job = json.dumps({"device": device, "size": size, "width": width, "rows": rows, "rendezvous": str(rendezvous)})
+        environment = {**os.environ, "PYTHONPATH": ":".join(filter(None, sys.path))}
         with log.open("w") as errors:
             ranks = [
                 subprocess.Popen(
                     [sys.executable, "-P", rank_sums.__file__, job, str(rank)],
                     stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
                     stderr=errors,
+                    env=environment,
                     text=True,
                 )
                 for rank in range(size)

@@ -14,7 +14,7 @@ from bench_cpu_parts.engines import Command
 from bench_gpu_parts import serving
 from bench_gpu_parts.calls import Calls
 from bench_gpu_parts.compare import changes
-from first_look_parts import drive, measuring, products
+from first_look_parts import drive, measuring, products, ranks
 from first_look_parts.cells import TOTAL_S, Cell, all_cells
 from first_look_parts.figures import cell_result, figure
 from first_look_parts.report import Report
@@ -176,3 +176,15 @@ def test_the_host_time_of_a_step_is_measured_without_a_gpu() -> None:
     assert re.fullmatch(
         rf" +3 requests,    0 prompt tokens: {times} +3 requests,   20 prompt tokens: {times}", done.stdout
     )
+
+
+@pytest.mark.long
+def test_ranks_add_up_without_gpus() -> None:
+    found = ranks.run_ranks("cpu", 2, 64, [1, 3])["sums"]
+    assert [(each["rows"], each["is_float32"], each["is_equal"]) for each in found] == [
+        (1, False, True),
+        (3, False, True),
+        (1, True, True),
+        (3, True, True),
+    ]
+    assert all(each["seconds"].keys() == {"octavo", "nccl"} for each in found)
