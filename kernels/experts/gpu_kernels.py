@@ -77,13 +77,14 @@ def _tile(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
 
 
 @triton.jit
-def _address(table_ptr, expert, like_ptr):
+def weight_address(table_ptr, expert, like_ptr):
     """Return the address of an expert's weight or bias, which has numbers of the type that `like` points to."""
     return tl.multiple_of(tl.load(table_ptr + expert).to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
 
 
 @triton.jit
-def _load(ptr, places, inputs, num_inputs, IS_EVEN: tl.constexpr):
+def load_block(ptr, places, inputs, num_inputs, IS_EVEN: tl.constexpr):
+    """Return a block of rows by inputs, with 0 after the last input."""
     if IS_EVEN:
         block = tl.load(ptr + places[:, None] + inputs[None, :])
     else:
@@ -121,7 +122,7 @@ def gate_up_kernel(
     expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
-    gate_ptr, up_ptr = _address(tables.gates, expert, x_ptr), _address(tables.ups, expert, x_ptr)
+    gate_ptr, up_ptr = weight_address(tables.gates, expert, x_ptr), weight_address(tables.ups, expert, x_ptr)
     row_places = slots // TOP_K * num_inputs
     weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs
     tl.assume(num_inputs > 0)  # see `octavo.kernels.linear.gpu_kernels`
@@ -129,16 +130,16 @@ def gate_up_kernel(
     up_sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
-        rows = _load(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
-        gates = _load(gate_ptr, weight_places, inputs, num_inputs, IS_EVEN)
-        ups = _load(up_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        rows = load_block(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
+        gates = load_block(gate_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        ups = load_block(up_ptr, weight_places, inputs, num_inputs, IS_EVEN)
         gate_sums = tl.dot(rows, gates.T, gate_sums, input_precision="ieee")
         up_sums = tl.dot(rows, ups.T, up_sums, input_precision="ieee")
     is_output = outputs < num_outputs
     if HAS_BIAS:
         gate_bias_ptr, up_bias_ptr = (
-            _address(tables.gate_biases, expert, x_ptr),
-            _address(tables.up_biases, expert, x_ptr),
+            weight_address(tables.gate_biases, expert, x_ptr),
+            weight_address(tables.up_biases, expert, x_ptr),
         )
         gate_sums += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
         up_sums += tl.load(up_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
@@ -164,15 +165,15 @@ def down_kernel(
     expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
-    weight_ptr = _address(tables.downs, expert, x_ptr)
+    weight_ptr = weight_address(tables.downs, expert, x_ptr)
     row_places = positions * num_inputs
     weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs
     tl.assume(num_inputs > 0)
     sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
     for start in range(0, num_inputs, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
-        rows = _load(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
-        weights = _load(weight_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        rows = load_block(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
+        weights = load_block(weight_ptr, weight_places, inputs, num_inputs, IS_EVEN)
         sums = tl.dot(rows, weights.T, sums, input_precision="ieee")
     places = (slots * num_outputs)[:, None] + outputs[None, :]
     is_number = is_row[:, None] & (outputs < num_outputs)[None, :]

@@ -4,11 +4,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.head_linear import cpu, native
 from octavo.kernels.linear import PackedLinear
 
-_IMPLEMENTATIONS = {"cpu": cpu.head_linear, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.head_linear,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.head_linear.gpu", cpu.head_linear),
+}
 
 
 def head_linear(x_TNS: Tensor, heads: Sequence[PackedLinear]) -> Tensor:
@@ -18,7 +22,7 @@ def head_linear(x_TNS: Tensor, heads: Sequence[PackedLinear]) -> Tensor:
 
     Args:
         x_TNS: rows of heads, of which the first columns are multiplied, as many as the weights have inputs.
-        heads: the weights, all of one shape, not quantized and without biases.
+        heads: the weights, all of one shape, not quantized and without biases; for a GPU packed as grouped ones.
 
     Raises:
         ShapeError: the heads do not fit the weights.

@@ -7,11 +7,15 @@ with the part of the weights that would make a head's key of the vector: the pro
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.latent_heads import cpu, native
 from octavo.kernels.latent_heads.widths import LatentWidths as LatentWidths
 
-_IMPLEMENTATIONS = {"cpu": cpu.latent_heads, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.latent_heads,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.latent_heads.gpu", cpu.latent_heads),
+}
 
 
 def latent_heads(

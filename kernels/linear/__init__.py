@@ -157,7 +157,7 @@ class Packer:
             weight_OI: any float.
             bias_O: of the same dtype.
             quantizes: False: the weight stays as it is.
-            is_grouped: `octavo.kernels.experts` multiplies it together with others, in place of `linear`.
+            is_grouped: `experts` or `head_linear` multiplies it together with others, in place of `linear`.
             whole_outputs: of all ranks that divide the outputs; None: it is not divided.
 
         Raises:

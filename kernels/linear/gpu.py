@@ -95,9 +95,9 @@ def _aligned(tensor: Tensor) -> Tensor:
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class LibraryLinear:
-    """A weight that cuBLAS multiplies, or `octavo.kernels.experts` together with others."""
+    """A weight that cuBLAS multiplies, or `experts` and `head_linear` together with others."""
 
     weight_OI: Tensor
     bias_O: Tensor | None

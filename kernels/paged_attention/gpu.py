@@ -5,7 +5,7 @@ lists and sums have fixed addresses, and a captured launch executes whichever pl
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from math import e, log2
 from typing import Any
@@ -15,21 +15,28 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.dispatch import UnsupportedDevice, require
+from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention import gpu_plan
 from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
+from octavo.kernels.paged_attention.gpu_latent_kernel import latent_chunk_kernel
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Grid, Integers, Ints, Layout, Limits
 from octavo.kernels.paged_attention.gpu_prefill_kernel import chunk_kernel
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes, SegmentLabels
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 MAX_HEAD_DIM = 256
+MAX_LATENT_DIM, MAX_TAIL_DIM = 512, 64
+"""Of values that are the beginnings of keys, and of the rest of such a key."""
 
 _LOG2_E = log2(e)
+_MIN_TAIL_BLOCK = 16
+"""Tensor cores add up 16 products at once."""
 _MIN_HEAD_BLOCK, _MIN_SPLIT_ROWS, _MAX_SPLIT_ROWS = 64, 16, 64
 """Hopper's wgmma needs heads of 64 dimensions and 16 columns. For smaller tiles one of the two kernels would use
 another instruction, which might round differently."""
+_LATENT_ROWS, _FEW_LATENT_ROWS = 32, 16
+"""Most query heads in a tile if values are parts of keys: on Hopper, and on other GPUs, where more spill registers."""
 _SHARED_ROWS = 32
 """Query heads in a tile of requests that share keys. More do not fit into the registers."""
 _LEAST_SPARE_TILES, _TOKENS_OF_A_PROMPT = 8, 32
@@ -63,14 +70,10 @@ class StepAttention:
         *,
         num_programs: int | None = None,
     ) -> None:
-        if shape.key_value_dim is not None:
-            raise UnsupportedDevice("paged_attention with values that are the beginnings of keys is on CPUs only")
         device = block_table_RP.device
+        self._cache_heads = shape.num_kv_heads
+        shape = _tiled(shape)
         self._grid = _grid(shape, device, num_programs)
-        require(
-            shape.head_dim <= MAX_HEAD_DIM and self._grid.chunk_tokens > 0,
-            f"paged_attention: no tiles for {shape.group} heads of {shape.head_dim} dimensions for each key head",
-        )
         self.layout = Layout.of(limits, self._grid)
         self.words_W = torch.empty(self.layout.num_words, dtype=torch.int32, device=device)
         self._shape = shape
@@ -79,7 +82,7 @@ class StepAttention:
         self._counts = Counts(0, 0, 0)
         self._architecture = _architecture()
         self._slopes_N = None if shape.slopes is None else _slopes(shape.slopes, device)
-        self._partials = _partials(limits, shape, device)
+        self._partials = _partials(limits, shape, self._grid.num_programs, device)
 
     def write_plan(
         self,
@@ -122,9 +125,15 @@ class StepAttention:
         The caches may be views in which the slots of a head are contiguous instead of the heads of a slot. Rows of
         requests without keys are not written.
         """
-        _check(q_TNH, k_cache_PSKH, v_cache_PSKH, self._shape, self._block_size)
+        shape = self._shape
+        expected = (self._block_size, self._cache_heads, shape.head_dim)
+        _check(q_TNH, k_cache_PSKH, v_cache_PSKH, shape, expected)
+        require(
+            shape.key_value_dim is None or k_scale == v_scale,
+            "paged_attention: values that are parts of keys have their scale",
+        )
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
-        out_TNH = torch.empty(q_TNH.shape, dtype=q_TNH.dtype, device=q_TNH.device)
+        out_TNH = torch.empty(*q_TNH.shape[:2], shape.value_dim, dtype=q_TNH.dtype, device=q_TNH.device)
         words, layout = self.words_W, self.layout
         tensors = Tensors(
             q_TNH,
@@ -137,13 +146,13 @@ class StepAttention:
             words[layout.query_starts :],
             words[layout.context_lens :],
         )
-        tiling = _Tiling.of(self._shape, q_TNH.dtype, k_cache_PSKH.dtype, self._architecture)
+        tiling = _Tiling.of(shape, q_TNH.dtype, k_cache_PSKH.dtype, self._architecture)
         arguments = (
             tensors,
-            _scoring(self._shape, k_scale, v_scale),
+            _scoring(shape, k_scale, v_scale),
             Strides(*q_TNH.stride()[:2]),
             self._block_table_RP.stride(0),
-            _form(self._shape, k_cache_PSKH, tiling.tile),
+            _form(shape, k_cache_PSKH, tiling.tile),
         )
         if self._counts.num_entries:
             work = Work(
@@ -154,14 +163,23 @@ class StepAttention:
                 words[layout.members :],
                 words[layout.items :],
             )
-            widths = _split_rows(self._shape.group), _SHARED_ROWS if _can_share(self._shape) else 0
+            widths = _split_rows(shape), _shared_rows(shape) if _can_share(shape) else 0
             split_kernel[(self._grid.num_programs,)](work, self._partials, *arguments, *widths, **tiling.split)
         if self._counts.num_tiles:
-            tiles = Tiles(words[layout.tile_requests :], words[layout.tile_rows :])
-            rows, has_wgmma = _chunk_rows(self._shape.head_dim), self._architecture // 10 == 9
-            num_programs = self._counts.num_tiles * self._shape.num_kv_heads
-            chunk_kernel[(num_programs,)](tiles, *arguments, rows, has_wgmma, **tiling.chunk)
+            self._launch_chunks(arguments, tiling)
         return out_TNH
+
+    def _launch_chunks(self, arguments: tuple[Any, ...], tiling: "_Tiling") -> None:
+        """Launch the kernel of prompts and chunks."""
+        shape, layout, num_tiles = self._shape, self.layout, self._counts.num_tiles
+        tiles = Tiles(self.words_W[layout.tile_requests :], self.words_W[layout.tile_rows :])
+        rows, num_programs = _chunk_rows(shape), num_tiles * shape.num_kv_heads
+        if shape.key_value_dim is None:
+            has_wgmma = self._architecture // 10 == 9
+            chunk_kernel[(num_programs,)](tiles, *arguments, rows, has_wgmma, **tiling.chunk)
+            return
+        grid = (min(num_programs, self._grid.num_programs),)  # each has memory for a total
+        latent_chunk_kernel[grid](tiles, num_tiles, self._partials.totals, *arguments, rows, **tiling.chunk)
 
 
 def plan(
@@ -172,7 +190,7 @@ def plan(
     shape: AttentionShape,
 ) -> StepAttention:
     """See `octavo.kernels.paged_attention.plan`."""
-    limits = gpu_plan.limits_of(_grid(shape, block_table_RP.device), query_starts, context_lens)
+    limits = gpu_plan.limits_of(_grid(_tiled(shape), block_table_RP.device), query_starts, context_lens)
     step = StepAttention(shape, block_size, limits, block_table_RP)
     words = np.empty(step.layout.num_words, dtype=np.int32)
     prefixes = None
@@ -186,8 +204,9 @@ def plan(
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are always float32."""
-    num_sums = -(-context_len // SEGMENT) * (_split_rows(shape.group) // shape.group) * shape.num_heads
-    return num_sums * (shape.head_dim + 2) * torch.float32.itemsize
+    shape = _tiled(shape)
+    num_sums = -(-context_len // SEGMENT) * (_split_rows(shape) // shape.group) * shape.num_heads
+    return num_sums * (shape.value_dim + 2) * torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,9 +225,12 @@ class _Tiling:
     @cache
     def of(shape: AttentionShape, dtype: torch.dtype, cache_dtype: torch.dtype, architecture: int) -> "_Tiling":
         """Choose for a compute capability, such as 90 for Hopper."""
-        head_block = _head_block(shape.head_dim)
+        head_block = _head_block(shape)
         # Consumer GPUs from Ampere to Blackwell have at most 99 KiB of shared memory per program.
         tile = 64 if 90 <= architecture < 120 else 32
+        if shape.key_value_dim is not None:
+            options = _options(8, 2 if dtype != torch.float32 else 1)
+            return _Tiling(tile if dtype != torch.float32 else 16, options, options)
         if dtype == torch.float32:
             stages = _options(8, 2)
             return _Tiling(16, stages, stages)
@@ -232,28 +254,63 @@ def _architecture() -> int:
     return int(triton.runtime.driver.active.get_current_target().arch)
 
 
-def _head_block(head_dim: int) -> int:
-    return max(int(triton.next_power_of_2(head_dim)), _MIN_HEAD_BLOCK)
+def _tiled(shape: AttentionShape) -> AttentionShape:
+    """Return the shape as the kernels see it: the query heads of a latent key in groups that tiles have room for.
+
+    Raises:
+        ShapeError: there are no tiles for it.
+    """
+    if shape.key_value_dim is None:
+        has_tiles = shape.head_dim <= MAX_HEAD_DIM and shape.group <= _chunk_rows(shape)
+    else:
+        tail_dim = shape.head_dim - shape.key_value_dim
+        has_tiles = (
+            shape.num_kv_heads == 1 and 0 < shape.key_value_dim <= MAX_LATENT_DIM and 0 < tail_dim <= MAX_TAIL_DIM
+        )
+    require(
+        has_tiles,
+        f"paged_attention: no tiles for {shape.group} heads of {shape.head_dim} dimensions, of which "
+        f"{shape.value_dim} are values, for each of {shape.num_kv_heads} key heads",
+    )
+    if shape.key_value_dim is None:
+        return shape
+    group = next(size for size in range(_latent_rows(), 0, -1) if shape.num_heads % size == 0)
+    return replace(shape, num_kv_heads=shape.num_heads // group)
 
 
-def _chunk_rows(head_dim: int) -> int:
-    return 128 if _head_block(head_dim) <= 128 else 64
+def _head_block(shape: AttentionShape) -> int:
+    return max(int(triton.next_power_of_2(shape.value_dim)), _MIN_HEAD_BLOCK)
 
 
-def _split_rows(group: int) -> int:
-    return max(min(int(triton.next_power_of_2(group)), _MAX_SPLIT_ROWS), _MIN_SPLIT_ROWS)
+def _chunk_rows(shape: AttentionShape) -> int:
+    if shape.key_value_dim is not None:
+        return _latent_rows()
+    return 128 if _head_block(shape) <= 128 else 64
+
+
+def _split_rows(shape: AttentionShape) -> int:
+    most = _MAX_SPLIT_ROWS if shape.key_value_dim is None else _latent_rows()
+    return max(min(int(triton.next_power_of_2(shape.group)), most), _MIN_SPLIT_ROWS)
+
+
+def _latent_rows() -> int:
+    return _LATENT_ROWS if _architecture() // 10 == 9 else _FEW_LATENT_ROWS
+
+
+def _shared_rows(shape: AttentionShape) -> int:
+    return _SHARED_ROWS if shape.key_value_dim is None else min(_SHARED_ROWS, _latent_rows())
 
 
 def _can_share(shape: AttentionShape) -> bool:
     """Return whether requests share keys: with a window, they see different ones."""
-    return shape.window is None and _SHARED_ROWS // shape.group > 1
+    return shape.window is None and _shared_rows(shape) // shape.group > 1
 
 
 def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None = None) -> Grid:
     return Grid(
-        chunk_tokens=_chunk_rows(shape.head_dim) // shape.group,
-        split_tokens=_split_rows(shape.group) // shape.group,
-        shared_tokens=_SHARED_ROWS // shape.group if _can_share(shape) else 0,
+        chunk_tokens=_chunk_rows(shape) // shape.group,
+        split_tokens=_split_rows(shape) // shape.group,
+        shared_tokens=_shared_rows(shape) // shape.group if _can_share(shape) else 0,
         group=shape.group,
         num_kv_heads=shape.num_kv_heads,
         num_programs=num_programs or _programs_per_processor(shape) * _num_processors(device),
@@ -262,7 +319,7 @@ def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None 
 
 def _programs_per_processor(shape: AttentionShape) -> int:
     """Return how many programs of the split kernel fit a multiprocessor."""
-    return 2 if _head_block(shape.head_dim) <= 128 else 1
+    return 2 if _head_block(shape) <= 128 else 1
 
 
 def _num_processors(device: torch.device) -> int:
@@ -275,13 +332,16 @@ def _slopes(slopes: tuple[float, ...], device: torch.device) -> Tensor:
     return torch.tensor([slope * _LOG2_E for slope in slopes], dtype=torch.float32, device=device)
 
 
-def _partials(limits: Limits, shape: AttentionShape, device: torch.device) -> Partials:
+def _partials(limits: Limits, shape: AttentionShape, num_programs: int, device: torch.device) -> Partials:
     num_sums = limits.max_partials * shape.num_heads
+    is_latent = shape.key_value_dim is not None
+    num_totals = num_programs * 2 * _head_block(shape) * _chunk_rows(shape) if is_latent else 0
     return Partials(
-        torch.empty(num_sums, shape.head_dim, dtype=torch.float32, device=device),
+        torch.empty(num_sums, shape.value_dim, dtype=torch.float32, device=device),
         torch.empty(num_sums, dtype=torch.float32, device=device),
         torch.empty(num_sums, dtype=torch.float32, device=device),
         torch.zeros(num_sums, dtype=torch.int32, device=device),
+        torch.empty(num_totals, dtype=torch.float32, device=device),
     )
 
 
@@ -296,12 +356,15 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
     return Form(
         num_kv_heads=shape.num_kv_heads,
         group=shape.group,
-        head_dim=shape.head_dim,
-        head_block=_head_block(shape.head_dim),
+        head_dim=shape.value_dim,
+        head_block=_head_block(shape),
+        tail_dim=shape.head_dim - shape.value_dim,
+        tail_block=max(int(triton.next_power_of_2(shape.head_dim - shape.value_dim)), _MIN_TAIL_BLOCK),
         block_size=cache_PSKH.shape[1],
         block_stride=cache_PSKH.stride(0),
         slot_stride=cache_PSKH.stride(1),
-        kv_head_stride=cache_PSKH.stride(2),
+        # All groups of query heads have one latent key.
+        kv_head_stride=cache_PSKH.stride(2) if shape.key_value_dim is None else 0,
         tile=tile,
         segment=SEGMENT,
         has_window=shape.window is not None,
@@ -311,14 +374,15 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
     )
 
 
-def _check(q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, shape: AttentionShape, block_size: int) -> None:
-    expected = (block_size, shape.num_kv_heads, shape.head_dim)
+def _check(
+    q_TNH: Tensor, k_cache_PSKH: Tensor, v_cache_PSKH: Tensor, shape: AttentionShape, expected: tuple[int, int, int]
+) -> None:
     require(
         q_TNH.shape[1:] == (shape.num_heads, shape.head_dim) and k_cache_PSKH.shape[1:] == expected,
         f"paged_attention: queries {tuple(q_TNH.shape)} and a cache {tuple(k_cache_PSKH.shape)} for {shape}",
     )
     require(
-        k_cache_PSKH.shape == v_cache_PSKH.shape
+        (*k_cache_PSKH.shape[:3], shape.value_dim) == v_cache_PSKH.shape
         and k_cache_PSKH.stride() == v_cache_PSKH.stride()
         and k_cache_PSKH.stride(3) == 1,
         "paged_attention: the caches are not of one shape with the dimensions of a head side by side",

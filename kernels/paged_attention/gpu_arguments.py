@@ -65,6 +65,8 @@ class Partials(NamedTuple):
     largest: Tensor
     num_done: Tensor
     """How many sums of a row are stored, where its first ones are. The kernel resets it to zeros."""
+    totals: Tensor
+    """Of each program, for keys with tails: sums of the segments so far, and those of one."""
 
 
 class Form(NamedTuple):
@@ -74,8 +76,13 @@ class Form(NamedTuple):
     group: int
     """Query heads of a key head."""
     head_dim: int
+    """Numbers of a value, and of a key without its tail."""
     head_block: int
     """`head_dim`, padded."""
+    tail_dim: int
+    """Numbers of a key behind its value, which is its beginning; 0: values are stored, as long as keys."""
+    tail_block: int
+    """`tail_dim`, padded."""
     block_size: int
     block_stride: int
     """Of the caches, in elements, like the next two. Constants, because they are multiplied for each row of a tile."""

@@ -8,20 +8,17 @@ queries of one request, or those of several that share the segment; a column doe
 import triton
 import triton.language as tl
 
+from octavo.kernels.paged_attention.gpu_columns import attend, attend_segment, load_columns
+from octavo.kernels.paged_attention.gpu_latent_kernel import attend_latent_rows
 from octavo.kernels.paged_attention.gpu_plan import ENTRY_WORDS, ITEM_WORDS
 from octavo.kernels.paged_attention.gpu_tile import (
-    NUM_ONES_OF_FEW,
     add_segment,
     along,
-    find_keys,
     first_seen,
-    load_keys,
-    load_queries,
     no_segments,
     query_rows,
+    store_partial,
     store_rows,
-    weigh,
-    weight_of,
     with_sinks,
 )
 
@@ -29,65 +26,6 @@ _ENTRY_WORDS = tl.constexpr(ENTRY_WORDS)
 _ITEM_WORDS = tl.constexpr(ITEM_WORDS)
 _FOLD_NUMBERS = tl.constexpr(2048)
 """Partial sums of a segment that are added up at a time: rows x dimensions."""
-
-
-@triton.jit
-def _nothing_seen(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr):
-    """Return the state before the first tile: weighted sums of values, sums of weights, and the largest scores."""
-    sums = tl.zeros((HEAD_BLOCK, ROWS), tl.float32)
-    weights = tl.zeros((NUM_ONES_OF_FEW, ROWS), tl.float32)
-    return sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
-
-
-@triton.jit
-def _attend(
-    q,
-    positions,
-    slopes,
-    begin,
-    end,
-    first_key,
-    table_ptr,
-    kv_head,
-    tensors,
-    scoring,
-    FORM: tl.constexpr,
-    HAS_TOTAL: tl.constexpr,
-    IS_EDGE: tl.constexpr,
-):
-    """Return the sums over the keys [begin, end), a segment, or the total of several segments from the first one on.
-
-    One loop goes through all segments, so that the copies of the next one begin before this one ends. A segment is
-    added within the first tile of the next one, between its two products: see `gpu_prefill_kernel`.
-    """
-    k_ptr, v_ptr = tensors.k + kv_head * FORM.kv_head_stride, tensors.v + kv_head * FORM.kv_head_stride
-    total = no_segments(q.shape[1], q.shape[0], 1)
-    sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
-    for start in tl.range(begin, end, FORM.tile):
-        keys, slots = find_keys(table_ptr, start, first_key, end, FORM, IS_EDGE)
-        k = load_keys(k_ptr, slots, None, FORM, 0, False)
-        products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
-        if HAS_TOTAL and (start % FORM.segment == 0) & (start > begin):
-            total = add_segment(total, sums, weight_of(weights, 0), largest, 1)
-            sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
-        p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 1)
-        p = p.to(q.dtype)
-        is_key = (keys >= first_key) & (keys < end)
-        v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
-        sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
-        ones = tl.full((NUM_ONES_OF_FEW, k.shape[0]), 1.0, tl.float32).to(q.dtype)
-        weights = tl.dot(ones, p, weights * before, input_precision="ieee")
-    weight = weight_of(weights, 0)
-    if HAS_TOTAL:
-        sums, weight, largest = add_segment(total, sums, weight, largest, 1)
-    return sums, weight, largest
-
-
-@triton.jit
-def _store_partial(partials, places, sums, weight, largest, is_row, FORM: tl.constexpr):
-    store_rows(partials.sums, places, sums, is_row, FORM, 1)
-    tl.store(partials.weights + places, weight, mask=is_row)
-    tl.store(partials.largest + places, largest, mask=is_row)
 
 
 @triton.jit
@@ -189,12 +127,13 @@ def _attend_item(
     slopes = heads
     if FORM.has_slopes:
         slopes = tl.load(tensors.slopes + heads, mask=is_row, other=0.0)
-    q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
+    q, q_tail = load_columns(tensors, strides, tokens, heads, is_row, FORM)
     first_entry = work.entries + tl.load(work.members + first_member) * _ENTRY_WORDS
     table_ptr = tensors.tables + tl.load(first_entry).to(tl.int64) * table_stride
     for segment in range(first_segment, end_segment):
-        sums, weight, largest = _attend(
+        sums, weight, largest = attend_segment(
             q,
+            q_tail,
             context_lens - 1,
             slopes,
             segment * FORM.segment,
@@ -205,10 +144,9 @@ def _attend_item(
             tensors,
             scoring,
             FORM,
-            HAS_TOTAL=False,
             IS_EDGE=False,
         )
-        _store_partial(partials, places + segment * NUM_HEADS, sums, weight, largest, is_row, FORM)
+        store_partial(partials, places + segment * NUM_HEADS, sums, weight, largest, is_row, FORM)
     _count(
         end_segment - first_segment,
         tensors,
@@ -253,18 +191,58 @@ def _attend_entry(
 
     end_row = first_row + num_rows
     tokens, heads, positions, slopes, is_row = query_rows(tensors, first_row, end_row, context_len, kv_head, FORM, ROWS)
-    q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 1)
+    q, q_tail = load_columns(tensors, strides, tl.minimum(tokens, end_row - 1), heads, is_row, FORM)
     first_key = 0
     if FORM.has_window:
         first_key = first_seen(context_len - num_rows, scoring, FORM)
     table_ptr = tensors.tables + request.to(tl.int64) * table_stride
     places = (place + tl.arange(0, ROWS) // FORM.group) * NUM_HEADS + heads
     place_stride = num_rows * NUM_HEADS
-    if first_partial < 0:
+    if FORM.tail_dim > 0:
+        attend_latent_rows(
+            q,
+            q_tail,
+            positions,
+            slopes,
+            entry_ptr + 1,
+            end_row,
+            context_len,
+            kv_head,
+            first_segment,
+            first_segment + num_segments,
+            first_key,
+            table_ptr,
+            tensors,
+            partials.totals + tl.program_id(0).to(tl.int64) * (2 * FORM.head_block * ROWS),
+            partials,
+            place,
+            first_partial < 0,
+            scoring,
+            FORM,
+        )
+        if first_partial >= 0:
+            # Read again, since there are no registers to keep what follows from it.
+            first_row = tl.load(entry_ptr + 1)
+            tokens, heads, _, _, is_row = query_rows(tensors, first_row, end_row, context_len, kv_head, FORM, ROWS)
+            places = (tl.load(entry_ptr + 7) + tl.arange(0, ROWS) // FORM.group) * NUM_HEADS + heads
+            _count(
+                num_segments,
+                tensors,
+                partials,
+                tokens * NUM_HEADS + heads,
+                is_row,
+                places,
+                place_stride,
+                first_partial,
+                end_segment,
+                scoring.value_factor,
+                FORM,
+            )
+    elif first_partial < 0:
         begin, end = first_segment * FORM.segment, tl.minimum(end_segment * FORM.segment, context_len)
         if FORM.has_window:
             begin = tl.maximum(begin, first_key // FORM.tile * FORM.tile)
-        sums, weight, largest = _attend(
+        sums, weight, largest = attend(
             q,
             positions,
             slopes,
@@ -288,7 +266,7 @@ def _attend_entry(
             end = tl.minimum(begin + FORM.segment, context_len)
             if FORM.has_window:
                 begin = tl.maximum(begin, first_key // FORM.tile * FORM.tile)
-            sums, weight, largest = _attend(
+            sums, weight, largest = attend(
                 q,
                 positions,
                 slopes,
@@ -303,7 +281,7 @@ def _attend_entry(
                 HAS_TOTAL=False,
                 IS_EDGE=True,
             )
-            _store_partial(partials, places + segment * place_stride, sums, weight, largest, is_row, FORM)
+            store_partial(partials, places + segment * place_stride, sums, weight, largest, is_row, FORM)
         _count(
             num_segments,
             tensors,

@@ -59,12 +59,44 @@ def load_queries(tensors, strides, tokens, heads, is_row, FORM: tl.constexpr, QU
 
 
 @triton.jit
+def load_latent_queries(tensors, strides, tokens, heads, FORM: tl.constexpr):
+    """Return the queries of tokens and heads as columns: what is multiplied with values, and with the tails of keys.
+
+    Tokens and heads exist, also for columns that nobody needs: masks would take more registers than there are.
+    """
+    tokens_ptr = tensors.q + (tokens * strides.row + heads * strides.head)[None, :]
+    q = load_part(tokens_ptr, 0, FORM.head_dim, FORM.head_block, 0)
+    q_tail = load_part(tokens_ptr, FORM.head_dim, FORM.tail_dim, FORM.tail_block, 0)
+    tl.debug_barrier()  # the registers of the queries are free before others are needed
+    return q, q_tail
+
+
+@triton.jit
+def load_part(pointers, first, DIM: tl.constexpr, BLOCK: tl.constexpr, AXIS: tl.constexpr):
+    """Return the numbers [first, first + DIM) of vectors along an axis, with 0 as padding."""
+    dims = tl.arange(0, BLOCK)
+    if BLOCK > DIM:
+        part = tl.load(pointers + first + along(dims, AXIS), mask=along(dims < DIM, AXIS), other=0.0)
+    else:
+        part = tl.load(pointers + first + along(dims, AXIS))
+    return part
+
+
+@triton.jit
 def store_rows(pointer, rows, values, is_row, FORM: tl.constexpr, QUERY_AXIS: tl.constexpr):
     """Store the values of a tile in contiguous rows of `FORM.head_dim` numbers."""
     dims = tl.arange(0, FORM.head_block)
     is_number = along(is_row, QUERY_AXIS) & along(dims < FORM.head_dim, 1 - QUERY_AXIS)
     places = pointer + along(rows * FORM.head_dim, QUERY_AXIS) + along(dims, 1 - QUERY_AXIS)
     tl.store(places, values.to(pointer.dtype.element_ty), mask=is_number)
+
+
+@triton.jit
+def store_partial(partials, places, sums, weight, largest, is_row, FORM: tl.constexpr):
+    """Store the sums of a segment, whose rows are columns."""
+    store_rows(partials.sums, places, sums, is_row, FORM, 1)
+    tl.store(partials.weights + places, weight, mask=is_row)
+    tl.store(partials.largest + places, largest, mask=is_row)
 
 
 @triton.jit
@@ -193,6 +225,15 @@ def no_segments(ROWS: tl.constexpr, HEAD_BLOCK: tl.constexpr, QUERY_AXIS: tl.con
     """Return the total before the first segment: weighted sums of values, sums of weights, and the largest scores."""
     total = tl.zeros((HEAD_BLOCK, ROWS) if QUERY_AXIS else (ROWS, HEAD_BLOCK), tl.float32)
     return total, tl.zeros((ROWS,), tl.float32), tl.full((ROWS,), float("-inf"), tl.float32)
+
+
+@triton.jit
+def add_weights(total_weight, total_largest, weight, largest):
+    """Return weight and largest score as `add_segment` does, and the factors of the sums of values."""
+    new_largest = tl.maximum(total_largest, largest)
+    subtracted = _finite(new_largest)
+    before, now = tl.exp2(total_largest - subtracted), tl.exp2(largest - subtracted)
+    return tl.fma(total_weight, before, weight * now), new_largest, before, now
 
 
 @triton.jit

@@ -10,7 +10,7 @@ E4M3_MAX = tl.constexpr(448.0)
 
 def store_kv(
     k_TKH: Tensor,
-    v_TKH: Tensor,
+    v_TKH: Tensor | None,
     k_cache_PSKH: Tensor,
     v_cache_PSKH: Tensor,
     slot_mapping_T: Tensor,
@@ -23,7 +23,8 @@ def store_kv(
     negative slot is padding and is not stored.
     """
     num_tokens, num_heads, head_dim = k_TKH.shape
-    k, v = (rows if rows.stride(2) == 1 else rows.contiguous() for rows in (k_TKH, v_TKH))
+    k = k_TKH if k_TKH.stride(2) == 1 else k_TKH.contiguous()
+    v = v_TKH if v_TKH is None or v_TKH.stride(2) == 1 else v_TKH.contiguous()
     if num_tokens:
         _store_kv_kernel[(num_tokens,)](
             k,
@@ -35,8 +36,8 @@ def store_kv(
             1.0 / v_scale,
             k.stride(0),
             k.stride(1),
-            v.stride(0),
-            v.stride(1),
+            0 if v is None else v.stride(0),
+            0 if v is None else v.stride(1),
             k_cache_PSKH.stride(0),
             k_cache_PSKH.stride(1),
             k_cache_PSKH.stride(2),
@@ -86,6 +87,8 @@ def _store_kv_kernel(
         is_in = (heads < NUM_HEADS) & (dims < HEAD_DIM)
         place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * head_stride + dims
         k = tl.load(k_ptr + token * k_token_stride + heads * k_head_stride + dims, mask=is_in)
-        v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
+        if v_ptr is not None:
+            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
         tl.store(k_cache_ptr + place, stored(k, k_cache_ptr.dtype.element_ty, k_factor), mask=is_in)
-        tl.store(v_cache_ptr + place, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)
+        if v_ptr is not None:
+            tl.store(v_cache_ptr + place, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)

@@ -29,7 +29,6 @@ from worker_plans import worker_config
 
 from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
-from octavo.kernels.latent_heads import LatentWidths
 from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import DeviceFacts, ModelFacts
@@ -40,7 +39,6 @@ from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.docs import with_families
 from octavo.worker_proc.models.hf_keys import READ_ELSEWHERE
 from octavo.worker_proc.models.layers.decoder import DecoderModel
-from octavo.worker_proc.models.layers.latent_attention import LatentAttention
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
 from octavo.worker_proc.parallel.placement import Placement
@@ -258,13 +256,10 @@ def test_letters_are_the_types_of_layers_and_the_last_layer_sees_everything(root
 
 def test_gpus_are_refused_before_anything_is_allocated() -> None:
     parameters = Parameters(Placement(torch.float32, torch.device("cuda")), prefixes=[])
-    widths = LatentWidths(8, 8, 8, 8, is_interleaved=True)
-    with pytest.raises(ConfigError, match="no kernels for latent attention") as caught:
-        LatentAttention(parameters, "attention", 0, widths, 4, 64, query_rank=None, has_bias=False)
-    assert caught.value.hint == "run with --device cpu"
     states = [StateShape(((3, 8),))]
-    with pytest.raises(ConfigError, match="no kernels for recurrent layers"):
+    with pytest.raises(ConfigError, match="no kernels for recurrent layers") as caught:
         DecoderModel(parameters, [None], states=states, embedding=None, layers=[], norm=None, output=None)
+    assert caught.value.hint == "run with --device cpu"
 
 
 def test_the_table_of_the_docs_is_up_to_date() -> None:

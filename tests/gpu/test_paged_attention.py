@@ -5,21 +5,20 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from gpu_attention import attend, check, family, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kernel_checks import assert_close, random
+from kernel_checks import random
 from paged_requests import Paged, paged
 from pairwise import pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.paged_attention import AttentionShape, cases, gpu, reference
+from octavo.kernels.paged_attention import AttentionShape, cases, gpu
 from octavo.kernels.paged_attention.gpu_plan import Limits
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
-Part = tuple[int, int, int]
-"""Request, rows of the step, keys in all."""
 
 BLOCK_SIZES = [*cases.BLOCK_SIZES, 64, 256]
 ALL = pairwise(list(cases.TOLERANCES), cases.BATCHES, cases.HEADS, cases.WINDOWS, BLOCK_SIZES)
@@ -52,53 +51,6 @@ SEEN = {
 }
 """What a token sees beside a sink."""
 SHARED = [(BF16, "slopes"), (torch.float32, "heads of 112"), (torch.float16, "soft cap"), (BF16, "heads of 80")]
-
-
-def step_of(device: torch.device, data: Paged, parts: list[Part], block_size: int, shape: AttentionShape):
-    """Plan a step; returns it with its queries."""
-    starts = np.cumsum([0, *(rows for _, rows, _ in parts)]).tolist()
-    tables = data.block_table[[request for request, _, _ in parts]].to(device)
-    queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
-    step = gpu.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape)
-    return step, queries.to(device), starts
-
-
-def attend(
-    device: torch.device,
-    data: Paged,
-    parts: list[Part],
-    block_size: int,
-    shape: AttentionShape,
-    sinks: Tensor | None = None,
-) -> list[Tensor]:
-    """Attend for some parts in one step; returns each one's rows."""
-    step, queries, _ = step_of(device, data, parts, block_size, shape)
-    sinks = None if sinks is None else sinks.to(device)
-    out = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=sinks)
-    return list(out.cpu().split([rows for _, rows, _ in parts]))
-
-
-def check(
-    device: torch.device,
-    data: Paged,
-    parts: list[Part],
-    block_size: int,
-    shape: AttentionShape,
-    tolerance: float,
-    sinks: Tensor | None = None,
-    **scales: float,
-) -> None:
-    step, queries, starts = step_of(device, data, parts, block_size, shape)
-    on_device = None if sinks is None else sinks.to(device)
-    actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=on_device, **scales).cpu()
-    assert not bool(step._partials.num_done.any()), "a counter was not set back"
-    tables = data.block_table[[request for request, _, _ in parts]]
-    lens = [keys for _, _, keys in parts]
-    queries = queries.cpu()
-    expected = reference.paged_attention(
-        queries, data.k_cache, data.v_cache, starts, lens, tables, shape, sinks_N=sinks, **scales
-    )
-    assert_close(actual, expected, tolerance)
 
 
 @pytest.mark.parametrize(("dtype", "batch", "heads", "window", "block_size"), FEW if IS_INTERPRETING else ALL, ids=str)
@@ -247,21 +199,6 @@ def test_any_number_of_programs_gives_the_same_bits(
         monkeypatch.setattr(gpu, "_num_processors", lambda _, number=num_programs: number)
         for actual, rows in zip(attend(device, data, parts, 16, shape), expected, strict=True):
             assert torch.equal(actual, rows), num_programs
-
-
-def family(
-    num_members: int, shared: int, own: list[int], shape: AttentionShape, dtype: torch.dtype, seed: int
-) -> Paged:
-    """Return requests of which each has the first keys of the first one, and then its own."""
-    data = paged([shared + own[0], *own[1:num_members]], 16, shape, dtype, seed)
-    blocks = shared // 16
-    table = torch.zeros(num_members, blocks + max(own) // 16 + 2, dtype=torch.int32)
-    for member in range(num_members):
-        table[member, :blocks] = data.block_table[0, :blocks]
-        rest = data.block_table[member, blocks if member == 0 else 0 :][: table.shape[1] - blocks]
-        table[member, blocks : blocks + len(rest)] = rest
-    queries = [torch.cat([queries[-1:]] * (shared + own[member])) for member, queries in enumerate(data.queries)]
-    return replace(data, block_table=table, queries=queries)
 
 
 @pytest.mark.parametrize(("dtype", "name"), SHARED[:1] if IS_INTERPRETING else SHARED, ids=str)

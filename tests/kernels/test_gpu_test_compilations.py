@@ -19,6 +19,7 @@ MOST = {
     "test_elementwise.py": 110,
     "test_experts.py": 76,
     "test_interpreter.py": 8,
+    "test_latent_attention.py": 70,
     "test_linear.py": 95,
     "test_norms.py": 60,
     "test_paged_attention.py": 105,

@@ -12,6 +12,7 @@ import gpu_attention_estimates
 import gpu_decode_estimates
 import gpu_estimates
 import gpu_expert_estimates
+import gpu_latent_estimates
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -38,7 +39,7 @@ for name in attention:
         found["split"] = [loop.total() for loop in kernels[0].loops("HGMMA")]
         found["chunk"] = [loop.total() for loop in kernels[1].loops("HGMMA")]
 tiling = paged_attention._Tiling.of(AttentionShape(32, 8, 128, 0.1), *[paged_attention.torch.bfloat16] * 2, 90)
-found["tile"] = [paged_attention._chunk_rows(128), tiling.tile]
+found["tile"] = [paged_attention._chunk_rows(AttentionShape(32, 8, 128, 0.1)), tiling.tile]
 for architecture, instruction in json.loads(sys.argv[2]).items():
     kernels = {name: compiled(LAUNCHES[name], int(architecture))[0] for name in products}
     found[architecture] = {name: (one.instructions(), one.loop(instruction)) for name, one in kernels.items()}
@@ -49,6 +50,8 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
 names = [name for name in LAUNCHES if name.startswith("experts")]
 products_of_experts = [one for name in names for one in compiled(LAUNCHES[name], 90) if one.kernel in sys.argv[3:]]
 found["experts"] = [(one.kernel, one.instructions(), one.loop("HGMMA")) for one in products_of_experts]
+names = [name for name in LAUNCHES if name.startswith("paged_attention, latent")]
+found["latent"] = [loop for name in names for one in compiled(LAUNCHES[name], 90) for loop in one.loops("HGMMA")]
 for group, names in (("early", [f"{name}, early" for name in EARLY]), ("usual", EARLY)):
     found[group] = {name: compiled(LAUNCHES[name], 90)[0].listing() for name in names}
 print(json.dumps(found))
@@ -142,6 +145,17 @@ def test_the_products_of_attention_do_not_wait_for_one_another(
     """A tile of keys needs an arrival and a wait for each of its two products, in each of 3 and 2 loops."""
     kernels = instructions[f"paged_attention, heads of {head_dim}"]
     assert [found["WARPGROUP"] for found in kernels] == [3 * 4, 2 * 4]
+
+
+def test_loops_of_latent_attention_copy_meanwhile_and_spill_nothing(compiled: dict[str, Any]) -> None:
+    """Shared segments, those of a request, and prompts."""
+    loops = [Counter(loop) for loop in compiled["latent"]]
+    assert len(loops) == 3 + 2
+    for loop in loops:
+        assert loop["HGMMA"] == gpu_latent_estimates.PRODUCTS
+        assert loop["LDGSTS"] == 18, "copies that run while products are computed: a tile once"
+        assert "LDL" not in loop and "STL" not in loop
+    assert max(loop.total() for loop in loops) == gpu_latent_estimates.INSTRUCTIONS
 
 
 def test_kernels_that_begin_early_read_only_weights_before_they_wait(compiled: dict[str, Any]) -> None:

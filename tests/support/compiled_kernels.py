@@ -26,7 +26,7 @@ from triton.runtime.jit import JITFunction
 ARCHITECTURES = (80, 90, 100)
 """Compute capabilities: Ampere, Hopper, Blackwell."""
 MAX_REGISTERS = 255
-MAX_SHARED_BYTES = {80: 163 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
+MAX_SHARED_BYTES = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 """Of one program, by architecture."""
 
 _TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"

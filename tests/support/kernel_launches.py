@@ -17,6 +17,9 @@ from octavo.kernels.embedding import gpu as embedding
 from octavo.kernels.experts import Activation, PackedExperts
 from octavo.kernels.experts import gpu as experts
 from octavo.kernels.gelu import gpu as gelu
+from octavo.kernels.head_linear import gpu as head_linear
+from octavo.kernels.latent_heads import LatentWidths
+from octavo.kernels.latent_heads import gpu as latent_heads
 from octavo.kernels.layer_norm import gpu as layer_norm
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import LibraryLinear
@@ -133,7 +136,8 @@ def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16, *, has_sinks:
     step = paged_attention.plan([0, 1, 201], [300, 200], empty(2, 64, dtype=I32), 16, shape)
     cache = empty(64, 16, shape.num_kv_heads, shape.head_dim, dtype=cache_dtype)
     sinks = empty(shape.num_heads, dtype=F32) if has_sinks else None
-    step(empty(201, shape.num_heads, shape.head_dim), cache, cache, sinks_N=sinks)
+    values = cache[..., : shape.value_dim]
+    step(empty(201, shape.num_heads, shape.head_dim), cache, values, sinks_N=sinks)
 
 
 def multiply_experts(
@@ -162,6 +166,27 @@ def choose_experts_of_deepseek() -> None:
     """Choose 8 of 256 experts in 4 of 8 groups."""
     rule = RoutingRule(256, 8, "sigmoid", scale=2.5, num_groups=8, num_kept_groups=4, group_score="top2_sum")
     routing.route(empty(8, 256), rule, empty(256, dtype=F32))
+
+
+def multiply_heads(num_tokens: int, num_inputs: int, num_outputs: int) -> None:
+    """Multiply the 128 heads of DeepSeek-V3 with weights of their own."""
+    product = LibraryLinear(empty(num_outputs, num_inputs), None)
+    weight = PackedLinear(num_inputs, num_outputs, BF16, torch.device("meta"), product)
+    head_linear.head_linear(empty(num_tokens, 128, max(num_inputs, 192)), [weight] * 128)
+
+
+def make_latent_heads() -> None:
+    """Make the queries and keys of 8 tokens of DeepSeek-V3."""
+    latent, k_rotary = empty(8, 576).split([512, 64], dim=1)
+    angles = empty(8, 32, dtype=F32)
+    widths = LatentWidths(64, 128, 128, 512, is_interleaved=True)
+    latent_heads.latent_heads(empty(8, 128, 192), empty(8, 128 * 512), latent, k_rotary, angles, angles, widths)
+
+
+def store_latent() -> None:
+    """Store 8 tokens' latent keys."""
+    cache = empty(64, 16, 1, 576)
+    store_kv.store_kv(empty(8, 1, 576), None, cache, cache[..., :512], empty(8, dtype=I64))
 
 
 def logits(num_rows: int = 8) -> Tensor:
@@ -208,6 +233,9 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "experts, 64 tokens, GPT-OSS-20B": lambda: multiply_experts(64, 32, 4, 2880, 2880, "clamped_swiglu"),
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
+    "head_linear, 64 tokens, keys of DeepSeek-V3": lambda: multiply_heads(64, 128, 512),
+    "head_linear, 8192 tokens, values of DeepSeek-V3": lambda: multiply_heads(8192, 512, 128),
+    "latent_heads, DeepSeek-V3": make_latent_heads,
     "layer_norm, 4096": lambda: layer_norm.layer_norm(empty(8, 4096), empty(4096), empty(4096), 1e-5),
     "linear, 64 rows, 4096 outputs": lambda: multiply(64),
     "linear, 128 rows, 4096 outputs": lambda: multiply(128),
@@ -233,6 +261,8 @@ LAUNCHES: dict[str, Callable[[], object]] = {
         AttentionShape(32, 16, 128, 0.1, window=4096, soft_cap=50.0)
     ),
     "paged_attention, GPT-OSS": lambda: attend(AttentionShape(64, 8, 64, 0.1, window=128), has_sinks=True),
+    "paged_attention, latent, 16 heads": lambda: attend(AttentionShape(16, 1, 576, 0.1, key_value_dim=512)),
+    "paged_attention, latent, 128 heads": lambda: attend(AttentionShape(128, 1, 576, 0.1, key_value_dim=512)),
     "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
     "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
@@ -254,6 +284,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "slot_rows": read_slots,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
+    "store_kv, latent": store_latent,
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
 }
 
@@ -273,6 +304,7 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
+    | {name: (80, 89, 90) for name in LAUNCHES if "latent" in name or name.startswith("head_linear")}
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its
 tiles depend on the memory of a program, of which GPUs for desktops have less."""

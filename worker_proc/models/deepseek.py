@@ -36,7 +36,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     reject_unless(config, "hidden_act", ["silu"])
     reject_unless(config, "moe_layer_freq", [1])
     reject_unless(config, "mlp_bias", [False])
-    ignore(config, "qk_head_dim", "n_group", "topk_group", "ep_size", "aux_loss_alpha", "seq_aux")
+    ignore(config, "qk_head_dim", "n_group", "topk_group", "ep_size", "aux_loss_alpha", "seq_aux", "intermediate_size")
     width = required(config, "hidden_size", int)
     widths = _widths(config, is_interleaved=is_v2 or optional(config, "rope_interleave", True))
     shape = AttentionShape(facts.num_heads, 1, widths.key, _scale(config, widths), key_value_dim=widths.latent)

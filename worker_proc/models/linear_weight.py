@@ -79,7 +79,7 @@ class LinearWeight:
         self.is_quantizable = True
         """False: the packed form holds floats in any case."""
         self.is_grouped = False
-        """Whether `octavo.kernels.experts` multiplies it together with others."""
+        """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with others."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
 

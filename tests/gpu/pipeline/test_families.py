@@ -32,8 +32,17 @@ MODELS = {
         "num_attention_heads": 2,
         "num_key_value_heads": 1,
     },
+    "DeepseekV3ForCausalLM": {
+        "num_hidden_layers": 1,
+        "first_k_dense_replace": 0,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "num_attention_heads": 2,
+    },
 }
-"""Experts beside one that every token has; experts with biases, sinks, and a window."""
+"""Experts beside one that every token has; experts with biases, sinks, and a window; latent attention."""
 PROMPT, SAMPLING = prompt(8, seed=1), spec(temperature=1.0, seed=7, logprobs=1)
 SMALL = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8}
 
@@ -52,7 +61,10 @@ def computed_on_cpu(directories: dict[str, Path]) -> dict[str, Running]:
     return results
 
 
-@pytest.mark.parametrize("name", [pytest.param("Qwen2MoeForCausalLM", marks=pytest.mark.long), "GptOssForCausalLM"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("Qwen2MoeForCausalLM", marks=pytest.mark.long), "GptOssForCausalLM", "DeepseekV3ForCausalLM"],
+)
 def test_the_tokens_of_the_cpu_in_chunks_in_company_and_through_graphs(
     name: str,
     directories: dict[str, Path],

@@ -15,7 +15,6 @@ from octavo.kernels.latent_heads import LatentWidths, latent_heads
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.models.base import Tables
-from octavo.worker_proc.models.layers.devices import require_cpu
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
@@ -37,9 +36,6 @@ class LatentAttention:
         width: of the residual stream.
         query_rank: length of the short vector of queries; None: queries are projected at once.
         has_bias: of the projections to short vectors, and of the output.
-
-    Raises:
-        ConfigError: the model is on a GPU.
     """
 
     def __init__(
@@ -54,7 +50,6 @@ class LatentAttention:
         query_rank: int | None,
         has_bias: bool,
     ) -> None:
-        require_cpu(parameters, "latent attention")
         self._index = index
         self._widths = widths
         query_width = num_heads * widths.query
@@ -76,6 +71,8 @@ class LatentAttention:
                 parameters.linear(layer, {layer: outputs}, inputs, bias=False, is_quantizable=False, is_own=head in own)
                 for head, layer in enumerate(names)
             ]
+            for weight in weights:
+                weight.is_grouped = True
             return weights[first : first + num_heads]
 
         self._keys = heads("key_heads", widths.plain, widths.latent)

@@ -165,6 +165,6 @@ def _prompt_lengths(config: ResolvedConfig) -> list[int]:
 
 
 def _limits(config: ResolvedConfig, shape: AttentionShape, max_model_len: int) -> Limits:
-    partial_bytes = shape.num_heads * (shape.head_dim + 2) * torch.float32.itemsize
+    partial_bytes = shape.num_heads * (shape.value_dim + 2) * torch.float32.itemsize
     max_partials = min(MAX_PARTIAL_BYTES // partial_bytes, config.max_num_seqs * -(-max_model_len // SEGMENT))
     return Limits(config.max_num_seqs, config.max_num_batched_tokens, max_partials)
