@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from pairwise import pairwise_first
 from tiny_models import VOCAB_SIZE, make_tiny
 from waiting import until
 
@@ -70,32 +71,22 @@ def scores_of(found: list[BeamSearchSequence], num_prompt_tokens: int, length_pe
     return [one.cum_logprob / (len(one.tokens) - num_prompt_tokens) ** length_penalty for one in found]
 
 
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.5, -1.0])
+@pytest.mark.parametrize(
+    ("width", "early_stopping", "length_penalty"),
+    pairwise_first([2, 3, 8], [True, False, "never"], [1.0, 0.0, 2.5, -1.0]),
+)
 def test_beams_and_scores_are_those_of_transformers(
-    llm: LLM, reference: Any, early_stopping: bool | str, length_penalty: float
+    llm: LLM, reference: Any, width: int, early_stopping: bool | str, length_penalty: float
 ) -> None:
     prompts = [prompt(1), prompt(37, 1), prompt(70, 2)]
-    for width in (2, 3, 8):
-        outputs = llm.beam_search(
-            prompts,
-            BeamSearchParams(
-                beam_width=width, max_tokens=18, length_penalty=length_penalty, early_stopping=early_stopping
-            ),
-        )
-        for tokens, output in zip(prompts, outputs, strict=True):
-            expected = beams_of_transformers(
-                reference,
-                tokens,
-                width,
-                max_new_tokens=18,
-                length_penalty=length_penalty,
-                early_stopping=early_stopping,
-            )
-            found = output.sequences
-            assert [one.tokens[len(tokens) :] for one in found] == [token_ids for token_ids, _ in expected]
-            got = scores_of(found, len(tokens), length_penalty)
-            assert got == pytest.approx([score for _, score in expected], rel=1e-4, abs=1e-5)
+    options: dict[str, Any] = {"length_penalty": length_penalty, "early_stopping": early_stopping}
+    outputs = llm.beam_search(prompts, BeamSearchParams(beam_width=width, max_tokens=18, **options))
+    for tokens, output in zip(prompts, outputs, strict=True):
+        expected = beams_of_transformers(reference, tokens, width, max_new_tokens=18, **options)
+        found = output.sequences
+        assert [one.tokens[len(tokens) :] for one in found] == [token_ids for token_ids, _ in expected]
+        got = scores_of(found, len(tokens), length_penalty)
+        assert got == pytest.approx([score for _, score in expected], rel=1e-4, abs=1e-5)
 
 
 def test_without_an_end_all_beams_are_of_the_same_length(llm: LLM, reference: Any) -> None:

@@ -3,17 +3,15 @@
 import os
 
 import pytest
+from native_checks import LEVELS
 
 from octavo.kernels.native import library
 from octavo.kernels.native.build import Toolchain
-from octavo.kernels.native.isa import Processor
 from octavo.kernels.native.library import NativeLibrary
 
 FLAGS = os.environ.get("OCTAVO_TEST_FLAGS", "")
 """More flags for the compiler: how `scripts/check_native` builds with sanitizers."""
 COMPILER = os.environ.get("OCTAVO_TEST_CXX")
-
-LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or [level.name for level in Processor.read().levels()]
 
 if FLAGS or COMPILER:
     library.DEFAULT = Toolchain(flags=tuple(FLAGS.split()), compiler=COMPILER)
@@ -30,6 +28,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(scope="session", params=LEVELS)
 def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
     """Return the library of one level; every test that asks for it runs at all levels.
+
+    A slow test may name the levels itself, as one of its pairwise parameters (`LEVELS`, `indirect=["native_library"]`).
 
     Built in the user's cache, so that only the first run after a change compiles.
     """

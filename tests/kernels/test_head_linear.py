@@ -3,6 +3,8 @@
 import pytest
 import torch
 from kernel_checks import assert_close, assert_rows_independent, random
+from native_checks import LEVELS
+from pairwise import pairwise_first
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
@@ -55,8 +57,12 @@ def test_head_linear_through_torch(shape: tuple[int, int, int, int], dtype: torc
     assert_rows_independent(lambda rows: head_linear(rows, heads), x)
 
 
-@pytest.mark.parametrize("dtype", cases.TOLERANCES, ids=str)
-@pytest.mark.parametrize("shape", cases.SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("native_library", "shape", "dtype"),
+    pairwise_first(LEVELS, cases.SHAPES, list(cases.TOLERANCES)),
+    indirect=["native_library"],
+    ids=str,
+)
 def test_native_head_linear(
     native_library: NativeLibrary, shape: tuple[int, int, int, int], dtype: torch.dtype
 ) -> None:

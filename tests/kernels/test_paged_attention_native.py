@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close, random
 from native_cache import NativeCache, read
+from native_checks import LEVELS
 from paged_requests import scored
-from pairwise import pairwise
+from pairwise import pairwise, pairwise_first
 from torch import Tensor
 
 from octavo.kernels.native import library
@@ -199,8 +200,9 @@ def test_any_step(
 
 
 @pytest.mark.parametrize(
-    ("heads", "window", "dtype"),
-    pairwise([(9, 3, 64), (7, 1, 12), (8, 1, 128), (16, 1, 96, 80)], [None, 150], list(TOLERANCES)),
+    ("native_library", "heads", "window", "dtype"),
+    pairwise_first(LEVELS, [(9, 3, 64), (7, 1, 12), (8, 1, 128), (16, 1, 96, 80)], [None, 150], list(TOLERANCES)),
+    indirect=["native_library"],
     ids=str,
 )
 def test_a_position_has_the_same_bits_in_every_step(
@@ -236,8 +238,9 @@ def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_l
 
 
 @pytest.mark.parametrize(
-    ("heads", "block_size", "dtype"),
-    pairwise([(9, 3, 64), (4, 4, 20), (5, 1, 40, 32)], [16, 5], list(TOLERANCES)),
+    ("native_library", "heads", "block_size", "dtype"),
+    pairwise_first(LEVELS, [(9, 3, 64), (4, 4, 20), (5, 1, 40, 32)], [16, 5], list(TOLERANCES)),
+    indirect=["native_library"],
     ids=str,
 )
 def test_requests_that_share_a_prefix_have_the_bits_that_each_has_alone(

@@ -6,14 +6,12 @@ import os
 
 import pytest
 import torch
-from native_checks import odd_numbers, same_bits
+from native_checks import LEVELS, odd_numbers, same_bits
 
 from octavo.kernels.native.build import SOURCES, Toolchain
 from octavo.kernels.native.build import build as build_library
-from octavo.kernels.native.isa import Processor
 from octavo.kernels.native.library import NativeLibrary
 
-LEVELS = [level.name for level in Processor.read().levels()]
 FLAGS = os.environ.get("OCTAVO_TEST_FLAGS", "").split()
 
 

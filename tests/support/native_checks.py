@@ -1,6 +1,7 @@
 """Runs a native operation over rows and checks the contract of all operations."""
 
 import math
+import os
 from collections.abc import Callable, Sequence
 
 import torch
@@ -8,7 +9,12 @@ from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix, StepArguments
 from octavo.kernels.native.direct import run
+from octavo.kernels.native.isa import Processor
 from octavo.kernels.native.library import NativeLibrary
+
+LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or [level.name for level in Processor.read().levels()]
+"""The instruction sets of this processor, best first, or those that `scripts/check_native` chose: values of the fixture
+`native_library`."""
 
 NATIVE_DTYPES = [torch.float32, torch.bfloat16]
 """What row operations write."""

@@ -1,8 +1,10 @@
-"""`pairwise`: combinations of parameters in which every pair of values occurs, instead of their whole product."""
+"""Combinations of parameters in which every pair of values occurs, instead of their whole product."""
 
 import itertools
 from collections.abc import Sequence
 from typing import Any
+
+import pytest
 
 
 def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -11,13 +13,21 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     Greedy and deterministic: a few more combinations than the largest two parameters multiplied.
     """
     candidates = list(itertools.product(*(range(len(values)) for values in parameters)))
-    uncovered = set().union(*map(_pairs, candidates))
+    pairs = {candidate: _pairs(candidate) for candidate in candidates}
+    uncovered = set().union(*pairs.values())
     chosen = []
     while uncovered:
-        best = max(candidates, key=lambda candidate: len(uncovered & _pairs(candidate)))
-        uncovered -= _pairs(best)
+        best = max(candidates, key=lambda candidate: len(uncovered & pairs[candidate]))
+        uncovered -= pairs[best]
         chosen.append(tuple(values[index] for values, index in zip(parameters, best, strict=True)))
     return chosen
+
+
+def pairwise_first(*parameters: Sequence[Any]) -> list[Any]:
+    """Return the same combinations, then all others of the product, which only `--long` runs."""
+    chosen = pairwise(*parameters)
+    others = [values for values in itertools.product(*parameters) if values not in chosen]
+    return [*chosen, *(pytest.param(*values, marks=pytest.mark.long) for values in others)]
 
 
 def _pairs(candidate: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
