@@ -35,7 +35,7 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.default_int_handler)
     rounds = args.rounds or (QUICK_ROUNDS if args.quick else ROUNDS)
-    limits = Limits(rounds, start_s=args.start_limit, row_s=args.limit)
+    limits = Limits(rounds, start_s=args.start_limit, row_s=args.limit, is_processor_time=args.processor_time)
     engines = _engines(args)
     wanted = args.only or rows.ALL_KEYS
     results = Results()
@@ -83,6 +83,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--scaling", action="store_true", help="also measure octavo by batch and by context")
     parser.add_argument("--limit", type=float, default=240.0, help="time limit in seconds of an engine's turn")
     parser.add_argument("--start-limit", type=float, default=600.0, help="time limit in seconds of an engine's start")
+    parser.add_argument(
+        "--processor-time",
+        action="store_true",
+        help="rates per second of processor time, for a machine that is not idle; with one core, by taskset",
+    )
     parser.add_argument("--logs", metavar="DIR", help="directory for the engines' logs; default: a temporary one")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     return parser.parse_args()

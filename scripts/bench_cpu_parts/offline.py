@@ -32,6 +32,8 @@ class Limits:
     """Limit in seconds for an engine to become ready."""
     row_s: float
     """Limit in seconds for one engine's measurement in one round."""
+    is_processor_time: bool = False
+    """Rates are per second of processor time, of all processes of the engine."""
 
 
 @dataclass
@@ -101,7 +103,10 @@ class OfflineBench:
         ceilings = self.meter.probe()
         session.wake()
         others = processes.LoadOfOthers([session.pid])
+        before_s = processes.cpu_seconds(processes.tree(session.engine_pid))
         elapsed_s = sum(session.generate(workload, self.limits.row_s) for workload in todo)
+        if self.limits.is_processor_time:
+            elapsed_s = processes.cpu_seconds(processes.tree(session.engine_pid)) - before_s
         other_load = others.cores()
         session.rest()
         ceilings = ceilings.or_better(self.meter.probe())
