@@ -15,7 +15,7 @@ from workloads import Ask, ask, ask_all, random_requests
 from octavo import AsyncClient, SamplingParams, StructuredOutputsParams
 from octavo.frontend.engine_state import EngineState
 from octavo.protocol.config.sources import engine_config
-from octavo.protocol.errors import EngineDeadError, StartupError
+from octavo.protocol.errors import EngineDeadError, RequestFailedError, StartupError
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6, "num_threads": 1}
 ENGINES: dict[str, Any] = {**SETTINGS, "data_parallel_size": 2, "enable_expert_parallel": True}
@@ -25,6 +25,34 @@ SPECIAL = [
     SamplingParams(max_tokens=120, temperature=0.0, repetition_penalty=1.1, logprobs=3, prompt_logprobs=1),
 ]
 REQUESTS = [*random_requests(seed=11, count=16, vocab_size=100), *(Ask((9, 8, 7), params) for params in SPECIAL * 3)]
+
+
+KILLER = """
+import os, pathlib, signal
+from octavo import AdapterLogitsProcessor
+
+class KillOther(AdapterLogitsProcessor):
+    def __init__(self, config, device, is_pin_memory):
+        super().__init__(config, device, is_pin_memory)
+        self.pids = pathlib.Path(__file__).parent
+        self.engine = config.engine_index
+        (self.pids / f"worker{self.engine}").write_text(str(os.getpid()))
+
+    def is_argmax_invariant(self):
+        return True
+
+    def new_req_logits_processor(self, params):
+        if "kills_at" not in (params.extra_args or {}):
+            return None
+
+        def process(prompt, output, logits):
+            if len(output) == params.extra_args["kills_at"]:
+                os.kill(int((self.pids / f"worker{1 - self.engine}").read_text()), signal.SIGKILL)
+                signal.pause()  # the step never ends, as if the other worker had died before the exchange
+            return logits
+
+        return process
+"""
 
 
 @pytest.fixture(scope="module")
@@ -86,6 +114,26 @@ def test_all_requests_fail_at_once_if_an_engine_is_given_up(mixture: Path) -> No
             failures = [str(engine.link.failure) for engine in client.engines]
             assert failures[0] == f"engine 1, which has a part of the experts, was given up: {failures[1]}"
             await until(lambda: not any(engine.process.is_running for engine in client.engines))
+
+    asyncio.run(main())
+
+
+@pytest.mark.long
+def test_requests_that_kill_the_worker_of_another_engine_fail_alone(
+    mixture: Path, expected: list[list[Any]], tmp_path: Path
+) -> None:
+    file = tmp_path / "killer.py"
+    file.write_text(KILLER)
+    poison = SamplingParams(max_tokens=60, seed=1, ignore_eos=True, extra_args={"kills_at": 20})
+
+    async def main() -> None:
+        async with AsyncClient.launch(str(mixture), **ENGINES, logits_processors=[f"{file}:KillOther"]) as client:
+            asking = [asyncio.create_task(ask(client, Ask((5, 6, 7), poison))) for _ in range(2)]
+            assert await ask_all(client, REQUESTS) == expected
+            for guilty in asking:
+                with pytest.raises(RequestFailedError, match="crashes the workers"):
+                    await guilty
+            assert await ask_all(client, REQUESTS) == expected, "nobody is held back any more"
 
     asyncio.run(main())
 
