@@ -3,17 +3,14 @@
 import os
 import resource
 import signal
-import subprocess
-import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
-from specs import PYTHONPATH
+from orphans import assert_dies_with_parent
+from servers import is_running
 from tiny_models import make_tiny
-from waiting import read_line, wait_until
 from worker_plans import worker_config
 
 from octavo.core_proc.workers import fork_server as fork_server_module
@@ -162,7 +159,7 @@ def test_ready_workers_end_with_their_server(config: ResolvedConfig, tmp_path: P
     os.kill(server.pid, signal.SIGKILL)
     for child, pid in zip(children, pids, strict=True):
         assert child.wait(TIMEOUT_S) == -signal.SIGKILL
-        assert has_ended(pid), "its memory is free"
+        assert not is_running(pid), "its memory is free"
         with pytest.raises(ChildExited, match="was killed by SIGKILL"):
             child.receive(TIMEOUT_S)
         child.close()
@@ -195,29 +192,4 @@ def test_workers_die_with_their_server_and_are_not_forked_after_a_kill(config: R
 
 
 def test_workers_die_with_the_core(config: ResolvedConfig, tmp_path: Path) -> None:
-    (tmp_path / "spec").write_bytes(msgspec.msgpack.encode(spec_of(config, tmp_path)))
-    code = f"""
-        import msgspec, pathlib
-        from octavo.core_proc.workers.fork_server import ForkServer
-        from octavo.protocol.control import WorkerReady, WorkerSpec
-        spec = msgspec.msgpack.decode(pathlib.Path({str(tmp_path / "spec")!r}).read_bytes(), type=WorkerSpec)
-        child = ForkServer().spawn(spec, "worker")
-        while not isinstance(child.receive(), WorkerReady):
-            pass
-        print(child.pid, flush=True)
-        child.receive()
-    """
-    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        pid = int(read_line(parent.stdout, START_TIMEOUT_S))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait(TIMEOUT_S)
-    wait_until(lambda: has_ended(pid))
-
-
-def has_ended(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return True
+    assert_dies_with_parent(spec_of(config, tmp_path), 'ForkServer().spawn(spec, "worker")', tmp_path)

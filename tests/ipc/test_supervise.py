@@ -8,14 +8,13 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-from servers import are_reaped, as_init_process, descendants
+from servers import are_reaped, as_init_process, descendants, is_running, left_after
 from specs import PYTHONPATH, core_spec
 from waiting import read_line, wait_until
 
@@ -44,21 +43,6 @@ def receive_all(child: Child) -> list[object]:
         assert message is not None, "timed out"
         messages.append(message)
     return messages
-
-
-def is_running(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            return stat.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
-
-
-def wait_until_gone(pid: int, timeout_s: float) -> bool:
-    deadline = time.monotonic() + timeout_s
-    while is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not is_running(pid)
 
 
 def test_a_child_is_heard_through_a_descriptor_beyond_those_of_select() -> None:
@@ -191,7 +175,7 @@ def test_a_child_does_not_outlive_a_killed_parent() -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
         pid = int(read_line(parent.stdout))
         parent.kill()
-        assert wait_until_gone(pid, 2.0)
+        assert not left_after([pid], 2.0)
 
 
 def test_a_child_notices_that_its_parent_died_before_the_handshake() -> None:

@@ -4,9 +4,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,10 +14,10 @@ import msgspec
 import pytest
 import torch
 import zmq
-from specs import PYTHONPATH
+from orphans import assert_dies_with_parent
+from servers import cpu_seconds
 from subscribers import wait_for_subscribers
 from tiny_models import make_tiny
-from waiting import read_line, wait_until
 from worker_plans import spec, worker_config
 
 from octavo.protocol.channel import Publisher, ResultPull
@@ -231,54 +228,20 @@ def test_an_idle_worker_uses_no_processor_time(config: ResolvedConfig, tmp_path:
         w.ask(AllocateCache(0, num_blocks=[8], max_model_len=64))
         w.ask(plan(1, [5, 6, 7]))
         time.sleep(0.2)
-        before = _processor_ticks(w.child.pid)
+        before = cpu_seconds(w.child.pid)
         time.sleep(1.0)
-        assert _processor_ticks(w.child.pid) - before <= 1  # a tick is 10 ms
+        assert cpu_seconds(w.child.pid) - before < 0.015  # a tick is 10 ms
 
 
 def test_a_worker_dies_with_its_parent(config: ResolvedConfig, tmp_path: Path) -> None:
-    (tmp_path / "spec").write_bytes(
-        msgspec.msgpack.encode(worker_spec(config, f"ipc://{tmp_path}/plans", f"ipc://{tmp_path}/results"))
-    )
-    code = f"""
-        import msgspec, pathlib
-        from octavo.protocol.control import WorkerReady, WorkerSpec
-        from octavo.protocol.supervise import Child
-        spec = msgspec.msgpack.decode(pathlib.Path({str(tmp_path / "spec")!r}).read_bytes(), type=WorkerSpec)
-        child = Child.spawn("octavo.worker_proc", spec, "worker")
-        while not isinstance(child.receive(), WorkerReady):
-            pass
-        print(child.pid, flush=True)
-        child.receive()
-    """
-    command = [sys.executable, "-P", "-c", textwrap.dedent(code)]
-    environment = {**os.environ, "PYTHONPATH": PYTHONPATH}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as parent:
-        pid = int(read_line(parent.stdout, START_TIMEOUT_S))
-        parent.send_signal(signal.SIGKILL)
-        parent.wait(TIMEOUT_S)
-    wait_until(lambda: not _is_running(pid), timeout_s=2.0)
+    spec = worker_spec(config, f"ipc://{tmp_path}/plans", f"ipc://{tmp_path}/results")
+    assert_dies_with_parent(spec, 'Child.spawn("octavo.worker_proc", spec, "worker")', tmp_path)
 
 
 def _safetensors_bytes(folder: Path) -> int:
     from safetensors.torch import load_file
 
     return sum(tensor.nbytes for tensor in load_file(folder / "model.safetensors").values())
-
-
-def _stat(pid: int) -> list[str]:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-
-
-def _processor_ticks(pid: int) -> int:
-    return int(_stat(pid)[11]) + int(_stat(pid)[12])
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return _stat(pid)[0] not in "ZX"
-    except FileNotFoundError:
-        return False
 
 
 def masked_plan(sequence: int, start: int, num_tokens: int) -> StepPlan:

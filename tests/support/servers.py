@@ -127,7 +127,7 @@ def is_running(pid: int) -> bool:
     """False for a process that has exited, even if it is not reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return False
 
 
