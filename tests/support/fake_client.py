@@ -73,6 +73,25 @@ def resolved_config(**changes: Any) -> ResolvedConfig:
     return resolve(config, facts, device="cpu", num_cores=1)
 
 
+def engine_facts(served_model_names: list[str], **changes: Any) -> EngineFacts:
+    """Return what a small engine tells of itself."""
+    values: dict[str, Any] = {
+        "epoch": 1,
+        "model": "/models/fake",
+        "served_model_names": served_model_names,
+        "max_model_len": MAX_MODEL_LEN,
+        "vocab_size": 258,
+        "block_size": 16,
+        "num_blocks": 64,
+        "max_num_seqs": 8,
+        "max_logprobs": 20,
+        "dtype": "float32",
+        "device": "cpu",
+        "config": b"",
+    }
+    return EngineFacts(**{**values, **changes})
+
+
 class FakeClient:
     """Answers every request with `reply`, one token per output, unless configured otherwise."""
 
@@ -80,20 +99,7 @@ class FakeClient:
         self.reply = reply
         self.config = resolved_config(**config)
         self.tokenizer = byte_tokenizer()
-        self.facts = EngineFacts(
-            epoch=1,
-            model="/models/fake",
-            served_model_names=self.config.served_model_names,
-            max_model_len=MAX_MODEL_LEN,
-            vocab_size=258,
-            block_size=16,
-            num_blocks=64,
-            max_num_seqs=8,
-            max_logprobs=20,
-            dtype="float32",
-            device="cpu",
-            config=b"",
-        )
+        self.facts = engine_facts(self.config.served_model_names)
         self.requests: list[dict[str, Any]] = []
         """Calls of `generate`, in order."""
         self.ended_early: list[str] = []

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 import msgspec
-from fake_client import byte_tokenizer, resolved_config
+from fake_client import byte_tokenizer, engine_facts, resolved_config
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.engine_connection import EngineConnection
 from octavo.frontend.link import CoreLink
 from octavo.protocol.codec import Frame, request_codec
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.events import EngineFacts, Events, RequestEvent
+from octavo.protocol.events import Events, RequestEvent
 from octavo.protocol.requests import FrontendMessage, Submit
 
 VOCAB_SIZE = 50_000
@@ -50,19 +50,9 @@ class IdleLink(CoreLink):
 
     def __init__(self, config: ResolvedConfig) -> None:
         super().__init__(None, "nowhere")  # type: ignore[arg-type]
-        self.facts = EngineFacts(
-            epoch=1,
-            model="/models/fake",
-            served_model_names=config.served_model_names,
-            max_model_len=MAX_MODEL_LEN,
-            vocab_size=VOCAB_SIZE,
-            block_size=16,
-            num_blocks=64,
-            max_num_seqs=8,
-            max_logprobs=20,
-            dtype="float32",
-            device="cpu",
-            config=msgspec.msgpack.encode(config),
+        encoded = msgspec.msgpack.encode(config)
+        self.facts = engine_facts(
+            config.served_model_names, max_model_len=MAX_MODEL_LEN, vocab_size=VOCAB_SIZE, config=encoded
         )
 
     @property
