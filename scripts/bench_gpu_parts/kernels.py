@@ -67,6 +67,7 @@ def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
         head_dim=case.head_dim,
         dtype=_BF16,
         device=DEVICE,
+        key_value_dim=case.key_value_dim,
     )
     for layer in range(num_layers):
         for cache in storage.layer(layer):
@@ -80,7 +81,9 @@ def _octavo(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
         [case.context] * case.batch,
         block_table,
         BLOCK_SIZE,
-        AttentionShape(case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5),
+        AttentionShape(
+            case.num_heads, case.num_kv_heads, case.head_dim, case.head_dim**-0.5, key_value_dim=case.key_value_dim
+        ),
     )
     queries = normal(case.batch * case.num_tokens, case.num_heads, case.head_dim)
     return lambda layer: planned(queries, *storage.layer(layer))

@@ -45,6 +45,8 @@ class AttentionCase:
     head_dim: int = 128
     num_shared: int = 0
     """Keys that all requests share, in whole blocks."""
+    key_value_dim: int | None = None
+    """Latent attention: values are the beginnings of keys, this many numbers."""
 
 
 @dataclass(frozen=True)

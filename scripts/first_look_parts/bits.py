@@ -33,12 +33,17 @@ def attention_bits(
     *,
     window: int | None = None,
     has_sinks: bool = False,
+    key_value_dim: int | None = None,
 ) -> dict[str, Any]:
     """Compare attention over a whole prompt with chunks of it and with decodes, all in one other step."""
-    shape = AttentionShape(num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window)
+    shape = AttentionShape(
+        num_heads, num_kv_heads, head_dim, scale=head_dim**-0.5, window=window, key_value_dim=key_value_dim
+    )
     sinks = torch.randn(num_heads, device=DEVICE) if has_sinks else None
     blocks = -(-length // BLOCK_SIZE)
     caches = [torch.randn(blocks, BLOCK_SIZE, num_kv_heads, head_dim, device=DEVICE).bfloat16() for _ in range(2)]
+    if key_value_dim is not None:
+        caches[1] = caches[0][..., :key_value_dim]
     queries = torch.randn(length, num_heads, head_dim, device=DEVICE).bfloat16()
     block_ids = torch.randperm(blocks, device=DEVICE).int()
     whole = gpu.plan([0, length], [length], block_ids[None], BLOCK_SIZE, shape)(queries, *caches, sinks_N=sinks)
@@ -58,6 +63,8 @@ def attention_bits(
         if not torch.equal(beside[start : start + rows], whole[end - rows : end])
     ]
     name = "attention with sinks" if has_sinks else "attention"
+    if key_value_dim is not None:
+        name = f"latent attention, {num_heads} heads"
     return _result(name, len(parts), [f"{rows} rows up to {end}" for rows, end in differing])
 
 

@@ -59,6 +59,7 @@ def all_cells() -> list[Cell]:
         Cell("sums", "sums over several GPUs", "kernels", "sums", SUMS, 20, 90),
         *(_attention(*case) for case in ATTENTION),
         _attention(64, 4352, 1, num_shared=4096),
+        *(_latent(num_heads) for num_heads in (16, 128)),
         Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
@@ -102,6 +103,11 @@ def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -
     if num_shared:
         title, arguments = f"{title}, of which {num_shared} shared", arguments | {"num_shared": num_shared}
     return Cell(f"attention-{batch}-{context}-{num_tokens}", title, "kernels", "attention", arguments, 3, 25)
+
+
+def _latent(num_heads: int) -> Cell:
+    title = f"latent attention, {num_heads} heads"
+    return Cell(f"latent-{num_heads}", title, "kernels", "latent_attention", {"num_heads": num_heads}, 6, 40)
 
 
 def _decode(shape: ShapeName, group: Group) -> list[Cell]:

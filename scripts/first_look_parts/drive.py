@@ -26,7 +26,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, mixtures, products, ranks
+from first_look_parts import bits, early, latent, mixtures, products, ranks
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -88,6 +88,11 @@ def attention_bits(has_sinks: bool = False) -> dict[str, Any]:
     heads = ((64, 8, 64) if has_sinks else (32, 8, 128)) if IS_ON_GPU else (2, 1, 16)
     length, num_decodes = (5000, 97) if IS_ON_GPU else (70, 3)
     return bits.attention_bits(length, num_decodes, *heads, window=128 if has_sinks else None, has_sinks=has_sinks)
+
+
+def latent_attention(num_heads: int) -> dict[str, Any]:
+    """Return the times and bits of latent attention, as DeepSeek has it."""
+    return latent.latent_attention(num_heads, is_tiny=not IS_ON_GPU)
 
 
 def mixture(**layer: Any) -> dict[str, Any]:
@@ -244,6 +249,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "mixture": mixture,
     "attention_bits": attention_bits,
     "attention": attention,
+    "latent_attention": latent_attention,
     "tp_invariant": tp_invariant,
     "sums": ranks.sums,
     "early_launches": early_launches,
