@@ -9,7 +9,7 @@ from fake_stream import FakeStream
 from pipeline_driver import PipelineDriver
 from tiny_models import VOCAB_SIZE
 from triton_interpreter import IS_INTERPRETING
-from worker_plans import Running, spec
+from worker_plans import NUM_BLOCKS, Running, spec
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
@@ -20,7 +20,6 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
 from octavo.worker_proc.sampling.processors import Processors
 
-NUM_BLOCKS = 64
 NUM_STEPS = 3
 SETTINGS = {"max_num_seqs": 4, "max_model_len": 64, "block_size": 4, "max_num_batched_tokens": 24}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from fake_device import converse
 from fake_stream import FakeEvent
-from gpu_steps import NUM_BLOCKS, prompt
+from gpu_steps import prompt
 from triton_interpreter import IS_INTERPRETING
-from worker_plans import spec
+from worker_plans import NUM_BLOCKS, spec
 
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.channel import Publisher, ResultPull
