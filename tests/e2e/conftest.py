@@ -11,6 +11,8 @@ from servers import Server, serve
 from tiny_models import make_tiny
 
 from octavo import LLM
+from octavo.kernels.native import library
+from octavo.kernels.native.library import NativeLibrary
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +35,9 @@ def server(model: Path) -> Iterator[Server]:
     tools = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--trust-request-chat-template")
     with serve(model, *flags, *tools, "--served-model-name", "tiny") as server:
         yield server.wait_until_ready()
+
+
+@pytest.fixture(scope="module", params=["torch", "native"])
+def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
+    """Return what models compute with: the library, or None for torch."""
+    return library.load() if request.param == "native" else None

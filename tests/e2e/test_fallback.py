@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from model_runner import Runner, facts_of, filled, prompts
+from model_runner import (
+    Runner,
+    assert_chunks_and_batches_do_not_change_a_bit,
+    assert_equals_transformers,
+    facts_of,
+    filled,
+    prompts,
+    results_of_transformers,
+)
 from msgspec.structs import replace
 from tiny_fallback import FALLBACKS
 from tiny_families import FAMILIES
@@ -42,12 +50,6 @@ NAMES = [
 ]
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
-def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
-    """What products and attention are computed with."""
-    return library.load() if request.param == "native" else None
-
-
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("fallback")
@@ -66,47 +68,22 @@ def loaded(path: Path, dtype: torch.dtype, kernels: NativeLibrary | None) -> Mod
 
 @cache
 def expected(path: Path) -> tuple[list[Tensor], Tensor]:
-    """Return what `transformers` computes: the logits of the prompts, and one of them with 12 greedy tokens."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
-    tokens = prompts(320)
-    known = tokens[1]
-    with torch.inference_mode():
-        logits = [model(prompt[None]).logits[0] for prompt in tokens]
-        for _ in range(12):
-            known = torch.cat((known, model(known[None]).logits[0, -1].argmax()[None]))
-    return logits, known
+    return results_of_transformers(
+        transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager")
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_and_greedy_tokens_equal_transformers(name: str, root: Path, kernels: NativeLibrary | None) -> None:
     path = tiny(name, root)
-    logits, greedy = expected(path)
     runner = Runner(loaded(path, torch.float32, kernels), torch.float32, MAX_LEN)
-    tokens = prompts(320)
-    for request, theirs in enumerate(logits):
-        actual = runner.in_chunks(tokens, request, [len(tokens[request])])
-        torch.testing.assert_close(actual.log_softmax(1), theirs.log_softmax(1), rtol=1e-4, atol=1e-4)
-    known = tokens[1]
-    last = runner.step([known], [(0, 0, len(known))])[0][-1]
-    for _ in range(12):
-        known = torch.cat((known, last.argmax()[None]))
-        last = runner.step([known], [(0, len(known) - 1, len(known))])[0][-1]
-    assert torch.equal(known, greedy)
+    assert_equals_transformers(runner, *expected(path))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_chunks_and_batches_do_not_change_a_bit(name: str, root: Path, kernels: NativeLibrary | None) -> None:
     dtype = torch.bfloat16 if kernels is None else torch.float32
-    runner = Runner(loaded(tiny(name, root), dtype, kernels), dtype, MAX_LEN)
-    tokens = prompts(320)
-    whole = [runner.in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
-    assert all(bool(logits.isfinite().all()) for logits in whole)
-    for ends in ([7, 8, 9, 60, 73, 130, 200], [1, 199, 200]):
-        assert torch.equal(runner.in_chunks(tokens, 0, ends), whole[0]), ends
-    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 131)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
-    for step in parts:
-        for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
-            assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+    assert_chunks_and_batches_do_not_change_a_bit(Runner(loaded(tiny(name, root), dtype, kernels), dtype, MAX_LEN))
 
 
 def test_every_architecture_here_has_no_family() -> None:

@@ -16,7 +16,18 @@ import published_moe_configs
 import pytest
 import torch
 import transformers
-from model_runner import Runner, facts_of, filled, load, packed, prompts, with_config
+from model_runner import (
+    Runner,
+    assert_chunks_and_batches_do_not_change_a_bit,
+    assert_equals_transformers,
+    facts_of,
+    filled,
+    load,
+    packed,
+    prompts,
+    results_of_transformers,
+    with_config,
+)
 from safetensors.torch import load_file
 from tiny_families import FAMILIES, WINDOW
 from tiny_hybrids import VARIANTS
@@ -29,7 +40,6 @@ from worker_plans import worker_config
 
 from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
-from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import DeviceFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
@@ -45,14 +55,19 @@ from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
 SHORT_AND_LONG = [pytest.param(name, marks=pytest.mark.long if name in VARIANTS else ()) for name in FAMILIES]
+KINDS = (
+    *("gemma2", "gemma3", "phi", "gpt-neox", "olmo2", "cohere2", "mpt", "bloom", "falcon-40b", "mamba2"),
+    *("granite-hybrid", "lfm2-moe", "qwen3-next", "nemotron-h"),
+)
+"""Families with each kind of norm, position, mask, attention and state: the torch path is slow, and only a reference,
+so the default run tests no others for bits that depend on chunks there."""
+CHUNKED = [
+    pytest.param(name, kernels, marks=pytest.mark.long if name in VARIANTS or name not in among else ())
+    for kernels, among in (("torch", KINDS), ("native", FAMILIES))
+    for name in FAMILIES
+]
 CONFIGS = published_configs.CONFIGS | published_hybrid_configs.CONFIGS | published_moe_configs.CONFIGS
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.fixture(scope="module", params=["torch", "native"])
-def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
-    """What models compute with."""
-    return library.load() if request.param == "native" else None
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -85,51 +100,21 @@ def reference(path: Path) -> transformers.PreTrainedModel:
 
 @cache
 def expected(path: Path) -> tuple[list[Tensor], Tensor]:
-    """Return what `transformers` computes: the logits of the prompts, and one of them with 24 greedy tokens."""
-    model = reference(path)
-    tokens = prompts(model.config.vocab_size)
-    with torch.inference_mode():
-        logits = [model(prompt[None]).logits[0] for prompt in tokens]
-    prompt = tokens[1]
-    known = prompt
-    with torch.inference_mode():
-        for _ in range(24):
-            known = torch.cat((known, model(known[None]).logits[0, -1].argmax()[None]))
-    return logits, known
+    return results_of_transformers(reference(path))
 
 
 @pytest.mark.parametrize("family", SHORT_AND_LONG)
 def test_logits_and_greedy_tokens_equal_transformers(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     path = tiny(family, root)
-    logits, greedy = expected(path)
     runner = Runner(load(path, torch.float32, kernels), torch.float32, MAX_LEN)
-    tokens = prompts(320)
-    for request, theirs in enumerate(logits):
-        actual = runner.in_chunks(tokens, request, [len(tokens[request])])
-        torch.testing.assert_close(actual.log_softmax(1), theirs.log_softmax(1), rtol=1e-4, atol=1e-4)
-    known = tokens[1]
-    last = runner.step([known], [(0, 0, len(known))])[0][-1]
-    for _ in range(24):
-        known = torch.cat((known, last.argmax()[None]))
-        last = runner.step([known], [(0, len(known) - 1, len(known))])[0][-1]
-    assert torch.equal(known, greedy)
+    assert_equals_transformers(runner, *expected(path))
 
 
-@pytest.mark.parametrize("family", SHORT_AND_LONG)
+@pytest.mark.parametrize(("family", "kernels"), CHUNKED, indirect=["kernels"])
 def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     # bfloat16 through torch and float32 in programs: each path has one type in which more is rounded.
     dtype = torch.bfloat16 if kernels is None else torch.float32
-    model = load(tiny(family, root), dtype, kernels)
-    tokens = prompts(320)
-    runner = Runner(model, dtype, MAX_LEN)
-    whole = [runner.in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
-    assert all(bool(logits.isfinite().all()) for logits in whole)
-    for ends in ([7, 8, 9, 60, 73, 130, 200], [1, 199, 200]):
-        assert torch.equal(runner.in_chunks(tokens, 0, ends), whole[0]), ends
-    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 130)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
-    for step in parts:
-        for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
-            assert torch.equal(logits, whole[request][start:end]), (request, start, end)
+    assert_chunks_and_batches_do_not_change_a_bit(Runner(load(tiny(family, root), dtype, kernels), dtype, MAX_LEN))
 
 
 @pytest.mark.long

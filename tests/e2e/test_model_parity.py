@@ -7,10 +7,10 @@ import pytest
 import torch
 import transformers
 from model_runner import Runner, facts_of, filled, load, prompts, with_config
+from pairwise import pairwise_first
 from safetensors.torch import load_file
 from tiny_models import ARCHITECTURES, MOE_ARCHITECTURES, make_tiny
 
-from octavo.kernels.native import library
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.cache.groups import CacheGroup
@@ -62,12 +62,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["torch", "native"])
-def kernels(request: pytest.FixtureRequest) -> NativeLibrary | None:
-    """What models compute with."""
-    return library.load() if request.param == "native" else None
-
-
 @pytest.fixture(scope="module")
 def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("models")
@@ -96,16 +90,15 @@ def test_logits_and_greedy_tokens_equal_transformers(
         eos_token_id=None,
         pad_token_id=0,
     )[0]
-    known = prompt
-    last = runner.step([known], [(0, 0, len(known))])[0][-1]
-    for _ in range(24):
-        known = torch.cat((known, last.argmax()[None]))
-        last = runner.step([known], [(0, len(known) - 1, len(known))])[0][-1]
-    assert torch.equal(known, greedy)
+    assert torch.equal(runner.greedy(prompt, 24), greedy)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    ("variant", "kernels", "dtype"),
+    pairwise_first(list(VARIANTS), ["torch", "native"], [torch.float32, torch.bfloat16]),
+    indirect=["kernels"],
+    ids=str,
+)
 def test_chunks_and_batches_do_not_change_a_bit(
     variant: str, dtype: torch.dtype, directories: dict[str, Path], kernels: NativeLibrary | None
 ) -> None:

@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file
+from tiny_models import VOCAB_SIZE
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.linear import Packer
@@ -151,6 +153,48 @@ class Runner:
         """Compute one request alone, in chunks."""
         pieces = [self.step(tokens, [(request, start, end)])[0] for start, end in zip([0, *ends], ends, strict=False)]
         return torch.cat(pieces)
+
+    def greedy(self, prompt: Tensor, num_tokens: int) -> Tensor:
+        """Return a prompt and the greedy tokens after it."""
+        known = prompt
+        last = self.step([known], [(0, 0, len(known))])[0][-1]
+        for _ in range(num_tokens):
+            known = torch.cat((known, last.argmax()[None]))
+            last = self.step([known], [(0, len(known) - 1, len(known))])[0][-1]
+        return known
+
+
+def results_of_transformers(model: PreTrainedModel) -> tuple[list[Tensor], Tensor]:
+    """Return what `transformers` computes: the logits of `prompts`, and the second of them with 16 greedy tokens."""
+    tokens = prompts(VOCAB_SIZE)
+    known = tokens[1]
+    with torch.inference_mode():
+        logits = [model(prompt[None]).logits[0] for prompt in tokens]
+        for _ in range(16):
+            known = torch.cat((known, model(known[None]).logits[0, -1].argmax()[None]))
+    return logits, known
+
+
+def assert_equals_transformers(runner: Runner, logits: list[Tensor], greedy: Tensor) -> None:
+    """The same probabilities and greedy tokens as `results_of_transformers` returned."""
+    tokens = prompts(VOCAB_SIZE)
+    for request, theirs in enumerate(logits):
+        actual = runner.in_chunks(tokens, request, [len(tokens[request])])
+        torch.testing.assert_close(actual.log_softmax(1), theirs.log_softmax(1), rtol=1e-4, atol=1e-4)
+    assert torch.equal(runner.greedy(tokens[1], len(greedy) - len(tokens[1])), greedy)
+
+
+def assert_chunks_and_batches_do_not_change_a_bit(runner: Runner) -> None:
+    """Each position has the logits that it has if its request is computed alone and at once."""
+    tokens = prompts(VOCAB_SIZE)
+    whole = [runner.in_chunks(tokens, request, [len(tokens[request])]) for request in range(3)]
+    assert all(bool(logits.isfinite().all()) for logits in whole)
+    for ends in ([7, 8, 9, 60, 73, 130, 200], [1, 199, 200]):
+        assert torch.equal(runner.in_chunks(tokens, 0, ends), whole[0]), ends
+    parts = [(0, 0, 130), (1, 0, 5), (2, 0, 130)], [(0, 130, 131), (1, 5, 37)], [(0, 131, 132), (2, 130, 131)]
+    for step in parts:
+        for logits, (request, start, end) in zip(runner.step(tokens, step), step, strict=True):
+            assert torch.equal(logits, whole[request][start:end]), (request, start, end)
 
 
 def prompts(vocab_size: int) -> list[Tensor]:
