@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import logging
 import sys
 from functools import cache
 from pathlib import Path
@@ -330,35 +329,3 @@ def test_int8_weights(root: Path) -> None:
     model = loaded_as(config)
     assert {weight.product.packed.kind for weight in model.parameters.packed.values()} == {"u8"}
     assert try_batches(model, config) == ""
-
-
-def trial_with(change: str, root: Path, patch: pytest.MonkeyPatch) -> str:
-    """Try a model one of whose modules computes something of its whole batch."""
-    config = worker_config(tiny("stablelm", root))
-    model = loaded_as(config)
-    assert isinstance(model, TransformersModel)
-    module = model.module.get_submodule("model.layers.1.mlp.act_fn")
-    plain = module.forward
-    factors = {"rounds": lambda x: 1 + 1e-6 * x.shape[1], "mixes": lambda x: 1 + x.mean(1, keepdim=True)}
-    patch.setattr(module, "forward", lambda x: plain(x) * factors[change](x))
-    return try_batches(model, config)
-
-
-def test_a_module_that_depends_on_its_batch_is_named(
-    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        assert trial_with("rounds", root, monkeypatch) == "model.layers.1.mlp.act_fn"
-    assert "the rows of module model.layers.1.mlp.act_fn" in caplog.text
-
-
-def test_models_without_such_modules_say_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
-    config = worker_config(tiny("stablelm", root))
-    with caplog.at_level(logging.INFO):
-        assert try_batches(loaded_as(config), config) == ""
-    assert "StableLmForCausalLM runs through transformers" in caplog.text
-
-
-def test_a_module_that_mixes_requests_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match=r"model.layers.1.mlp.act_fn mixes the rows of requests"):
-        trial_with("mixes", root, monkeypatch)
