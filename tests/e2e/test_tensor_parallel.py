@@ -186,7 +186,8 @@ def test_ranks_that_divide_the_experts_change_no_bit(
 ) -> None:
     path = models["Qwen2MoeForCausalLM"]
     (alone,) = on_size(path, 1, **settings)
-    assert on_size(path, size, enable_expert_parallel=True, **settings) == [alone] * size
+    flags = {"enable_expert_parallel": True, "enable_tp_invariant_inference": True}
+    assert on_size(path, size, **flags, **settings) == [alone] * size
 
 
 @pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "quantization": "int8"}])

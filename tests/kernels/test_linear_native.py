@@ -139,6 +139,18 @@ ACTIVATIONS = {
 }
 
 
+def test_too_few_segments_for_the_ranks_are_refused_if_the_bits_must_not_depend_on_them(
+    native_library: NativeLibrary,
+) -> None:
+    weight = random(8, 96, dtype=torch.bfloat16)
+    packers = [Packer(weight.device, native_library, is_tp_invariant=is_on) for is_on in (False, True)]
+    usual, invariant = (packer.pack(weight) for packer in packers)
+    assert usual.in_segments(2, 4).product.packed.num_segments == 1
+    assert invariant.in_segments(8, 2).product.packed.num_segments == 4
+    with pytest.raises(ShapeError, match="384 inputs can be added up in 2 segments, too few for 4 ranks"):
+        invariant.in_segments(2, 4)
+
+
 @pytest.mark.parametrize("epilogue", ACTIVATIONS)
 @pytest.mark.parametrize("out_dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_epilogues(native_library: NativeLibrary, epilogue: Epilogue, out_dtype: torch.dtype) -> None:
