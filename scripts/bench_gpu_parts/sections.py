@@ -183,6 +183,10 @@ def measure_attention(run: Run, slot: Slot) -> None:
             # Includes compilation.
             if slot.allows(f"attention by {kernel}, {case}", ATTENTION_CASE_S * (4 if kernel == "flex" else 1)):
                 _attention_of(run, slot, kernel, case)
+    for num_heads in () if run.quick else (16, 128):
+        case = AttentionCase(64, 1024, 1, num_heads, 1, 576, key_value_dim=512)
+        if slot.allows(f"latent attention of {num_heads} heads", ATTENTION_CASE_S):
+            _attention_of(run, slot, "octavo", case)
 
 
 def measure_nano_vllm(run: Run, slot: Slot) -> None:
@@ -310,7 +314,14 @@ def _mixed(run: Run, steps: Steps, shape: ShapeName) -> None:
 
 
 def _attention_of(run: Run, slot: Slot, kernel: KernelName, case: AttentionCase) -> None:
-    if case.num_tokens > 1:
+    if case.key_value_dim is not None:
+        limits, name = run.ceilings(), f"{case.num_heads} heads, decode, {case.batch} x {case.context}"
+        num_keys = case.batch * case.context
+        flops = 2.0 * num_keys * case.num_heads * (case.head_dim + case.key_value_dim)
+        least_s = max(2 * num_keys * case.head_dim / limits.copy_bytes, flops / limits.matrix_flops)
+        key = f"latent-{case.num_heads}-{case.batch}-{case.context}-{case.num_tokens}"
+        metric = Metric(key, f"latent attention, {name}", "us", False)
+    elif case.num_tokens > 1:
         least_s = roofline.prefill_attention_seconds(run.ceilings(), case.context, case.num_heads, case.head_dim)
         metric = Metric("attention-prefill", f"attention, prefill of {case.context}", "us", False)
     else:
