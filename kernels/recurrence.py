@@ -45,7 +45,23 @@ class RecordedSlots:
     cache_group: int
 
 
-Slots = StateSlots | RecordedSlots
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceSlots:
+    """`StateSlots` in the memory of a GPU, int64, where a step's graph finds them; requests of padding have no rows."""
+
+    query_starts_Q: Tensor
+    """R + 1; those of padding are all the number of rows."""
+    sources_R: Tensor
+    destinations_R: Tensor
+    """-1 where the state is not kept, as that of a step of padding."""
+
+    @property
+    def num_requests(self) -> int:
+        """R, padding included."""
+        return len(self.sources_R)
+
+
+Slots = StateSlots | RecordedSlots | DeviceSlots
 
 
 def before(state: Tensor, source: int) -> Tensor:

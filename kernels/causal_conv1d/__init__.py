@@ -3,13 +3,17 @@
 from torch import Tensor
 
 from octavo.kernels.causal_conv1d import cpu, native
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.recurrence import Slots
 
 MAX_WIDTH = 8
 """Inputs of one output."""
 
-_IMPLEMENTATIONS = {"cpu": cpu.causal_conv1d, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.causal_conv1d,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.causal_conv1d.gpu", cpu.causal_conv1d),
+}
 
 
 def causal_conv1d(

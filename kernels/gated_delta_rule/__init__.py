@@ -2,14 +2,18 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.gated_delta_rule import cpu, native
 from octavo.kernels.gated_delta_rule.weights import DeltaWeights as DeltaWeights
 from octavo.kernels.recurrence import Slots
 
 MAX_KEY_DIM = 256
 
-_IMPLEMENTATIONS = {"cpu": cpu.gated_delta_rule, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.gated_delta_rule,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.gated_delta_rule.gpu", cpu.gated_delta_rule),
+}
 
 
 def gated_delta_rule(

@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.gated_rms_norm import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.gated_rms_norm, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.gated_rms_norm,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.gated_rms_norm.gpu", cpu.gated_rms_norm),
+}
 _SUMS = {"cpu": cpu.gated_square_sums, "recorded": native.record_sums}
 
 
@@ -51,11 +55,10 @@ def gated_rms_norm(
         f"{num_groups} groups of {num_segments} segments",
     )
     implementation = choose("gated_rms_norm", _IMPLEMENTATIONS, x_TD.device)
-    weight_D = weight.repeat(width // len(weight))
     return implementation(
         x_TD,
         gate_TD,
-        weight_D,
+        weight,
         eps,
         num_groups=num_groups,
         is_gate_first=is_gate_first,

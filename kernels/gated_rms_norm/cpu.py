@@ -7,7 +7,7 @@ from torch import Tensor
 def gated_rms_norm(
     x_TD: Tensor,
     gate_TD: Tensor,
-    weight_D: Tensor,
+    weight: Tensor,
     eps: float,
     *,
     num_groups: int,
@@ -26,7 +26,7 @@ def gated_rms_norm(
         sums = _sum_of_halves(sums_TR.float().contiguous())[:, None, None]
         width *= sums_TR.shape[1]
     inverse = torch.rsqrt((sums / width).add_(eps))
-    out_TD = (parts * inverse).view(x_TD.shape) * weight_D.float()
+    out_TD = (parts * inverse).view(x_TD.shape) * weight.float().repeat(x_TD.shape[1] // len(weight))
     return (out_TD if is_gate_first else out_TD * silu_TD).to(x_TD.dtype)
 
 

@@ -39,7 +39,7 @@ class GatedSquareSumsArguments(Arguments):
 def record(
     x_TD: Tensor,
     gate_TD: Tensor,
-    weight_D: Tensor,
+    weight: Tensor,
     eps: float,
     *,
     num_groups: int,
@@ -50,7 +50,7 @@ def record(
     """Record the norm."""
     inputs = [value_of(x_TD), value_of(gate_TD), *([] if sums_TR is None else [value_of(sums_TR)])]
     x = inputs[0]
-    weight = weight_D.float().contiguous()
+    weight_D = weight.float().repeat(x.width // len(weight))
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         x, gate, *sums = inputs
@@ -59,14 +59,14 @@ def record(
             gate,
             sums[0] if sums else Matrix(),
             *outputs,
-            weight.data_ptr(),
+            weight_D.data_ptr(),
             num_groups,
             num_segments,
             eps,
             int(is_gate_first),
         )
 
-    node = Node("gated_rms_norm", inputs, [Buffer(x.width)], bind, is_row_wise=True, keeps=[weight])
+    node = Node("gated_rms_norm", inputs, [Buffer(x.width)], bind, is_row_wise=True, keeps=[weight_D])
     return as_tensor(x.recorder.append(node, (x.width,)))
 
 

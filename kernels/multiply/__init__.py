@@ -2,10 +2,14 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.multiply import cpu, native
 
-_IMPLEMENTATIONS = {"cpu": cpu.multiply, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.multiply,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.multiply.gpu", cpu.multiply),
+}
 
 
 def multiply(x_TD: Tensor, gate_TD: Tensor, *, has_silu: bool = False) -> Tensor:

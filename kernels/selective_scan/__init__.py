@@ -2,12 +2,16 @@
 
 from torch import Tensor
 
-from octavo.kernels.dispatch import choose, require
+from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.recurrence import Slots
 from octavo.kernels.selective_scan import cpu, native
 from octavo.kernels.selective_scan.weights import ScanWeights as ScanWeights
 
-_IMPLEMENTATIONS = {"cpu": cpu.selective_scan, "recorded": native.record}
+_IMPLEMENTATIONS = {
+    "cpu": cpu.selective_scan,
+    "recorded": native.record,
+    "cuda": lazy("octavo.kernels.selective_scan.gpu", cpu.selective_scan),
+}
 
 
 def selective_scan(

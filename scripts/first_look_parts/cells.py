@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench_gpu_parts.mixtures import MIXTURES, MixtureName
+from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 
 TOTAL_S = 360.0
@@ -55,6 +56,7 @@ def all_cells() -> list[Cell]:
         _sinks(),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         *(_mixture(name) for name in MIXTURES),
+        *(_recurrence(name) for name in RECURRENCES),
         Cell("bits-tp", "the bits of products that ranks divide", "kernels", "tp_invariant", TP_INVARIANT, 20, 60),
         Cell("sums", "sums over several GPUs", "kernels", "sums", SUMS, 20, 90),
         *(_attention(*case) for case in ATTENTION),
@@ -95,6 +97,11 @@ def _sinks() -> Cell:
 def _mixture(name: MixtureName) -> Cell:
     arguments = {"name": name, "rows": list(ROWS)}
     return Cell(f"experts-{name}", f"experts of a layer, {name}", "kernels", "mixture", arguments, 5, 40)
+
+
+def _recurrence(name: RecurrenceName) -> Cell:
+    arguments = {"name": name, "steps": [[1, 1], [64, 1], [256, 1], [1, 2048], [4, 2048]]}
+    return Cell(f"state-{name}", f"recurrence of a layer, {name}", "kernels", "recurrence", arguments, 4, 40)
 
 
 def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> Cell:

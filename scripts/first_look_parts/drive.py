@@ -26,7 +26,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, latent, mixtures, products, ranks
+from first_look_parts import bits, early, latent, mixtures, products, ranks, recurrences
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -98,6 +98,11 @@ def latent_attention(num_heads: int) -> dict[str, Any]:
 def mixture(**layer: Any) -> dict[str, Any]:
     """Return the times of the experts of a layer, and whether the bits of a token depend on its batch."""
     return mixtures.mixture(**_tiny(layer, rows=[1, 3]))
+
+
+def recurrence(**layer: Any) -> dict[str, Any]:
+    """Return the times of the recurrence of a layer, and whether the bits of a request depend on chunks or batch."""
+    return recurrences.recurrence(**_tiny(layer, steps=[[2, 1], [1, 3]]))
 
 
 def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -> dict[str, Any]:
@@ -247,6 +252,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "agreeing_rows": agreeing_rows,
     "products": measure_products,
     "mixture": mixture,
+    "recurrence": recurrence,
     "attention_bits": attention_bits,
     "attention": attention,
     "latent_attention": latent_attention,

@@ -44,11 +44,10 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import DeviceFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import OutputKind, SamplingParams
-from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.docs import with_families
 from octavo.worker_proc.models.hf_keys import READ_ELSEWHERE
-from octavo.worker_proc.models.layers.decoder import DecoderModel
+from octavo.worker_proc.models.layers.short_conv import ShortConv
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
 from octavo.worker_proc.parallel.placement import Placement
@@ -239,12 +238,11 @@ def test_letters_are_the_types_of_layers_and_the_last_layer_sees_everything(root
     assert windows == {0: WINDOW, 1: None, 2: WINDOW, 3: None}
 
 
-def test_gpus_are_refused_before_anything_is_allocated() -> None:
-    parameters = Parameters(Placement(torch.float32, torch.device("cuda")), prefixes=[])
-    states = [StateShape(((3, 8),))]
-    with pytest.raises(ConfigError, match="no kernels for recurrent layers") as caught:
-        DecoderModel(parameters, [None], states=states, embedding=None, layers=[], norm=None, output=None)
-    assert caught.value.hint == "run with --device cpu"
+def test_gpus_that_would_divide_states_are_refused_before_anything_is_allocated() -> None:
+    several: Any = object()
+    divided = Parameters(Placement(torch.float32, torch.device("cuda"), group=several), prefixes=[])
+    with pytest.raises(ConfigError, match="GPUs cannot divide the states of recurrent layers"):
+        ShortConv(divided, "conv", 0, 8, 3, has_bias=False)
 
 
 def test_the_table_of_the_docs_is_up_to_date() -> None:

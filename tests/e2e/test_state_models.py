@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from servers import descendants
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
@@ -20,13 +19,7 @@ from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.division import division_problem
 from octavo.protocol.env import Env
-from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.layers.gated_delta_net import DeltaNetSizes, GatedDeltaNet
-from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes
-from octavo.worker_proc.models.layers.short_conv import ShortConv
-from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES
-from octavo.worker_proc.parallel.placement import Placement
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 6}
 ALONE = {**SETTINGS, "max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False}
@@ -149,15 +142,3 @@ def test_equal_prompts_are_computed_once(root: Path) -> None:
             assert await ask(client, several) == first
 
     asyncio.run(main())
-
-
-def test_gpus_are_refused_before_weights_are_allocated() -> None:
-    placement = Placement(torch.float32, torch.device("cuda"))
-    for make in (
-        lambda parameters: Mamba2Mixer(parameters, "mixer", 0, Mamba2Sizes(2, 16, 16, 1, 4), 32, eps=1e-5),
-        lambda parameters: GatedDeltaNet(parameters, "mixer", 0, DeltaNetSizes(2, 2, 16, 16, 4), 32, eps=1e-5),
-        lambda parameters: ShortConv(parameters, "mixer", 0, 32, 3, has_bias=False),
-    ):
-        with pytest.raises(ConfigError, match="no kernels for recurrent layers") as caught:
-            make(Parameters(placement, prefixes=[]))
-        assert caught.value.hint == "run with --device cpu"

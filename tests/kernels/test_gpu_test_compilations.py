@@ -23,6 +23,7 @@ MOST = {
     "test_linear.py": 95,
     "test_norms.py": 60,
     "test_paged_attention.py": 105,
+    "test_recurrences.py": 45,
     "test_rope_store_kv.py": 42,
     "test_sample.py": 75,
     "test_sampling.py": 30,

@@ -13,6 +13,7 @@ import gpu_decode_estimates
 import gpu_estimates
 import gpu_expert_estimates
 import gpu_latent_estimates
+import gpu_state_estimates
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -49,6 +50,9 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
         found["ends"] = {name: end.total() for name, end in ends.items()}
 names = [name for name in LAUNCHES if name.startswith("experts")]
 products_of_experts = [one for name in names for one in compiled(LAUNCHES[name], 90) if one.kernel in sys.argv[3:]]
+recurrences = {"scan": "selective_scan, Mamba-2", "delta": "gated_delta_rule, Qwen3-Next"}
+found["recurrences"] = {name: compiled(LAUNCHES[one], 90)[0].loop("MUFU") for name, one in recurrences.items()}
+found["convolution"] = compiled(LAUNCHES["causal_conv1d, Mamba-2"], 90)[0].instructions().total()
 found["experts"] = [(one.kernel, one.instructions(), one.loop("HGMMA")) for one in products_of_experts]
 names = [name for name in LAUNCHES if name.startswith("paged_attention, latent")]
 found["latent"] = [loop for name in names for one in compiled(LAUNCHES[name], 90) for loop in one.loops("HGMMA")]
@@ -115,6 +119,15 @@ def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str
     ends = compiled["ends"]
     assert max(ends[name] for name in ends if "silu" not in name) == gpu_estimates.TILE_INSTRUCTIONS
     assert max(ends[name] for name in ends if "silu" in name) == gpu_estimates.GATED_TILE_INSTRUCTIONS
+
+
+def test_recurrences_take_the_instructions_of_their_estimates_and_read_ahead(compiled: dict[str, Any]) -> None:
+    loops = compiled["recurrences"]
+    found = sum(loops["scan"].values()), sum(loops["delta"].values())
+    assert found == (gpu_state_estimates.SCAN_INSTRUCTIONS, gpu_state_estimates.DELTA_INSTRUCTIONS)
+    assert compiled["convolution"] == gpu_state_estimates.CONV_INSTRUCTIONS
+    for loop in loops.values():
+        assert loop["LDG"] >= 4, "the rows of the next token"
 
 
 def test_estimates_of_attention_are_for_the_kernel_that_is_compiled(compiled: dict[str, Any]) -> None:

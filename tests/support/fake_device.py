@@ -12,6 +12,7 @@ from subscribers import wait_for_subscribers
 from waiting import join
 
 from octavo.kernels.linear.gpu import Packer
+from octavo.kernels.rms_norm.cpu import rms_norm
 from octavo.kernels.rope.cpu import rope
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.protocol.channel import Publisher, ResultPull
@@ -46,6 +47,8 @@ class RowByRow:
 
 def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:
     """Rotations through torch in the interpreter, where a function that a kernel calls takes half a second."""
+    if (norm := rotation.norm) is not None:
+        q_TNH, k_TKH = rms_norm(q_TNH, norm.q_weight_H, norm.eps), rms_norm(k_TKH, norm.k_weight_H, norm.eps)
     store_kv.store_kv(rope(k_TKH, rotation.cos_TC, rotation.sin_TC), v_TKH, *cache)
     return rope(q_TNH, rotation.cos_TC, rotation.sin_TC)
 

@@ -68,10 +68,12 @@ def driver(
                 deliver,
                 num_blocks=NUM_BLOCKS,
                 max_model_len=config.max_model_len,
+                num_states=NUM_BLOCKS,
                 processors=processors,
             ),
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,
+            num_lists=1 if model.state_group is None else 1 + bool(model.cache_groups),
         )
         if has_graphs and stream is not None:
             graphs = core.executor.runner.graphs

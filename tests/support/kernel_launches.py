@@ -13,9 +13,13 @@ from torch import Tensor
 from octavo.kernels import programmatic_launch
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
 from octavo.kernels.all_reduce.gpu import OneShotAllReduce
+from octavo.kernels.causal_conv1d import gpu as causal_conv1d
 from octavo.kernels.embedding import gpu as embedding
 from octavo.kernels.experts import Activation, PackedExperts
 from octavo.kernels.experts import gpu as experts
+from octavo.kernels.gated_delta_rule import DeltaWeights
+from octavo.kernels.gated_delta_rule import gpu as gated_delta_rule
+from octavo.kernels.gated_rms_norm import gpu as gated_rms_norm
 from octavo.kernels.gelu import gpu as gelu
 from octavo.kernels.head_linear import gpu as head_linear
 from octavo.kernels.latent_heads import LatentWidths
@@ -27,10 +31,12 @@ from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
 from octavo.kernels.logprobs.memory import LogprobsMemory
+from octavo.kernels.multiply import gpu as multiply_rows
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention import gpu as paged_attention
 from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
+from octavo.kernels.recurrence import DeviceSlots
 from octavo.kernels.rms_norm import gpu as rms_norm
 from octavo.kernels.rope import gpu as rope
 from octavo.kernels.rope_store_kv import gpu as rope_store_kv
@@ -39,6 +45,8 @@ from octavo.kernels.routing import Routing, RoutingRule
 from octavo.kernels.routing import gpu as routing
 from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample import gpu as sample
+from octavo.kernels.selective_scan import ScanWeights
+from octavo.kernels.selective_scan import gpu as selective_scan
 from octavo.kernels.sigmoid_and_mul import gpu as sigmoid_and_mul
 from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.slot_rows import gpu as slot_rows
@@ -189,6 +197,45 @@ def store_latent() -> None:
     store_kv.store_kv(empty(8, 1, 576), None, cache, cache[..., :512], empty(8, dtype=I64))
 
 
+STATE_SLOTS = DeviceSlots(empty(5, dtype=I64), empty(4, dtype=I64), empty(4, dtype=I64))
+"""Of four requests, which compute 8 tokens."""
+
+
+def convolve(channels: int, width: int, *, has_silu: bool) -> None:
+    """Convolve what is a part of wider rows."""
+    rows, weight = empty(8, 2 * channels)[:, :channels], empty(channels, width)
+    bias = empty(channels) if has_silu else None
+    states = empty(9, width - 1, channels, dtype=F32)
+    causal_conv1d.causal_conv1d(rows, weight, bias, states, STATE_SLOTS, has_silu=has_silu)
+
+
+def scan(num_heads: int, head_dim: int, state_size: int, num_groups: int) -> None:
+    """Scan what a convolution and a projection return."""
+    x, b, c = empty(8, num_heads * head_dim + 2 * num_groups * state_size).split(
+        [num_heads * head_dim, *[num_groups * state_size] * 2], dim=1
+    )
+    weights = ScanWeights(*[empty(num_heads, dtype=F32)] * 3)
+    states = empty(9, num_heads, state_size, head_dim, dtype=F32)
+    selective_scan.selective_scan(x, b, c, empty(8, num_heads), weights, states, STATE_SLOTS)
+
+
+def apply_delta_rule() -> None:
+    """Apply the rule of Qwen3-Next."""
+    q, k, v = empty(8, 8192).split([2048, 2048, 4096], dim=1)
+    weights = DeltaWeights(*[empty(32, dtype=F32)] * 2)
+    states = empty(9, 32, 128, 128, dtype=F32)
+    gated_delta_rule.gated_delta_rule(q, k, v, empty(8, 32), empty(8, 32), weights, states, STATE_SLOTS)
+
+
+def gate_and_norm(width: int, num_groups: int, *, is_gate_first: bool) -> None:
+    """Gate and normalize rows; with a weight for all groups unless the gate is first."""
+    weight = empty(width if is_gate_first else width // num_groups)
+    rows = empty(8, width)
+    gated_rms_norm.gated_rms_norm(
+        rows, rows, weight, 1e-5, num_groups=num_groups, is_gate_first=is_gate_first, num_segments=1, sums_TR=None
+    )
+
+
 def logits(num_rows: int = 8) -> Tensor:
     """Return rows of logits."""
     return empty(num_rows, VOCAB_SIZE, dtype=F32)
@@ -227,10 +274,15 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "all_reduce and add_rms_norm, 8 ranks": lambda: add_up(8, has_norm=True),
     "all_reduce and add_rms_norm, 8 ranks, tp-invariant": lambda: add_up(8, has_norm=True, part_dtype=F32),
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
+    "causal_conv1d, LFM2": lambda: convolve(2048, 3, has_silu=False),
+    "causal_conv1d, Mamba-2": lambda: convolve(5376, 4, has_silu=True),
     "embeddings, 4096 and 64": look_up,
     "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),
     "experts, 8192 tokens, Qwen3-30B-A3B": lambda: multiply_experts(8192, 128, 8, 2048, 768),
     "experts, 64 tokens, GPT-OSS-20B": lambda: multiply_experts(64, 32, 4, 2880, 2880, "clamped_swiglu"),
+    "gated_delta_rule, Qwen3-Next": apply_delta_rule,
+    "gated_rms_norm, Mamba-2": lambda: gate_and_norm(5120, 1, is_gate_first=True),
+    "gated_rms_norm, Qwen3-Next": lambda: gate_and_norm(4096, 32, is_gate_first=False),
     "gelu": lambda: gelu.gelu(empty(8, 3072), False),
     "gelu, tanh": lambda: gelu.gelu(empty(8, 3072), True),
     "head_linear, 64 tokens, keys of DeepSeek-V3": lambda: multiply_heads(64, 128, 512),
@@ -253,6 +305,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear, 8192 rows, a segment of 8 ranks": lambda: multiply_segments(8192, num_ranks=8),
     "linear, 64 rows, a segment of 8 ranks": lambda: multiply_segments(64, num_ranks=8),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 50),
+    "multiply, LFM2": lambda: multiply_rows.multiply(empty(8, 2048), empty(8, 2048), has_silu=False),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),
     "paged_attention, heads of 256": lambda: attend(AttentionShape(8, 4, 256, 0.1)),
@@ -280,6 +333,8 @@ LAUNCHES: dict[str, Callable[[], object]] = {
         32, 8, 128, has_norm=True, cache_dtype=F8
     ),
     "sample": sample_rows,
+    "selective_scan, Falcon-H1": lambda: scan(24, 128, 256, 1),
+    "selective_scan, Mamba-2": lambda: scan(80, 64, 128, 1),
     "sigmoid_and_mul, 2048": lambda: sigmoid_and_mul.sigmoid_and_mul(empty(8, 1), empty(8, 2048)),
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
     "slot_rows": read_slots,

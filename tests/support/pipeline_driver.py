@@ -14,12 +14,19 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 class PipelineDriver:
     """Hands out blocks, plans steps, and receives the results.
 
-    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected.
+    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. All
+    `num_lists` lists of a request have the same ids: that of a cache group, and that of states, which lie elsewhere.
     """
 
     def __init__(
-        self, build: Callable[[Callable[[StepResult], None]], PipelinedExecutor], *, num_blocks: int, block_size: int
+        self,
+        build: Callable[[Callable[[StepResult], None]], PipelinedExecutor],
+        *,
+        num_blocks: int,
+        block_size: int,
+        num_lists: int = 1,
     ) -> None:
+        self._num_lists = num_lists
         self.executor = build(self._take)
         self.results: list[StepResult] = []
         self.running: dict[int, Running] = {}
@@ -66,13 +73,20 @@ class PipelineDriver:
             draws = num_tokens == self.num_uncomputed(slot)
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
-                appended.append(Appended(slot, [blocks]))
+                appended.append(Appended(slot, [blocks] * self._num_lists))
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(draws)))
             entries.append((request, draws))
             request.num_computed += num_tokens
             self._num_pending[slot] += draws
         admitted = [
-            Admitted(r.slot, "", pack_ids(r.token_ids), r.num_prompt_tokens, [list(r.block_ids)], r.sampling)
+            Admitted(
+                r.slot,
+                "",
+                pack_ids(r.token_ids),
+                r.num_prompt_tokens,
+                [list(r.block_ids)] * self._num_lists,
+                r.sampling,
+            )
             for r in self._admitted
         ]
         plan = StepPlan(self._sequence, self._released, admitted, appended, scheduled, masks is not None)

@@ -4,8 +4,10 @@ import gpu_attention_estimates
 import gpu_decode_estimates
 import gpu_estimates
 import gpu_expert_estimates
+import gpu_state_estimates
 import pytest
 from bench_gpu_parts.mixtures import MIXTURES
+from bench_gpu_parts.recurrences import RECURRENCES
 from source_tree import ROOT
 
 
@@ -16,6 +18,7 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_estimates.rank_table("H200") in documented
     assert gpu_attention_estimates.table("H200") in documented
     assert gpu_decode_estimates.table("H200") in documented
+    assert gpu_state_estimates.table("H200") in documented
     assert all(gpu_expert_estimates.table(gpu) in documented for gpu in gpu_expert_estimates.GPUS)
 
 
@@ -29,6 +32,16 @@ def test_experts_read_what_is_routed_to_and_no_estimate_beats_the_roofline(
     assert [each.num_read for each in found][::2] == [mixture.top_k, mixture.num_experts]
     assert all(0.0 < each.share <= 1.0 for each in found)
     assert found[0].seconds < found[1].seconds < found[2].seconds
+
+
+@pytest.mark.parametrize("name", RECURRENCES)
+def test_states_are_read_at_the_rate_of_memory_and_prompts_are_bound_by_instructions(name: str) -> None:
+    decode, prompt = (
+        gpu_state_estimates.estimate_recurrence(RECURRENCES[name], *step, "H200") for step in ((256, 1), (1, 2048))
+    )
+    assert decode.parts_s["memory"] > decode.parts_s["instructions"]
+    assert prompt.parts_s["memory"] < prompt.parts_s["instructions"]
+    assert 0.0 < prompt.share < decode.share < 1.0
 
 
 def test_decodes_read_shared_keys_once() -> None:

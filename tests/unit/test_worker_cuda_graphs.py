@@ -4,6 +4,7 @@ import math
 import select
 import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from octavo.kernels.sample import RequestTable, SamplingWidths
 from octavo.kernels.sample.table import LISTS
 from octavo.kernels.slot_rows import PADDING
 from octavo.kernels.token_mask import pack_mask
-from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StepInputs
+from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, StateInputs, StepInputs
 from octavo.worker_proc.executor.in_flight import EventWatcher
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
@@ -31,6 +32,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     StepSize,
     fill_inputs,
     fill_samples,
+    state_slots,
 )
 from octavo.worker_proc.runners.cuda_graphs.packed import Field, PackedLayout
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, idle_sizes
@@ -263,6 +265,24 @@ def test_a_step_is_filled_up_with_rows_that_do_no_harm() -> None:
         "num_outputs": [1, 2, 0, 0],
         "request_slots": [2, 0, 3],
     }
+
+
+def test_padding_reads_and_writes_no_state() -> None:
+    buffer = StepBuffer(FakeStream(), StepSize(8, 4, 4), num_attention_words=0, has_states=True)
+    inputs = buffer.inputs(6, 4)
+    states = StateInputs(np.array([-1, 7], np.int32), np.array([5, 7], np.int32))
+    step = replace(decode_of_two()[0], query_starts=np.array([0, 1, 2]), states=states)
+    fill_inputs(buffer.arrays(inputs), step, idle_slot=3)
+    slots = {
+        name: buffer.arrays(inputs)[name].tolist() for name in ("query_starts", "state_sources", "state_destinations")
+    }
+    assert slots == {
+        "query_starts": [0, 1, 2, 2, 2],
+        "state_sources": [-1, 7, -1, -1],
+        "state_destinations": [5, 7, -1, -1],
+    }
+    assert state_slots(inputs.views) is not None
+    assert state_slots(buffer.samples(1).views) is None
 
 
 def test_one_copy_takes_a_step_its_plan_and_its_changes() -> None:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.kernels import paged_attention
 from octavo.kernels.paged_attention import PagedAttention
-from octavo.kernels.recurrence import StateSlots
+from octavo.kernels.recurrence import Slots, StateSlots
 from octavo.kernels.rope_store_kv import rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
@@ -30,7 +30,7 @@ class PagedCacheAttention:
     def __init__(self, storage: KVStorage, groups: Sequence[CacheGroup], states: StateStorage | None = None) -> None:
         self._storage = storage
         self._states = states
-        self._state_slots: StateSlots | None = None
+        self._state_slots: Slots | None = None
         self._groups = groups
         self._places = places_of_layers(groups)
         self._planned: Sequence[PagedAttention] = ()
@@ -55,9 +55,11 @@ class PagedCacheAttention:
                 query_starts, inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()
             )
 
-    def follow(self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor]) -> None:
+    def follow(
+        self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor], state_slots: Slots | None = None
+    ) -> None:
         """Use the attention of a step that is already planned, for each group, instead of calling `plan`."""
-        self._planned, self._slot_mappings = planned, slot_mappings
+        self._planned, self._slot_mappings, self._state_slots = planned, slot_mappings, state_slots
 
     def run(
         self,

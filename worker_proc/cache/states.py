@@ -12,22 +12,25 @@ class StateStorage:
     Args:
         group: of the layers that have a state.
         num_slots: states of each layer.
+        device: of the tensors.
 
     Raises:
         RuntimeError: there is no memory for them.
     """
 
-    def __init__(self, group: StateGroup, num_slots: int) -> None:
+    def __init__(self, group: StateGroup, num_slots: int, device: torch.device | str = "cpu") -> None:
         self._layers = {
-            layer: tuple(torch.empty((num_slots, *part)) for part in shape.parts)
+            layer: tuple(torch.empty((num_slots, *part), device=device) for part in shape.parts)
             for layer, shape in group.shapes.items()
         }
+        self.num_bytes = num_slots * group.num_bytes
+        """Bytes of all layers."""
 
     def layer(self, index: int) -> tuple[Tensor, ...]:
         """Return the tensors of a layer, in the order of its `StateShape`; the first dimension is that of slots."""
         return self._layers[index]
 
 
-def open_states(group: StateGroup | None, num_slots: int) -> StateStorage | None:
+def open_states(group: StateGroup | None, num_slots: int, device: torch.device | str = "cpu") -> StateStorage | None:
     """Allocate the states of a model; None: it has none."""
-    return None if group is None else StateStorage(group, num_slots)
+    return None if group is None else StateStorage(group, num_slots, device)

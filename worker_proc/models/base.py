@@ -76,7 +76,7 @@ class Model(ABC):
         states: of each layer that has a state; None: it has none. Empty: no layer has one.
 
     Raises:
-        ConfigError: a model with states is on a GPU.
+        ConfigError: a model with states is divided between GPUs.
     """
 
     impl: ClassVar[ModelImpl] = "octavo"

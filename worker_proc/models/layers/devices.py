@@ -18,6 +18,10 @@ def check_recurrent(parameters: Parameters) -> None:
     """Reject layers with a recurrent state where they cannot run, before any weight is read.
 
     Raises:
-        ConfigError: the device is a GPU.
+        ConfigError: GPUs share the layer.
     """
-    require_cpu(parameters, "recurrent layers")
+    if parameters.group is not None and parameters.device.type == "cuda":
+        raise ConfigError(
+            "--tensor-parallel-size: GPUs cannot divide the states of recurrent layers",
+            hint="use --pipeline-parallel-size or --data-parallel-size instead",
+        )

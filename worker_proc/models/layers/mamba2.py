@@ -127,6 +127,7 @@ class Mamba2Mixer:
         )
         self._conv_weight_D1W = parameters.stacked(f"{name}.conv1d.weight", weights, 1, sizes.conv_width)
         self._conv_bias_D = parameters.stacked(f"{name}.conv1d.bias", biases) if has_conv_bias else None
+        self._scaled_weight_DW: Tensor | None = None
         a_log_H, dt_bias_H, skip_H = (
             parameters.new(f"{name}.{part}", num_heads, dtype=torch.float32) for part in ("A_log", "dt_bias", "D")
         )
@@ -183,13 +184,16 @@ class Mamba2Mixer:
         return self._sharding.num_segments // num_parts if self._sharding.num_segments % num_parts == 0 else 1
 
     def _conv_weight(self) -> Tensor:
-        """Return the weights with the factors of their inputs."""
+        """Return the weights with the factors of their inputs, computed in the first step."""
         weight_DW = self._conv_weight_D1W.squeeze(1)
         factors = [self._factors.x, self._factors.b, self._factors.c]
         if factors == [1.0, 1.0, 1.0]:
             return weight_DW
-        parts = weight_DW.float().split(self._sizes.convolved)
-        return torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)])
+        if self._scaled_weight_DW is None:
+            parts = weight_DW.float().split(self._sizes.convolved)
+            scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
+            self._scaled_weight_DW = torch.cat(scaled)
+        return self._scaled_weight_DW
 
 
 def divided_projections(sizes: Mamba2Sizes) -> list[Rule]:

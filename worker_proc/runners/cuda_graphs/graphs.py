@@ -29,6 +29,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     fill_samples,
     idle_step,
     slot_mapping_name,
+    state_slots,
 )
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
@@ -269,7 +270,7 @@ class StepGraphs:
             self._send_idle(self._buffer.inputs(1, 1), fields, num_tiles)
             body = self._sample_body(kind, fields, size)
         else:
-            fields = self._buffer.inputs(size, min(size, self._block_tables[0].shape[0]))
+            fields = self._buffer.inputs(size, min(size, self._table.idle_slot))
             if kind is GraphKind.PROMPTS:
                 num_tiles = [attention.usual_tiles(size) for attention in self._attention]
             self._send_idle(fields, self._buffer.samples(0), num_tiles)
@@ -289,10 +290,9 @@ class StepGraphs:
 
     def _compute_graph(self, num_tokens: int, num_requests: int, plans: _Plans) -> _Captured | None:
         """Return the smallest graph that computes a step with these attention plans, if there is one."""
-        if num_tokens == num_requests and not any(plans.num_tiles):
-            decode = self._captured(GraphKind.DECODES, num_requests)
-            if decode is not None:
-                return decode
+        is_decode = num_tokens == num_requests and not any(plans.num_tiles)
+        if is_decode and (decode := self._captured(GraphKind.DECODES, num_requests)):
+            return decode
         for size in self._sizes[GraphKind.PROMPTS].from_size(num_tokens):
             captured = self._graphs[GraphKind.PROMPTS].get(size)
             if captured and all(num <= most for num, most in zip(plans.num_tiles, captured.num_tiles, strict=True)):
@@ -349,7 +349,7 @@ class StepGraphs:
         All work before must be finished.
         """
         self._buffer.advance()
-        inputs = idle_step(self._table.idle_slot, len(self._attention))
+        inputs = idle_step(self._table.idle_slot, len(self._attention), has_states=self._model.state_group is not None)
         plans = self._write_plans(inputs)
         if num_tiles:
             for attention, num in zip(self._attention, num_tiles, strict=True):
@@ -368,7 +368,7 @@ class StepGraphs:
             [block_table_RP[: slots_R.shape[0]] for block_table_RP in self._block_tables],
         )
         slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
-        self._layers.follow(self._attention, slot_mappings)
+        self._layers.follow(self._attention, slot_mappings, state_slots(views))
         return self._model.forward(token_ids_T, views["positions"], self._layers)
 
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:

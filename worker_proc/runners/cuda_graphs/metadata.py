@@ -12,15 +12,16 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
+from octavo.kernels.recurrence import DeviceSlots
 from octavo.kernels.slot_rows import PADDING
-from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StepInputs
+from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StateInputs, StepInputs
 from octavo.worker_proc.runners.cuda_graphs.packed import Field
 
 Arrays = dict[str, npt.NDArray[Any]]
 Views = dict[str, Tensor]
 
 NO_SLOT = -1
-"""In a slot mapping: the key and value are not stored."""
+"""In a slot mapping: the key and value are not stored. As the destination of a state: it is not stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +102,20 @@ def slot_mapping_name(group: int) -> str:
     return f"slot_mapping_{group}"
 
 
-def input_fields(num_tokens: int, num_requests: int, num_groups: int) -> list[Field]:
+def input_fields(num_tokens: int, num_requests: int, num_groups: int, *, has_states: bool = False) -> list[Field]:
     """Return the fields that compute the hidden states of a step, without the attention plans."""
     per_token = ("token_ids", "token_slots", "positions", *map(slot_mapping_name, range(num_groups)))
-    return [
-        *(Field(name, torch.int64, num_tokens) for name in per_token),
-        Field("request_slots", torch.int64, num_requests),
-    ]
+    per_request = ("request_slots", "state_sources", "state_destinations") if has_states else ("request_slots",)
+    fields = [Field(name, torch.int64, num_tokens) for name in per_token]
+    fields += [Field(name, torch.int64, num_requests) for name in per_request]
+    return [*fields, Field("query_starts", torch.int64, num_requests + 1)] if has_states else fields
+
+
+def state_slots(views: Views) -> DeviceSlots | None:
+    """Return where a step finds the states of its requests; None: the model has none."""
+    if "query_starts" not in views:
+        return None
+    return DeviceSlots(views["query_starts"], views["state_sources"], views["state_destinations"])
 
 
 def sample_fields(num_samples: int) -> list[Field]:
@@ -128,6 +136,10 @@ def fill_inputs(arrays: Arrays, inputs: StepInputs, idle_slot: int) -> None:
     for group, group_inputs in enumerate(inputs.groups):
         _put(arrays[slot_mapping_name(group)], group_inputs.slot_mapping_T, NO_SLOT)
     _put(arrays["request_slots"], inputs.slots_T[inputs.query_starts[:-1]], idle_slot)
+    if (states := inputs.states) is not None:
+        _put(arrays["state_sources"], states.sources_R, NO_SLOT)
+        _put(arrays["state_destinations"], states.destinations_R, NO_SLOT)
+        _put(arrays["query_starts"], inputs.query_starts, int(inputs.query_starts[-1]))
 
 
 def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
@@ -138,13 +150,13 @@ def fill_samples(arrays: Arrays, samples: SampleRows, idle_slot: int) -> None:
     _put(arrays["num_outputs"], samples.num_outputs_N, 0)
 
 
-def _put(array: npt.NDArray[np.int64], values: Ints, rest: int) -> None:
+def _put(array: npt.NDArray[np.int64], values: npt.NDArray[np.integer[Any]], rest: int) -> None:
     array[: len(values)] = values
     array[len(values) :] = rest
 
 
-def idle_step(idle_slot: int, num_groups: int) -> StepInputs:
-    """Return a decode of the idle slot, which does not write to the cache."""
+def idle_step(idle_slot: int, num_groups: int, *, has_states: bool = False) -> StepInputs:
+    """Return a decode of the idle slot, which writes neither to the cache nor to a state."""
     zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
     return StepInputs(
         token_ids_T=zero,
@@ -153,4 +165,5 @@ def idle_step(idle_slot: int, num_groups: int) -> StepInputs:
         context_lens=one,
         slots_T=idle_slot * one,
         groups=(GroupInputs(NO_SLOT * one, None),) * num_groups,
+        states=StateInputs(*[np.full(1, NO_SLOT, np.int32)] * 2) if has_states else None,
     )

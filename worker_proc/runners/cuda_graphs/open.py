@@ -1,6 +1,7 @@
 """Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
 
 import contextlib
+from functools import partial
 
 import msgspec
 import torch
@@ -16,6 +17,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import torch_storage
+from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
@@ -57,7 +59,6 @@ def open_runner(
 ) -> CudaGraphRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     assert stream is not None, "a device that computes on its own"
-    assert model.state_group is None, "models with states are refused on a GPU"
     device, num_seqs, vocab_size = stream.torch_device, config.max_num_seqs, config.model.vocab_size
     model.prepare(max_model_len)
     groups = model.cache_groups
@@ -73,7 +74,9 @@ def open_runner(
         for group, block_table_RP in zip(groups, block_tables, strict=True)
     ]
     max_size = StepSize(config.max_num_batched_tokens, num_seqs, num_seqs)
-    buffer = StepBuffer(stream, max_size, sum(each.layout.num_words for each in attention), len(groups))
+    num_words = sum(each.layout.num_words for each in attention)
+    states = open_states(model.state_group, num_states, device)
+    buffer = StepBuffer(stream, max_size, num_words, len(groups), has_states=states is not None)
     start = 0
     for each in attention:
         each.words_W = buffer.attention_plan_W[start : start + each.layout.num_words]
@@ -82,7 +85,7 @@ def open_runner(
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     graphs = StepGraphs(
         model,
-        PagedCacheAttention(storage, groups),
+        PagedCacheAttention(storage, groups, states),
         attention,
         block_tables,
         stream,
@@ -92,7 +95,8 @@ def open_runner(
         model.exchange if isinstance(model.exchange, GraphStages) else None,
     )
     changes_logits = bool(config.logits_processors)
-    return CudaGraphRunner(table, graphs, stream, storage.num_bytes, max_size, changes_logits=changes_logits)
+    cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
+    return CudaGraphRunner(table, graphs, stream, cache_bytes, max_size, changes_logits=changes_logits)
 
 
 @torch.inference_mode()
@@ -117,11 +121,18 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
     """Run a step of prompts, and one in which every request decodes; all stages run them together."""
     prompts = _prompt_lengths(config)
     blocks_each = -(-max(prompts) // config.block_size)
-    num_groups = len(model.cache_groups)
+    num_groups, has_states = len(model.cache_groups), model.state_group is not None
     num_blocks = max(blocks_each * len(prompts), config.max_num_seqs)
     device.reset_peak()
     eager = msgspec.structs.replace(config, max_graph_size=0)
-    runner = open_runner(model, eager, stream, num_blocks=num_blocks, max_model_len=config.max_model_len)
+    runner = open_runner(
+        model,
+        eager,
+        stream,
+        num_blocks=num_blocks,
+        max_model_len=config.max_model_len,
+        num_states=int(has_states),
+    )
     batch = BatchState(
         num_slots=config.max_num_seqs,
         max_model_len=config.max_model_len,
@@ -129,13 +140,15 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         vocab_size=config.model.vocab_size,
         num_groups=num_groups,
         has_block_tables=False,
+        has_states=has_states,
     )
     answers = model.stage.is_last
     with contextlib.closing(PipelinedExecutor(batch, runner, lambda result: None, answers=answers)) as executor:
-        executor.begin(prompts_plan(prompts, _MEASURED, blocks_each, num_groups=num_groups))
+        new_plan = partial(prompts_plan, num_groups=num_groups, has_states=has_states)
+        executor.begin(new_plan(prompts, _MEASURED, blocks_each))
         decode = [1] * config.max_num_seqs
         released = range(len(prompts))
-        plan = prompts_plan(decode, _MEASURED, 1, sequence=1, released=released, num_groups=num_groups)
+        plan = new_plan(decode, _MEASURED, 1, sequence=1, released=released)
         all_allowed = b"\xff" * (4 * -(-config.model.vocab_size // 32))
         masks = [(slot, 0, all_allowed) for slot in range(config.max_num_seqs)]
         executor.begin(msgspec.structs.replace(plan, awaits_masks=True), lambda: masks)
@@ -145,7 +158,10 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
 
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
     """Capture the two largest graphs of each kind, and count the second for all that follow."""
-    graphs = open_runner(model, config, stream, num_blocks=1, max_model_len=config.max_model_len).graphs
+    num_states = int(model.state_group is not None)
+    graphs = open_runner(
+        model, config, stream, num_blocks=1, max_model_len=config.max_model_len, num_states=num_states
+    ).graphs
     num_bytes = 0
     for kind in GraphKind:
         sizes = graphs.uncaptured(kind)

@@ -55,7 +55,7 @@ class CudaGraphRunner:
         table: the batch as the device knows it.
         graphs: compute.
         stream: of the device.
-        cache_bytes: of keys and values.
+        cache_bytes: of keys, values and states.
         max_size: of any step.
         changes_logits: whether `sample` may be given `change_logits`.
     """
@@ -99,17 +99,19 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""
         states = [batch.rows[admitted.slot].sampling for admitted in plan.admitted]
         widths = self._table.widths
+        num_groups = widths.num_groups  # the slots of states, if there are any, come with each step
         for state in states:
             widths = widths.holding(state)
         if widths != self._table.widths:
             self.graphs.send_changes()
             self._table.grow(widths.sampling)
         for admitted, state in zip(plan.admitted, states, strict=True):
-            self._table.admit(admitted.slot, state, admitted.block_ids)
+            self._table.admit(admitted.slot, state, admitted.block_ids[:num_groups])
         for appended in plan.appended:
-            num_blocks = batch.rows[appended.slot].num_blocks
-            starts = [num - len(block_ids) for num, block_ids in zip(num_blocks, appended.block_ids, strict=True)]
-            self._table.append_blocks(appended.slot, starts, appended.block_ids)
+            num_blocks = batch.rows[appended.slot].num_blocks[:num_groups]
+            block_ids = appended.block_ids[:num_groups]
+            starts = [num - len(ids) for num, ids in zip(num_blocks, block_ids, strict=True)]
+            self._table.append_blocks(appended.slot, starts, block_ids)
 
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -49,12 +49,21 @@ class StepBuffer:
         max_size: of any step.
         num_attention_words: of the attention plans of all cache groups together.
         num_groups: KV cache groups.
+        has_states: whether the model has recurrent states.
     """
 
-    def __init__(self, stream: Stream, max_size: StepSize, num_attention_words: int, num_groups: int = 1) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        max_size: StepSize,
+        num_attention_words: int,
+        num_groups: int = 1,
+        *,
+        has_states: bool = False,
+    ) -> None:
         self._stream = stream
-        self._num_groups = num_groups
-        most_inputs = PackedLayout(input_fields(max_size.num_tokens, max_size.num_requests, num_groups))
+        self._num_groups, self._has_states = num_groups, has_states
+        most_inputs = self._inputs_layout(max_size.num_tokens, max_size.num_requests)
         self._samples_start = changes_layout(MAX_PACKED_CHANGES).num_bytes + most_inputs.num_bytes
         self._plan_start = self._samples_start + PackedLayout(sample_fields(max_size.num_samples)).num_bytes
         num_bytes = self._plan_start + num_attention_words * _WORD_BYTES
@@ -78,7 +87,7 @@ class StepBuffer:
 
     def inputs(self, num_tokens: int, num_requests: int) -> Fields:
         """Return the fields for the inputs of steps of a size."""
-        layout = PackedLayout(input_fields(num_tokens, num_requests, self._num_groups))
+        layout = self._inputs_layout(num_tokens, num_requests)
         return self._fields(layout, self._samples_start - layout.num_bytes)
 
     def samples(self, num_samples: int) -> Fields:
@@ -144,6 +153,9 @@ class StepBuffer:
     @property
     def _host_B(self) -> Tensor:
         return self._host_buffers[self._index]
+
+    def _inputs_layout(self, num_tokens: int, num_requests: int) -> PackedLayout:
+        return PackedLayout(input_fields(num_tokens, num_requests, self._num_groups, has_states=self._has_states))
 
     def _fields(self, layout: PackedLayout, start: int) -> Fields:
         end = start + layout.num_bytes
