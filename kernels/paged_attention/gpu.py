@@ -129,8 +129,9 @@ class StepAttention:
         expected = (self._block_size, self._cache_heads, shape.head_dim)
         _check(q_TNH, k_cache_PSKH, v_cache_PSKH, shape, expected)
         require(
-            shape.key_value_dim is None or k_scale == v_scale,
-            "paged_attention: values that are parts of keys have their scale",
+            shape.key_value_dim is None
+            or (k_scale == v_scale and k_cache_PSKH.stride(0) == self._block_size * k_cache_PSKH.stride(1)),
+            "paged_attention: values that are parts of keys have their scale, and blocks side by side",
         )
         q_TNH = q_TNH if q_TNH.stride(2) == 1 else q_TNH.contiguous()
         out_TNH = torch.empty(*q_TNH.shape[:2], shape.value_dim, dtype=q_TNH.dtype, device=q_TNH.device)
