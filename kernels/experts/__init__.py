@@ -32,7 +32,7 @@ def experts(
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, shape TD, in the dtype of `x`.
 
-    An expert's output is `down(activation(gate(x), up(x))) + down_bias`.
+    An expert's output is `down(activation(gate(x), up(x))) + down_bias`; some activations have no gate.
 
     Args:
         x_TD: hidden states.

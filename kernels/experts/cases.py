@@ -30,6 +30,7 @@ CASES = {
     "small": Layer(8, 2, 64, 96),
     "odd": Layer(5, 3, 33, 41),
     "biases": Layer(4, 2, 80, 72, "clamped_swiglu", has_bias=True),
+    "no gates": Layer(6, 2, 72, 88, "relu2"),
     "one expert": Layer(1, 1, 48, 64),
     "Granite": Layer(40, 8, 256, 128),
 }
@@ -55,4 +56,6 @@ def weights(layer: Layer, seed: int = 0) -> dict[str, Tensor]:
             "up_bias_EI": normal(count, intermediate, scale=1.0),
             "down_bias_ED": normal(count, width, scale=1.0),
         }
+    if layer.activation == "relu2":
+        del found["gate_EID"]
     return found

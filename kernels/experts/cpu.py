@@ -1,13 +1,13 @@
 """`experts` through torch, one expert after the other."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT
+from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT, activated
 from octavo.kernels.experts.weights import Activation, PackedExperts
-from octavo.kernels.linear import linear
+from octavo.kernels.linear import PackedLinear, linear
 from octavo.kernels.routing import Routing
 
 
@@ -18,11 +18,13 @@ def experts(
     num_tokens, top_k = routing.expert_TK.shape
     expert_S = routing.expert_TK.flatten()
     output_SD = x_TD.new_zeros(num_tokens * top_k, packed.width)
-    for expert, gate, up, down in zip(packed.own, packed.gates, packed.ups, packed.downs, strict=True):
+    gates: Sequence[PackedLinear | None] = packed.gates or [None] * len(packed.ups)
+    for expert, gate, up, down in zip(packed.own, gates, packed.ups, packed.downs, strict=True):
         slot_N = (expert_S == expert).nonzero().squeeze(1)
         if len(slot_N):
             x_ND = x_TD[slot_N // top_k]
-            output_SD[slot_N] = linear(_activated(packed.activation, linear(x_ND, gate), linear(x_ND, up)), down)
+            gate_NI = None if gate is None else linear(x_ND, gate)
+            output_SD[slot_N] = linear(_activated(packed.activation, gate_NI, linear(x_ND, up)), down)
     output_TC = output_SD.view(num_tokens, -1)
     output_TKD = (output_TC if exchange is None else exchange(output_TC)).view(num_tokens, top_k, -1).float()
     if packed.down_bias_ED is not None:
@@ -34,8 +36,10 @@ def experts(
     return sum_TD.to(x_TD.dtype)
 
 
-def _activated(activation: Activation, gate_TI: Tensor, up_TI: Tensor) -> Tensor:
+def _activated(activation: Activation, gate_TI: Tensor | None, up_TI: Tensor) -> Tensor:
     """Return what the reference does, with an exponential that is the same for all elements: see `silu_and_mul`."""
+    if gate_TI is None:
+        return activated(activation, None, up_TI)
     gate, up, alpha = gate_TI.float().contiguous(), up_TI.float(), 1.0
     if activation == "clamped_swiglu":
         gate, up, alpha = gate.clamp(max=SWIGLU_LIMIT), up.clamp(-SWIGLU_LIMIT, SWIGLU_LIMIT) + 1.0, SWIGLU_ALPHA

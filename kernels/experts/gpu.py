@@ -28,6 +28,7 @@ class Tables(NamedTuple):
     """The addresses of the weights of each expert; int64."""
 
     gates: Tensor
+    """Those of the ups if there are no gates; they are not read."""
     ups: Tensor
     downs: Tensor
     gate_biases: Tensor
@@ -102,7 +103,8 @@ def _multiply(x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD:
         inner,
         packed.width,
         TOP_K=top_k,
-        HAS_BIAS=_dense(packed.gates[0]).bias_O is not None,
+        HAS_GATE=bool(packed.gates),
+        HAS_BIAS=_dense(packed.ups[0]).bias_O is not None,
         IS_CLAMPED=packed.activation == "clamped_swiglu",
         IS_EVEN=packed.width % inputs == 0,
         OUTPUTS=_GATE_UP_OUTPUTS,
@@ -145,9 +147,9 @@ def _sorted(expert_TK: Tensor, packed: PackedExperts, rows: int) -> tuple[Lists,
 def _tables(packed: PackedExperts) -> Tables:
     """Return the addresses of the weights; the first call for a layer copies them to the device."""
     if packed not in _TABLES:
-        device = packed.gates[0].device
-        rows = [_addresses(weights) for weights in (packed.gates, packed.ups, packed.downs)]
-        rows += [_bias_addresses(weights) for weights in (packed.gates, packed.ups)]
+        device, gates = packed.ups[0].device, packed.gates or packed.ups
+        rows = [_addresses(weights) for weights in (gates, packed.ups, packed.downs)]
+        rows += [_bias_addresses(weights) for weights in (gates, packed.ups)]
         _TABLES[packed] = Tables(*torch.tensor(rows, dtype=torch.int64, device=device).unbind(0))
     return _TABLES[packed]
 

@@ -111,6 +111,7 @@ def gate_up_kernel(
     num_outputs,
     num_inputs,
     TOP_K: tl.constexpr,
+    HAS_GATE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     IS_CLAMPED: tl.constexpr,
     IS_EVEN: tl.constexpr,
@@ -118,7 +119,7 @@ def gate_up_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Compute the activation of gates and ups: a row for each position."""
+    """Compute the activation of gates and ups, or of ups alone: a row for each position."""
     expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
@@ -131,9 +132,11 @@ def gate_up_kernel(
     for start in range(0, num_inputs, INPUTS):
         inputs = start + tl.arange(0, INPUTS)
         rows = load_block(x_ptr, row_places, inputs, num_inputs, IS_EVEN)
-        gates = load_block(gate_ptr, weight_places, inputs, num_inputs, IS_EVEN)
+        if HAS_GATE:
+            gates = load_block(gate_ptr, weight_places, inputs, num_inputs, IS_EVEN)
         ups = load_block(up_ptr, weight_places, inputs, num_inputs, IS_EVEN)
-        gate_sums = tl.dot(rows, gates.T, gate_sums, input_precision="ieee")
+        if HAS_GATE:
+            gate_sums = tl.dot(rows, gates.T, gate_sums, input_precision="ieee")
         up_sums = tl.dot(rows, ups.T, up_sums, input_precision="ieee")
     is_output = outputs < num_outputs
     if HAS_BIAS:
@@ -141,9 +144,14 @@ def gate_up_kernel(
             weight_address(tables.gate_biases, expert, x_ptr),
             weight_address(tables.up_biases, expert, x_ptr),
         )
-        gate_sums += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+        if HAS_GATE:
+            gate_sums += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
         up_sums += tl.load(up_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
-    activated = _activated(gate_sums, up_sums, IS_CLAMPED).to(out_ptr.dtype.element_ty)
+    if HAS_GATE:
+        activated = _activated(gate_sums, up_sums, IS_CLAMPED).to(out_ptr.dtype.element_ty)
+    else:
+        up_sums = tl.maximum(up_sums, 0.0)
+        activated = (up_sums * up_sums).to(out_ptr.dtype.element_ty)
     places = (positions * num_outputs)[:, None] + outputs[None, :]
     tl.store(out_ptr + places, activated, mask=is_row[:, None] & is_output[None, :])
 

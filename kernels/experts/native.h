@@ -92,10 +92,15 @@ enum class Activation : int32_t {
     none = 0,
     silu_and_mul = 1,     // silu(gate) * up
     clamped_swiglu = 2,   // of GPT-OSS: (up + 1) * gate * logistic(1.702 gate), both limited to 7
+    relu2 = 3,            // of Nemotron-H: relu(up)^2
 };
 
 inline F32x16 apply(Activation activation, F32x16 gate, F32x16 up) {
     if (activation == Activation::silu_and_mul) return silu(gate) * up;
+    if (activation == Activation::relu2) {
+        const F32x16 positive = max(zero(), up);
+        return positive * positive;
+    }
     const F32x16 limit = set1(7.0f), limited = min(limit, gate);
     const F32x16 logistic = set1(1.0f) / (set1(1.0f) + exp(limited * set1(-1.702f)));
     return (min(limit, max(set1(-7.0f), up)) + set1(1.0f)) * (limited * logistic);
@@ -106,8 +111,8 @@ struct ExpertProductArgs {
     Matrix x_scales;
     Matrix x_sums;
     Matrix out;       // f32 or bf16, by place
-    const PackedWeight* weights;  // of the own experts: gates, if there are
-    const PackedWeight* ups;      //   ups; null: no activation
+    const PackedWeight* weights;  // of the own experts: gates, if there are; otherwise ups, or downs
+    const PackedWeight* ups;      //   ups beside gates; null: there are no gates
     const int32_t* firsts;
     int64_t num_experts;
     int64_t first_own;
@@ -203,8 +208,17 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     const int64_t count =
         std::min(weight.num_outputs - column, item.piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
     if (count <= 0) return;
-    if (args.ups == nullptr) return product.compute(item.rows, item.piece, next_weights);
+    if (args.activation == Activation::none) return product.compute(item.rows, item.piece, next_weights);
     alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
+    const auto write = args.out.type == Type::bf16 ? write_activated<bf16> : write_activated<float>;
+    if (args.ups == nullptr) {
+        product.add_up(item.rows, item.piece, next_weights, sums, [&](Range tile) {
+            const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
+            const float* own = sums + tile.begin * kPanelOutputs;
+            write(args, weight, weight, rows, column, count, own, own);
+        });
+        return;
+    }
     const PackedWeight& up_weight = args.ups[item.expert];
     const LinearArgs up_linear = of_expert(args, up_weight);
     const Product up = product_of(up_linear, num_rows);
@@ -212,7 +226,6 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     up.add_up(item.rows, item.piece, next_weights, up_sums, [&](Range tile) {
         const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
         const int64_t first = tile.begin * kPanelOutputs;
-        const auto write = args.out.type == Type::bf16 ? write_activated<bf16> : write_activated<float>;
         write(args, weight, up_weight, rows, column, count, sums + first, up_sums + first);
     });
 }

@@ -160,9 +160,10 @@ def product_arguments(
     out: Matrix,
     firsts: Matrix,
     *,
+    has_activation: bool,
     clears_others: bool,
 ) -> ExpertProductArguments:
-    """Return the arguments of the products with gates and ups, or with downs."""
+    """Return the arguments of the products with gates and ups, with ups alone, or with downs."""
     return ExpertProductArguments(
         *x,
         *[Matrix()] * (3 - len(x)),
@@ -173,7 +174,7 @@ def product_arguments(
         packed.num_experts,
         packed.own.start,
         len(packed.own),
-        0 if ups is None else ACTIVATIONS.index(packed.activation) + 1,
+        ACTIVATIONS.index(packed.activation) + 1 if has_activation else 0,
         clears_others,
     )
 

@@ -69,11 +69,12 @@ class _Recording:
         intermediate = PlacedRows(
             self._num_places, self._packed.intermediate, torch.bfloat16 if is_16_bit else torch.float32
         )
-        activated = self._product("gate_up", rows, gates, ups, intermediate)
+        first, second = (gates, ups) if gates else (ups, None)
+        activated = self._product(rows, first, second, intermediate, has_activation=True)
         if down_form.type == torch.int8:
             activated = self._quantize(activated, down_form.group_size)
         outputs = PlacedRows(self._num_places, self._packed.width, torch.float32)
-        output = self._product("down", activated, downs, None, outputs)[0][1]
+        output = self._product(activated, downs, None, outputs, has_activation=False)[0][1]
         if self._engines is not None:
             self._return(output, outputs, places, self._engines)
             return self._combine(None, outputs)
@@ -214,7 +215,13 @@ class _Recording:
         return list(zip(layouts, self._append(node), strict=True))
 
     def _product(
-        self, part: str, rows: "_Rows", weights: list[NativeLinear], ups: list[NativeLinear] | None, out: PlacedRows
+        self,
+        rows: "_Rows",
+        weights: list[NativeLinear],
+        ups: list[NativeLinear] | None,
+        out: PlacedRows,
+        *,
+        has_activation: bool,
     ) -> "_Rows":
         structure = structures(weights)
         up_structure = None if ups is None else structures(ups)
@@ -222,10 +229,16 @@ class _Recording:
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs[:-1], strict=True)]
             # The sum over ranks that compute the same tokens has each row once.
-            clears_others = ups is None and self._engines is None and len(self._packed.own) < self._packed.num_experts
-            placed = out.matrix(outputs[0])
+            is_part = self._engines is None and len(self._packed.own) < self._packed.num_experts
             return product_arguments(
-                self._packed, x, structure, up_structure, placed, inputs[-1], clears_others=clears_others
+                self._packed,
+                x,
+                structure,
+                up_structure,
+                out.matrix(outputs[0]),
+                inputs[-1],
+                has_activation=has_activation,
+                clears_others=is_part and not has_activation,
             )
 
         node = Node(

@@ -9,10 +9,10 @@ from torch import Tensor
 from octavo.kernels.dispatch import require
 from octavo.kernels.linear import PackedLinear
 
-Activation = Literal["silu_and_mul", "clamped_swiglu"]
-ACTIVATIONS: tuple[Activation, ...] = ("silu_and_mul", "clamped_swiglu")
-"""`silu(gate) * up`; of GPT-OSS `(up + 1) * gate * sigmoid(1.702 gate)`, with gates up to 7 and ups from -7 to 7.
-In the order of `octavo::Activation`, from 1."""
+Activation = Literal["silu_and_mul", "clamped_swiglu", "relu2"]
+ACTIVATIONS: tuple[Activation, ...] = ("silu_and_mul", "clamped_swiglu", "relu2")
+"""`silu(gate) * up`; of GPT-OSS `(up + 1) * gate * sigmoid(1.702 gate)`, with gates up to 7 and ups from -7 to 7; of
+Nemotron-H `relu(up)^2`, without gates. In the order of `octavo::Activation`, from 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
@@ -26,7 +26,7 @@ class PackedExperts:
     num_experts: int
     """Of all processes."""
     gates: Sequence[PackedLinear]
-    """From the hidden state; gates and ups may have biases, downs must not."""
+    """From the hidden state; gates and ups may have biases, downs must not. Empty: the activation has none."""
     ups: Sequence[PackedLinear]
     downs: Sequence[PackedLinear]
     activation: Activation = "silu_and_mul"
@@ -37,12 +37,14 @@ class PackedExperts:
     def __post_init__(self) -> None:
         weights = [*self.gates, *self.ups, *self.downs]
         require(
-            bool(self.gates) and len(self.gates) == len(self.ups) == len(self.downs),
-            f"experts: {len(self.gates)} gates, {len(self.ups)} ups and {len(self.downs)} downs",
+            bool(self.ups)
+            and len(self.gates) == (0 if self.activation == "relu2" else len(self.ups))
+            and len(self.ups) == len(self.downs),
+            f"experts: {len(self.gates)} gates, {len(self.ups)} ups and {len(self.downs)} downs for {self.activation}",
         )
         require(
-            self.first_own >= 0 and self.first_own + len(self.gates) <= self.num_experts,
-            f"experts: {len(self.gates)} from {self.first_own} of {self.num_experts}",
+            self.first_own >= 0 and self.first_own + len(self.ups) <= self.num_experts,
+            f"experts: {len(self.ups)} from {self.first_own} of {self.num_experts}",
         )
         shapes = {(weight.num_inputs, weight.num_outputs) for weight in (*self.gates, *self.ups)}
         require(
@@ -59,14 +61,14 @@ class PackedExperts:
     @property
     def width(self) -> int:
         """Of the hidden state."""
-        return self.gates[0].num_inputs
+        return self.ups[0].num_inputs
 
     @property
     def intermediate(self) -> int:
         """Of the activation."""
-        return self.gates[0].num_outputs
+        return self.ups[0].num_outputs
 
     @property
     def own(self) -> range:
         """The experts whose weights are here."""
-        return range(self.first_own, self.first_own + len(self.gates))
+        return range(self.first_own, self.first_own + len(self.ups))

@@ -139,6 +139,8 @@ WITH_STATES = {
     "falcon-h1-norm": {"mamba_n_heads": 16, "mamba_n_groups": 2},
     "falcon-h1-gate-first": {"mamba_d_ssm": 256, "mamba_n_groups": 1},
     "nemotron-h": {"mamba_num_heads": 8, "n_groups": 4},
+    "nemotron-h-moe": {"mamba_num_heads": 8, "n_groups": 2},
+    "nemotron-h-latents": {"mamba_num_heads": 8, "n_groups": 8},
     "lfm2": {},
     "lfm2-bias": {},
     "lfm2-moe": {},
@@ -149,7 +151,7 @@ WITH_STATES = {
 _WIDE = {"num_attention_heads": 8, "num_key_value_heads": 4, "block_multiple_of": 256}
 _WIDE |= {"mamba_n_heads": 8, "mamba_d_head": 32, "mamba_head_dim": 32, "linear_value_head_dim": 32}
 _WIDE |= dict.fromkeys(("hidden_size", "intermediate_size", "moe_intermediate_size", "shared_intermediate_size"), 256)
-_WIDE |= {"shared_expert_intermediate_size": 256, "head_dim": 32}
+_WIDE |= {"shared_expert_intermediate_size": 256, "moe_shared_expert_intermediate_size": 256, "head_dim": 32}
 
 
 INT8 = {"dtype": "bfloat16", "quantization": "int8"}
@@ -157,7 +159,10 @@ STATE_CASES = [
     *((family, 4, {}) for family in WITH_STATES),
     *((family, 2, INT8) for family in WITH_STATES if family not in VARIANTS),
     *((family, 8, {"dtype": "bfloat16"}) for family in ("mamba2", "falcon-h1", "nemotron-h", "lfm2")),
-    *((family, 8, {"enable_expert_parallel": True}) for family in ("granite-hybrid", "lfm2-moe", "qwen3-next")),
+    *(
+        (family, 8, {"enable_expert_parallel": True})
+        for family in ("granite-hybrid", "lfm2-moe", "qwen3-next", "nemotron-h-moe")
+    ),
 ]
 
 

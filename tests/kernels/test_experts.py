@@ -80,7 +80,7 @@ def test_coded_weights_have_the_bits_of_plain_ones(native_library: NativeLibrary
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
-@pytest.mark.parametrize("layer", [Layer(6, 2, 128, 96), Layer(3, 3, 72, 40)], ids=str)
+@pytest.mark.parametrize("layer", [Layer(6, 2, 128, 96), Layer(3, 3, 72, 40), Layer(4, 2, 64, 96, "relu2")], ids=str)
 def test_quantized_experts(native_library: NativeLibrary, layer: Layer, kind: str) -> None:
     weights = cases.weights(layer)
     dequantized = {
@@ -98,7 +98,7 @@ def test_quantized_experts(native_library: NativeLibrary, layer: Layer, kind: st
 
 
 @pytest.mark.parametrize("dtype", list(cases.TOLERANCES), ids=str)
-@pytest.mark.parametrize("name", ["small", "biases", "one expert"])
+@pytest.mark.parametrize("name", ["small", "biases", "no gates", "one expert"])
 def test_experts_through_torch(name: str, dtype: torch.dtype) -> None:
     layer = cases.CASES[name]
     weights = {key: tensor.to(dtype) for key, tensor in cases.weights(layer).items()}

@@ -32,7 +32,7 @@ def pack_experts(
 
     return PackedExperts(
         layer.num_experts,
-        packed("gate_EID", "gate_bias_EI"),
+        packed("gate_EID", "gate_bias_EI") if "gate_EID" in parts else [],
         packed("up_EID", "up_bias_EI"),
         packed("down_EDI", ""),
         layer.activation,

@@ -42,6 +42,16 @@ _MULTIPLIERS = {
     "ssm_out_multiplier": 0.24,
     "ssm_multipliers": [0.35, 0.25, 0.4, 0.5, 0.3],
 }
+_NEMOTRON = {
+    **{key: value for key, value in _BASE.items() if key != "num_hidden_layers"},
+    "head_dim": 16,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 16,
+    "n_groups": 3,
+    "ssm_state_size": 24,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 56,
+}
 _CONVS = ["conv", "conv", "full_attention", "conv"]
 _TYPES = ["linear_attention", "full_attention", "linear_attention", "linear_attention"]
 
@@ -51,6 +61,7 @@ VARIANTS = {
     "qwen3-next-dense",
     "falcon-h1-norm",
     "falcon-h1-gate-first",
+    "nemotron-h-latents",
 }
 """Further members, for the long forms of the tests."""
 
@@ -186,14 +197,34 @@ FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
         "NemotronHForCausalLM",
         "NemotronHConfig",
         {
-            **{key: value for key, value in _BASE.items() if key != "num_hidden_layers"},
-            "head_dim": 16,
+            **_NEMOTRON,
             "layers_block_type": ["linear_attention", "mlp", "linear_attention", "full_attention", "mlp"],
-            "mamba_num_heads": 6,
-            "mamba_head_dim": 16,
-            "n_groups": 3,
-            "ssm_state_size": 24,
             "time_step_min": 0.5,
+            "mlp_bias": True,
+        },
+    ),
+    "nemotron-h-moe": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+            "n_routed_experts": 8,
+            "num_experts_per_tok": 3,
+            "n_group": 4,
+            "topk_group": 2,
+            "routed_scaling_factor": 2.5,
+        },
+    ),
+    "nemotron-h-latents": (
+        "NemotronHForCausalLM",
+        "NemotronHConfig",
+        {
+            **_NEMOTRON,
+            "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+            "n_routed_experts": 5,
+            "norm_topk_prob": False,
+            "moe_latent_size": 20,
             "mlp_bias": True,
         },
     ),

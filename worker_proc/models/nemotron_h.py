@@ -1,6 +1,7 @@
-"""Nemotron-H: every layer is one block, which is a state-space block, attention or an mlp."""
+"""Nemotron-H: every layer is one block: a state-space block, attention, an mlp or a mixture of experts."""
 
 import math
+from collections.abc import Callable
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
@@ -9,7 +10,14 @@ from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, types_of_layers
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpLayer, SingleBlockLayer, embedding_and_output
+from octavo.worker_proc.models.layers.decoder import (
+    DecoderModel,
+    MlpBlock,
+    MlpLayer,
+    SingleBlockLayer,
+    embedding_and_output,
+)
+from octavo.worker_proc.models.layers.experts import ExpertNames, Experts, SharedExpert, grouped_sigmoid_rule
 from octavo.worker_proc.models.layers.mamba2 import Mamba2Mixer, Mamba2Sizes, divided_projections
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
@@ -21,7 +29,10 @@ _NAMES = {
     r"^norm_f\.": "norm.",
     r"\.mixer\.up_proj\.": ".mixer.fc1.",
     r"\.mixer\.down_proj\.": ".mixer.fc2.",
+    r"\.shared_experts\.up_proj\.": ".shared_experts.fc1.",
+    r"\.shared_experts\.down_proj\.": ".shared_experts.fc2.",
 }
+_EXPERTS = ExpertNames(gate=None, stacked_gate_up="experts.up_proj")
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 
 
@@ -36,8 +47,6 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     whole, types = _sizes(facts), _types(facts)
     sizes = whole.of_rank(placement.sharding.size)
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5)
-    function = activation(config, "relu2", PLAIN, key="mlp_hidden_act")
-    inner_width, has_mlp_bias = optional(config, "intermediate_size", 21504), optional(config, "mlp_bias", False)
     has_bias, has_conv_bias = optional(config, "use_bias", False), optional(config, "use_conv_bias", True)
     # As in transformers, which limits steps from below by this key and not by `time_step_limit`.
     dt_limits = optional(config, "time_step_min", 0.001), math.inf
@@ -46,11 +55,13 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     rules = [renamed(_NAMES), *divided_projections(whole)]
     parameters = Parameters(placement, prefixes=["backbone.", "model."], ignored=ignored, rules=rules)
 
+    mlps = _mlps(facts, parameters, width, has_experts="moe" in types)
+
     def layer(index: int) -> SingleBlockLayer | MlpLayer:
         name = f"layers.{index}"
         norm, name = RMSNorm.new(parameters, f"{name}.norm", width, eps), f"{name}.mixer"
-        if types[index] == "mlp":
-            return MlpLayer(norm, Mlp(parameters, name, width, inner_width, activation=function, has_bias=has_mlp_bias))
+        if make := mlps.get(types[index]):
+            return MlpLayer(norm, make(name))
         if types[index] == "full_attention":
             return SingleBlockLayer(norm, SelfAttention(parameters, name, index, shape, width, rotary=None))
         mixer = Mamba2Mixer(
@@ -79,6 +90,46 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     )
 
 
+def _mlps(
+    facts: ModelFacts, parameters: Parameters, width: int, *, has_experts: bool
+) -> dict[str, Callable[[str], MlpBlock]]:
+    """Return what makes the block of a layer that has an mlp or a mixture of experts, given its name."""
+    config = facts.hf_config
+    function = activation(config, "relu2", PLAIN, key="mlp_hidden_act")
+    inner_width, has_bias = optional(config, "intermediate_size", 21504), optional(config, "mlp_bias", False)
+    expert_width, shared_width = (
+        optional(config, key, 7688) for key in ("moe_intermediate_size", "moe_shared_expert_intermediate_size")
+    )
+    ignore(config, "n_routed_experts", "num_experts_per_tok", "routed_scaling_factor", "norm_topk_prob")
+    ignore(config, "n_group", "topk_group", "moe_latent_size", "n_shared_experts", "moe_shared_expert_overlap")
+
+    def mlp(name: str, inner_width: int = inner_width) -> Mlp:
+        return Mlp(parameters, name, width, inner_width, activation=function, has_bias=has_bias)
+
+    if not has_experts:
+        return {"mlp": mlp}
+    reject_unless(config, "mlp_hidden_act", ["relu2", None])
+    latent_width = None if config.get("moe_latent_size") is None else required(config, "moe_latent_size", int)
+    rule = grouped_sigmoid_rule({"n_routed_experts": 8, "num_experts_per_tok": 2, **config})
+
+    def moe(name: str) -> SharedExpert:
+        routed = Experts(
+            parameters,
+            name,
+            rule,
+            width,
+            expert_width,
+            names=_EXPERTS,
+            activation="relu2",
+            choice_bias="gate.e_score_correction_bias",
+            latent_width=latent_width,
+            has_latent_bias=has_bias,
+        )
+        return SharedExpert(routed, mlp(f"{name}.shared_experts", shared_width))
+
+    return {"mlp": mlp, "moe": moe}
+
+
 def _sizes(facts: ModelFacts) -> Mamba2Sizes:
     config = facts.hf_config
     sizes = Mamba2Sizes(
@@ -99,7 +150,7 @@ def _types(facts: ModelFacts) -> list[str]:
     return types_of_layers(
         facts.hf_config,
         facts.num_layers,
-        ["linear_attention", "full_attention", "mlp"],
+        ["linear_attention", "full_attention", "mlp", "moe"],
         [_LETTERS.get(letter, letter) for letter in pattern],
         key="layers_block_type",
         other_names={"mamba": "linear_attention", "attention": "full_attention"},
@@ -116,12 +167,16 @@ def _reject_other_blocks(facts: ModelFacts, placement: Placement) -> None:
     reject_unless(config, "num_query_groups", [num_kv_heads, None])
     reject_unless(config, "sliding_window", [None])
     reject_unless(config, "mamba_ssm_cache_dtype", ["float32", None])
-    # About experts, which no layer has; about the order of computation, and about training.
+    # About layers that predict further tokens, about the order of computation, and about training.
     ignore(
-        config, "n_routed_experts", "n_shared_experts", "moe_intermediate_size", "moe_shared_expert_intermediate_size"
+        config,
+        "num_nextn_predict_layers",
+        "mtp_layers_block_type",
+        "chunk_size",
+        "expand",
+        "use_mamba_kernels",
+        "num_logits_to_keep",
+        "residual_in_fp32",
     )
-    ignore(config, "moe_latent_size", "moe_shared_expert_overlap", "num_experts_per_tok", "routed_scaling_factor")
-    ignore(config, "n_group", "topk_group", "norm_topk_prob", "num_nextn_predict_layers", "mtp_layers_block_type")
-    ignore(config, "chunk_size", "expand", "use_mamba_kernels", "num_logits_to_keep", "residual_in_fp32")
     ignore(config, "rescale_prenorm_residual", "rms_norm_eps", "time_step_rank", "time_step_max", "time_step_floor")
     ignore(config, "time_step_limit", "hidden_dropout")

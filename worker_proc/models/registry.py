@@ -211,10 +211,10 @@ FAMILIES = (
         caches="full, state",
     ),
     Family(
-        "Nemotron-H (dense)",
+        "Nemotron-H",
         "nemotron_h",
         ("NemotronHForCausalLM",),
-        "layers of one block: Mamba-2, attention without rotary embedding, or mlp with squared ReLU",
+        "layers of one block: Mamba-2, attention without rotary embedding, mlp or mixture of experts with squared ReLU",
         caches="full, state",
     ),
     Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),

@@ -145,7 +145,7 @@ def _with_engines(peers: Peers, spec: WorkerSpec, library: NativeLibrary) -> Pee
     """Return the other workers with those of the other engines, which share a file with ours."""
     config = spec.config
     num_engines, max_rows = config.data_parallel_size, config.max_num_batched_tokens
-    width, top_k = _width(config), _num_chosen_experts(config)
+    width, top_k = int(config.model.hf_config.get("moe_latent_size") or _width(config)), _num_chosen_experts(config)
     group = SharedMemoryGroup(
         library,
         spec.engines_fd,

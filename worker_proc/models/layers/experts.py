@@ -1,6 +1,6 @@
 """The mlp blocks of mixtures of experts, and the tensors that their checkpoints hold."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,7 +15,6 @@ from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.linear import Linear
-from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters, Split
 from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
@@ -76,7 +75,8 @@ class ExpertNames:
 
     router: str = "gate"
     experts: str = "experts"
-    gate: str = "gate_proj"
+    gate: str | None = "gate_proj"
+    """None: the activation has no gates, and the stacked tensor holds ups alone."""
     up: str = "up_proj"
     down: str = "down_proj"
     stacked_gate_up: str = "experts.gate_up_proj"
@@ -103,6 +103,9 @@ class Experts:
         router_bias: of the router's logits.
         choice_bias: name of a bias of the scores that only the choice depends on; None: there is none.
         has_bias: of gates, ups and downs; that of the downs is one tensor, `<stacked_down>_bias`.
+        latent_width: of what the experts read and write; `fc1_latent_proj` leads there from the residual stream, and
+            `fc2_latent_proj` back. None: they read and write the residual stream.
+        has_latent_bias: of these two.
     """
 
     def __init__(
@@ -118,6 +121,8 @@ class Experts:
         router_bias: bool = False,
         choice_bias: str | None = None,
         has_bias: bool = False,
+        latent_width: int | None = None,
+        has_latent_bias: bool = False,
     ) -> None:
         self._rule = rule
         self._activation: Activation = activation
@@ -150,7 +155,11 @@ class Experts:
                 weight.is_grouped = True
             return [weights[expert] for expert in self._own]
 
-        self._gates = weights(names.gate, width, inner_width, bias=has_bias)
+        self._latents: tuple[Linear, Linear] | None = None
+        if latent_width is not None:
+            self._latents = _latent_projections(parameters, name, width, latent_width, has_bias=has_latent_bias)
+            width = latent_width
+        self._gates = weights(names.gate, width, inner_width, bias=has_bias) if names.gate else []
         self._ups = weights(names.up, width, inner_width, bias=has_bias)
         self._downs = weights(names.down, inner_width, width, bias=False)
         self._down_bias_ED = (
@@ -163,7 +172,10 @@ class Experts:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
         routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
         exchange = None if self._group is None or self._engines is not None else self._exchange
-        return experts(x_TD, routing, self._packed_experts(), exchange, self._engines)
+        if self._latents is None:
+            return experts(x_TD, routing, self._packed_experts(), exchange, self._engines)
+        into, back = self._latents
+        return back(experts(into(x_TD), routing, self._packed_experts(), exchange, self._engines))
 
     def _exchange(self, output_TP: Tensor) -> Tensor:
         assert self._group is not None, "a part of the experts on one rank among several"
@@ -184,9 +196,19 @@ class Experts:
         return self._packed
 
 
+def _latent_projections(
+    parameters: Parameters, name: str, width: int, latent_width: int, *, has_bias: bool
+) -> tuple[Linear, Linear]:
+    """Return the layers that lead from the residual stream to what the experts read, and back."""
+    return (
+        Linear.new(parameters, f"{name}.fc1_latent_proj", width, latent_width, bias=has_bias),
+        Linear.new(parameters, f"{name}.fc2_latent_proj", latent_width, width, bias=has_bias),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class SharedExpert:
-    """A gated mlp that every token has beside its routed experts.
+    """An mlp that every token has beside its routed experts.
 
     Args:
         routed: the others, whose output is added.
@@ -195,7 +217,7 @@ class SharedExpert:
     """
 
     routed: Experts
-    shared: GatedMlp
+    shared: Callable[[Tensor], Tensor]
     gate: Linear | None = None
 
     def __call__(self, x_TD: Tensor) -> Tensor:
@@ -211,8 +233,8 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
     prefix = f"{name}.{names.experts}"
     stacked = StackedExperts(prefix, names, num_experts)
 
-    def parts(*layers: str, kind: str = "weight") -> list[str]:
-        return [f"{prefix}.{expert}.{layer}.{kind}" for expert in range(num_experts) for layer in layers]
+    def parts(*layers: str | None, kind: str = "weight") -> list[str]:
+        return [f"{prefix}.{expert}.{layer}.{kind}" for expert in range(num_experts) for layer in layers if layer]
 
     def accept(stack: Sequence[str], split: Split, parts: Iterable[str]) -> None:
         parameters.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
@@ -246,6 +268,9 @@ class StackedExperts:
         """
         kind = "bias" if name.endswith("_bias") else "weight"
         for expert, rows in enumerate(self._split(name, values)):
+            if self.names.gate is None:
+                yield f"{self.prefix}.{expert}.{self.names.up}.{kind}", rows
+                continue
             if rows.shape[0] % 2:
                 raise ConfigError(f"{name!r} holds {rows.shape[0]} gates and ups of each expert, an odd number")
             gate, up = (rows[0::2], rows[1::2]) if self.names.is_turned else rows.chunk(2)
