@@ -2,7 +2,8 @@
 //
 // One of them at most is the level of vectors: OCTAVO_AVX512 or OCTAVO_AVX2; neither means plain loops that the
 // compiler vectorizes as it can (SSE, NEON). OCTAVO_AVX512_BF16 comes on top of the first: dot products of pairs
-// of bfloat16 and of quads of 8-bit numbers. OCTAVO_AMX comes on top of that: products of matrices of bfloat16. `isa.py` has the flags of each level, under the same names.
+// of bfloat16 and of quads of 8-bit numbers. OCTAVO_AMX comes on top of that: products of matrices of bfloat16.
+// `isa.py` has the flags of each level, under the same names.
 #pragma once
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_engine import Result, SmallEngine, TimedRequest
@@ -132,8 +133,8 @@ def poisoned_cache() -> Iterator[None]:
         k_cache, v_cache = allocate(self, *arguments)
         return k_cache.fill_(0xFF), v_cache.fill_(0xFF)  # NaN in every float type, and in the factors of int8
 
-    def make_poisoned_states(self: StateStorage, group: StateGroup, num_slots: int) -> None:
-        make_states(self, group, num_slots)
+    def make_poisoned_states(self: StateStorage, group: StateGroup, num_slots: int, device: torch.device) -> None:
+        make_states(self, group, num_slots, device)
         for layer in group.layers:
             for state in self.layer(layer):
                 state.fill_(float("nan"))

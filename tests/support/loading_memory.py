@@ -1,6 +1,6 @@
 """Loads a model and prints the anonymous memory that it took, in bytes: at most, and at the end. Run as a program.
 
-Arguments: the directory of the model, and "streamed" or "at_the_end": when weights are packed.
+Arguments: the directory of the model, and "streamed", or "copied": all tensors are copied before one is packed.
 """
 
 import json
@@ -61,7 +61,9 @@ def main(directory: str, when: str) -> None:
     with torch.inference_mode(), Peak() as peak:
         model = build_model(replace(facts, tokenizer_path=None), Placement(torch.bfloat16))
         weights = read_weights(facts, lambda fraction: peak.note(), model.parameters.wants)
-        model.load_weights(weights, packer if when == "streamed" else None)
+        if when == "copied":
+            weights = [(name, values.clone()) for name, values in weights]
+        model.load_weights(weights, packer)
         model.pack(packer)
     print(json.dumps({"peak": peak.bytes - before, "weights": model.weights_bytes}))
 

@@ -57,8 +57,11 @@ def _kernels_of_gpus(expected: dict[str, Running], computed_on_cpu: object) -> I
         def choose(operation, implementations, device):
             return original(operation, implementations, torch.device("cuda"))
 
-        for _, name, _ in pkgutil.iter_modules(kernels.__path__):
-            package = importlib.import_module(f"octavo.kernels.{name}")
+        # All are imported before one is patched: an import afterwards would keep the patch for ever.
+        packages = [
+            importlib.import_module(f"octavo.kernels.{name}") for _, name, _ in pkgutil.iter_modules(kernels.__path__)
+        ]
+        for package in packages:
             if hasattr(package, "choose"):
                 patch.setattr(package, "choose", choose)
         patch.setitem(rope_store_kv._IMPLEMENTATIONS, "cuda", one_by_one)
