@@ -278,6 +278,7 @@ class CoreLink(CoreConnection):
             self.latest_stats = EngineStats()
             self._num_live = 0
             self.on_load()
+            self.on_stats(self.latest_stats)
         if self._vocabulary:
             self._wire.send(self._vocabulary)
         if self.on_cache_update:

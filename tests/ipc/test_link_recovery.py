@@ -83,11 +83,14 @@ def test_a_resubmitted_request_continues_after_its_delivered_tokens(tmp_path: Pa
 
 def test_a_new_core_is_not_as_busy_as_the_last_one_was(tmp_path: Path) -> None:
     async def scenario(cores: Cores, link: CoreLink) -> None:
+        reports: list[EngineStats] = []
+        link.on_stats = reports.append
         await cores.send(StatsReport(EngineStats(num_running=7)))
         await until(lambda: link.load == (0, 7))
         await replace(cores, link)
         await until(lambda: link.is_up)
         assert link.load == (0, 0)
+        assert [report.num_running for report in reports] == [7, 0], "gauges do not stay as they were"
 
     run(tmp_path, scenario)
 
