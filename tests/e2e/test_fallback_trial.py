@@ -85,3 +85,15 @@ def test_models_without_such_modules_say_so(root: Path, caplog: pytest.LogCaptur
 def test_a_module_that_mixes_requests_is_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"model.layers.1.mlp.act_fn mixes the rows of requests"):
         trial_with("mixes", root, monkeypatch)
+
+
+def test_a_use_of_a_weight_that_appears_only_with_weights_is_refused(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = worker_config(tiny("stablelm", root))
+    model = loaded_as(config)
+    assert isinstance(model, TransformersModel)
+    module = model.module.get_submodule("model.layers.1.mlp.up_proj")
+    monkeypatch.setattr(module, "forward", lambda x: x @ (module.weight * 2).T)
+    with pytest.raises(ConfigError, match="with a packed weight, of which only products were seen"):
+        try_batches(model, config)

@@ -115,8 +115,10 @@ def test_a_stranger_that_says_nothing_holds_up_the_others_only_for_a_moment(monk
     strangers = [socket.create_connection(listeners[0].getsockname()) for _ in range(2)]
     with ThreadPoolExecutor(2) as threads:
         futures = [threads.submit(connect_nodes, place) for place in places(listeners)]
-        for future in futures:
-            close(future.result(TIMEOUT_S))
+        for node, future in enumerate(futures):
+            connections = future.result(TIMEOUT_S)
+            assert list(connections) == [1 - node]
+            close(connections)
     close(dict(enumerate([*listeners, *strangers])))
 
 

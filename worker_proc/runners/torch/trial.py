@@ -106,6 +106,8 @@ class _Trial:
         handle = base.register_forward_hook(lambda _, __, out: outputs.append(out.last_hidden_state[0]))
         try:
             self.forward.run(self._inputs(parts))
+        except NotImplementedError as error:  # of a weight, by code that did not run without weights
+            raise _refusal(self.model, str(error)) from error
         finally:
             handle.remove()
         rows = np.arange(first, first + end - start)
