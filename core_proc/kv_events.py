@@ -140,7 +140,7 @@ class KVEventPublisher:
             last.extra_keys.append(extra_keys)
         else:
             parent = _short(request.block_hashes[index - 1]) if index else None
-            adapter = next((str(key.value) for key in request.extra_keys if key.kind == "adapter"), None)
+            adapter = request.adapter.name if request.adapter else None
             kind, window = self._specs[group]
             self._events.append(
                 BlockStored(

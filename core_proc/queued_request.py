@@ -11,6 +11,7 @@ import msgspec
 
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import ID_BYTES, RequestId, pack_ids, unpack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
@@ -30,7 +31,7 @@ class SharedFields(msgspec.Struct, array_like=True, gc=False, frozen=True):
     sampling: SamplingSpec
     """With a made-up seed and `max_tokens`, which differ between requests."""
     cache_salt: str | None
-    adapter: str | None
+    adapter: Adapter | None
     stream_interval: int
 
 

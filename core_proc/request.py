@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.core_proc.pending_output import PendingOutput
 from octavo.core_proc.request_map import RequestKey
+from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, SlotId, TokenId, pack_ids
@@ -65,6 +66,8 @@ class Request:
     """
 
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "block_hashes",
         "block_ids",
         "client",
@@ -103,6 +106,7 @@ class Request:
         "token_ids",
     )
 
+    # long: one attribute after another
     def __init__(self, client: bytes, submit: Submit, order: int, now: float) -> None:
         self.client = client
         self.request_id = submit.request_id
@@ -110,6 +114,9 @@ class Request:
         self.sampling = submit.params
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
+        self.adapter = submit.adapter
+        self.adapter_slot = NO_ADAPTER
+        """While it runs: where the workers have its adapter."""
         self.needs_step_input = submit.grammar is not None
         """A step hook sends the workers something for each of its samples, after the plan."""
         self.stream_interval = submit.stream_interval

@@ -48,7 +48,7 @@ def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
     if submit.cache_salt is not None:
         keys.append(ExtraKey(0, "salt", submit.cache_salt))
     if submit.adapter is not None:
-        keys.append(ExtraKey(0, "adapter", submit.adapter))
+        keys.append(ExtraKey(0, "adapter", submit.adapter.digest))
     return tuple(keys)
 
 

@@ -3,6 +3,7 @@
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
 from octavo.protocol.params import RequestParams
 from octavo.protocol.structured import GrammarSpec
@@ -30,7 +31,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     """Lower runs earlier, under the priority policy."""
     cache_salt: str | None = None
     """Requests share cached blocks only with requests of the same salt."""
-    adapter: str | None = None
+    adapter: Adapter | None = None
+    """The LoRA adapter; None: the model alone."""
     resume_output_token_ids: IdArray = msgspec.field(default_factory=pack_ids)
     """Tokens delivered before a restart: treated as a preempted request's outputs, never sent again."""
     stream_interval: int = 1

@@ -2,8 +2,8 @@
 
 A worker keeps a persistent row ("slot") for every running request: all its token ids, its block
 tables and its sampling state. A plan says what changed since the plan before. The order in which a
-worker applies a plan is fixed: `released` slots, then `admitted` requests, then `appended` blocks,
-then the forward pass over `scheduled`.
+worker applies a plan is fixed: `released` slots, then `adapter_loads`, then `admitted` requests, then `appended`
+blocks, then the forward pass over `scheduled`.
 
 Layers whose caches need the same blocks form a KV cache group (`config.facts.CacheGroupSpec`). A request has a
 list of blocks in each group; lists of lists of block ids are in the order of `DeviceFacts.cache_groups`.
@@ -17,6 +17,7 @@ from typing import TypeAlias
 
 import msgspec
 
+from octavo.protocol.adapters import NO_ADAPTER, AdapterFault, AdapterLoad
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import TokenLogprobs
@@ -41,6 +42,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     passed, which must not be read. If the model has recurrent states, a last list: the slot of the state after the last
     computed token of each block, -1 where it is not kept."""
     params: RequestParams
+    adapter_slot: int = NO_ADAPTER
+    """The slot of its adapter, which stays the same until the request leaves the batch."""
 
 
 class Appended(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -81,6 +84,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     sampled: list[tuple[SlotId, TokenId]] = []
     """Under pipeline parallelism: what the last stage has sampled since the plan before, for the rows of the others.
     Applied after `appended`."""
+    adapter_loads: list[AdapterLoad] = []
+    """In order: adapters that enter slots before this step."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -180,6 +185,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """Tokens of each of these entries: 1 to `num_samples`, fewer if a guess was wrong. []: one each."""
     faults: list[StepFault] = []
     """Requests of this step that end with it. What was sampled for them is ignored."""
+    adapter_faults: list[AdapterFault] = []
+    """Loads of this plan that have failed, on any rank. Exactly the requests of these adapters fail."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):

@@ -18,6 +18,7 @@ from octavo.protocol.config.engine import (
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
+from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
@@ -150,6 +151,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     engine_authorized_clients: str | None
     chat_template: str | None
     """Given on the command line; None: the model's own."""
+    lora: ResolvedLoRA | None = None
+    """None: no adapters."""
 
     @property
     def tensor_parallel_size(self) -> int:

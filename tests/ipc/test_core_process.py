@@ -12,6 +12,7 @@ from core_fakes import alone, core_config
 
 from octavo.core_proc.recorder import read_recording, replay
 from octavo.core_proc.workers.local import LocalWorkerGroup
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.codec import request_codec
 from octavo.protocol.control import Hello, PhaseDone, Progress, StartupFailed
 from octavo.protocol.errors import StartupError
@@ -100,7 +101,9 @@ def test_a_trace_that_a_rank_cannot_write_is_told_and_nothing_else_ends(tmp_path
 def test_an_adapter_that_is_not_there_is_rejected(core: CoreUnderTest):
     with SocketClient(core.address) as client:
         client.connect()
-        client.send(Submit("r", pack_ids(PROMPT), SamplingSpec(max_tokens=1, seed=0), adapter="sql"))
+        client.send(
+            Submit("r", pack_ids(PROMPT), SamplingSpec(max_tokens=1, seed=0), adapter=Adapter("sql", "d", "/sql", 8))
+        )
         client.finish("r")
         end = client.request_events("r")[-1]
         assert (end.kind, end.param) == (FailureKind.INVALID, "adapter")

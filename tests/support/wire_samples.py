@@ -1,6 +1,6 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import codec, events, requests, snapshot, steps
+from octavo.protocol import adapters, codec, events, requests, snapshot, steps
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
@@ -48,10 +48,11 @@ POOLED = events.PooledOutput(Buffer(b"1234"), (1,), "float32")
 LARGE_POOLED = events.PooledOutput(Buffer(LARGE), (4, 4096), "float32")
 MANY_IDS = pack_ids(range(codec.MIN_BUFFER_BYTES))
 
+ADAPTER = adapters.Adapter("sql", "ab" * 32, "/adapters/sql", 16)
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
-    requests.Submit("r", pack_ids([300, 2**31 - 1]), FULL_SPEC, -1, None, "sql", pack_ids(), 32, GRAMMAR, True),
+    requests.Submit("r", pack_ids([300, 2**31 - 1]), FULL_SPEC, -1, None, ADAPTER, pack_ids(), 32, GRAMMAR, True),
     requests.Submit("long", MANY_IDS, SPEC, resume_output_token_ids=MANY_IDS),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.ModelVocabulary([b"a", b"\xff", b""], [2]),
@@ -108,6 +109,14 @@ _COMMANDS = [
         [steps.Scheduled(0, 0, 2, 1), steps.Scheduled(2, 16, 8, 0)],
     ),
     steps.StepPlan(1, [], [], [], [steps.Scheduled(0, 2, 4, 4)], awaits_masks=True),
+    steps.StepPlan(
+        2,
+        [],
+        [steps.Admitted(0, "r", pack_ids([1]), 1, [[5]], SPEC, adapter_slot=1)],
+        [],
+        [steps.Scheduled(0, 0, 1, 1)],
+        adapter_loads=[adapters.AdapterLoad(1, ADAPTER)],
+    ),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.AllocateCache(0, [10], 100),
@@ -119,6 +128,7 @@ _REPLIES = [
     steps.StepResult(0, pack_ids([4]), [LOGPROBS], [(0, [LOGPROBS])], 0.5),
     steps.StepResult(1, pack_ids([4, 5, steps.NO_TOKEN]), [], [], 0.5, [2, 1]),
     steps.StepResult(2, pack_ids([steps.NO_TOKEN]), [], [], 0.5, faults=[steps.StepFault(3, "raised", "extra_args")]),
+    steps.StepResult(3, pack_ids([4]), [], [], adapter_faults=[adapters.AdapterFault(1, "ab", "r: too large")]),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),
     steps.Acknowledged(0, 1, "the disk is full"),

@@ -6,6 +6,7 @@ import pytest
 from core_fakes import FakeEngine, alone
 
 from octavo.core_proc.cache.pool import BlockPool, OutOfBlocks
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.prefix_hash import ROOT_HASH, ExtraKey, hash_block
 
 
@@ -126,7 +127,9 @@ def test_outputs_are_found_by_the_next_turn_of_a_conversation():
     assert run(engine, "second", [*PROMPT, *first.token_ids, 5]).num_cached_tokens == 20
 
 
-@pytest.mark.parametrize("fields", [{"cache_salt": "b"}, {"cache_salt": None}, {"cache_salt": "a", "adapter": "x"}])
+@pytest.mark.parametrize(
+    "fields", [{"cache_salt": "b"}, {"cache_salt": None}, {"cache_salt": "a", "adapter": Adapter("x", "d", "/x", 8)}]
+)
 def test_salt_and_adapter_keep_equal_prompts_apart(fields):
     engine = FakeEngine()
     run(engine, "first", PROMPT, cache_salt="a")

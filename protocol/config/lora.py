@@ -1,0 +1,90 @@
+"""LoRA adapters: the user's settings, and what they mean for an engine."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from octavo.protocol.errors import ConfigError
+
+MAX_RANK = 256
+DEFAULT_RANK = 16
+
+LoRADtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
+
+
+class LoRAConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """LoRA adapters: parts of a model's weights that requests choose by name."""
+
+    enable_lora: Annotated[bool, Meta(description="Serve LoRA adapters in PEFT's format beside the model.")] = False
+    max_loras: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None,
+        Meta(
+            description="Most adapters in one step. Each has a slot in the memory of the device, of the size that "
+            "--max-lora-rank asks for. Default: 1."
+        ),
+    ] = None
+    max_lora_rank: Annotated[
+        Annotated[int, Meta(ge=1, le=MAX_RANK)] | None,
+        Meta(description=f"Largest rank of an adapter, up to {MAX_RANK}. Default: {DEFAULT_RANK}."),
+    ] = None
+    max_cpu_loras: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Adapters that each worker keeps in host memory, those in slots included: the ones used last. "
+            "Default: --max-loras."
+        ),
+    ] = None
+    lora_dtype: Annotated[
+        Literal["auto", "bfloat16", "float16", "float32"] | None,
+        Meta(description="Type of the weights of adapters. Default: auto, which is --dtype."),
+    ] = None
+    fully_sharded_loras: Annotated[
+        bool | None,
+        Meta(
+            description="Divide both factors of an adapter between the workers of --tensor-parallel-size, not only the "
+            "one whose weight is divided: less memory and work per worker, one more exchange."
+        ),
+    ] = None
+
+
+class ResolvedLoRA(Struct, frozen=True, kw_only=True):
+    """Adapters of a running engine."""
+
+    max_loras: int
+    """Slots."""
+    max_rank: int
+    max_cpu_loras: int
+    """At least `max_loras`."""
+    dtype: LoRADtypeName
+    is_fully_sharded: bool = False
+
+
+def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName) -> ResolvedLoRA | None:
+    """Return the settings of an engine with adapters, None for one without.
+
+    Raises:
+        ConfigError: settings contradict each other.
+    """
+    if not config.enable_lora:
+        for name in config.__struct_fields__:
+            if name != "enable_lora" and getattr(config, name) is not None:
+                flag = "--" + name.replace("_", "-")
+                raise ConfigError(
+                    f"{name} needs enable_lora", phase="configuration", hint=f"use --enable-lora, or leave out {flag}"
+                )
+        return None
+    max_loras = config.max_loras or 1
+    max_cpu_loras = max_loras if config.max_cpu_loras is None else config.max_cpu_loras
+    if max_cpu_loras < max_loras:
+        raise ConfigError(
+            f"max_cpu_loras ({max_cpu_loras}) is below max_loras ({max_loras})",
+            phase="configuration",
+            hint=f"use --max-cpu-loras {max_loras} or more",
+        )
+    return ResolvedLoRA(
+        max_loras=max_loras,
+        max_rank=config.max_lora_rank or DEFAULT_RANK,
+        max_cpu_loras=max_cpu_loras,
+        dtype=dtype if config.lora_dtype is None or config.lora_dtype == "auto" else config.lora_dtype,
+        is_fully_sharded=bool(config.fully_sharded_loras),
+    )
