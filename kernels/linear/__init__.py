@@ -15,7 +15,7 @@ from torch import Tensor
 from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.linear import cpu
 from octavo.kernels.linear.native import NativeLinear, NativeProduct
-from octavo.kernels.linear.packing import pack, pack_quantized
+from octavo.kernels.linear.packing import native_form, pack, pack_quantized
 from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.linear.record import record
@@ -169,22 +169,27 @@ class Packer:
             "linear: the bias needs one value per output, of the weight's dtype",
         )
         if self._library is not None and self._quantization is not None and quantizes:
-            return self.pack_quantized(quantize_weight(self._library, weight_OI, self._quantization), bias_O)
+            packed = self.pack_quantized(quantize_weight(self._library, weight_OI, self._quantization), bias_O)
+            assert packed is not None, "quantized to a format of the kernels"
+            return packed
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape
         product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped, whole_outputs=whole_outputs)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
 
-    def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear:
-        """Return the packed form of a quantized weight. The packer must have a native library.
+    def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear | None:
+        """Return the packed form of a quantized weight; None: nothing multiplies with its format here, so the caller
+        has to dequantize it.
 
         Raises:
             ShapeError: the bias does not have one value per output.
         """
-        assert self._library is not None, "quantized weights are multiplied by the native library alone"
         require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
-        return self.adopt(pack_quantized(self._library, weight, bias_O))
+        form = None if self._library is None else native_form(weight)
+        if self._library is None or form is None:
+            return None
+        return self.adopt(pack_quantized(self._library, form, bias_O))
 
     def adopt(self, packed: NativeLinear) -> PackedLinear:
         """Return a weight that was packed earlier by a library with the same layout."""

@@ -4,11 +4,14 @@ Large bfloat16 weights are stored in 12 bits where that is lossless, see `coded.
 """
 
 import ctypes
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
 from octavo.kernels.linear.native import (
     CODEBOOK_BYTES,
     DTYPES,
@@ -20,7 +23,7 @@ from octavo.kernels.linear.native import (
     first_escapes,
     num_steps,
 )
-from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight
 from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
@@ -33,6 +36,8 @@ UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512", "avx2"})
 """Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""
+_HALVES = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
+"""Twice the number of each e2m1 code, plus 12."""
 
 
 class PackArguments(Arguments):
@@ -113,19 +118,68 @@ def pack_coded(
     return NativeLinear("bf16_12", num_inputs, num_outputs, 0, 0, coded, None, None, bias, codebooks, escapes)
 
 
+def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
+    """Return the weight as the kernels multiply with it; None: there are none for it, it must be dequantized.
+
+    Levels and zeros do not change. Scales and minimums are rounded to float16, which float32 ones and products of
+    scales and zero points are not exactly: by 2**-11 of each at most. A weight with scales outside of float16's normal
+    range is dequantized.
+    """
+    if weight.order_I is not None:
+        return None
+    if weight.codebook == "e2m1":
+        weight = _with_integers(weight)
+    if weight.codebook is not None:
+        return None
+    if weight.is_per_channel and weight.group_size not in GROUP_SIZES:
+        weight = weight.with_groups(GROUP_SIZES[-1])
+    elif weight.group_size not in GROUP_SIZES:
+        weight = weight.with_groups(math.gcd(weight.group_size, GROUP_SIZES[-1]))
+    minimum_OG = weight.minimum_OG
+    if weight.zero_OG is not None:
+        minimum_OG = -weight.scale_OG.float() * weight.zero_OG
+    scale_OG, minimum_OG = _float16(weight.scale_OG), None if minimum_OG is None else _float16(minimum_OG)
+    if scale_OG is None or (minimum_OG is None) != (weight.minimum_OG is None and weight.zero_OG is None):
+        return None
+    return replace(weight, scale_OG=scale_OG, minimum_OG=minimum_OG, zero_OG=None, row_type=None, row_scale=None)
+
+
+def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:
+    """Return a weight of e2m1 numbers with integer levels, twice their values plus 12, which changes no value."""
+    levels_OI = _HALVES[weight.levels_OI.int()]
+    return replace(weight, levels_OI=levels_OI, scale_OG=weight.scale_OG / 2, offset=12, bits=8, codebook=None)
+
+
+def _float16(values: Tensor) -> Tensor | None:
+    """Return the values in float16, rounded to nearest; None: some are beyond its range, or small and inexact."""
+    if values.dtype == torch.float16:
+        return values
+    halves = values.half()
+    is_small = values.abs() < torch.finfo(torch.float16).smallest_normal
+    is_good = halves.isfinite() & (~is_small | (halves == values))
+    return halves if bool(is_good.all()) else None
+
+
 def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:
-    """Pack a quantized weight."""
-    kind: Kind = "u4" if weight.bits == 4 else "u8"
-    num_groups = weight.scale_OG.shape[1]
+    """Pack a quantized weight.
+
+    Raises:
+        ShapeError: `native_form` has none of it.
+    """
+    form = native_form(weight)
+    require(form is not None, "linear: no native kernel multiplies with such a quantized weight")
+    assert form is not None
+    kind: Kind = "u4" if form.bits == 4 else "u8"
+    num_groups = form.scale_OG.shape[1]
     return NativeLinear(
         kind,
-        weight.num_inputs,
-        weight.num_outputs,
-        weight.group_size,
-        weight.offset,
-        _pack_rows(library, kind, weight.levels_OI, num_steps(kind, weight.num_inputs, weight.group_size)),
-        _pack_rows(library, "f16", weight.scale_OG, num_groups),
-        None if weight.minimum_OG is None else _pack_rows(library, "f16", weight.minimum_OG, num_groups),
+        form.num_inputs,
+        form.num_outputs,
+        form.group_size,
+        form.offset,
+        _pack_rows(library, kind, form.levels_OI, num_steps(kind, form.num_inputs, form.group_size)),
+        _pack_rows(library, "f16", form.scale_OG, num_groups),
+        None if form.minimum_OG is None else _pack_rows(library, "f16", form.minimum_OG, num_groups),
         _pack_bias(bias_O),
     )
 

@@ -1,58 +1,106 @@
 """The exchange format of quantized weights: one byte per level, whatever the packed layout will be.
 
-Checkpoint readers create them, `octavo.kernels.linear.native` packs them. Does not multiply.
+One type holds every format that is read: integer levels or float codes, with scales of groups, outputs, blocks or
+tensors. Checkpoint readers create it, the packers of the devices consume it. Does not multiply. See docs/adr/0039.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
+from octavo.kernels.linear.codebooks import CODEBOOKS, Codebook, codebook, codebook_bits
 
 GROUP_SIZES = (16, 32, 64, 128)
-"""Inputs that share a scale."""
+"""Inputs that share a scale, of the native kernels."""
+GROUP_MULTIPLE = 16
+SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
+
+RowType = Literal["int8_token", "int8_tensor", "fp8_token", "fp8_tensor"]
+"""How a checkpoint wants the rows quantized: each with its own scale, or all with a static one."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedWeight:
-    """A weight whose value is `scale * (level - offset) + minimum`, with scale and minimum of the level's group.
+    """A weight whose value is `scale * (level - zero) + minimum` or `scale * codebook[level]`.
 
-    The last group of an output is smaller if the number of inputs is not a multiple of the group size. Readers give
-    symmetric formats an offset and no minimum (Q8_0, Q4_0, Q6_K), affine ones a minimum and offset 0 (Q4_1, Q4_K).
+    Scale, zero and minimum are those of the level's group. The last group of an output is smaller if the number of
+    inputs is not a multiple of the group size. A weight has at most one of `offset`, `zero_OG` and `minimum_OG`, except
+    that an affine one may have an offset: readers give symmetric formats an offset (Q8_0, int8 with 128), affine ones a
+    minimum (Q4_K) or integer zero points (GPTQ, AWQ). One scale per output is one group of all inputs; one scale per
+    tensor is repeated for each output, and one per 128 x 128 block for each output of the block.
 
     Raises:
         ShapeError: dtypes or shapes do not match.
     """
 
     levels_OI: Tensor
-    """uint8, one level per element."""
+    """uint8, one level or code per element."""
     scale_OG: Tensor
-    """float16."""
+    """float16, bfloat16 or float32."""
     minimum_OG: Tensor | None
-    """float16; None is zero."""
+    """Of the type of the scales; None is zero."""
     offset: int
+    """The level that means zero, of all groups."""
     bits: int
     """4 when every level is below 16, otherwise 8."""
     group_size: int
+    """A multiple of 16; or the number of inputs, which is one group then."""
+    zero_OG: Tensor | None = None
+    """uint8, the level that means zero; None: `offset` is."""
+    codebook: Codebook | None = None
+    """None: levels are integers."""
+    order_I: Tensor | None = None
+    """int64; None: columns are in the order of the inputs. Otherwise column `i` multiplies input `order_I[i]`: columns
+    are sorted by group (GPTQ's act-order)."""
+    row_type: RowType | None = None
+    """What the checkpoint asks for; None: rows are not quantized (weight-only)."""
+    row_scale: float | None = None
+    """Of all rows, where `row_type` has a static scale."""
 
     def __post_init__(self) -> None:
         require(self.bits in (4, 8), f"quantized weight: {self.bits} bits")
-        require(self.group_size in GROUP_SIZES, f"quantized weight: groups of {self.group_size}")
         require(0 <= self.offset < 2**self.bits, f"quantized weight: offset {self.offset}")
         require(
             self.levels_OI.ndim == 2 and self.levels_OI.dtype == torch.uint8,
             f"quantized weight: levels of shape {tuple(self.levels_OI.shape)}, {self.levels_OI.dtype}",
         )
         num_outputs, num_inputs = self.levels_OI.shape
+        require(
+            self.group_size == num_inputs or (self.group_size > 0 and self.group_size % GROUP_MULTIPLE == 0),
+            f"quantized weight: groups of {self.group_size}",
+        )
+        require(self.scale_OG.dtype in SCALE_TYPES, f"quantized weight: scales of type {self.scale_OG.dtype}")
         groups = (num_outputs, -(-num_inputs // self.group_size))
-        for values in (self.scale_OG, self.minimum_OG):
+        for values, dtype in (
+            (self.scale_OG, self.scale_OG.dtype),
+            (self.minimum_OG, self.scale_OG.dtype),
+            (self.zero_OG, torch.uint8),
+        ):
             require(
-                values is None or (values.shape == groups and values.dtype == torch.float16),
-                f"quantized weight: scales or minimums that are not float16 of shape {groups}",
+                values is None or (values.shape == groups and values.dtype == dtype),
+                f"quantized weight: scales, minimums or zeros that are not {dtype} of shape {groups}",
             )
+        require(
+            self.zero_OG is None or (self.minimum_OG is None and not self.offset),
+            "quantized weight: zeros of groups besides minimums or an offset",
+        )
+        require(
+            self.codebook is None or (self.codebook in CODEBOOKS and codebook_bits(self.codebook) == self.bits),
+            f"quantized weight: the codebook {self.codebook} with {self.bits} bits",
+        )
+        require(
+            self.codebook is None or (self.minimum_OG is None and self.zero_OG is None and not self.offset),
+            "quantized weight: float codes with minimums or zeros",
+        )
+        require(
+            self.order_I is None or (self.order_I.shape == (num_inputs,) and self.order_I.dtype == torch.int64),
+            f"quantized weight: an order that is not int64 of shape ({num_inputs},)",
+        )
 
     @property
     def num_inputs(self) -> int:
@@ -64,10 +112,25 @@ class QuantizedWeight:
         """Rows."""
         return self.levels_OI.shape[0]
 
+    @property
+    def is_per_channel(self) -> bool:
+        """Whether each output has one scale."""
+        return self.scale_OG.shape[1] == 1
+
     def dequantize(self) -> Tensor:
-        """Return the dequantized values, float32, shape OI."""
-        values_OI = (self.levels_OI.to(torch.int16) - self.offset).float() * self._of_elements(self.scale_OG)
-        return values_OI if self.minimum_OG is None else values_OI + self._of_elements(self.minimum_OG)
+        """Return the dequantized values, float32, shape OI, in the order of the inputs."""
+        if self.codebook is not None:
+            values_OI = codebook(self.codebook)[self.levels_OI.int()]
+        elif self.zero_OG is not None:
+            values_OI = (self.levels_OI.to(torch.int16) - self._of_elements(self.zero_OG)).float()
+        else:
+            values_OI = (self.levels_OI.to(torch.int16) - self.offset).float()
+        values_OI *= self._of_elements(self.scale_OG.float())
+        if self.minimum_OG is not None:
+            values_OI += self._of_elements(self.minimum_OG.float())
+        return (
+            values_OI if self.order_I is None else torch.empty_like(values_OI).index_copy_(1, self.order_I, values_OI)
+        )
 
     def rows(self, index: Tensor) -> Self:
         """Return the weight with the outputs `index`, in that order."""
@@ -76,57 +139,155 @@ class QuantizedWeight:
             levels_OI=self.levels_OI[index],
             scale_OG=self.scale_OG[index],
             minimum_OG=None if self.minimum_OG is None else self.minimum_OG[index],
+            zero_OG=None if self.zero_OG is None else self.zero_OG[index],
+        )
+
+    def columns(self, inputs: range) -> Self:
+        """Return the weight with the inputs of a range, without changing a value; groups become smaller if they must.
+
+        Raises:
+            ShapeError: the range begins or ends at an input that is no multiple of 16, or columns are in another order.
+        """
+        require(self.order_I is None, "quantized weight: columns in an order of their own cannot be divided")
+        group_size = self.group_size
+        if self.is_per_channel:
+            first = slice(0, 1)
+            group_size = len(inputs)
+        else:
+            ends = [end for end in (inputs.start, inputs.stop) if end != self.num_inputs]
+            group_size = math.gcd(group_size, *ends)
+            require(
+                group_size % GROUP_MULTIPLE == 0,
+                f"quantized weight: inputs {inputs.start} to {inputs.stop} divide groups of {self.group_size}",
+            )
+            first = slice(inputs.start // group_size, -(-inputs.stop // group_size))
+        whole = self if self.is_per_channel else self.with_groups(group_size)
+        return replace(
+            whole,
+            levels_OI=self.levels_OI[:, inputs.start : inputs.stop],
+            scale_OG=whole.scale_OG[:, first],
+            minimum_OG=None if whole.minimum_OG is None else whole.minimum_OG[:, first],
+            zero_OG=None if whole.zero_OG is None else whole.zero_OG[:, first],
+            group_size=group_size,
+        )
+
+    def with_groups(self, group_size: int) -> Self:
+        """Return the weight with its scales repeated for smaller groups.
+
+        Args:
+            group_size: a divisor of the weight's, or anything if each output has one scale.
+        """
+        if self.group_size == group_size:
+            return self
+        require(
+            self.is_per_channel or self.group_size % group_size == 0,
+            f"quantized weight: groups of {self.group_size} in groups of {group_size}",
+        )
+        num_groups = -(-self.num_inputs // group_size)
+
+        def split(values_OG: Tensor | None) -> Tensor | None:
+            if values_OG is None:
+                return None
+            if self.is_per_channel:
+                return values_OG.expand(-1, num_groups)
+            return values_OG.repeat_interleave(self.group_size // group_size, 1)[:, :num_groups]
+
+        scale_OG = split(self.scale_OG)
+        assert scale_OG is not None
+        return replace(
+            self,
+            scale_OG=scale_OG,
+            minimum_OG=split(self.minimum_OG),
+            zero_OG=split(self.zero_OG),
+            group_size=group_size,
         )
 
     def _of_elements(self, values_OG: Tensor) -> Tensor:
-        return values_OG.float().repeat_interleave(self.group_size, 1)[:, : self.num_inputs]
+        if self.is_per_channel:
+            return values_OG
+        return values_OG.repeat_interleave(self.group_size, 1)[:, : self.num_inputs]
+
+
+def have_one_form(parts: Sequence[QuantizedWeight]) -> bool:
+    """Return whether `concatenate` takes these parts.
+
+    They must have the same codebook, order of columns and rows, groups that can be divided into common ones, and no
+    zero points if some have minimums.
+    """
+    first = parts[0]
+    return (
+        all(
+            part.num_inputs == first.num_inputs
+            and (part.codebook, part.row_type, part.row_scale) == (first.codebook, first.row_type, first.row_scale)
+            and _is_same_order(part.order_I, first.order_I)
+            for part in parts
+        )
+        and not (_have(parts, "zero_OG") and _have(parts, "minimum_OG"))
+        and _common_group_size(parts) is not None
+    )
 
 
 def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     """Return one weight with the outputs of all parts, one below the other, without changing a value.
 
     Parts that differ are converted to a common form: the larger number of bits, the smaller group, and one offset. If
-    all parts are symmetric and the levels still fit, the largest offset is used and levels are shifted up. Otherwise
-    the offset is 0, and symmetric parts get the minimum `-offset * scale`, which is exact because their offsets are
-    powers of two. (The new minimum of an affine part with an offset would be rounded to float16; no format that we read
-    has both.)
+    all parts are symmetric and the levels still fit, the largest offset is used and levels are shifted up. With zero
+    points in one part, all get zero points. Otherwise the offset is 0, and symmetric parts get the minimum
+    `-offset * scale`, which is exact because their offsets are powers of two. (The new minimum of an affine part with
+    an offset would be rounded; no format that we read has both.) Scales of two types become float32.
 
     Raises:
-        ShapeError: there are no parts, or their numbers of inputs differ.
+        ShapeError: there are no parts, or they have no common form.
     """
     require(bool(parts), "quantized weight: nothing to concatenate")
     require(len({part.num_inputs for part in parts}) == 1, "quantized weight: parts of different inputs")
+    require(have_one_form(parts), "quantized weight: parts of different codebooks, orders, rows, groups or zeros")
+    group_size = _common_group_size(parts)
+    assert group_size is not None
     bits = max(part.bits for part in parts)
-    group_size = min(part.group_size for part in parts)
-    same_form = _with_one_offset([_with_groups(part, group_size) for part in parts], bits)
-    is_affine = any(part.minimum_OG is not None for part in same_form)
-    return QuantizedWeight(
+    dtype = parts[0].scale_OG.dtype
+    dtype = dtype if all(part.scale_OG.dtype == dtype for part in parts) else torch.float32
+    same_groups = [_with_scales_of(part.with_groups(group_size), dtype) for part in parts]
+    same_form = _with_one_zero(same_groups, bits)
+    is_affine = _have(same_form, "minimum_OG")
+    zeros = [part.zero_OG for part in same_form if part.zero_OG is not None]
+    return replace(
+        same_form[0],
         levels_OI=torch.cat([part.levels_OI for part in same_form]),
         scale_OG=torch.cat([part.scale_OG for part in same_form]),
         minimum_OG=torch.cat([_minimum_of(part) for part in same_form]) if is_affine else None,
-        offset=same_form[0].offset,
+        zero_OG=torch.cat(zeros) if zeros else None,
         bits=bits,
-        group_size=group_size,
     )
 
 
-def _with_groups(part: QuantizedWeight, group_size: int) -> QuantizedWeight:
-    if part.group_size == group_size:
-        return part
-    num_groups = -(-part.num_inputs // group_size)
-
-    def split(values_OG: Tensor) -> Tensor:
-        return values_OG.repeat_interleave(part.group_size // group_size, 1)[:, :num_groups]
-
-    return replace(
-        part,
-        scale_OG=split(part.scale_OG),
-        minimum_OG=None if part.minimum_OG is None else split(part.minimum_OG),
-        group_size=group_size,
-    )
+def _have(parts: Sequence[QuantizedWeight], field: str) -> bool:
+    return any(getattr(part, field) is not None for part in parts)
 
 
-def _with_one_offset(parts: list[QuantizedWeight], bits: int) -> list[QuantizedWeight]:
+def _common_group_size(parts: Sequence[QuantizedWeight]) -> int | None:
+    """Return the largest group into which those of all parts can be divided; None: there is none."""
+    sizes = {part.group_size for part in parts if not part.is_per_channel}
+    if not sizes:
+        return parts[0].group_size if len({part.group_size for part in parts}) == 1 else parts[0].num_inputs
+    size = math.gcd(*sizes)
+    return size if size % GROUP_MULTIPLE == 0 else None
+
+
+def _is_same_order(first_I: Tensor | None, second_I: Tensor | None) -> bool:
+    if first_I is None or second_I is None:
+        return first_I is second_I
+    return torch.equal(first_I, second_I)
+
+
+def _with_scales_of(part: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
+    minimum_OG = None if part.minimum_OG is None else part.minimum_OG.to(dtype)
+    return replace(part, scale_OG=part.scale_OG.to(dtype), minimum_OG=minimum_OG)
+
+
+def _with_one_zero(parts: list[QuantizedWeight], bits: int) -> list[QuantizedWeight]:
+    if _have(parts, "zero_OG"):
+        return [replace(part, zero_OG=_zeros_of(part), offset=0, bits=bits) for part in parts]
     largest = max(part.offset for part in parts)
     if all(part.offset == largest for part in parts):
         return [replace(part, bits=bits) for part in parts]
@@ -142,6 +303,12 @@ def _with_one_offset(parts: list[QuantizedWeight], bits: int) -> list[QuantizedW
         else replace(part, bits=bits)
         for part in parts
     ]
+
+
+def _zeros_of(part: QuantizedWeight) -> Tensor:
+    if part.zero_OG is not None:
+        return part.zero_OG
+    return torch.full(part.scale_OG.shape, part.offset, dtype=torch.uint8)
 
 
 def _minimum_of(part: QuantizedWeight) -> Tensor:

@@ -259,7 +259,11 @@ def test_what_does_not_go_together_is_rejected() -> None:
     for wrong in [
         (levels.float(), scale, None, 8, 4, 16),
         (levels, scale[:, :2], None, 8, 4, 16),
-        (levels, scale.float(), None, 8, 4, 16),
+        (levels, scale.double(), None, 8, 4, 16),
+        (levels, scale, scale.float(), 8, 4, 16),
+        (levels, scale, None, 8, 4, 16, torch.zeros(4, 3, dtype=torch.uint8)),
+        (levels, scale, None, 0, 8, 16, None, "nf4"),
+        (levels, scale, None, 8, 4, 16, None, None, torch.arange(40).int()),
         (levels, scale, scale[:3], 8, 4, 16),
         (levels, scale, None, 16, 4, 16),
         (levels, scale, None, 8, 5, 16),

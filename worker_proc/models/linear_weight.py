@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.kernels.linear.native import NativeProduct
-from octavo.kernels.linear.quantized import QuantizedWeight, concatenate
+from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Shard, Sharding
 
@@ -142,15 +142,15 @@ class LinearWeight:
 
         Args:
             packer: of the model.
-            keeps_quantized: pack quantized parts without converting them, if all parts are quantized. Otherwise they
-                are dequantized.
+            keeps_quantized: pack quantized parts without converting them, if all parts are quantized in one form with
+                which the device multiplies. Otherwise they are dequantized.
 
         Raises:
             ConfigError: a quantized part has scales that the packed form cannot represent, or the products cannot have
                 the same bits on any number of ranks.
         """
-        matrices = self._quantized_parts() if keeps_quantized and self.is_quantizable else None
-        if matrices is None:
+        packed = self._pack_quantized(packer) if keeps_quantized and self.is_quantizable else None
+        if packed is None:
             packed = packer.pack(
                 self.dense(),
                 self._bias_O,
@@ -158,9 +158,6 @@ class LinearWeight:
                 is_grouped=self.is_grouped,
                 whole_outputs=self.whole_outputs,
             )
-        else:
-            weight = concatenate([matrix.quantized() for matrix in matrices])
-            packed = packer.pack_quantized(weight, self._bias_O)
         if (sharding := self.input_sharding) is not None:
             try:
                 packed = packed.in_segments(sharding.num_segments, sharding.size)
@@ -170,6 +167,16 @@ class LinearWeight:
                     hint="use a smaller --tensor-parallel-size, or leave --enable-tp-invariant-inference out",
                 ) from error
         self.packed = packed
+
+    def _pack_quantized(self, packer: Packer) -> PackedLinear | None:
+        """Return the packed form of quantized parts; None: they have to be dequantized."""
+        matrices = self._quantized_parts()
+        if matrices is None:
+            return None
+        parts = [matrix.quantized() for matrix in matrices]
+        if not have_one_form(parts):
+            return None
+        return packer.pack_quantized(concatenate(parts), self._bias_O)
 
     def _whole(self) -> Tensor | None:
         """Return the only part if it needs no conversion: then no copy is made."""

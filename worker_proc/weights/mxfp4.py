@@ -16,9 +16,6 @@ from octavo.worker_proc.parallel.sharding import Shard
 
 GROUP = 32
 """Inputs that share a scale."""
-_HALVES = torch.tensor([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], dtype=torch.int8)
-"""Twice the value of each number."""
-_OFFSET = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -38,20 +35,12 @@ class Mxfp4Matrix:
 
     def dequantized(self) -> Tensor:
         """Return the float32 values."""
-        halves_OGI = self._halves().float()
-        return torch.ldexp(halves_OGI, self.scales_OG.int().unsqueeze(2) - 128).view(self.shape)
+        return self.quantized().dequantize()
 
     def quantized(self) -> QuantizedWeight:
-        """Return the values as 8-bit levels.
-
-        Raises:
-            ConfigError: a scale is not a float16 number.
-        """
-        scale_OG = torch.exp2(self.scales_OG.float() - 128.0)
-        if not torch.equal(scale_OG.half().float(), scale_OG):
-            raise ConfigError(f"{self.name!r} has scales that are not float16 numbers")
-        levels_OI = (self._halves() + _OFFSET).to(torch.uint8).view(self.shape)
-        return QuantizedWeight(levels_OI, scale_OG.half(), None, _OFFSET, 8, GROUP)
+        """Return the codes and scales."""
+        scale_OG = self.scales_OG.contiguous().view(torch.float8_e8m0fnu).float()
+        return QuantizedWeight(self._codes().view(self.shape), scale_OG, None, 0, 4, GROUP, codebook="e2m1")
 
     def part(self, shard: Shard) -> "Mxfp4Matrix":
         """Return the part that a rank holds.
@@ -70,10 +59,9 @@ class Mxfp4Matrix:
         groups = slice(inputs.start // GROUP, inputs.stop // GROUP)
         return Mxfp4Matrix(self.name, self.blocks_OGB[:, groups], self.scales_OG[:, groups])
 
-    def _halves(self) -> Tensor:
-        """Return twice each number before it is scaled, int8, shape OGI."""
-        pairs = torch.stack((self.blocks_OGB & 15, self.blocks_OGB >> 4), -1)
-        return _HALVES[pairs.flatten(2).int()]
+    def _codes(self) -> Tensor:
+        """Return the codes, uint8, shape OGI."""
+        return torch.stack((self.blocks_OGB & 15, self.blocks_OGB >> 4), -1).flatten(2)
 
 
 class Mxfp4Stack:

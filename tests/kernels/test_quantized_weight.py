@@ -1,0 +1,151 @@
+"""The union of quantized formats: values of every layout, its parts, and which of them the native kernels take."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from kernel_checks import random
+from linear_products import assert_product
+from torch import Tensor
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.linear.codebooks import CODEBOOKS, codebook, codebook_bits
+from octavo.kernels.linear.packing import native_form, pack_quantized
+from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
+from octavo.kernels.native.library import load
+from octavo.kernels.quantize import quantize
+
+OUTPUTS, INPUTS = 12, 256
+
+
+def weight(
+    layout: str, *, outputs: int = OUTPUTS, group_size: int = 64, dtype: torch.dtype = torch.float16
+) -> QuantizedWeight:
+    """Random levels in one of the layouts; "order" has a random order of columns."""
+    generator = torch.Generator().manual_seed(len(layout))
+    name = next((name for name in CODEBOOKS if name == layout), None)
+    bits = codebook_bits(name) if name else 4
+    groups = (outputs, INPUTS // group_size)
+    plain = QuantizedWeight(
+        torch.randint(0, 2**bits, (outputs, INPUTS), dtype=torch.uint8, generator=generator),
+        (torch.rand(groups, generator=generator) * 0.1 + 0.01).to(dtype),
+        None,
+        0,
+        bits,
+        group_size,
+        codebook=name,
+    )
+    match layout:
+        case "offset":
+            return replace(plain, offset=8)
+        case "zeros":
+            zeros = torch.randint(0, 16, groups, dtype=torch.uint8, generator=generator)
+            return replace(plain, zero_OG=zeros)
+        case "minimums":
+            return replace(plain, minimum_OG=torch.randn(groups, generator=generator).to(dtype))
+        case "order":
+            return replace(plain, offset=8, order_I=torch.randperm(INPUTS, generator=generator))
+        case "e4m3":
+            return replace(plain, levels_OI=plain.levels_OI & 0x7E)
+    return plain
+
+
+LAYOUTS = ("offset", "zeros", "minimums", "order", *CODEBOOKS)
+
+
+def values(weight: QuantizedWeight) -> Tensor:
+    """The formula, element by element."""
+    out = torch.empty(weight.levels_OI.shape)
+    for output in range(weight.num_outputs):
+        for column in range(weight.num_inputs):
+            group = column // weight.group_size
+            level = int(weight.levels_OI[output, column])
+            number: float = level
+            if weight.codebook:
+                number = float(codebook(weight.codebook)[level])
+            elif weight.zero_OG is not None:
+                number -= int(weight.zero_OG[output, group])
+            value = (number - weight.offset) * weight.scale_OG[output, group].float()
+            if weight.minimum_OG is not None:
+                value += weight.minimum_OG[output, group].float()
+            out[output, column if weight.order_I is None else int(weight.order_I[column])] = value
+    return out
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_values(layout: str) -> None:
+    assert torch.equal(weight(layout, outputs=3).dequantize(), values(weight(layout, outputs=3)))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("group_size", [64, INPUTS])
+def test_parts_have_the_same_values(layout: str, group_size: int) -> None:
+    whole = weight(layout, group_size=group_size)
+    dense = whole.dequantize()
+    index = torch.tensor([5, 0, 5])
+    assert torch.equal(whole.rows(index).dequantize(), dense[index])
+    both = concatenate([whole, whole.rows(index)])
+    assert torch.equal(both.dequantize(), torch.cat([dense, dense[index]]))
+    if whole.order_I is None:
+        for inputs in (range(64), range(64, 192), range(16, 48), range(240, 256)):
+            assert torch.equal(whole.columns(inputs).dequantize(), dense[:, inputs.start : inputs.stop])
+        assert torch.equal(weight(layout, group_size=group_size).with_groups(16).dequantize(), dense)
+    else:
+        with pytest.raises(ShapeError, match="order of their own"):
+            whole.columns(range(64))
+
+
+def test_columns_that_split_words_are_refused() -> None:
+    with pytest.raises(ShapeError, match="inputs 8 to 64 divide groups of 64"):
+        weight("offset").columns(range(8, 64))
+
+
+def test_parts_of_other_forms() -> None:
+    channel = replace(weight("offset", group_size=INPUTS), bits=8, offset=128)
+    mixed = [weight("offset"), weight("offset", group_size=32), weight("zeros"), channel]
+    assert have_one_form(mixed)
+    dense = torch.cat([part.dequantize() for part in mixed])
+    assert torch.equal(concatenate(mixed).dequantize(), dense)
+    brain = weight("minimums", dtype=torch.bfloat16)
+    both = concatenate([weight("offset"), brain])
+    assert both.scale_OG.dtype == torch.float32
+    torch.testing.assert_close(both.dequantize()[OUTPUTS:], brain.dequantize(), rtol=0.0, atol=0.0)
+    for other in ("zeros", "order", "e2m1"):
+        assert not have_one_form([weight("minimums"), weight(other)])
+        with pytest.raises(ShapeError, match="different codebooks, orders"):
+            concatenate([weight("minimums"), weight(other)])
+    assert not have_one_form([weight("offset"), replace(weight("offset"), row_type="int8_token")])
+
+
+@pytest.mark.parametrize("layout", ["offset", "zeros", "minimums", "e2m1"])
+@pytest.mark.parametrize(
+    ("group_size", "dtype"), [(16, torch.float16), (64, torch.bfloat16), (128, torch.float32), (INPUTS, torch.float32)]
+)
+def test_native_products(layout: str, group_size: int, dtype: torch.dtype) -> None:
+    original = weight(layout, group_size=group_size, dtype=dtype)
+    form = native_form(original)
+    assert form is not None
+    torch.testing.assert_close(form.dequantize(), original.dequantize(), rtol=0.0, atol=15 * 0.11 * 2**-10)
+    if dtype != torch.float32 and layout != "zeros":
+        assert torch.equal(form.dequantize(), original.dequantize())
+    x = random(5, INPUTS)
+    rows = quantize(x, form.group_size).dequantize()
+    expected = rows.double() @ form.dequantize().double().T
+    assert_product(load(), x, pack_quantized(load(), original), expected, 1e-5)
+
+
+def test_what_the_native_kernels_do_not_take() -> None:
+    for layout in ("order", "e4m3", "nf4", "fp4"):
+        assert native_form(weight(layout)) is None
+    for scale in (1e6, 1e-7):
+        tiny = weight("offset", dtype=torch.float32)
+        assert native_form(replace(tiny, scale_OG=tiny.scale_OG * scale)) is None
+    with pytest.raises(ShapeError, match="no native kernel"):
+        pack_quantized(load(), weight("order"))
+
+
+def test_codebooks() -> None:
+    assert codebook("e4m3")[0x7E] == 448.0 and codebook("e4m3")[0x7F].isnan()
+    assert codebook("e2m1").tolist()[:8] == [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    for name in ("nf4", "fp4"):
+        assert sorted(codebook(name).tolist())[-1] == 1.0
