@@ -11,6 +11,7 @@ from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.queued_request import QueuedRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.ids import BlockId
 from octavo.protocol.prefix_hash import ROOT_HASH, hash_block
 from octavo.protocol.steps import StepPlan
@@ -28,6 +29,7 @@ def check(scheduler: Scheduler) -> None:
     """
     _check_requests(scheduler)
     _check_slots(scheduler)
+    _check_adapters(scheduler)
     _check_batch(scheduler)
     _check_steps(scheduler)
     held = {request: _held_blocks(scheduler.cache, request) for request in scheduler.running}
@@ -116,6 +118,24 @@ def _check_slots(scheduler: Scheduler) -> None:
         == list(range(scheduler.config.max_num_seqs)),
         "slots are lost or shared",
     )
+
+
+def _check_adapters(scheduler: Scheduler) -> None:
+    """Each running request has its adapter in its slot, and the users of slots are counted correctly."""
+    adapters = scheduler.adapters
+    num_users: Counter[int] = Counter()
+    for request in scheduler.running:
+        slot, adapter = request.adapter_slot, request.adapter
+        _require((slot == NO_ADAPTER) == (adapter is None), f"{request.request_id} has another slot than adapter")
+        if adapter is not None:
+            held = adapters.adapters[slot]
+            _require(held is not None and held.digest == adapter.digest, f"slot {slot} lacks {adapter.name}")
+            num_users[slot] += 1
+    _require(adapters.num_users == [num_users[slot] for slot in range(adapters.num_slots)], "users are miscounted")
+    digests = [adapter.digest for adapter in adapters.adapters if adapter]
+    _require(len(set(digests)) == len(digests), "two slots hold the same adapter")
+    heads = scheduler.waiting.heads()
+    _require(not adapters.num_slots or bool(heads) == bool(scheduler.waiting), "waiting requests are in no queue")
 
 
 def _check_batch(scheduler: Scheduler) -> None:

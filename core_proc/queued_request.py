@@ -77,6 +77,11 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
         return (self.shared.client, self.request_id)
 
     @property
+    def adapter(self) -> Adapter | None:
+        """Its LoRA adapter."""
+        return self.shared.adapter
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return (len(self.packed) - _HEAD.size) // ID_BYTES

@@ -82,7 +82,6 @@ class Request:
         "next_plan_check",
         "num_announced_blocks",
         "num_blocks",
-        "num_bypassed",
         "num_cached_tokens",
         "num_computed_tokens",
         "num_hashed_blocks",
@@ -161,8 +160,6 @@ class Request:
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         """Positions whose KV was computed before the latest preemption. The prefix cache may still have some of it."""
-        self.num_bypassed = 0
-        """Requests that have started before this one while an admission rule delayed it."""
         self.prompt_logprobs: list[TokenLogprobs | None]
         """Collected over the prompt's chunks, from its start on; the first token has no logprob."""
         self.is_resumed = bool(submit.resume_output_token_ids)

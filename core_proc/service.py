@@ -262,9 +262,6 @@ class FrontendService:
         if is_late:
             message = "the engine is shutting down and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
-        if submit.adapter is not None:
-            message = f"this engine has no adapter {submit.adapter.name!r}"
-            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, "adapter"))]
         if submit.request_id in self._aborting.get(client, ()):
             # The frontend has aborted the request with this id, so it may use the id again.
             self._end(client, [submit.request_id])

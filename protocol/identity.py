@@ -86,6 +86,7 @@ def _decisive(config: ResolvedConfig) -> list[object]:
         *(model.architecture, model.hf_config, model.vocab_size, model.model_impl == "transformers"),
         [getattr(config, name) for name in _DECISIVE],
         config.seed if model.load_format == "dummy" else None,
+        config.lora and [config.lora.dtype, config.lora.max_rank, config.lora.is_fully_sharded],
     ]
 
 

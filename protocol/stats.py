@@ -12,8 +12,8 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     num_running: int = 0
     num_waiting: int = 0
     waiting_reason: str = ""
-    """Why the head of the queue waits: "", "max_num_seqs", "states", "blocks", "budget", "in_flight", "trial",
-    "workers"."""
+    """Why the head of the queue waits: "", "max_num_seqs", "states", "blocks", "budget", "adapter",
+    "in_flight", "trial", "workers"."""
     num_blocks: int = 0
     num_free_blocks: int = 0
     prefix_cache_queries: int = 0

@@ -155,7 +155,8 @@ class StateSlots:
         for block_hash in request.block_hashes:
             self.pool.drop_hash(block_hash + self._key_suffix)
         self._written.pop(request, None)
-        self._invalid.add(request)
+        if request.block_ids:  # it has not been released yet
+            self._invalid.add(request)
 
     def release(self, request: Request) -> None:
         """Free the slots of a request. A state at the end of a block stays in the cache."""

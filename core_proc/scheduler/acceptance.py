@@ -4,16 +4,19 @@ perf: most results hold one token per request, which only has to be appended and
 call; a request's `next_commit_check` and `stop_tokens` say when there is more to do.
 """
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.scheduler.adapter_slots import AdapterSlots
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delivery import ClientEvent, is_plain_stream, output_events, streamed_events
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.hooks import SchedulerHooks
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
+from octavo.protocol.adapters import AdapterFault
 from octavo.protocol.events import FailureKind, TokenLogprobs
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import EngineStats
@@ -29,12 +32,21 @@ class Fail(Protocol):
         """End it and return the event for its frontend."""
 
 
+class StepOwner(Protocol):
+    """The parts of a scheduler that results change."""
+
+    cache: PrefixCache
+    batch: RunningBatch
+    adapters: AdapterSlots
+    in_flight: deque[StepRecord]
+
+
 class Acceptance:
     """Takes the results of one scheduler's steps.
 
     Args:
-        cache: where blocks with bad contents are invalidated.
-        batch: the running requests.
+        owner: has the cache, where blocks with bad contents are invalidated, the running requests, the slots of
+            adapters and the steps in flight.
         hooks: may change why a request finishes.
         counters: of tokens and failures; updated.
         clock: in seconds.
@@ -44,8 +56,7 @@ class Acceptance:
 
     def __init__(
         self,
-        cache: PrefixCache,
-        batch: RunningBatch,
+        owner: StepOwner,
         hooks: SchedulerHooks,
         counters: EngineStats,
         clock: Callable[[], float],
@@ -53,8 +64,10 @@ class Acceptance:
         finish: Callable[[Request, FinishCause], list[ClientEvent]],
         fail: Fail,
     ) -> None:
-        self._cache = cache
-        self._batch = batch
+        self._cache = owner.cache
+        self._batch = owner.batch
+        self._adapters = owner.adapters
+        self._in_flight = owner.in_flight
         self._hooks = hooks
         self._counters = counters
         self._clock = clock
@@ -65,10 +78,11 @@ class Acceptance:
         """Take the result of a step and return the events for the frontends."""
         for request in record.unsampled:
             request.num_in_flight -= 1
+        events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
         if result.counts or result.logprobs or result.faults:
-            events = self._accept_all(record, result)
+            events += self._accept_all(record, result)
         else:
-            events = self._accept_each(record, result)
+            events += self._accept_each(record, result)
         self._batch.resume(record.sampling)
         return events
 
@@ -144,4 +158,14 @@ class Acceptance:
             if fault is not None and request.state is not RequestState.FINISHED:
                 kind = FailureKind.INTERNAL if fault.param is None else FailureKind.INVALID
                 events.append(self._fail(request, fault.message, kind, fault.param))
+        return events
+
+    def _fail_adapters(self, record: StepRecord, faults: Sequence[AdapterFault]) -> list[ClientEvent]:
+        """End the requests whose adapters could not be loaded, and forget what was computed without them."""
+        events = []
+        for fault in faults:
+            for request in self._adapters.fail(fault, [record, *self._in_flight]):
+                self._cache.invalidate_blocks(request)
+                if request.state is not RequestState.FINISHED:
+                    events.append(self._fail(request, fault.message, FailureKind.INVALID, "model"))
         return events

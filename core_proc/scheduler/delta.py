@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 
 from octavo.core_proc.request import Request
+from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, TokenId
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
@@ -77,6 +78,7 @@ class StepDraft:
         self.num_next_blocks = 0
         """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
+        self.adapter_loads: list[AdapterLoad] = []
         self.has_preempted = False
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
@@ -142,6 +144,7 @@ class StepDraft:
             scheduled=scheduled,
             awaits_masks=awaits_input,
             sampled=self._still_unknown(sampled) if sampled else [],
+            adapter_loads=self.adapter_loads,
         )
         record = StepRecord(
             sequence=sequence,
@@ -176,6 +179,7 @@ def _admitted(request: Request) -> Admitted:
         num_prompt_tokens=request.num_prompt_tokens,
         block_ids=[block_ids[:] for block_ids in request.block_ids],
         params=request.sampling,
+        adapter_slot=request.adapter_slot,
     )
 
 

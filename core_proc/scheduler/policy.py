@@ -70,13 +70,6 @@ class OrderedRequests(Generic[Live]):
         """The one to preempt first."""
         return self._chunks[-1][-1] if self._chunks else None
 
-    def after(self, request: Live) -> Live | None:
-        """Return the one that follows a request of this queue, None after the last."""
-        at, index = self._find(request)
-        if index + 1 < len(self._chunks[at]):
-            return self._chunks[at][index + 1]
-        return self._chunks[at + 1][0] if at + 1 < len(self._chunks) else None
-
     def add(self, request: Live) -> None:
         """Put a request in its place."""
         self._length += 1

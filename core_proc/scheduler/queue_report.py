@@ -38,6 +38,7 @@ def explain_waiting(scheduler: Scheduler, now: float) -> str:
 
 
 _OTHER_REASONS = {
+    "adapter": "the slots of adapters are taken by those of running requests (--max-loras)",
     "in_flight": "its last step before a preemption is still in flight",
     "trial": "requests that may have crashed the workers run in isolation first",
     "workers": "the workers are restarting",

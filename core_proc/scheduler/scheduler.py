@@ -15,6 +15,7 @@ from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_req
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey, RequestMap
 from octavo.core_proc.scheduler.acceptance import Acceptance
+from octavo.core_proc.scheduler.adapter_slots import AdapterSlots
 from octavo.core_proc.scheduler.admission.rejection import RejectionRules
 from octavo.core_proc.scheduler.admission.rules import AdmissionRules, EngineLimits
 from octavo.core_proc.scheduler.batch import RunningBatch
@@ -66,7 +67,8 @@ class Scheduler:
         )
         self.requests = RequestMap[LiveRequest]()
         """Every live request."""
-        self.waiting = WaitingQueue(self._unpack)
+        self.adapters = AdapterSlots(config.lora.max_loras if config.lora else 0)
+        self.waiting = WaitingQueue(self._unpack, has_adapters=config.lora is not None)
         self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self.batch = RunningBatch(self.cache, awaits_tokens=self._turns.are_taken)
         self.in_flight: deque[StepRecord] = deque()
@@ -78,19 +80,16 @@ class Scheduler:
         self.history = StepHistory()
         self.hooks = SchedulerHooks()
         """Features that take part in steps."""
-        self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache).in_order)
+        self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache), self.adapters)
         self._prefill = Prefill(self.cache, self.batch, self.counters, self.cache.groups.max_chunk)
         self._rejection_rules = RejectionRules(config, cache_plan, self.cache.groups)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
-        self._acceptance = Acceptance(
-            self.cache, self.batch, self.hooks, self.counters, clock, finish=self._finish, fail=self._fail
-        )
+        self._acceptance = Acceptance(self, self.hooks, self.counters, clock, finish=self._finish, fail=self._fail)
         self._released: list[SlotId] = []
         self._sampled: list[tuple[Request, TokenId]] = []
         """Tokens that the next plan takes to the first stage of a pipeline."""
-        self._num_submitted = 0
-        self._num_planned = 0
+        self._num_submitted = self._num_planned = 0
         self.num_needing_input = 0
         """Live requests that need step input."""
         self._clock = clock
@@ -163,6 +162,7 @@ class Scheduler:
             self._preempt(request)
         self._released = []
         self._sampled = []
+        self.adapters.reset()
         has_forgotten = self.cache.reset_contents()
         assert has_forgotten, "blocks are held though nobody runs"
         self.waiting_reason = "workers" if self.waiting else ""
@@ -284,10 +284,10 @@ class Scheduler:
             self.waiting_reason = self.admission.limit_reached(head, draft, prompts)
             if self.waiting_reason:
                 return
-            candidate.count_bypass()
             if queue is not self.waiting:
                 queue.remove(head)
             draft.num_spare_blocks -= self.cache.num_blocks_to_start(head)
+            self.adapters.enter(head, candidate.delayed)
             self._start(draft, head)
             prompts.claim(head.num_uncomputed_tokens)
         if self.waiting:
@@ -313,6 +313,7 @@ class Scheduler:
         plan = None
         if not draft.is_empty:
             grown = list(self.batch.grown)
+            draft.adapter_loads = self.adapters.take_loads()
             plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released, self._sampled = [], []
@@ -393,6 +394,7 @@ class Scheduler:
         assert request.slot is not None
         self.batch.remove(request)
         self.cache.release(request)
+        self.adapters.leave(request)
         heapq.heappush(self.free_slots, request.slot)
         self._released.append(request.slot)
         request.slot = None

@@ -12,11 +12,15 @@ class WaitingQueue:
 
     Args:
         unpack: makes the `Request` that replaces a packed one for good.
+        has_adapters: whether requests are also kept by adapter, for `heads`.
     """
 
-    def __init__(self, unpack: Callable[[QueuedRequest], Request]) -> None:
+    def __init__(self, unpack: Callable[[QueuedRequest], Request], *, has_adapters: bool = False) -> None:
         self._ordered = OrderedRequests[LiveRequest]()
         self._unpack = unpack
+        self._has_adapters = has_adapters
+        self._by_adapter: dict[str, OrderedRequests[LiveRequest]] = {}
+        """By digest; "": those without an adapter. Only those that have requests."""
 
     def __len__(self) -> int:
         return len(self._ordered)
@@ -33,16 +37,17 @@ class WaitingQueue:
     def first(self) -> Request | None:
         """The one to serve first, unpacked."""
         head = self._ordered.first
-        return None if head is None else self._unpacked(head)
+        return None if head is None else self.unpacked(head)
 
-    def after(self, request: Request) -> Request | None:
-        """Return the one that follows a request of this queue, unpacked; None after the last."""
-        follower = self._ordered.after(request)
-        return None if follower is None else self._unpacked(follower)
+    def heads(self) -> list[LiveRequest]:
+        """Return the first request of each adapter, and the first one without an adapter."""
+        return [head for queue in self._by_adapter.values() if (head := queue.first) is not None]
 
     def add(self, request: LiveRequest) -> None:
         """Put a request in its place."""
         self._ordered.add(request)
+        if self._has_adapters:
+            self._by_adapter.setdefault(_adapter_key(request), OrderedRequests()).add(request)
 
     def remove(self, request: LiveRequest) -> None:
         """Take a request out, wherever it stands.
@@ -51,17 +56,29 @@ class WaitingQueue:
             KeyError: it is not in this queue.
         """
         self._ordered.remove(request)
+        if self._has_adapters:
+            queue = self._by_adapter[key := _adapter_key(request)]
+            queue.remove(request)
+            if not len(queue):
+                del self._by_adapter[key]
 
     def select(self, requests: list[LiveRequest]) -> "WaitingQueue":
         """Return a queue of some requests of this one, all unpacked."""
-        selected = WaitingQueue(self._unpack)
+        selected = WaitingQueue(self._unpack, has_adapters=self._has_adapters)
         for request in requests:
-            selected.add(self._unpacked(request))
+            selected.add(self.unpacked(request))
         return selected
 
-    def _unpacked(self, request: LiveRequest) -> Request:
+    def unpacked(self, request: LiveRequest) -> Request:
+        """Return a request of this queue unpacked, which replaces the packed one."""
         if not isinstance(request, QueuedRequest):
             return request
         unpacked = self._unpack(request)
         self._ordered.replace(request, unpacked)
+        if self._has_adapters:
+            self._by_adapter[_adapter_key(request)].replace(request, unpacked)
         return unpacked
+
+
+def _adapter_key(request: LiveRequest) -> str:
+    return request.adapter.digest if request.adapter else ""

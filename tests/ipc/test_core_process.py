@@ -106,7 +106,7 @@ def test_an_adapter_that_is_not_there_is_rejected(core: CoreUnderTest):
         )
         client.finish("r")
         end = client.request_events("r")[-1]
-        assert (end.kind, end.param) == (FailureKind.INVALID, "adapter")
+        assert (end.kind, end.param) == (FailureKind.INVALID, "model")
 
 
 def test_another_protocol_version_is_rejected(core: CoreUnderTest):

@@ -4,6 +4,7 @@ import itertools
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import msgspec
 from client_events import by_request
@@ -92,7 +93,8 @@ class FakeEngine:
         self.config = core_config(**changes)
         plan = cache_plan(self.config, num_blocks, groups)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
-        self.worker = SimulatedWorker(self.config, num_blocks, groups)
+        self._make_worker = partial(SimulatedWorker, self.config, num_blocks, groups)
+        self.worker = self._make_worker()
         self.depth = self.config.pipeline_parallel_size + self.config.async_scheduling
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}
@@ -122,6 +124,14 @@ class FakeEngine:
     def commit(self) -> None:
         """Commit the oldest result."""
         self._take(self.scheduler.commit(self._results.popleft()))
+
+    def replace_worker(self) -> None:
+        """Lose the worker with its steps in flight, and go on with a new one."""
+        self.scheduler.lose_workers()
+        invariants.check_loss(self.scheduler)
+        self._results.clear()
+        next_sequence, self.worker = self.worker.next_sequence, self._make_worker()
+        self.worker.next_sequence = next_sequence
 
     def turn(self) -> None:
         """Run one turn of the core's loop."""

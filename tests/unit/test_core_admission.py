@@ -1,4 +1,4 @@
-"""Admission of waiting requests: rules that delay one, limits on overtaking, and the cost of a long queue."""
+"""Admission of waiting requests, and the cost of a long queue."""
 
 import random
 from collections import Counter
@@ -8,72 +8,9 @@ from core_fakes import FakeEngine
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
-from octavo.core_proc.scheduler.admission.rules import MAX_DELAYED
 from octavo.core_proc.scheduler.policy import OrderedRequests
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-
-
-class Delay:
-    """A feature that delays some requests, as one does whose adapters are not loaded."""
-
-    def __init__(self, names: set[str], max_bypass: int) -> None:
-        self.names = names
-        self.max_bypass = max_bypass
-        self.num_calls = 0
-
-    def reason_to_wait(self, request: Request) -> str:
-        self.num_calls += 1
-        return "adapter" if request.request_id in self.names else ""
-
-
-def delayed_engine(num_requests: int, delay: Delay, **settings) -> FakeEngine:
-    engine = FakeEngine(async_scheduling=False, **settings)
-    engine.scheduler.admission.add(delay)
-    for index in range(num_requests):
-        engine.submit(str(index), [index + 1] * 4, max_tokens=1)
-    return engine
-
-
-def started(engine: FakeEngine) -> list[str]:
-    return [admitted.request_id for plan in engine.plans for admitted in plan.admitted]
-
-
-def test_a_delayed_request_lets_others_pass_and_starts_when_it_may():
-    delay = Delay({"0", "2"}, max_bypass=100)
-    engine = delayed_engine(5, delay)
-    engine.turn()
-    assert started(engine) == ["1", "3", "4"]
-    assert engine.scheduler.stats().waiting_reason == "adapter"
-    engine.turn()
-    delay.names.clear()
-    engine.run()
-    assert started(engine) == ["1", "3", "4", "0", "2"]
-
-
-def test_no_more_than_a_bound_pass_a_delayed_request():
-    delay = Delay({"0"}, max_bypass=3)
-    engine = delayed_engine(10, delay, max_num_seqs=1)
-    for _ in range(40):
-        if engine.scheduler.may_plan(1):
-            if engine.plan() is None:
-                break
-        else:
-            engine.commit()
-    assert started(engine) == ["1", "2", "3"], "the fourth must wait for the delayed one"
-    delay.names.clear()
-    engine.run()
-    assert started(engine) == ["1", "2", "3", "0", "4", "5", "6", "7", "8", "9"]
-
-
-def test_a_step_asks_about_a_bounded_number_of_delayed_requests():
-    num_requests = 4 * MAX_DELAYED
-    delay = Delay({str(index) for index in range(num_requests)}, max_bypass=100)
-    engine = delayed_engine(num_requests, delay)
-    assert engine.scheduler.plan() is None
-    assert delay.num_calls <= 2 * MAX_DELAYED
-    delay.names.clear()
-    engine.run()
 
 
 def make_request(number: int, order: int) -> Request:
@@ -97,7 +34,6 @@ def test_the_queue_is_sorted_whatever_is_added_and_removed(num_priorities):
     in_order = [request for _, request in sorted(expected.items())]
     assert list(queue) == in_order and len(queue) == len(in_order)
     assert (queue.first, queue.last) == (in_order[0], in_order[-1])
-    assert [queue.after(request) for request in in_order] == [*in_order[1:], None]
     assert queue.num_prompt_tokens == sum(request.num_prompt_tokens for request in in_order)
     for request in random_source.sample(in_order, len(in_order)):
         queue.remove(request)

@@ -116,7 +116,7 @@ def test_a_request_that_overtakes_another_is_noticed(monkeypatch: pytest.MonkeyP
 
     def overtaking(rules: AdmissionRules, queue: WaitingQueue) -> Candidate:
         head = candidate(rules, queue)
-        return Candidate(queue.after(head.request) or head.request, "", ()) if head.request else head
+        return Candidate(queue.unpacked(next(reversed(list(queue))))) if head.request else head
 
     with monkeypatch.context() as patched:
         patched.setattr(AdmissionRules, "candidate", overtaking)

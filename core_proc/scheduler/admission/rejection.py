@@ -5,6 +5,7 @@ When an accepted request starts is decided in `rules.py`.
 
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
@@ -21,6 +22,7 @@ class RejectionRules:
 
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, groups: CacheGroups) -> None:
         self._vocab_size = config.model.vocab_size
+        self._lora = config.lora
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
@@ -35,6 +37,7 @@ class RejectionRules:
             message, limit = overload
             return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
         fault = self._prompt_fault(submit, submit.params) or self._sampling_fault(submit.params)
+        fault = fault or self._adapter_fault(submit.adapter)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
     def _overload(self, submit: Submit, waiting: WaitingQueue) -> tuple[str, str] | None:
@@ -76,6 +79,16 @@ class RejectionRules:
                 f"which holds {self._num_cache_tokens} in all",
                 "max_tokens",
             )
+        return None
+
+    def _adapter_fault(self, adapter: Adapter | None) -> tuple[str, str] | None:
+        if adapter is None:
+            return None
+        if self._lora is None:
+            return f"this engine has no adapters, so not {adapter.name!r} either (--enable-lora)", "model"
+        if not 0 < adapter.rank <= self._lora.max_rank:
+            limit = f"the limit is {self._lora.max_rank} (--max-lora-rank)"
+            return f"the adapter {adapter.name!r} has rank {adapter.rank}, but {limit}", "model"
         return None
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:

@@ -1,15 +1,12 @@
-"""Which waiting request may start next: rules that delay one request, and limits that hold up the whole queue.
-
-A delayed request lets those behind it pass. How many may pass is bounded: then it holds up the queue until it starts,
-so nothing starves.
-"""
+"""Which waiting request may start next: adapters delay their own requests, limits hold up the whole queue."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.adapter_slots import AdapterSlots
 from octavo.core_proc.scheduler.budget import PromptBudget
 from octavo.core_proc.scheduler.delta import StepDraft
 from octavo.core_proc.scheduler.policy import OrderedRequests
@@ -19,74 +16,43 @@ from octavo.protocol.ids import SlotId
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running requests to grow into."""
 
-MAX_DELAYED = 64
-"""Delayed requests that are passed over in one step. The cost of a step does not grow with the queue."""
-
-
-class DelayRule(Protocol):
-    """A feature's reason why one request must wait though there is room for it."""
-
-    @property
-    def max_bypass(self) -> int:
-        """How many requests may start before one that this rule delays."""
-
-    def reason_to_wait(self, request: Request) -> str:
-        """Return the `waiting_reason` if the request may not start now, "" if it may. Changes nothing."""
-
-
 Limit = Callable[[Request, StepDraft, PromptBudget], str]
 """Returns the `waiting_reason` if the step has no room for a request, "" if it has. Whoever is behind it waits too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """The first waiting request that no rule delays."""
+    """The waiting request that is to start next."""
 
     request: Request | None
     """None: there is none."""
-    reason: str
-    """Why the first request of the queue is delayed, "" if it is not."""
-    delayed: Sequence[Request]
-    """The requests before it in the queue."""
+    delayed: LiveRequest | None = None
+    """The first request before it in the queue, for whose adapter there is no slot."""
 
-    def count_bypass(self) -> None:
-        """Count that the candidate starts before the requests ahead of it in the queue."""
-        for request in self.delayed:
-            request.num_bypassed += 1
+    @property
+    def reason(self) -> str:
+        """Why the first request of the queue is delayed, "" if it is not."""
+        return "adapter" if self.delayed else ""
 
 
 class AdmissionRules:
     """The rules of one scheduler.
 
     Args:
-        limits: checked in order; the first one reached decides.
+        limits: of the engine; the first one reached decides.
+        adapters: delay requests for whose adapters there is no slot.
     """
 
-    def __init__(self, limits: Sequence[Limit]) -> None:
-        self._limits = limits
-        self._delays: list[DelayRule] = []
-
-    def add(self, rule: DelayRule) -> None:
-        """Register a feature's rule."""
-        self._delays.append(rule)
+    def __init__(self, limits: "EngineLimits", adapters: AdapterSlots) -> None:
+        self._limits = limits.in_order
+        self._adapters = adapters
 
     def candidate(self, queue: WaitingQueue) -> Candidate:
-        """Return the request of a queue that is to start next if the step has room for it."""
-        request = queue.first
-        if not self._delays or request is None:
-            return Candidate(request, "", ())
-        delayed: list[Request] = []
-        first_reason = ""
-        while request is not None and len(delayed) < MAX_DELAYED:
-            max_bypass, reason = self._delay(request)
-            if not reason:
-                return Candidate(request, first_reason, delayed)
-            first_reason = first_reason or reason
-            if request.num_bypassed >= max_bypass:
-                break
-            delayed.append(request)
-            request = queue.after(request)
-        return Candidate(None, first_reason, delayed)
+        """Return the request of a queue that is to start next if the step has room for it. Changes nothing."""
+        if not self._adapters.num_slots:
+            return Candidate(queue.first)
+        chosen, delayed = self._adapters.choose(queue.heads())
+        return Candidate(None if chosen is None else queue.unpacked(chosen), delayed)
 
     def limit_reached(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         """Return why the step has no room for a request, "" if it has."""
@@ -94,12 +60,6 @@ class AdmissionRules:
             if reason := limit(request, draft, prompts):
                 return reason
         return ""
-
-    def _delay(self, request: Request) -> tuple[int, str]:
-        for rule in self._delays:
-            if reason := rule.reason_to_wait(request):
-                return rule.max_bypass, reason
-        return 0, ""
 
 
 class EngineLimits:

@@ -17,11 +17,14 @@ _GOLDEN = 0x9E3779B97F4A7C15
 SALT_MARK = "~"
 """Precedes the cache salt in a request's id, so that a worker detects blocks shared across salts."""
 
+DAMAGED_MARK = "damaged"
+"""Begins the digests of adapters that no worker can load."""
 
-def root_state(request_id: str) -> int:
-    """Return the state before the first position of a request."""
+
+def root_state(request_id: str, adapter_digest: str = "") -> int:
+    """Return the state before the first position of a request that is computed with an adapter; "": without one."""
     state = _INCREMENT
-    for letter in request_id.partition(SALT_MARK)[2]:
+    for letter in request_id.partition(SALT_MARK)[2] + adapter_digest:
         state = next_state(state, ord(letter))
     return state
 

@@ -9,7 +9,7 @@ from octavo.protocol.config import CachePlan
 from octavo.protocol.events import FailureKind, FinishReason, TokenLogprobs
 from octavo.protocol.requests import Submit
 from simulation.grammar import WRONG, Language
-from simulation.model import draw, extend_states, logprob, next_state, root_state
+from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, next_state, root_state
 
 
 @dataclass(frozen=True)
@@ -33,12 +33,15 @@ def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
         return FailureKind.INVALID
     if submit.grammar is not None and submit.grammar.text == WRONG:
         return FailureKind.INVALID
+    if submit.adapter is not None and submit.adapter.digest.startswith(DAMAGED_MARK):
+        return FailureKind.INVALID
     return None
 
 
 def answer(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
     """Return the only correct answer to a request that can be served."""
-    sampling, root = submit.params, root_state(submit.request_id)
+    sampling, digest = submit.params, submit.adapter.digest if submit.adapter else ""
+    root = root_state(submit.request_id, digest)
     num_prompt = len(submit.prompt_token_ids)
     token_ids, states = list(submit.prompt_token_ids), list[int]()
     extend_states(states, token_ids, root)

@@ -12,12 +12,14 @@ from typing import Any, Literal, TypeAlias
 from core_fakes import core_config
 
 from octavo.core_proc.cache.groups import CacheGroups
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
-from simulation.model import SALT_MARK
+from simulation.model import DAMAGED_MARK, SALT_MARK
 from simulation.worker import ONE_GROUP
 
 VOCAB_SIZE = 50
@@ -132,6 +134,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     step_scale = 0.01
     duration = num_requests * step_scale / load
     style = _Style(rng, engine["max_model_len"], seed)
+    engine["lora"] = style.lora
     times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
@@ -217,6 +220,11 @@ def _engine_fault(rng: random.Random, num_engines: int, duration: float, step_sc
     return Fault(kind, rng.uniform(0, duration), duration=pause, engine=rng.randrange(num_engines))
 
 
+def _adapter(index: int, rng: random.Random) -> Adapter:
+    mark = DAMAGED_MARK if rng.random() < 0.1 else ""
+    return Adapter(f"adapter {index}", f"{mark}{index}", f"/adapters/{index}", 8)
+
+
 class _Style:
     """How the requests of one scenario are drawn."""
 
@@ -233,6 +241,12 @@ class _Style:
         """A separate generator: poisoning a request changes nothing else in the run."""
         self._marks = self._poisons.choice([*([mark] for mark in POISON_MARKS), list(POISON_MARKS)])
         self._poisoned = self._poisons.choice([self._poisoned] * 9 + [0.05])
+        self._adapting = random.Random(f"adapters {seed}")
+        """Another one, for the same reason."""
+        self._adapted = self._adapting.choice([0.0, 0.0, 0.5, 1.0])
+        self._adapters = [_adapter(index, self._adapting) for index in range(self._adapting.randint(1, 6))]
+        max_loras = self._adapting.randint(1, 4)
+        self.lora = ResolvedLoRA(max_loras=max_loras, max_rank=8, max_cpu_loras=max_loras, dtype="float32")
         self._with_logprobs = rng.choice([0.0, 0.2])
         self._salts = rng.choice([[None], [None, "a", "b"]])
         self._intervals = rng.choice([[1], [1, 1, 3, 32]])
@@ -256,6 +270,7 @@ class _Style:
             params=self._sampling(),
             priority=rng.randint(0, 2),
             cache_salt=salt,
+            adapter=self._adapting.choice(self._adapters) if self._adapting.random() < self._adapted else None,
             stream_interval=rng.choice(self._intervals),
             grammar=grammar,
         )

@@ -8,11 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
+from msgspec.structs import replace
+
+from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask
-from simulation.model import draw, extend_states, logprob, root_state
+from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
@@ -52,6 +55,9 @@ class SimulatedWorker:
         self.rows: dict[int, Row] = {}
         self.next_sequence = 0
         self.num_computed_tokens = 0
+        self.num_adapter_loads = 0
+        self.adapters = [""] * (config.lora.max_loras if config.lora else 0)
+        """The digest in each adapter slot."""
         self._block_size = config.block_size
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
@@ -73,6 +79,7 @@ class SimulatedWorker:
         """
         require(plan.sequence == self.next_sequence, f"step {plan.sequence} received, but {self.next_sequence} is next")
         self.next_sequence += 1
+        faults = self._load_adapters(plan)
         self._change_rows(plan)
         self._check_size(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
@@ -83,12 +90,32 @@ class SimulatedWorker:
         if self._states is not None:
             self._update_states(self._states, plan.scheduled)
         require(all(index == 0 for _, index, _ in masks), "a mask for a second draw")
-        return self._sample(plan, {slot: bytes(words) for slot, _, words in masks})
+        result = self._sample(plan, {slot: bytes(words) for slot, _, words in masks})
+        return replace(result, adapter_faults=faults)
 
-    def _change_rows(self, plan: StepPlan) -> None:
+    def _load_adapters(self, plan: StepPlan) -> list[AdapterFault]:
+        """Release rows and put adapters into slots; returns the loads that fail."""
         for slot in plan.released:
             require(slot in self.rows, f"slot {slot} is released and was not in use")
             del self.rows[slot]
+        used = {row.admitted.adapter_slot for row in self.rows.values()}
+        loaded = [load.slot for load in plan.adapter_loads]
+        require(len(set(loaded)) == len(loaded), "two adapters enter a slot in one step")
+        faults = []
+        for load in plan.adapter_loads:
+            require(0 <= load.slot < len(self.adapters), f"an adapter enters slot {load.slot}")
+            require(load.slot not in used, f"an adapter enters slot {load.slot}, which is in use")
+            digest = load.adapter.digest
+            others = [held for slot, held in enumerate(self.adapters) if slot != load.slot]
+            require(digest not in others, f"{load.adapter.name} is loaded twice")
+            if digest.startswith(DAMAGED_MARK):
+                faults.append(AdapterFault(load.slot, digest, f"{load.adapter.name} is damaged"))
+                digest = ""
+            self.adapters[load.slot] = digest
+        self.num_adapter_loads += len(loaded)
+        return faults
+
+    def _change_rows(self, plan: StepPlan) -> None:
         for admitted in plan.admitted:
             slot, name = admitted.slot, admitted.request_id
             require(slot not in self.rows, f"{name} enters slot {slot}, which is in use")
@@ -96,7 +123,9 @@ class SimulatedWorker:
             require(0 < admitted.num_prompt_tokens <= len(admitted.token_ids), f"{name} has no prompt")
             self._check_blocks(name, admitted.block_ids)
             block_ids = [list(ids) for ids in admitted.block_ids]
-            self.rows[slot] = Row(admitted, list(admitted.token_ids), block_ids, root_state(name))
+            require(NO_ADAPTER <= admitted.adapter_slot < len(self.adapters), f"{name} has no such adapter slot")
+            digest = "" if admitted.adapter_slot == NO_ADAPTER else self.adapters[admitted.adapter_slot]
+            self.rows[slot] = Row(admitted, list(admitted.token_ids), block_ids, root_state(name, digest))
             self.rows[slot].num_returned = len(admitted.token_ids)
         for appended in plan.appended:
             row = self.rows[appended.slot]
