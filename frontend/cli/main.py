@@ -51,6 +51,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("run-batch", "run a file of requests into a file of results", "octavo.frontend.cli.run_batch"),
     Command("bench", "benchmark a server or an engine", commands=BENCHMARKS),
     Command("admin", "operate a running server", commands=ADMIN),
+    Command("quantize", "write a checkpoint with fewer bits", "octavo.frontend.cli.quantize"),
     Command("collect-env", "print information for a bug report", "octavo.frontend.cli.collect_env"),
     Command("completion", "print a script that completes this command line", "octavo.frontend.cli.completion"),
     Command("keygen", "create keys for engines and clients on different machines", "octavo.frontend.cli.keygen"),

@@ -11,3 +11,9 @@ def undo_rope_order(tensor: Tensor, num_heads: int) -> Tensor:
     """
     halves = tensor.view(num_heads, tensor.shape[0] // num_heads // 2, 2, *tensor.shape[1:])
     return halves.transpose(1, 2).reshape(tensor.shape)
+
+
+def rope_order(tensor: Tensor, num_heads: int) -> Tensor:
+    """Interleave the halves of every head's rows: the reverse of `undo_rope_order`."""
+    halves = tensor.view(num_heads, 2, tensor.shape[0] // num_heads // 2, *tensor.shape[1:])
+    return halves.transpose(1, 2).reshape(tensor.shape)

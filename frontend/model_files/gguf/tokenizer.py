@@ -25,7 +25,7 @@ _SPACE = "\u2581"
 """SentencePiece's visible space."""
 
 
-class _TokenType(IntEnum):
+class TokenType(IntEnum):
     """Values of `tokenizer.ggml.token_type`."""
 
     NORMAL = 1
@@ -92,7 +92,7 @@ def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
             merges=_merges_from_scores(metadata, vocab),
             unk_token=tokens[unknown],
             fuse_unk=True,
-            byte_fallback=_TokenType.BYTE in _token_types(metadata),
+            byte_fallback=TokenType.BYTE in _token_types(metadata),
         )
     )
     adds_space = metadata.get("tokenizer.ggml.add_space_prefix", True)
@@ -111,7 +111,7 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -
 
     def halves() -> Iterator[tuple[float, int, str, str]]:
         for piece, token_id in vocab.items():
-            if types[token_id] != _TokenType.NORMAL:
+            if types[token_id] != TokenType.NORMAL:
                 continue
             for cut in range(1, len(piece)):
                 left, right = piece[:cut], piece[cut:]
@@ -123,13 +123,13 @@ def _merges_from_scores(metadata: Mapping[str, Any], vocab: Mapping[str, int]) -
 
 def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> None:
     """Register control and user-defined tokens, which match as a whole before pre-tokenization."""
-    special = (_TokenType.CONTROL, _TokenType.UNKNOWN)
+    special = (TokenType.CONTROL, TokenType.UNKNOWN)
     tokens, types = _tokens(metadata), _token_types(metadata)
     tokenizer.add_tokens(
         [
             AddedToken(token, normalized=False, special=token_type in special)
             for token, token_type in zip(tokens, types, strict=True)
-            if token_type in (*special, _TokenType.USER_DEFINED)
+            if token_type in (*special, TokenType.USER_DEFINED)
         ]
     )
 
@@ -183,4 +183,4 @@ def _tokens(metadata: Mapping[str, Any]) -> list[str]:
 
 def _token_types(metadata: Mapping[str, Any]) -> list[int]:
     types: list[int] | None = metadata.get("tokenizer.ggml.token_type")
-    return types or [_TokenType.NORMAL] * len(_tokens(metadata))
+    return types or [TokenType.NORMAL] * len(_tokens(metadata))

@@ -1,0 +1,176 @@
+"""`octavo quantize`: writes a checkpoint with fewer bits, and says what it lost.
+
+The frontend must not import torch, so a child process does the work: `python -m octavo.worker_proc.quantization`.
+"""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import msgspec
+from tqdm import tqdm
+
+from octavo.frontend.cli.errors import CommandError
+from octavo.frontend.cli.parser import CommandParser
+from octavo.frontend.evaluation.quality import Reading, fixed_text, read
+from octavo.frontend.model_files.gguf.export import gguf_metadata
+from octavo.frontend.model_files.locate import locate_model
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.env import Env
+from octavo.protocol.quantization_job import (
+    CALIBRATED,
+    Failed,
+    Finished,
+    Format,
+    GgufType,
+    Progress,
+    QuantizationJob,
+    Report,
+)
+
+_DESCRIPTION = """\
+Write a copy of MODEL, a checkpoint in Hugging Face layout, with fewer bits for the weights of its linear layers.
+
+  int8   8 bits, a scale for each output; activations are rounded to 8 bits as well (compressed-tensors)
+  int4   4 bits, a scale for each group of inputs (compressed-tensors)
+  fp8    float8_e4m3fn, a scale for each output; activations as well (compressed-tensors)
+  gptq   4 bits; the rounding of an input makes up for the errors of those before it; reads --calibration
+  awq    4 bits; inputs with large activations are rounded more precisely; reads --calibration
+  gguf   a file for llama.cpp, of the type --gguf-type
+
+At the end both models read a text, and the command prints their perplexity and how often they agree."""
+
+
+def parser() -> CommandParser:
+    """Return the flags of `octavo quantize`."""
+    parser = CommandParser("octavo quantize", _DESCRIPTION, "MODEL OUT --format FORMAT [FLAG ...]")
+    parser.add_argument("model", metavar="MODEL", help="directory or hub id (org/name)")
+    parser.add_argument("out", metavar="OUT", help="a new directory; a .gguf file for --format gguf")
+    parser.add_argument("--format", choices=get_args(Format), required=True)
+    parser.add_argument(
+        "--group-size",
+        type=int,
+        default=128,
+        metavar="N",
+        help="inputs that share a scale (int4, gptq, awq); default: 128",
+    )
+    parser.add_argument("--calibration", metavar="FILE", help="a text like those that the model will read (gptq, awq)")
+    parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="pieces of that text; default: 128")
+    parser.add_argument("--sample-tokens", type=int, default=512, metavar="N", help="tokens of a piece; default: 512")
+    parser.add_argument("--desc-act", action="store_true", help="round inputs with large activations first (gptq)")
+    parser.add_argument("--gguf-type", choices=get_args(GgufType), default="Q8_0", help="default: Q8_0")
+    parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
+    parser.add_argument(
+        "--evaluation-text",
+        metavar="FILE",
+        help="what both models read at the end; default: a text of about a thousand words",
+    )
+    parser.add_argument("--no-evaluation", action="store_true", help="do not compare the models")
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Quantize a checkpoint; return the exit code.
+
+    Raises:
+        CommandError: the model cannot be quantized in this way.
+        ConfigError: there is no such model.
+        StartupError: one of the models cannot be evaluated; the checkpoint is kept.
+    """
+    options = parser().parse(argv)
+    _check(options)
+    source = locate_model(ModelConfig(model=options.model, revision=options.revision), Env.read())
+    out = Path(options.out).expanduser().resolve()
+    text = _evaluation_text(options.evaluation_text)
+    metadata = gguf_metadata(source) if options.format == "gguf" else {}
+    job = QuantizationJob(
+        source=str(source),
+        out=str(out),
+        format=options.format,
+        group_size=options.group_size,
+        calibration=options.calibration,
+        num_samples=options.num_samples,
+        sample_tokens=options.sample_tokens,
+        orders_by_activation=options.desc_act,
+        gguf_type=options.gguf_type,
+        gguf_metadata=metadata,
+    )
+    finished = do(job)
+    print(f"{out}\n{finished.num_layers} layers quantized, {finished.num_bytes / 1e6:,.1f} MB")  # noqa: T201
+    if not options.no_evaluation:
+        print(compared(reading_of(str(source), text), reading_of(str(out), text)))  # noqa: T201
+    return 0
+
+
+def do(job: QuantizationJob) -> Finished:
+    """Run the child and show its progress on a terminal.
+
+    Raises:
+        CommandError: it could not do the job; says why.
+    """
+    command = [sys.executable, "-P", "-m", "octavo.worker_proc.quantization"]
+    bar_format = "{desc}: {percentage:3.0f}%|{bar}| {elapsed}"
+    with (
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child,
+        tqdm(total=100, desc=job.format, bar_format=bar_format, disable=not sys.stderr.isatty()) as bar,
+    ):
+        assert child.stdin is not None and child.stdout is not None
+        child.stdin.write(msgspec.json.encode(job))
+        child.stdin.close()
+        for line in child.stdout:
+            match msgspec.json.decode(line, type=Report):
+                case Progress(fraction):
+                    bar.update(max(0.0, 100 * fraction - bar.n))
+                case Failed(message, hint):
+                    raise CommandError(message, hint)
+                case Finished() as finished:
+                    return finished
+    raise CommandError(f"the process that quantizes ended with exit code {child.returncode}", "its error is above")
+
+
+def reading_of(model: str, text: str) -> Reading:
+    """Start an engine for a model, and let it read the text.
+
+    Raises:
+        StartupError: the engine cannot start.
+    """
+    from octavo.frontend.llm import LLM
+
+    with LLM(model, max_num_seqs=4) as llm:
+        return read(llm, text)
+
+
+def compared(original: Reading, quantized: Reading) -> str:
+    """Return two lines: the perplexities, and how often the models agree."""
+    change = quantized.perplexity / original.perplexity - 1
+    return (
+        f"perplexity {original.perplexity:.3f} -> {quantized.perplexity:.3f} ({change:+.2%}), "
+        f"{len(original.logprobs)} tokens\n"
+        f"the same token is the likeliest in {original.agreement(quantized):.1%}"
+    )
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.format in CALIBRATED and options.calibration is None:
+        raise CommandError(f"--format {options.format} needs --calibration FILE", "a text of some 100,000 tokens")
+    if options.format not in CALIBRATED and options.calibration is not None:
+        raise CommandError(f"--format {options.format} reads no --calibration", "leave it out, or use gptq or awq")
+    if options.desc_act and options.format != "gptq":
+        raise CommandError("--desc-act is for --format gptq")
+    if options.group_size < 16 or options.group_size % 16:
+        raise CommandError("--group-size must be a multiple of 16")
+    if options.num_samples < 1 or options.sample_tokens < 16:
+        raise CommandError("--num-samples must be 1 or more, and --sample-tokens 16 or more")
+    if (options.format == "gguf") != options.out.endswith(".gguf"):
+        raise CommandError("OUT must be a .gguf file for --format gguf, and for no other format")
+
+
+def _evaluation_text(path: str | None) -> str:
+    if path is None:
+        return fixed_text()
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"--evaluation-text {path}: {error}") from error

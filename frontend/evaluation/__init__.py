@@ -1,0 +1,1 @@
+"""How much a model loses when its weights are rounded. Rounds nothing."""

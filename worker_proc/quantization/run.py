@@ -1,0 +1,159 @@
+"""Quantizes a checkpoint: chooses how, and joins reading, rounding and writing."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.quantization_job import CALIBRATED, Finished, QuantizationJob
+from octavo.worker_proc.quantization import awq, formats, gptq
+from octavo.worker_proc.quantization.calibration import Blocks, linears_of
+from octavo.worker_proc.quantization.checkpoint import Source, Target
+from octavo.worker_proc.quantization.rounding import to_groups
+from octavo.worker_proc.quantization.targets import layer_of, linear_layers, skeleton
+
+_CALIBRATION_SHARE = 0.9
+"""Of the progress of a job that calibrates."""
+
+_WORD = 8
+"""Levels in an int32."""
+
+
+def quantize(job: QuantizationJob, report: Callable[[float], None]) -> Finished:
+    """Do a job.
+
+    Args:
+        job: what to do.
+        report: called with the share of the work that is done.
+
+    Raises:
+        ConfigError: the model or the text does not suit; nothing is left at the job's `out`.
+    """
+    source = Source(Path(job.source))
+    if job.format == "gguf":
+        from octavo.worker_proc.quantization.gguf import write_gguf
+
+        return write_gguf(job, source, report)
+    linears, kept = linear_layers(skeleton(source.config, job.source))
+    if job.format in CALIBRATED:
+        _require_known_layers(job, source, linears)
+    with Target(Path(job.out), source) as target:
+        done = _calibrated(job, report) if job.format in CALIBRATED else Calibrated({}, {})
+        before = _CALIBRATION_SHARE if job.format in CALIBRATED else 0.0
+        written: set[str] = set()
+        num_read = 0
+        for name, tensor in source.tensors():
+            if layer := layer_of(name, linears):
+                written.add(layer)
+                target.write(done.layers.pop(layer) if layer in done.layers else _rounded(job, layer, tensor))
+            else:
+                target.write([(name, done.others.get(name, tensor))])
+            num_read += tensor.nbytes
+            report(before + (1 - before) * num_read / source.num_bytes)
+        if missing := linears - written:
+            raise ConfigError(
+                f"the checkpoint has no tensor {min(missing)}.weight, of which transformers knows",
+                hint="quantize a checkpoint whose layers have the names that transformers gives them",
+            )
+        target.finish(_config(job, kept))
+    return Finished(len(written), target.num_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Calibrated:
+    """What calibration made of a checkpoint."""
+
+    layers: dict[str, list[tuple[str, Tensor]]]
+    """The tensors of each quantized layer."""
+    others: dict[str, Tensor]
+    """Further tensors that were changed, by name."""
+
+
+def _rounded(job: QuantizationJob, layer: str, weight_OI: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Return the tensors of a layer that is rounded without a text."""
+    _require_divisible(job, layer, weight_OI)
+    match job.format:
+        case "int8":
+            return formats.int8_tensors(layer, weight_OI)
+        case "fp8":
+            return formats.fp8_tensors(layer, weight_OI)
+    return formats.int4_tensors(layer, weight_OI, job.group_size)
+
+
+def _require_known_layers(job: QuantizationJob, source: Source, linears: set[str]) -> None:
+    for name, _ in source.tensors():
+        layer = layer_of(name, linears)
+        if layer is not None and layer not in linears:
+            raise ConfigError(
+                f"--format {job.format} does not know {layer}, which transformers loads together with others",
+                hint="use int8, int4 or fp8 for models with experts",
+            )
+
+
+def _calibrated(job: QuantizationJob, report: Callable[[float], None]) -> Calibrated:
+    """Quantize all layers with the text of the job."""
+    blocks = Blocks(job)
+    if job.format == "awq":
+        awq.require_known(blocks.model)
+    done = Calibrated({}, {})
+    for number, (name, block) in enumerate(blocks):
+        for layer, linear in linears_of(block).items():
+            _require_divisible(job, f"{name}.{layer}", linear.weight)
+        tensors = _awq(job, name, block, blocks) if job.format == "awq" else _gptq(job, name, block, blocks)
+        done.layers.update(tensors)
+        done.others.update({f"{name}.{own}": values for own, values in block.named_parameters()})
+        report(_CALIBRATION_SHARE * (number + 1) / len(blocks))
+    return done
+
+
+def _gptq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> dict[str, list[tuple[str, Tensor]]]:
+    """Quantize the linear layers of a block, in place; return their tensors by name."""
+    linears = linears_of(block)
+    hessians = {linear: gptq.Hessian(linear.in_features) for linear in linears.values()}
+    blocks.see_inputs(linears.values(), lambda linear, rows_TI: hessians[linear].add(rows_TI))
+    done = {}
+    for layer, linear in linears.items():
+        rounded = gptq.round_weight(
+            linear.weight, hessians.pop(linear), job.group_size, orders_by_activation=job.orders_by_activation
+        )
+        done[f"{name}.{layer}"] = list(
+            formats.gptq_tensors(f"{name}.{layer}", rounded.levels, rounded.group_of_input_I)
+        )
+        linear.weight.copy_(rounded.values())
+    return done
+
+
+def _awq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> dict[str, list[tuple[str, Tensor]]]:
+    """Scale a block and quantize its linear layers, in place; return their tensors by name."""
+    seen = awq.scale_block(block, blocks, job.group_size)
+    done = {}
+    for layer, linear in linears_of(block).items():
+        importance_I = seen[linear].square_I
+        groups = to_groups(linear.weight, job.group_size, is_symmetric=False, importance_I=importance_I)
+        done[f"{name}.{layer}"] = list(formats.awq_tensors(f"{name}.{layer}", groups))
+        linear.weight.copy_(groups.values())
+    return done
+
+
+def _require_divisible(job: QuantizationJob, layer: str, weight_OI: Tensor) -> None:
+    num_outputs, num_inputs = weight_OI.shape
+    if job.format in ("int8", "fp8"):
+        return
+    if num_inputs % job.group_size or num_outputs % _WORD or job.group_size % _WORD:
+        raise ConfigError(
+            f"{layer} has {num_inputs} inputs and {num_outputs} outputs, which groups of {job.group_size} inputs and "
+            f"words of {_WORD} outputs do not divide",
+            hint="use another --group-size",
+        )
+
+
+def _config(job: QuantizationJob, kept: list[str]) -> dict[str, Any]:
+    match job.format:
+        case "gptq":
+            return formats.gptq_config(job.group_size, orders_by_activation=job.orders_by_activation)
+        case "awq":
+            return formats.awq_config(job.group_size)
+    return formats.compressed_config(job.format, kept, job.group_size)
