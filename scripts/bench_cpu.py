@@ -76,7 +76,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--openvino-python", type=Path, metavar="FILE", help="the Python that has openvino-genai and optimum-intel"
     )
-    parser.add_argument("--engines", type=_words, help="of octavo, octavo-int8, octavo-int4, llama, vllm, openvino")
+    parser.add_argument(
+        "--engines", type=_words, help="of octavo, octavo-w8a8, octavo-int8, octavo-int4, llama, vllm, openvino"
+    )
     parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
     parser.add_argument("--rounds", type=int, help=f"turns per engine and row; default: {ROUNDS}")
     parser.add_argument("--quick", action="store_true", help=f"{QUICK_ROUNDS} round")

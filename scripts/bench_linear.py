@@ -44,21 +44,24 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
 COLD_BYTES = 160 << 20
 """Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
-OTHERS = ("bf16_12", "int8", "int4")
+OTHERS = ("bf16_12", "int8", "int4", "w8a8")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="135m")
     parser.add_argument("--shapes", nargs="+")
-    parser.add_argument("--kinds", nargs="+", default=["bf16", "bf16_12", "int8", "int4"], choices=[*DTYPES, *OTHERS])
+    parser.add_argument(
+        "--kinds", nargs="+", default=["bf16", "bf16_12", "w8a8", "int8", "int4"], choices=[*DTYPES, *OTHERS]
+    )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--level", help="instruction set, such as avx512_bf16; default: the best")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each cell of the table")
     parser.add_argument("--no-torch", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    library = load()
+    library = load(options.level)
     print(f"{library.isa}, {options.threads} threads")
     if not options.no_torch:
         print_limits()

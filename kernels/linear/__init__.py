@@ -96,6 +96,12 @@ class PackedLinear:
         if not isinstance(self.product, NativeProduct):
             return self
         packed = self.product.packed
+        if packed.has_row_scales:
+            require(
+                not self.is_tp_invariant or num_ranks == 1,
+                f"rows are quantized with one scale for the inputs of a rank, which {num_ranks} ranks divide",
+            )
+            return self
         while num_segments > 1 and self.num_inputs * num_ranks % (num_segments * packed.segment_multiple):
             num_segments //= 2
         is_divided = num_segments % num_ranks == 0

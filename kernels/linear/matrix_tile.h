@@ -15,6 +15,7 @@ namespace {
 
 // Up to this many rows are computed in vector registers.
 constexpr int kMaxVectorRows = 2;
+constexpr int kMaxVectorChannelRows = 4;  // of u8_channel
 
 // Makes the calling thread take subnormals for zeros, as matrix registers do.
 class SubnormalsAreZero {
@@ -189,6 +190,63 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
         _tile_stored(3, sums + 3 * kLanes, kSumBytes);
     }
     prefetcher = prefetching;
+}
+
+// A tile of u8_channel: 64 inputs, a register of the weight, at a time. The sums have the bits of `ChannelTiles`.
+template <int kRows, int kCount>
+void channel_in_matrix(
+    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+    static_assert(kCount == 2 || kCount == 4);
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kSumBytes = kPanelOutputs * sizeof(float);
+    const char* weights = slice.weights;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes;
+    Prefetcher prefetching = prefetcher;
+
+    MatrixRegisters::configure(kRows);
+    asm volatile("" ::: "memory");  // see `configure`
+    if (slice.is_first) {
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_zero(2);
+        _tile_zero(3);
+    } else {
+        _tile_loadd(0, sums, kSumBytes);
+        _tile_loadd(1, sums + kLanes, kSumBytes);
+        if constexpr (kCount == 4) {
+            _tile_loadd(2, sums + 2 * kLanes, kSumBytes);
+            _tile_loadd(3, sums + 3 * kLanes, kSumBytes);
+        }
+    }
+    const auto fetch = [&] { prefetching.fetch_group<kRows, kCount, kStepBytes>(kChannelSteps / kCount); };
+    for (int64_t step = slice.begin; step < slice.end; step += kChannelSteps) {
+        _tile_loadd(4, x, row_bytes);
+        _tile_loadd(5, weights, kStepBytes);
+        _tile_dpbsud(0, 4, 5);
+        fetch();
+        _tile_loadd(6, weights + kVectorBytes, kStepBytes);
+        _tile_dpbsud(1, 4, 6);
+        fetch();
+        if constexpr (kCount == 4) {
+            _tile_loadd(7, weights + 2 * kVectorBytes, kStepBytes);
+            _tile_dpbsud(2, 4, 7);
+            fetch();
+            _tile_loadd(5, weights + 3 * kVectorBytes, kStepBytes);
+            _tile_dpbsud(3, 4, 5);
+            fetch();
+        }
+        x += 4 * kChannelSteps;
+        weights += kStepBytes * kChannelSteps;
+    }
+    _tile_stored(0, sums, kSumBytes);
+    _tile_stored(1, sums + kLanes, kSumBytes);
+    if constexpr (kCount == 4) {
+        _tile_stored(2, sums + 2 * kLanes, kSumBytes);
+        _tile_stored(3, sums + 3 * kLanes, kSumBytes);
+    }
+    asm volatile("" ::: "memory");
+    prefetcher = prefetching;
+    if (slice.end == args.weight.num_steps()) apply_channel_scales(args, slice, first_row, kRows, kCount, sums);
 }
 
 }  // namespace

@@ -12,21 +12,24 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.quantized import GROUP_SIZES
-from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
 from octavo.kernels.quantize.native import quantize_rows
 
-Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12"]
-KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12")
-"""In the order of `octavo::Kind`. The last one holds bfloat16 in 12 bits plus a few escaped bytes, without loss."""
+Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel"]
+KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel")
+"""In the order of `octavo::Kind`. bf16_12 holds bfloat16 in 12 bits plus a few escaped bytes, without loss; u8_channel
+has one scale for each output."""
 DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 """Of weights that are packed element by element."""
-WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8, "bf16_12": 2}
+WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8, "bf16_12": 2, "u8_channel": 4}
 """Inputs in one word of a panel."""
-WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3}
+WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3, "u8_channel": 4}
 PANEL_OUTPUTS = 64
+CHANNEL_MULTIPLE = 64
+"""The inputs of u8_channel are padded to a multiple of it, and are one group."""
 NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
@@ -52,6 +55,8 @@ class PackedWeight(ctypes.Structure):
         ("num_segments", ctypes.c_int64),
         ("offset", ctypes.c_int32),
         ("kind", ctypes.c_int32),
+        ("scale_type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
     )
 
 
@@ -96,6 +101,16 @@ class NativeLinear:
     def is_quantized(self) -> bool:
         """Whether rows must be quantized before the product."""
         return self.group_size != 0
+
+    @property
+    def has_row_scales(self) -> bool:
+        """Whether each row has one scale, and the inputs are added up in one segment."""
+        return self.kind == "u8_channel"
+
+    @property
+    def _has_wide_scales(self) -> bool:
+        """Whether scales and minimums are float32; otherwise float16."""
+        return _are_wide(self.scales, self.num_inputs, self.num_outputs, self.group_size)
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -146,20 +161,25 @@ class NativeLinear:
             raise ValueError(f"not the header of a packed weight: {header}")
         num_inputs, num_outputs, group_size, offset, num_segments = (int(number or 0) for number in numbers)
         is_segmented = (
-            num_segments in NUM_SEGMENTS and num_inputs % (num_segments * (group_size or WORD_INPUTS[kind])) == 0
+            num_segments in NUM_SEGMENTS
+            and kind != "u8_channel"
+            and num_inputs % (num_segments * (group_size or WORD_INPUTS[kind])) == 0
         )
         if (
             min(num_inputs, num_outputs) < 1
-            or group_size not in (GROUP_SIZES if kind in ("u8", "u4") else (0,))
+            or group_size not in _group_sizes(kind, num_inputs)
             or not (num_segments == 1 or is_segmented)
         ):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
+        scale_bytes = (
+            4 if kind == "u8_channel" or _are_wide(buffers.get("scales"), num_inputs, num_outputs, group_size) else 2
+        )
         sizes = {"weight": num_panels * panel_bytes(kind, num_inputs, group_size), "bias": num_panels * 256}
         needed = {"weight"}
         if group_size:
             num_groups = -(-num_inputs // group_size)
-            sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * 2
+            sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * scale_bytes
             needed.add("scales")
         if kind == "bf16_12":
             sizes["codebooks"] = num_panels * CODEBOOK_BYTES
@@ -193,6 +213,8 @@ class NativeLinear:
             self.num_segments,
             self.offset,
             KINDS.index(self.kind),
+            TYPES[torch.float32 if self._has_wide_scales else torch.float16],
+            0,
         )
 
 
@@ -268,6 +290,24 @@ def num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
     """Return the words of one output."""
     padded = -(-num_inputs // group_size) * group_size if group_size else num_inputs
     return -(-padded // WORD_INPUTS[kind])
+
+
+def channel_group(num_inputs: int) -> int:
+    """Return the inputs of the only group of u8_channel."""
+    return -(-num_inputs // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+
+
+def _group_sizes(kind: Kind, num_inputs: int) -> tuple[int, ...]:
+    if kind == "u8_channel":
+        return (channel_group(num_inputs),)
+    return GROUP_SIZES if kind in ("u8", "u4") else (0,)
+
+
+def _are_wide(scales: Tensor | None, num_inputs: int, num_outputs: int, group_size: int) -> bool:
+    if scales is None:
+        return False
+    num_scales = -(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * -(-num_inputs // group_size)
+    return scales.nbytes == num_scales * 4
 
 
 def _address(buffer: Tensor | None) -> int | None:

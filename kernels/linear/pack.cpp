@@ -77,6 +77,7 @@ void pack(const PackArgs& args, const Thread& thread) {
                 return read_word<uint16_t>(row, step * 2, num_inputs * 2);
             });
         case Kind::u8:
+        case Kind::u8_channel:
             return transpose<uint32_t, 4>(args, thread, [=](const char* row, int64_t step) {
                 return read_word<uint32_t>(row, step * 4, num_inputs);
             });

@@ -14,12 +14,14 @@
 //     u8     4 inputs   64 bytes   o0: k k+1 k+2 k+3 | o1: ...
 //     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
 //                                  (a step is two words of x)
+//     u8_channel   as u8
 //
 // bf16_12 holds the same numbers as bf16 in three quarters of the memory; coded.h says how.
 //
 // The inputs are padded with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and u4
-// are f16 in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
-// `scale * (level - offset) + minimum`.
+// are f16 or f32, in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
+// `scale * (level - offset) + minimum`. The inputs of u8_channel are one group, padded to a multiple of 64; its scales
+// and minimums are f32, one for each output.
 #pragma once
 
 #include "native/step.h"
@@ -30,9 +32,12 @@ namespace octavo {
 constexpr int64_t kPanelOutputs = 64;
 constexpr int kBlocks = 4;  // of a panel
 
-enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5 };
+enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5, u8_channel = 6 };
 
-inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4; }
+inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4 || kind == Kind::u8_channel; }
+
+// Steps of u8_channel that a slice must not divide: 64 inputs.
+constexpr int64_t kChannelSteps = 16;
 
 // The decoding table of one panel of bf16_12.
 struct Codebook {
@@ -43,8 +48,8 @@ struct Codebook {
 // `kernels/linear/native.py` mirrors it and owns what it points to.
 struct PackedWeight {
     const char* panels;
-    const f16* scales;    // of u8 and u4
-    const f16* minimums;  // null: zeros
+    const void* scales;    // of quantized weights, of `scale_type`
+    const void* minimums;  // the same; null: zeros
     const float* bias;    // one for each output of all panels; null: zeros
     const Codebook* codebooks;  // of bf16_12, one for each panel, and
     const uint8_t* escapes;     //   the streams of all panels
@@ -56,6 +61,8 @@ struct PackedWeight {
     int64_t num_segments;
     int32_t offset;
     Kind kind;
+    Type scale_type;  // f16 or f32; of u8_channel f32
+    int32_t unused;
 
     int64_t num_groups() const { return (num_inputs + group_size - 1) / group_size; }
 
@@ -66,7 +73,8 @@ struct PackedWeight {
             case Kind::bf16_12: return 2;
             case Kind::f32:
             case Kind::f16: return 1;
-            case Kind::u8: return 4;
+            case Kind::u8:
+            case Kind::u8_channel: return 4;
             case Kind::u4: break;
         }
         return 8;
@@ -76,14 +84,24 @@ struct PackedWeight {
     int64_t block_bytes() const { return kind == Kind::f16 ? 32 : 64; }
     int64_t step_bytes() const { return kind == Kind::bf16_12 ? 192 : kBlocks * block_bytes(); }
 
-    // Steps of a group; 1 unless quantized.
-    int64_t group_steps() const { return is_quantized(kind) ? group_size / step_inputs() : 1; }
+    // Steps that a slice must not divide: those of a group; 1 unless quantized.
+    int64_t group_steps() const {
+        if (kind == Kind::u8_channel) return kChannelSteps;
+        return is_quantized(kind) ? group_size / step_inputs() : 1;
+    }
 
     int64_t num_steps() const {
-        return is_quantized(kind) ? num_groups() * group_steps() : (num_inputs + step_inputs() - 1) / step_inputs();
+        const int64_t padded = is_quantized(kind) ? num_groups() * group_size : num_inputs;
+        return (padded + step_inputs() - 1) / step_inputs();
     }
 
     int64_t panel_bytes() const { return num_steps() * step_bytes(); }
+
+    // One vector of `scales` or `minimums`.
+    F32x16 scales_at(const void* values, int64_t index) const {
+        return scale_type == Type::f32 ? load(static_cast<const float*>(values) + index)
+                                       : load(static_cast<const f16*>(values) + index);
+    }
 };
 
 // Applied to the sums (and bias) of an output before it is written.
@@ -96,7 +114,7 @@ enum class Epilogue : int32_t {
 };
 
 struct LinearArgs {
-    Matrix x;         // bf16 for bf16 and bf16_12, f32 for f32 and f16, i8 for u8 and u4, then with
+    Matrix x;         // bf16 for bf16 and bf16_12, f32 for f32 and f16, i8 for quantized weights, then with
     Matrix x_scales;  //   f32, one for each group of each row, and
     Matrix x_sums;    //   i32, the sums of the levels of each group
     PackedWeight weight;

@@ -20,6 +20,7 @@ from octavo.kernels.linear.native import (
     WORD_BYTES,
     Kind,
     NativeLinear,
+    channel_group,
     first_escapes,
     num_steps,
 )
@@ -34,6 +35,8 @@ MAX_ESCAPES = 1 / 100
 """Largest fraction of escapes. With more, unpacking costs more time than the smaller size saves."""
 UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512", "avx2"})
 """Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
+MAX_CHANNEL_INPUTS = 2**16
+"""Of a weight with one scale for each output: 255 * 127 * 2^16 is below 2^31."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""
 _HALVES = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
@@ -121,12 +124,17 @@ def pack_coded(
 def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Return the weight as the kernels multiply with it; None: there are none for it, it must be dequantized.
 
-    Levels and zeros do not change. Scales and minimums are rounded to float16, which float32 ones and products of
-    scales and zero points are not exactly: by 2**-11 of each at most. A weight with scales outside of float16's normal
-    range is dequantized.
+    One with a scale for each output, whose checkpoint asks for 8-bit rows, keeps `row_type`, with scales and minimums
+    in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded to float16,
+    which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most. They are
+    float32 if some are outside of float16's normal range.
     """
     if weight.order_I is not None:
         return None
+    if _is_channel(weight):
+        minimum_OG = _minimum_of(weight)
+        wide_OG = None if minimum_OG is None else minimum_OG.float()
+        return replace(weight, scale_OG=weight.scale_OG.float(), minimum_OG=wide_OG, zero_OG=None)
     if weight.codebook == "e2m1":
         weight = _with_integers(weight)
     if weight.codebook is not None:
@@ -135,13 +143,31 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
         weight = weight.with_groups(GROUP_SIZES[-1])
     elif weight.group_size not in GROUP_SIZES:
         weight = weight.with_groups(math.gcd(weight.group_size, GROUP_SIZES[-1]))
-    minimum_OG = weight.minimum_OG
-    if weight.zero_OG is not None:
-        minimum_OG = -weight.scale_OG.float() * weight.zero_OG
-    scale_OG, minimum_OG = _float16(weight.scale_OG), None if minimum_OG is None else _float16(minimum_OG)
-    if scale_OG is None or (minimum_OG is None) != (weight.minimum_OG is None and weight.zero_OG is None):
-        return None
-    return replace(weight, scale_OG=scale_OG, minimum_OG=minimum_OG, zero_OG=None, row_type=None, row_scale=None)
+    minimum_OG = _minimum_of(weight)
+    fits = _fits_float16(weight.scale_OG) and (minimum_OG is None or _fits_float16(minimum_OG))
+    dtype = torch.float16 if fits else torch.float32
+    return replace(
+        weight,
+        scale_OG=weight.scale_OG.to(dtype),
+        minimum_OG=None if minimum_OG is None else minimum_OG.to(dtype),
+        zero_OG=None,
+        row_type=None,
+        row_scale=None,
+    )
+
+
+def _is_channel(weight: QuantizedWeight) -> bool:
+    """Whether rows with one scale each are multiplied with it, and the sums of all inputs are integers."""
+    return (
+        weight.row_type == "int8_token"
+        and weight.is_per_channel
+        and (weight.bits, weight.codebook) == (8, None)
+        and weight.num_inputs <= MAX_CHANNEL_INPUTS
+    )
+
+
+def _minimum_of(weight: QuantizedWeight) -> Tensor | None:
+    return weight.minimum_OG if weight.zero_OG is None else -weight.scale_OG.float() * weight.zero_OG
 
 
 def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:
@@ -150,14 +176,11 @@ def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:
     return replace(weight, levels_OI=levels_OI, scale_OG=weight.scale_OG / 2, offset=12, bits=8, codebook=None)
 
 
-def _float16(values: Tensor) -> Tensor | None:
-    """Return the values in float16, rounded to nearest; None: some are beyond its range, or small and inexact."""
-    if values.dtype == torch.float16:
-        return values
+def _fits_float16(values: Tensor) -> bool:
+    """Whether none of the values is beyond float16's range, or small and inexact."""
     halves = values.half()
     is_small = values.abs() < torch.finfo(torch.float16).smallest_normal
-    is_good = halves.isfinite() & (~is_small | (halves == values))
-    return halves if bool(is_good.all()) else None
+    return bool((halves.isfinite() & (~is_small | (halves == values))).all())
 
 
 def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:
@@ -169,8 +192,9 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
     form = native_form(weight)
     require(form is not None, "linear: no native kernel multiplies with such a quantized weight")
     assert form is not None
+    if form.row_type == "int8_token":
+        return _pack_channels(library, form, bias_O)
     kind: Kind = "u4" if form.bits == 4 else "u8"
-    num_groups = form.scale_OG.shape[1]
     return NativeLinear(
         kind,
         form.num_inputs,
@@ -178,8 +202,23 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
         form.group_size,
         form.offset,
         _pack_rows(library, kind, form.levels_OI, num_steps(kind, form.num_inputs, form.group_size)),
-        _pack_rows(library, "f16", form.scale_OG, num_groups),
-        None if form.minimum_OG is None else _pack_rows(library, "f16", form.minimum_OG, num_groups),
+        _pack_scales(library, form.scale_OG),
+        None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
+        _pack_bias(bias_O),
+    )
+
+
+def _pack_channels(library: NativeLibrary, form: QuantizedWeight, bias_O: Tensor | None) -> NativeLinear:
+    group_size = channel_group(form.num_inputs)
+    return NativeLinear(
+        "u8_channel",
+        form.num_inputs,
+        form.num_outputs,
+        group_size,
+        form.offset,
+        _pack_rows(library, "u8_channel", form.levels_OI, num_steps("u8_channel", form.num_inputs, group_size)),
+        _pack_scales(library, form.scale_OG),
+        None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
     )
 
@@ -209,6 +248,11 @@ def _pack_rows(
     )
     call_on_threads(library, "pack", call)
     return panels
+
+
+def _pack_scales(library: NativeLibrary, values_OG: Tensor) -> Tensor:
+    kind: Kind = "f32" if values_OG.dtype == torch.float32 else "f16"
+    return _pack_rows(library, kind, values_OG, values_OG.shape[1])
 
 
 def _pack_bias(bias_O: Tensor | None) -> Tensor | None:

@@ -12,9 +12,12 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.library import NativeLibrary
 
-Quantization = Literal["int8", "int4"]
-"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs."""
+Quantization = Literal["int8", "int4", "w8a8"]
+"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; or 8 bits with a scale for each
+output, for rows with one scale each."""
 GROUP_SIZE = 32
+_CHANNEL_CHUNK = 2**22
+"""Numbers of a weight that are quantized by channel at once."""
 
 
 class QuantizeWeightArguments(Arguments):
@@ -39,6 +42,8 @@ def quantize_weight(
         ShapeError: it is not a matrix of floats.
     """
     require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is not a matrix of floats")
+    if kind == "w8a8":
+        return _quantize_channels(weight_OI)
     rows_OI = weight_OI if weight_OI.stride(1) == 1 else weight_OI.contiguous()
     groups = (weight_OI.shape[0], -(-weight_OI.shape[1] // group_size))
     is_affine = kind == "int4"
@@ -61,3 +66,16 @@ def quantize_weight(
     )
     call_on_threads(library, "quantize_weight", call)
     return quantized
+
+
+def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
+    """Return 8 bits with `scale = largest magnitude / 127`, levels rounded to the nearest, ties to even."""
+    num_outputs, num_inputs = weight_OI.shape
+    levels_OI = torch.empty(weight_OI.shape, dtype=torch.uint8)
+    scale_O1 = torch.empty(num_outputs, 1)
+    size = max(_CHANNEL_CHUNK // num_inputs, 1)
+    for rows_OI, levels, scale in zip(weight_OI.split(size), levels_OI.split(size), scale_O1.split(size), strict=True):
+        values = rows_OI.float()
+        scale.copy_(values.abs().amax(1, keepdim=True) / 127.0)
+        levels.copy_((values / scale.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0))
+    return QuantizedWeight(levels_OI, scale_O1, None, 128, 8, num_inputs, row_type="int8_token")

@@ -264,12 +264,12 @@ struct QuantizedTiles {
             }
             const int64_t scale = first_scale + group * kPanelOutputs;
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) {
-                const F32x16 scales = load(weight.scales + scale + block * kLanes);
+                const F32x16 scales = weight.scales_at(weight.scales, scale + block * kLanes);
                 OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                     const float x_scale = x_scales[row * scales_stride + group];
                     totals[row][block] = fma(to_float(tile[row][block]), scales * set1(x_scale), totals[row][block]);
                     if constexpr (kIsAffine) {
-                        const F32x16 minimums = load(weight.minimums + scale + block * kLanes);
+                        const F32x16 minimums = weight.scales_at(weight.minimums, scale + block * kLanes);
                         const float x_sum = x_scale * static_cast<float>(x_sums[row * sums_stride + group]);
                         totals[row][block] = fma(minimums, set1(x_sum), totals[row][block]);
                     }
@@ -278,6 +278,76 @@ struct QuantizedTiles {
         }
         prefetcher = prefetching;
         end_tile(totals, sums);
+    }
+};
+
+// ---- One scale per output and row -------------------------------------------------------------------------------
+
+// Makes floats of complete integer sums:
+//     (sum - offset * sum of x) * (scale of x * scale of the weight) [+ minimum * (scale of x * sum of x)].
+inline void apply_channel_scales(
+    const LinearArgs& args, const Slice& slice, int64_t first_row, int64_t num_rows, int64_t count, float* sums) {
+    const PackedWeight& weight = args.weight;
+    const int64_t first = slice.panel * kPanelOutputs + slice.first_block * kLanes;
+    for (int64_t i = first_row; i < first_row + num_rows; ++i, sums += kPanelOutputs) {
+        const float x_scale = *args.x_scales.row<const float>(i);
+        const int32_t x_sum = *args.x_sums.row<const int32_t>(i);
+        for (int64_t block = 0; block < count; ++block) {
+            const int64_t output = first + block * kLanes;
+            const WideI32x16 sum = subtract(load_i32(sums + block * kLanes), weight.offset * x_sum);
+            F32x16 value = to_float(sum) * (weight.scales_at(weight.scales, output) * set1(x_scale));
+            if (weight.minimums != nullptr)
+                value = fma(weight.scales_at(weight.minimums, output), set1(x_scale * static_cast<float>(x_sum)), value);
+            store(sums + block * kLanes, value);
+        }
+    }
+}
+
+// The tiles of u8_channel. All inputs are summed as integers: exactly, so the order does not matter.
+struct ChannelTiles {
+    static constexpr int max_blocks(int rows) { return max_float_blocks(rows); }
+
+    template <int kRows, int kTileBlocks, int kCount, int kSkipped>
+    static void compute(
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+        constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
+        const char* weights = slice.weights + kSkipped * kVectorBytes;
+        const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+        const int64_t row_bytes = args.x.row_bytes;
+        WideI32x16 totals[kRows][kTileBlocks];
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                totals[row][block] =
+                    slice.is_first ? set1_wide(0) : load_i32(sums + row * kPanelOutputs + block * kLanes);
+        Prefetcher prefetching = prefetcher;
+        for (int64_t step = slice.begin; step < slice.end;) {
+            I32x16 tile[kRows][kTileBlocks];
+            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+                OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                    tile[row][block] = begin_sum(totals[row][block]);
+            for (const int64_t end = std::min(step + kExactQuads, slice.end); step < end; ++step, x += 4) {
+                if (kSkipped == 0) prefetching.fetch<kRows, kCount, kStepBytes>();
+                Quads blocks[kTileBlocks];
+                OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                    blocks[block] = ByteFormat::weights(weights + block * kVectorBytes, 0);
+                OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
+                    const Quads inputs = set1_signed_quad(load_word(x + row * row_bytes));
+                    OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                        tile[row][block] = dot(tile[row][block], blocks[block], inputs);
+                }
+                weights += kStepBytes;
+            }
+            OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+                OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                    totals[row][block] = end_sum(totals[row][block], tile[row][block]);
+        }
+        prefetcher = prefetching;
+        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
+            OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
+                store_i32(sums + row * kPanelOutputs + block * kLanes, totals[row][block]);
+        // Once for all blocks: the ones before were computed by earlier calls.
+        if (slice.end == args.weight.num_steps() && kSkipped + kTileBlocks == kCount)
+            apply_channel_scales(args, slice, first_row, kRows, kCount, sums - kSkipped * kLanes);
     }
 };
 

@@ -23,7 +23,7 @@ constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
 template <typename Family>
 constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
 
-// Those of bf16 and bf16_12.
+// Those of bf16, bf16_12 and u8_channel.
 #if defined(OCTAVO_AMX)
 template <typename Format, int kRows, int kCount>
 constexpr Tile tile_of() {
@@ -41,9 +41,25 @@ constexpr Tiles matrix_tiles_of(std::integer_sequence<int, kLess...>) {
 
 template <typename Format>
 constexpr Tiles kPairTiles = matrix_tiles_of<Format>(std::make_integer_sequence<int, kMaxMatrixRows>{});
+
+template <int kRows, int kCount>
+constexpr Tile channel_tile_of() {
+    if constexpr (kRows <= kMaxVectorChannelRows)
+        return in_blocks<ChannelTiles, kRows, kCount>;
+    else
+        return channel_in_matrix<kRows, kCount>;
+}
+
+template <int... kLess>
+constexpr Tiles channel_tiles_of(std::integer_sequence<int, kLess...>) {
+    return {{channel_tile_of<kLess + 1, kBlocks>()...}, {channel_tile_of<kLess + 1, kBlocks / 2>()...}, kMaxMatrixRows, 1};
+}
+
+constexpr Tiles kChannelTiles = channel_tiles_of(std::make_integer_sequence<int, kMaxMatrixRows>{});
 #else
 template <typename Format>
 constexpr Tiles kPairTiles = kTiles<FloatTiles<Format>>;
+constexpr Tiles kChannelTiles = kTiles<ChannelTiles>;
 #endif
 
 inline const Tiles& tiles_for(const PackedWeight& weight) {
@@ -55,6 +71,7 @@ inline const Tiles& tiles_for(const PackedWeight& weight) {
         case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
         case Kind::u8:
             return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
+        case Kind::u8_channel: return kChannelTiles;
         case Kind::u4: break;
     }
     return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;

@@ -263,4 +263,72 @@ inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
 
 #endif
 
+// ---- Sums of many quads ----------------------------------------------------------------------------------------
+
+// `end_sum(total, sum)` is the total of a sum that started with `begin_sum(total)` and up to kExactQuads dot products.
+// Integers wrap around.
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+
+using WideI32x16 = I32x16;
+constexpr int64_t kExactQuads = INT64_MAX / 2;
+
+inline I32x16 set1_wide(int32_t value) { return set1_i32(value); }
+inline I32x16 begin_sum(I32x16 total) { return total; }
+inline I32x16 end_sum(I32x16, I32x16 sum) { return sum; }
+#if defined(OCTAVO_AVX512)
+inline I32x16 load_i32(const void* p) { return {_mm512_loadu_si512(p)}; }
+inline void store_i32(void* p, I32x16 a) { _mm512_storeu_si512(p, a.v); }
+inline I32x16 subtract(I32x16 a, int32_t b) { return {_mm512_sub_epi32(a.v, _mm512_set1_epi32(b))}; }
+#else
+inline I32x16 load_i32(const void* p) {
+    const __m256i* halves = static_cast<const __m256i*>(p);
+    return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
+}
+inline void store_i32(void* p, I32x16 a) {
+    __m256i* halves = static_cast<__m256i*>(p);
+    _mm256_storeu_si256(halves, a.lo);
+    _mm256_storeu_si256(halves + 1, a.hi);
+}
+inline I32x16 subtract(I32x16 a, int32_t b) {
+    const __m256i vector = _mm256_set1_epi32(b);
+    return {_mm256_sub_epi32(a.lo, vector), _mm256_sub_epi32(a.hi, vector)};
+}
+#endif
+
+#else
+
+// I32x16 is exact below 2^24 only.
+struct WideI32x16 {
+    int32_t v[kLanes];
+};
+constexpr int64_t kExactQuads = 32;
+
+inline WideI32x16 set1_wide(int32_t value) {
+    WideI32x16 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = value;
+    return result;
+}
+inline I32x16 begin_sum(WideI32x16) { return set1_i32(0); }
+inline WideI32x16 end_sum(WideI32x16 total, const I32x16& sum) {
+    for (int i = 0; i < kLanes; ++i) total.v[i] += static_cast<int32_t>(sum.v[i]);
+    return total;
+}
+inline WideI32x16 load_i32(const void* p) {
+    WideI32x16 result;
+    std::memcpy(result.v, p, sizeof result.v);
+    return result;
+}
+inline void store_i32(void* p, const WideI32x16& a) { std::memcpy(p, a.v, sizeof a.v); }
+inline WideI32x16 subtract(WideI32x16 a, int32_t b) {
+    for (int i = 0; i < kLanes; ++i) a.v[i] -= b;
+    return a;
+}
+inline F32x16 to_float(const WideI32x16& a) {
+    F32x16 result;
+    for (int i = 0; i < kLanes; ++i) result.v[i] = static_cast<float>(a.v[i]);
+    return result;
+}
+
+#endif
+
 }  // namespace octavo

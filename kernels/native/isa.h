@@ -2,7 +2,8 @@
 //
 // One of them at most is the level of vectors: OCTAVO_AVX512 or OCTAVO_AVX2; neither means plain loops that the
 // compiler vectorizes as it can (SSE, NEON). OCTAVO_AVX512_BF16 comes on top of the first: dot products of pairs
-// of bfloat16 and of quads of 8-bit numbers. OCTAVO_AMX comes on top of that: products of matrices of bfloat16.
+// of bfloat16 and of quads of 8-bit numbers. OCTAVO_AMX comes on top of that: products of matrices of bfloat16
+// and of 8-bit numbers.
 // `isa.py` has the flags of each level, under the same names.
 #pragma once
 
@@ -10,7 +11,7 @@
 #define OCTAVO_AVX512 1
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
 #define OCTAVO_AVX512_BF16 1
-#if defined(__AMX_TILE__) && defined(__AMX_BF16__)
+#if defined(__AMX_TILE__) && defined(__AMX_BF16__) && defined(__AMX_INT8__)
 #define OCTAVO_AMX 1
 #endif
 #endif

@@ -29,7 +29,11 @@ _AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
 _AVX512_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
 
 X86_LEVELS = (
-    Level("amx_bf16", (*_AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16"), _AVX512_BF16 | {"amx_tile", "amx_bf16"}),
+    Level(
+        "amx_bf16",
+        (*_AVX512_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
+    ),
     Level("avx512_bf16", _AVX512_BF16_FLAGS, _AVX512_BF16),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),

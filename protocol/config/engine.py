@@ -17,7 +17,7 @@ ModelImpl: TypeAlias = Literal["auto", "octavo", "transformers"]
 ModelImplChoice: TypeAlias = Literal["auto", "octavo", "vllm", "transformers"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
-QuantizationName: TypeAlias = Literal["none", "int8", "int4", "gguf"]
+QuantizationName: TypeAlias = Literal["none", "w8a8", "int8", "int4", "gguf"]
 KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8", "fp8"]
 KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
@@ -94,8 +94,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     quantization: Annotated[
         QuantizationName | None,
         Meta(
-            description="Format of the weights of linear layers. int8, int4: quantized while loading, in groups of "
-            "32; gguf: as in the GGUF file; none: --dtype. Default: gguf for a quantized GGUF file unless --dtype is "
+            description="Format of the weights of linear layers, quantized while loading: w8a8: 8 bits with a scale "
+            "for each output, the fastest in batches; int8, int4: in groups of 32; gguf: as in the GGUF file; none: --dtype. Default: gguf for a quantized GGUF file unless --dtype is "
             "float32, else none.",
             extra={"short": ("-q",)},
         ),

@@ -379,9 +379,9 @@ def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, dev
         raise ConfigError(
             f"--quantization gguf, but the weights are {facts.load_format}",
             phase="configuration",
-            hint="use int8 or int4, or name a .gguf file",
+            hint="use w8a8, int8 or int4, or name a .gguf file",
         )
-    if requested in ("int8", "int4"):
+    if requested in ("w8a8", "int8", "int4"):
         _require_native(config, f"--quantization {requested}", device)
     # Users of float32 want the weights of the file as exact as possible.
     return requested or ("gguf" if is_gguf and dtype != "float32" else "none")

@@ -78,7 +78,7 @@ class Octavo:
     def quantizations() -> list[str]:
         """Return the kinds of quantization at load that this checkout has."""
         fields = {field.name for field in msgspec.structs.fields(ModelConfig)}
-        return ["int8", "int4"] if "quantization" in fields else []
+        return ["w8a8", "int8", "int4"] if "quantization" in fields else []
 
     def runs(self, model: ModelName) -> bool:
         return not self.quantization or model == "smollm2"

@@ -154,7 +154,7 @@ def test_parts_of_a_layer_may_have_different_types(kind: Type, other: Type, expe
     assert difference(logprobs(config), dequantized) < 0.1
 
 
-@pytest.mark.parametrize(("quantization", "limit"), [("int8", 0.1), ("int4", 0.6)])
+@pytest.mark.parametrize(("quantization", "limit"), [("w8a8", 0.15), ("int8", 0.1), ("int4", 0.6)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
 def test_any_checkpoint_can_be_quantized_while_loading(
     dtype: str, quantization: str, limit: float, tmp_path: Path
@@ -163,7 +163,7 @@ def test_any_checkpoint_can_be_quantized_while_loading(
     config = worker_config(model, dtype=dtype, quantization=quantization)
     exact = worker_config(model, dtype="float32")
     small = loaded(config)
-    assert kinds(small) == {"u8" if quantization == "int8" else "u4"}
+    assert kinds(small) == {{"w8a8": "u8_channel", "int8": "u8", "int4": "u4"}[quantization]}
     assert small.weights_bytes < 0.5 * loaded(exact).weights_bytes
     error = difference(logprobs(config), logprobs(exact))
     assert 0 < error < limit
@@ -193,7 +193,7 @@ def test_without_native_kernels_weights_are_dequantized_and_it_is_said(
     assert torch.equal(got, logprobs(msgspec.structs.replace(config, quantization="none"), is_native=False))
 
 
-@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("quantization", ["w8a8", "int8", "int4"])
 def test_quantizing_needs_native_kernels(quantization: str, tmp_path: Path) -> None:
     config = worker_config(make_tiny("LlamaForCausalLM", tmp_path / "model"), quantization=quantization)
     with pytest.raises(ConfigError, match=f"--quantization {quantization} needs the native kernels"):

@@ -79,7 +79,7 @@ def test_coded_weights_have_the_bits_of_plain_ones(native_library: NativeLibrary
     assert torch.equal(results[0], results[1]) and torch.equal(results[0], results[2])
 
 
-@pytest.mark.parametrize("kind", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["w8a8", "int8", "int4"])
 @pytest.mark.parametrize("layer", [Layer(6, 2, 128, 96), Layer(3, 3, 72, 40), Layer(4, 2, 64, 96, "relu2")], ids=str)
 def test_quantized_experts(native_library: NativeLibrary, layer: Layer, kind: str) -> None:
     weights = cases.weights(layer)

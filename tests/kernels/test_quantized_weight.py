@@ -139,7 +139,8 @@ def test_what_the_native_kernels_do_not_take() -> None:
         assert native_form(weight(layout)) is None
     for scale in (1e6, 1e-7):
         tiny = weight("offset", dtype=torch.float32)
-        assert native_form(replace(tiny, scale_OG=tiny.scale_OG * scale)) is None
+        form = native_form(replace(tiny, scale_OG=tiny.scale_OG * scale))
+        assert form is not None and torch.equal(form.scale_OG, tiny.scale_OG * scale)
     with pytest.raises(ShapeError, match="no native kernel"):
         pack_quantized(load(), weight("order"))
 

@@ -130,8 +130,8 @@ def test_resolve_is_pure() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "hint"),
     [
-        ("quantization", "awq", "one of none, int8, int4, gguf"),
-        ("quantization", "fp8", "one of none, int8, int4, gguf"),
+        ("quantization", "awq", "one of none, w8a8, int8, int4, gguf"),
+        ("quantization", "fp8", "one of none, w8a8, int8, int4, gguf"),
         ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3"),
         ("max_model_len", "long", "see octavo serve --help"),
     ],
@@ -189,7 +189,7 @@ def test_a_cache_of_8_bit_floats_is_a_gpus(word: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("quantization", "int8"), ("quantization", "int4"), ("kv_cache_dtype", "int8")]
+    ("setting", "value"), [("quantization", "w8a8"), ("quantization", "int4"), ("kv_cache_dtype", "int8")]
 )
 def test_torch_leaves_out_what_needs_native_kernels(setting: str, value: str) -> None:
     flag = f"--{setting.replace('_', '-')} {value}"

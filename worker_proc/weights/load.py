@@ -148,7 +148,7 @@ def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary
     Raises:
         ConfigError: the quantization needs the native library.
     """
-    if config.quantization in ("int8", "int4"):
+    if config.quantization in ("w8a8", "int8", "int4"):
         if library is None:
             raise ConfigError(
                 f"--quantization {config.quantization} needs the native kernels, which are not available",
