@@ -62,9 +62,28 @@ class Blocks:
             layers: of this block.
             see: called with a layer and its inputs for each sample, float32, shape TI.
         """
-        with _seen(layers, see):
+
+        def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(module, nn.Linear)
+            see(module, args[0].flatten(0, -2).float())
+
+        with _hooked(layers, hook):
             for hidden in self._hidden:
                 self._run(self._blocks[self._index], hidden)
+
+    def with_equal_inputs(self, layers: Iterable[nn.Linear]) -> list[list[nn.Linear]]:
+        """Return the layers of the block that `__iter__` yielded last, those that read the same rows together."""
+        groups: dict[int, list[nn.Linear]] = {}
+        alive: list[Tensor] = []  # so that no other tensor gets their addresses
+
+        def note(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            assert isinstance(module, nn.Linear)
+            alive.append(args[0])
+            groups.setdefault(args[0].data_ptr(), []).append(module)
+
+        with _hooked(layers, note):
+            self._run(self._blocks[self._index], self._hidden[0])
+        return list(groups.values())
 
     def _run(self, block: nn.Module, hidden: Tensor) -> Tensor:
         out = block(hidden, **self._arguments[self._index])
@@ -102,11 +121,9 @@ class Blocks:
 
 
 @contextmanager
-def _seen(layers: Iterable[nn.Linear], see: Callable[[nn.Linear, Tensor], None]) -> Iterator[None]:
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        assert isinstance(module, nn.Linear)
-        see(module, args[0].flatten(0, -2).float())
-
+def _hooked(
+    layers: Iterable[nn.Linear], hook: Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]
+) -> Iterator[None]:
     handles = [layer.register_forward_hook(hook) for layer in layers]
     try:
         yield

@@ -44,6 +44,13 @@ class Rounded:
         scale_OI = levels.scale_OG[:, self.group_of_input_I]
         return (levels.levels_OI.float() - levels.zero_OG[:, self.group_of_input_I].float()) * scale_OI
 
+    def split(self, outputs: list[int]) -> "list[Rounded]":
+        """Return the parts with so many outputs each."""
+        levels = self.levels
+        split = [values.split(outputs) for values in (levels.levels_OI, levels.scale_OG, levels.zero_OG)]
+        parts = zip(*split, strict=True)
+        return [Rounded(Groups(*part), self.group_of_input_I) for part in parts]
+
 
 def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders_by_activation: bool) -> Rounded:
     """Return the weight in symmetric groups of 4 bits.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from octavo.protocol.errors import ConfigError
@@ -111,18 +112,19 @@ def _calibrated(job: QuantizationJob, report: Callable[[float], None]) -> Calibr
 
 def _gptq(job: QuantizationJob, name: str, block: nn.Module, blocks: Blocks) -> dict[str, list[tuple[str, Tensor]]]:
     """Quantize the linear layers of a block, in place; return their tensors by name."""
-    linears = linears_of(block)
-    hessians = {linear: gptq.Hessian(linear.in_features) for linear in linears.values()}
-    blocks.see_inputs(linears.values(), lambda linear, rows_TI: hessians[linear].add(rows_TI))
+    names = {linear: f"{name}.{layer}" for layer, linear in linears_of(block).items()}
+    together = blocks.with_equal_inputs(names)
+    hessians = {group[0]: gptq.Hessian(group[0].in_features) for group in together}
+    blocks.see_inputs(hessians, lambda linear, rows_TI: hessians[linear].add(rows_TI))
     done = {}
-    for layer, linear in linears.items():
-        rounded = gptq.round_weight(
-            linear.weight, hessians.pop(linear), job.group_size, orders_by_activation=job.orders_by_activation
-        )
-        done[f"{name}.{layer}"] = list(
-            formats.gptq_tensors(f"{name}.{layer}", rounded.levels, rounded.group_of_input_I)
-        )
-        linear.weight.copy_(rounded.values())
+    for group in together:
+        weight_OI = torch.cat([linear.weight for linear in group])
+        hessian = hessians.pop(group[0])
+        rounded = gptq.round_weight(weight_OI, hessian, job.group_size, orders_by_activation=job.orders_by_activation)
+        for linear, part in zip(group, rounded.split([linear.out_features for linear in group]), strict=True):
+            tensors = formats.gptq_tensors(names[linear], part.levels, part.group_of_input_I)
+            done[names[linear]] = list(tensors)
+            linear.weight.copy_(part.values())
     return done
 
 

@@ -1,0 +1,208 @@
+"""What each format of quantized weights loses: perplexity and top-1 agreement with the original on a fixed text.
+
+Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32. The
+reference is transformers in float32 with the dequantized weights, by the format's tool or its published formula. Its
+loss is what the rounding of the weights costs; the difference to octavo's loss is what our kernels add, for example by
+rounding activations to 8 bits. It must not exceed 1e-3 nats.
+"""
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from octavo import LLM
+from octavo.frontend.cli.quantize import do
+from octavo.frontend.evaluation.quality import PIECE_TOKENS, Reading, fixed_text, read
+from octavo.frontend.model_files.gguf.export import gguf_metadata
+from octavo.protocol.quantization_job import CALIBRATED, QuantizationJob
+
+MOST_ADDED = 1e-3
+"""Nats for each token."""
+GROUP = 64
+"""Inputs of SmolLM2's layers are multiples of it, not of 128."""
+GGUF_TYPES = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+def main() -> None:
+    """Print a line for each format; exit with 1 if one adds too much."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="a directory with safetensors")
+    parser.add_argument("--formats", help=f"of {', '.join(FORMATS)}; default: all")
+    parser.add_argument("--calibration", type=Path, required=True, help="a text, for gptq and awq")
+    parser.add_argument("--work", type=Path, required=True, help="a directory; checkpoints in it are used again")
+    parser.add_argument("--num-samples", type=int, default=32)
+    options = parser.parse_args()
+    wanted = options.formats.split(",") if options.formats else list(FORMATS)
+    text = fixed_text()
+    original = octavo_reading(options.model, text)
+    base = reference_loss(reference_of(options.model, None), options.model, text)
+    print(f"{len(original.logprobs)} tokens of {options.model.name}; octavo and transformers, float32")
+    row = "{:<22} {:>10} {:>10} {:>10} {:>12}".format
+    print(row("format", "perplexity", "agreement", "lost", "added by us"))
+    print(row("original", f"{original.perplexity:.4f}", "", "", f"{loss(original) - base:+.5f}"))
+    failed = []
+    for name in wanted:
+        path, settings = FORMATS[name](options, name)
+        reading = octavo_reading(path or options.model, text, **settings)
+        expected = reference_loss(reference_of(options.model, path, **settings), options.model, text)
+        added = loss(reading) - expected
+        failed += [name] if abs(added) > MOST_ADDED else []
+        lost = f"{expected - base:+.4f}"
+        print(row(name, f"{reading.perplexity:.4f}", f"{original.agreement(reading):.2%}", lost, f"{added:+.5f}"))
+    if failed:
+        sys.exit(f"more than {MOST_ADDED} nats are added by {', '.join(failed)}")
+
+
+def loss(reading: Reading) -> float:
+    """Return the mean negative logprob, in nats."""
+    return math.log(reading.perplexity)
+
+
+def octavo_reading(path: Path, text: str, **settings: Any) -> Reading:
+    """Let octavo read the text in float32."""
+    with LLM(str(path), dtype="float32", max_model_len=2 * PIECE_TOKENS, max_num_seqs=4, **settings) as llm:
+        return read(llm, text)
+
+
+def reference_loss(model: nn.Module, original: Path, text: str) -> float:
+    """Return the mean negative logprob by transformers of the tokens that octavo counts."""
+    tokens = transformers.AutoTokenizer.from_pretrained(original)(text)["input_ids"]
+    losses = []
+    for begin in range(0, len(tokens), PIECE_TOKENS):
+        piece = torch.tensor(tokens[begin : begin + PIECE_TOKENS])
+        if len(piece) > 1:
+            with torch.inference_mode():
+                logits = model(piece.unsqueeze(0)).logits[0, :-1].double()
+            losses.append(nn.functional.cross_entropy(logits, piece[1:], reduction="none"))
+    return float(torch.cat(losses).mean())
+
+
+def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Module:
+    """Return the original model with the dequantized weights of a checkpoint, float32."""
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    if path is not None and path.suffix == ".gguf":
+        return load(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    model: nn.Module = load(original, dtype=torch.float32).eval().requires_grad_(False)
+    if path is None and not settings:
+        return model
+    tensors = load_file(path / "model.safetensors") if path else {}
+    config = json.loads((path / "config.json").read_text())["quantization_config"] if path else settings
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and name != "lm_head":
+            layer.weight.copy_(dequantized(name, layer.weight, tensors, config))
+    for name, values in tensors.items():  # norms that AWQ has scaled
+        if name.endswith("norm.weight"):
+            model.get_parameter(name).copy_(values)
+    return model
+
+
+def dequantized(name: str, weight: Tensor, tensors: dict[str, Tensor], config: dict[str, Any]) -> Tensor:
+    """Return the weight of a layer by the formula of its format."""
+    own = {part.removeprefix(f"{name}."): values for part, values in tensors.items() if part.startswith(f"{name}.")}
+    method = config.get("quant_method", config.get("quantization"))
+    if method == "gptq":
+        group = own["g_idx"].long()
+        levels, zeros = nibbles(own["qweight"].T).T, nibbles(own["qzeros"]) + 1 & 15
+        return ((levels - zeros[group]) * own["scales"].float()[group]).T
+    if method == "awq":
+        levels, zeros = (
+            nibbles(own[part]).unflatten(1, (-1, 8))[..., list(AWQ_COLUMNS)].flatten(1)
+            for part in ("qweight", "qzeros")
+        )
+        distances = levels - zeros.repeat_interleave(GROUP, 0)
+        return (distances * own["scales"].float().repeat_interleave(GROUP, 0)).T
+    if "weight_packed" in own:
+        scale = own["weight_scale"].float().repeat_interleave(GROUP, 1)
+        return (nibbles(own["weight_packed"]) - 8) * scale
+    if "weight_scale" in own:
+        return own["weight"].float() * own["weight_scale"].float()
+    if method == "bitsandbytes":
+        return bitsandbytes_values(own, weight)
+    return ours(weight, method)
+
+
+def nibbles(words: Tensor) -> Tensor:
+    """Return the levels in the last dimension of int32 words, the lowest four bits first."""
+    return torch.stack([words >> shift & 15 for shift in range(0, 32, 4)], -1).flatten(-2)
+
+
+def bitsandbytes_values(own: dict[str, Tensor], weight: Tensor) -> Tensor:
+    """Return the values by the functions of bitsandbytes."""
+    from bitsandbytes import functional
+
+    if "SCB" in own:
+        return own["weight"].float() * own["SCB"].float().unsqueeze(1) / 127
+    state = {part: values for part, values in own.items() if part != "weight"}
+    quantized = functional.QuantState.from_dict(state, device=torch.device("cpu"))
+    return functional.dequantize_4bit(own["weight"], quantized).float().view(weight.shape)
+
+
+def ours(weight: Tensor, quantization: str) -> Tensor:
+    """Return the values of a weight that octavo quantizes at load, in groups of 32."""
+    from octavo.kernels.linear.quantization import quantize_weight
+    from octavo.kernels.native.library import load
+
+    library = load(Path.home() / ".cache/octavo")
+    return quantize_weight(library, weight.bfloat16().contiguous(), quantization).dequantize()  # type: ignore[arg-type]
+
+
+def by_octavo(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint that `octavo quantize` writes."""
+    kind, _, gguf_type = name.partition(" ")
+    out = options.work / (f"{gguf_type}.gguf" if gguf_type else kind)
+    if not out.exists():
+        job = QuantizationJob(
+            source=str(options.model),
+            out=str(out),
+            format=kind,  # type: ignore[arg-type]
+            group_size=GROUP,
+            calibration=str(options.calibration) if kind in CALIBRATED else None,
+            num_samples=options.num_samples,
+            gguf_type=gguf_type or "Q8_0",  # type: ignore[arg-type]
+            gguf_metadata=gguf_metadata(options.model) if gguf_type else {},
+        )
+        do(job)
+    return out, {}
+
+
+def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint that transformers writes with bitsandbytes, in a process of its own."""
+    kind = name.partition(" ")[2]
+    out = options.work / kind
+    if not out.exists():
+        settings = "load_in_8bit=True" if kind == "int8" else f"load_in_4bit=True, bnb_4bit_quant_type={kind!r}"
+        code = (
+            "import transformers as t; m = t.AutoModelForCausalLM.from_pretrained("
+            f"{str(options.model)!r}, quantization_config=t.BitsAndBytesConfig({settings}), device_map='cpu'); "
+            f"m.save_pretrained({str(out)!r}); "
+            f"t.AutoTokenizer.from_pretrained({str(options.model)!r}).save_pretrained({str(out)!r})"
+        )
+        subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", code], check=True)
+    return out, {}
+
+
+def at_load(options: argparse.Namespace, name: str) -> tuple[None, dict[str, Any]]:
+    """Return the flag with which octavo quantizes the original while it loads."""
+    return None, {"quantization": name.partition("=")[2]}
+
+
+FORMATS: dict[str, Callable[[argparse.Namespace, str], tuple[Path | None, dict[str, Any]]]] = {
+    **dict.fromkeys(("int8", "int4", "fp8", "gptq", "awq"), by_octavo),
+    **{f"gguf {kind}": by_octavo for kind in GGUF_TYPES},
+    **dict.fromkeys(("bitsandbytes nf4", "bitsandbytes fp4", "bitsandbytes int8"), by_bitsandbytes),
+    **dict.fromkeys(("--quantization=int8", "--quantization=int4"), at_load),
+}
+
+if __name__ == "__main__":
+    main()
