@@ -26,14 +26,21 @@ constexpr int64_t kCodedStepBytes = 192;
 constexpr int64_t kPairWeights = 64;
 constexpr uint8_t kEscape = 15;
 
+// Most steps of a slice that some rows are multiplied with: 12 KB, unpacked, fit the first-level cache beside the next
+// slice.
+constexpr int64_t kShortCodedSlice = 48;
+
 // Unpacking a step takes about as long as multiplying it by this many rows.
 constexpr int kUnpackRows = 3;
 // Rows of the largest tile that is multiplied while its weights are unpacked.
 #if defined(OCTAVO_AMX)
-constexpr int kMaxFusedRows = kMaxVectorRows;
+constexpr int kMaxFusedRows = kMaxMatrixRows;
 #else
 constexpr int kMaxFusedRows = kMaxRows;
 #endif
+
+// How far ahead a whole panel is prefetched: the first slice of a panel that is divided.
+constexpr int64_t kAheadBytes = kShortCodedSlice * kCodedStepBytes;
 
 // Offset of the upper byte of weight `position` of a pair within the two blocks of the pair.
 constexpr int64_t upper_byte(int64_t position) {
@@ -114,9 +121,12 @@ class Unpacker {
     }
 
     // Whether `unpack_and_multiply` may be called for a tile of so many rows: for all blocks, and for an even number of
-    // inputs.
+    // inputs; in matrix registers for whole groups.
     bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
 #if defined(OCTAVO_AVX512_BF16)
+#if defined(OCTAVO_AMX)
+        if (num_rows > kMaxVectorRows && (slice.end - slice.begin) % kGroupSteps != 0) return false;
+#endif
         return num_rows <= kMaxFusedRows && !is_half && slice.end <= args.weight.num_inputs / 2;
 #else
         (void)args, (void)slice, (void)is_half, (void)num_rows;
@@ -131,7 +141,9 @@ class Unpacker {
         switch (num_rows) {
             case 1: return multiply<1>(args, slice, first_row, sums, unpacked, prefetcher);
             case 2: return multiply<2>(args, slice, first_row, sums, unpacked, prefetcher);
-#if !defined(OCTAVO_AMX)
+#if defined(OCTAVO_AMX)
+            default: return multiply_in_matrix<false>(args, slice, num_rows, first_row, sums, unpacked, prefetcher);
+#else
             case 3: return multiply<3>(args, slice, first_row, sums, unpacked, prefetcher);
             case 4: return multiply<4>(args, slice, first_row, sums, unpacked, prefetcher);
             case 5: return multiply<5>(args, slice, first_row, sums, unpacked, prefetcher);
@@ -140,10 +152,31 @@ class Unpacker {
         }
     }
 
+#if defined(OCTAVO_AMX)
+    // Whether `unpack_and_multiply_panel` may be called: for one tile in matrix registers, all blocks and whole groups.
+    static bool can_multiply_panel(const PackedWeight& weight, bool is_half, int64_t num_rows) {
+        return weight.kind == Kind::bf16_12 && !is_half && kMaxVectorRows < num_rows && num_rows <= kMaxMatrixRows &&
+               weight.num_inputs % (2 * kGroupSteps * weight.num_segments) == 0;
+    }
+
+    // `unpack_and_multiply` for all rows and a segment: keeps no unpacked weights. Prefetches kAheadBytes ahead, at the
+    // end what is at `next`.
+    void unpack_and_multiply_panel(
+        const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, const char* next) {
+        alignas(64) char two_groups[2 * kGroupSteps * 256];
+        Prefetcher prefetcher{next, 0, 0};
+        multiply_in_matrix<true>(args, slice, num_rows, first_row, sums, two_groups, prefetcher);
+    }
+#endif
+
    private:
     template <int kRows>
     void multiply(
         const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
+        Prefetcher& prefetcher);
+    template <bool kIsOnly>
+    void multiply_in_matrix(
+        const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
         Prefetcher& prefetcher);
 
     template <bool kFirst, bool kSecond>
@@ -233,6 +266,61 @@ void Unpacker::multiply(
 #else
 template <int kRows>
 void Unpacker::multiply(const LinearArgs&, const Slice&, int64_t, float*, char*, Prefetcher&) {}
+#endif
+
+#if defined(OCTAVO_AMX)
+// A group is unpacked while the one before it is multiplied: a quarter of its steps after each of the four blocks.
+template <bool kIsOnly>
+void Unpacker::multiply_in_matrix(
+    const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
+    Prefetcher& prefetcher) {
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kQuarterSteps = kGroupSteps / kBlocks;
+    const char* coded = slice.weights;
+    const int64_t num_quarters = (slice.end - slice.begin) / kQuarterSteps;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes;
+    const __m512i mask = _mm512_set1_epi8(0x0f);
+    const __m512i table =
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_.upper_bytes)));
+    Prefetcher prefetching = prefetcher;
+    const uint64_t part = prefetching.per_row * static_cast<uint64_t>(num_rows + kUnpackRows);
+    const char* end = coded + (slice.end - slice.begin) * kCodedStepBytes;
+    const char* ahead = std::min(coded + kAheadBytes, end);
+
+    MatrixRegisters::configure(static_cast<int>(num_rows));
+    begin_matrix_tile<kBlocks>(slice, sums);
+    for (int64_t quarter = -kBlocks; quarter < num_quarters; ++quarter) {
+        const int64_t block = quarter & (kBlocks - 1), group = (quarter + kBlocks) / kBlocks;
+        const auto blocks_of = [&](int64_t number) {  // two groups take turns if nobody needs them later
+            return unpacked + (kIsOnly ? number % 2 : number) * kGroupSteps * kStepBytes;
+        };
+        if (quarter >= 0) add_block(block, x + (group - 1) * kGroupSteps * 4, row_bytes, blocks_of(group - 1));
+        if (quarter + kBlocks >= num_quarters) continue;
+        if (ahead == end) ahead = prefetching.next;
+        char* blocks = blocks_of(group) + block * kQuarterSteps * kStepBytes;
+        for (int64_t step = 0; step < kQuarterSteps; ++step, coded += kCodedStepBytes, blocks += kStepBytes) {
+            if constexpr (kIsOnly)
+                for (int64_t line = 0; line < kCodedStepBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
+            else
+                prefetching.fetch_bytes<3, kCodedStepBytes>(part);
+            ahead += kCodedStepBytes;
+            const __m512i both = _mm512_loadu_si512(coded + 128);
+            const __m512i numbers[] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+            OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair) {
+                const __m512i upper = _mm512_shuffle_epi8(table, numbers[pair]);
+                const __m512i low = _mm512_loadu_si512(coded + pair * 64);
+                _mm512_store_si512(blocks + pair * 128, _mm512_unpacklo_epi8(low, upper));
+                _mm512_store_si512(blocks + pair * 128 + 64, _mm512_unpackhi_epi8(low, upper));
+            }
+            if (_mm512_cmpeq_epi8_mask(_mm512_max_epu8(numbers[0], numbers[1]), mask) != 0) [[unlikely]]
+                OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair)
+                    escapes_[pair] = put_escapes(
+                        blocks + pair * 128, _mm512_cmpeq_epi8_mask(numbers[pair], mask), escapes_[pair]);
+        }
+    }
+    end_matrix_tile<kBlocks>(sums);
+    prefetcher = prefetching;
+}
 #endif
 
 }  // namespace

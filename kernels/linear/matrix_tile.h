@@ -122,19 +122,11 @@ class MatrixRegisters {
     static inline thread_local int configured_rows = 0;  // 0: none
 };
 
-// A tile of some rows.
-template <typename Format, int kRows, int kCount>
-void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+// The running sums of a tile of kCount blocks in registers 0 to 3: zeros, or the result of the previous slice.
+template <int kCount>
+inline void begin_matrix_tile(const Slice& slice, const float* sums) {
     static_assert(kCount == 2 || kCount == 4);
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kSumBytes = kPanelOutputs * sizeof(float);
-    const char* weights = slice.weights;
-    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
-    const int64_t row_bytes = args.x.row_bytes;
-    const int64_t num_inputs = std::min(slice.end * 2, args.weight.num_inputs) - slice.begin * 2;
-    const int64_t whole_groups = num_inputs / (2 * kGroupSteps);
-    Prefetcher prefetching = prefetcher;
-
-    MatrixRegisters::configure(kRows);
+    constexpr int64_t kSumBytes = kPanelOutputs * sizeof(float);
     asm volatile("" ::: "memory");  // see `configure`
     if (slice.is_first) {
         _tile_zero(0);
@@ -149,24 +141,60 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
             _tile_loadd(3, sums + 3 * kLanes, kSumBytes);
         }
     }
-    const auto fetch = [&] {
-        prefetching.fetch_group<kRows, Format::lines(kCount), Format::kStoredBytes>(kGroupSteps / kCount);
-    };
-    const auto add_group = [&](const char* inputs, int64_t inputs_stride, const char* blocks) {
-        _tile_loadd(4, inputs, inputs_stride);
-        _tile_loadd(5, blocks, kStepBytes);
-        _tile_dpbf16ps(0, 4, 5);
-        fetch();
-        _tile_loadd(6, blocks + kVectorBytes, kStepBytes);
-        _tile_dpbf16ps(1, 4, 6);
-        fetch();
-        if constexpr (kCount == 4) {
+}
+
+template <int kCount>
+inline void end_matrix_tile(float* sums) {
+    constexpr int64_t kSumBytes = kPanelOutputs * sizeof(float);
+    _tile_stored(0, sums, kSumBytes);
+    _tile_stored(1, sums + kLanes, kSumBytes);
+    if constexpr (kCount == 4) {
+        _tile_stored(2, sums + 2 * kLanes, kSumBytes);
+        _tile_stored(3, sums + 3 * kLanes, kSumBytes);
+    }
+}
+
+// Adds the products of a group to the sums of one block. The first block loads the inputs for the others.
+inline void add_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
+    asm volatile("" ::: "memory");  // see `configure`
+    switch (block) {
+        case 0:
+            _tile_loadd(4, inputs, inputs_stride);
+            _tile_loadd(5, blocks, kStepBytes);
+            _tile_dpbf16ps(0, 4, 5);
+            return;
+        case 1:
+            _tile_loadd(6, blocks + kVectorBytes, kStepBytes);
+            _tile_dpbf16ps(1, 4, 6);
+            return;
+        case 2:
             _tile_loadd(7, blocks + 2 * kVectorBytes, kStepBytes);
             _tile_dpbf16ps(2, 4, 7);
-            fetch();
+            return;
+        default:
             _tile_loadd(5, blocks + 3 * kVectorBytes, kStepBytes);
             _tile_dpbf16ps(3, 4, 5);
-            fetch();
+    }
+}
+
+// A tile of some rows.
+template <typename Format, int kRows, int kCount>
+void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
+    const char* weights = slice.weights;
+    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
+    const int64_t row_bytes = args.x.row_bytes;
+    const int64_t num_inputs = std::min(slice.end * 2, args.weight.num_inputs) - slice.begin * 2;
+    const int64_t whole_groups = num_inputs / (2 * kGroupSteps);
+    Prefetcher prefetching = prefetcher;
+
+    MatrixRegisters::configure(kRows);
+    begin_matrix_tile<kCount>(slice, sums);
+    const auto add_group = [&](const char* inputs, int64_t inputs_stride, const char* blocks) {
+        OCTAVO_UNROLL for (int64_t block = 0; block < kCount; ++block) {
+            add_block(block, inputs, inputs_stride, blocks);
+            prefetching.fetch_group<kRows, Format::lines(kCount), Format::kStoredBytes>(kGroupSteps / kCount);
         }
     };
     for (int64_t group = 0; group < whole_groups; ++group) {
@@ -183,12 +211,7 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
         asm volatile("" ::"r"(inputs), "r"(blocks) : "memory");
         add_group(inputs, 4 * kGroupSteps, blocks);
     }
-    _tile_stored(0, sums, kSumBytes);
-    _tile_stored(1, sums + kLanes, kSumBytes);
-    if constexpr (kCount == 4) {
-        _tile_stored(2, sums + 2 * kLanes, kSumBytes);
-        _tile_stored(3, sums + 3 * kLanes, kSumBytes);
-    }
+    end_matrix_tile<kCount>(sums);
     prefetcher = prefetching;
 }
 

@@ -35,8 +35,12 @@ constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
 #else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 #endif
-// The same for bf16_12: 12 KB, unpacked, fit the first-level cache beside the next slice.
-constexpr int64_t kShortCodedSlice = 48, kLongCodedFrom = 24;
+// The same for bf16_12, which has short slices below this number of rows; see kShortCodedSlice.
+#if defined(OCTAVO_AMX)
+constexpr int64_t kLongCodedFrom = 192;
+#else
+constexpr int64_t kLongCodedFrom = 24;
+#endif
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
@@ -133,6 +137,24 @@ struct Product {
         return (static_cast<uint64_t>(step_bytes) << 16) / static_cast<uint64_t>(rows);
     }
 
+    // Rows of a piece, and the place of their sums: further back where they repeat rows of the tile before.
+    struct TileRows {
+        Range rows;
+        int64_t place;
+    };
+
+    // The tiles of a piece have sizes that differ by one at most. But to change the shape of matrix registers takes longer
+    // than to use them, so they have one, and the last tile repeats rows if it would have fewer.
+    TileRows tile_rows(int64_t num_rows, int64_t num_tiles, int64_t number) const {
+        const bool is_matrix = tiles.max_rows == kMaxMatrixRows;
+        if (!is_matrix || num_tiles == 1) {
+            const int64_t begin = num_rows * number / num_tiles;
+            return {{begin, num_rows * (number + 1) / num_tiles}, begin};
+        }
+        const int64_t place = number * kMaxMatrixRows, begin = std::min(place, num_rows - kMaxMatrixRows);
+        return {{begin, begin + kMaxMatrixRows}, place};
+    }
+
     // Adds up all slices of a panel, each for all rows, and prefetches the next slice; at the end what is at `next`, the
     // first slice of the piece after this one. Calls `done` with the rows of each tile as soon as their sums are
     // complete.
@@ -143,6 +165,10 @@ struct Product {
         const int64_t num_tiles = (num_rows + tiles.max_rows - 1) / tiles.max_rows;
 #if defined(OCTAVO_AMX)
         const MatrixRegisters registers;
+        if (Unpacker::can_multiply_panel(args.weight, piece.is_half, num_rows)) {
+            add_up_coded(rows, piece, next, sums);
+            return done({0, num_rows});
+        }
 #endif
         Prefetcher prefetcher{nullptr, bytes_per_row(piece, num_rows), 0};
         alignas(64) char unpacked[kLongSlice * 256];
@@ -158,14 +184,14 @@ struct Product {
             prefetcher.position = 0;
             prefetcher.next = is_last ? next : slice(piece, number + 1).weights;
             const Slice packed = present;
-            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, num_rows / num_tiles);
+            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, tile_rows(num_rows, num_tiles, 0).rows.end);
             if (unpacker) present.weights = unpacked;
             if (unpacker && !in_first_tile)
                 unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, prefetcher);
-            for (int64_t i = 0; i < num_tiles; ++i) {  // tiles of sizes that differ by one at most
-                const Range tile{num_rows * i / num_tiles, num_rows * (i + 1) / num_tiles};
-                const int64_t size = tile.end - tile.begin, first_row = rows.begin + tile.begin;
-                const int64_t first = tile.begin * kPanelOutputs;
+            for (int64_t i = 0; i < num_tiles; ++i) {
+                const TileRows tile = tile_rows(num_rows, num_tiles, i);
+                const int64_t size = tile.rows.end - tile.rows.begin, first_row = rows.begin + tile.rows.begin;
+                const int64_t first = tile.place * kPanelOutputs;
                 if (in_first_tile && i == 0)
                     unpacker->unpack_and_multiply(
                         args, packed, size, first_row, segment_sums + first, unpacked, prefetcher);
@@ -175,10 +201,35 @@ struct Product {
                     float* const places[kMaxLevels] = {earlier[0] + first, earlier[1] + first, earlier[2] + first};
                     end_segment(segment, size * kPanelOutputs, sums + first, places);
                 }
-                if (is_last) done(tile);
+                if (!is_last) continue;
+                const int64_t num_repeated = tile.place - tile.rows.begin;
+                float* own = sums + first;
+                if (num_repeated != 0)
+                    std::copy(own + num_repeated * kPanelOutputs, own + size * kPanelOutputs, own);
+                done({tile.place, tile.rows.end});
             }
         }
     }
+
+#if defined(OCTAVO_AMX)
+    // The same for rows of one tile and a panel that is unpacked meanwhile: without slices, the sums stay in registers.
+    void add_up_coded(Range rows, const Piece& piece, const char* next, float* sums) const {
+        const PackedWeight& weight = args.weight;
+        const int64_t num_rows = rows.end - rows.begin, count = num_rows * kPanelOutputs;
+        const char* weights = weight.panels + piece.panel * weight.panel_bytes();
+        Unpacker unpacker(weight, piece.panel, 0, false);
+        alignas(64) float earlier[kMaxLevels][kMaxMatrixRows * kPanelOutputs];
+        for (int64_t segment = 0; segment < weight.num_segments; ++segment) {
+            const bool is_last = segment + 1 == weight.num_segments;
+            const Range steps = segment_steps(weight, segment);
+            const Slice slice{weights + steps.begin * weight.step_bytes(), piece.panel, 0, steps.begin, steps.end, true};
+            float* segment_sums = segment % 2 == 0 && !is_last ? earlier[0] : sums;
+            const char* after = is_last ? next : weights + steps.end * weight.step_bytes();
+            unpacker.unpack_and_multiply_panel(args, slice, num_rows, rows.begin, segment_sums, after);
+            if (segment % 2 != 0) end_segment(segment, count, sums, {earlier[0], earlier[1], earlier[2]});
+        }
+    }
+#endif
 
     // Computes up to kMaxRowBlock rows of a piece, and prefetches what is at `next`, the beginning of the next one.
     void compute(Range rows, const Piece& piece, const char* next) const {

@@ -56,7 +56,12 @@ struct Prefetcher {
     // Call in each step of a tile of kRows rows. Prefetches kLines of the kStepBytes of a step.
     template <int kRows, int kLines, int64_t kStepBytes>
     void fetch() {
-        const uint64_t part = per_row * kRows;
+        fetch_bytes<kLines, kStepBytes>(per_row * kRows);
+    }
+
+    // The same for a part of the bytes that the caller has computed, times 2^16; at most 256 bytes.
+    template <int kLines, int64_t kStepBytes>
+    void fetch_bytes(uint64_t part) {
         fetch_line<kLines, kStepBytes>(0);
         if (part > 64 << 16) fetch_line<kLines, kStepBytes>(64);
         if (part > 128 << 16) {
