@@ -45,7 +45,10 @@ def _shared_fields(encoded: bytes) -> SharedFields:
 
 
 class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """A request that waits and has no outputs and no grammar. Has the attributes of a `Request` that others read."""
+    """A request that waits and has no outputs, no grammar and no prompt embeddings.
+
+    Has the attributes of a `Request` that others read.
+    """
 
     shared: SharedFields
     request_id: RequestId
@@ -118,7 +121,7 @@ LiveRequest = Request | QueuedRequest
 
 def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveRequest:
     """Return a new request, packed if possible. Its parameters have been checked."""
-    if submit.grammar is not None or submit.resume_output_token_ids:
+    if submit.grammar is not None or submit.resume_output_token_ids or submit.prompt_embeds is not None:
         return Request(client, submit, order, now)
     sampling = submit.params
     assert isinstance(sampling, SamplingSpec), "admission rejects all others"

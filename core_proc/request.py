@@ -92,6 +92,7 @@ class Request:
         "num_prompt_tokens",
         "order",
         "pending_output",
+        "prompt_embeds",
         "prompt_logprobs",
         "request_id",
         "sampling",
@@ -116,6 +117,8 @@ class Request:
         self.adapter = submit.adapter
         self.adapter_slot = NO_ADAPTER
         """While it runs: where the workers have its adapter."""
+        self.prompt_embeds = submit.prompt_embeds
+        """Prompt embeddings; None: it has none."""
         self.needs_step_input = submit.grammar is not None
         """A step hook sends the workers something for each of its samples, after the plan."""
         self.stream_interval = submit.stream_interval

@@ -1,5 +1,8 @@
 """`Buffer`: binary data in a message that may be too large to be copied, such as masks, embeddings or media."""
 
+MAX_BUFFERS_BYTES = 2**28
+"""Bytes in all buffer frames of one message."""
+
 
 class Buffer:
     """Bytes that travel beside the body of their message if they are many (`codec.MIN_BUFFER_BYTES`).

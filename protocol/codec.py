@@ -13,7 +13,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 
-from octavo.protocol.buffers import Buffer
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Event
 from octavo.protocol.ids import IdArray, unpack_ids
@@ -29,9 +29,6 @@ MIN_BUFFER_BYTES = 2**16
 
 MAX_BUFFERS = 256
 """Buffer frames of one message."""
-
-MAX_BUFFERS_BYTES = 2**28
-"""Bytes in all buffer frames of one message."""
 
 
 class Kind(IntEnum):

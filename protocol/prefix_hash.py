@@ -6,7 +6,9 @@ and independent of the process: a tenant must not be able to make a prompt that 
 
 import hashlib
 from array import array
+from bisect import bisect_left
 from dataclasses import dataclass
+from operator import attrgetter
 
 import msgspec
 
@@ -49,6 +51,8 @@ def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
         keys.append(ExtraKey(0, "salt", submit.cache_salt))
     if submit.adapter is not None:
         keys.append(ExtraKey(0, "adapter", submit.adapter.digest))
+    if submit.prompt_embeds is not None:
+        keys += [ExtraKey(position, "embeds", digest) for position, digest in submit.prompt_embeds.positions()]
     return tuple(keys)
 
 
@@ -88,8 +92,13 @@ def hash_last_block(parent: bytes, data: bytes, start: int, block_size: int, ext
     return parent
 
 
+_position = attrgetter("position")
+
+
 def _packed_keys(extra_keys: tuple[ExtraKey, ...], start: int, block_size: int) -> bytes:
     """Return what the extra keys inside a block add to its content."""
     end = start + block_size
-    inside = [(key.position - start, key.kind, key.value) for key in extra_keys if start <= key.position < end]
+    first = bisect_left(extra_keys, start, key=_position)
+    last = bisect_left(extra_keys, end, first, key=_position)
+    inside = [(key.position - start, key.kind, key.value) for key in extra_keys[first:last]]
     return msgspec.msgpack.encode(inside) if inside else b""

@@ -6,6 +6,7 @@ from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
 from octavo.protocol.params import RequestParams
+from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.structured import GrammarSpec
 
 
@@ -42,6 +43,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     is_continued: bool = False
     """True: continues work that was accepted before, such as a step of a beam search or a resubmitted request. A full
     queue does not reject it."""
+    prompt_embeds: PromptEmbeds | None = None
+    """Prompt embeddings; `prompt_token_ids` has a `PLACEHOLDER` at their positions. None: all positions have tokens."""
 
 
 class ModelVocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):

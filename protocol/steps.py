@@ -23,6 +23,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.params import RequestParams
+from octavo.protocol.prompt_embeds import Span, StepEmbeds
 
 TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
 """The tokens that one draw of a step may take: slot, index of the draw among those of the slot (0: its first sampled
@@ -44,6 +45,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     params: RequestParams
     adapter_slot: int = NO_ADAPTER
     """The slot of its adapter, which stays the same until the request leaves the batch."""
+    embed_spans: list[Span] = []
+    """Prompt positions that have given rows and no tokens."""
 
 
 class Appended(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -86,6 +89,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     Applied after `appended`."""
     adapter_loads: list[AdapterLoad] = []
     """In order: adapters that enter slots before this step."""
+    prompt_embeds: StepEmbeds | None = None
+    """Prompt embeddings at scheduled positions: the first stage computes with these rows, not with token ids."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):

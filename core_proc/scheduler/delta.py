@@ -8,6 +8,7 @@ from octavo.core_proc.request import Request
 from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, TokenId
+from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
 
 
@@ -135,6 +136,7 @@ class StepDraft:
             num_decode_tokens += num_computed == 1 and start >= request.num_prompt_tokens
             assert request.slot is not None
             scheduled.append(Scheduled(request.slot, start, num_computed, num_samples))
+        requests = [*self.decodes, *self._starts]
         awaits_input = self.may_await_input and any(request.needs_step_input for request in sampling)
         plan = StepPlan(
             sequence=sequence,
@@ -145,10 +147,12 @@ class StepDraft:
             awaits_masks=awaits_input,
             sampled=self._still_unknown(sampled) if sampled else [],
             adapter_loads=self.adapter_loads,
+            # perf: a step that computes outputs only has no look at its requests.
+            prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
         )
         record = StepRecord(
             sequence=sequence,
-            requests=[*self.decodes, *self._starts],
+            requests=requests,
             scheduled=scheduled,
             sampling=sampling,
             unsampled=unsampled,
@@ -180,7 +184,17 @@ def _admitted(request: Request) -> Admitted:
         block_ids=[block_ids[:] for block_ids in request.block_ids],
         params=request.sampling,
         adapter_slot=request.adapter_slot,
+        embed_spans=request.prompt_embeds.spans if request.prompt_embeds is not None else [],
     )
+
+
+def _step_embeds(requests: Sequence[Request], scheduled: Sequence[Scheduled]) -> StepEmbeds | None:
+    """Return the prompt embeddings among what a step computes of its requests."""
+    builder = StepEmbedsBuilder()
+    for request, part in zip(requests, scheduled, strict=True):
+        if request.prompt_embeds is not None:
+            builder.add(part.slot, request.prompt_embeds, part.start, part.start + part.num_tokens)
+    return builder.build()
 
 
 def _appended(grown: Sequence[Request]) -> list[Appended]:

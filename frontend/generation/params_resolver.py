@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.generation.prepared import PreparedGeneration
-from octavo.frontend.generation.prompt import packed_prompt
+from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.generation.request import BeamOptions, GenerationRequest
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -61,6 +61,18 @@ class ParamsResolver:
             beam_params = _beam_params(request.beam, params, room)
         packed = packed_prompt(token_ids, self._client.config.model.vocab_size)
         return PreparedGeneration(text, packed, params, beam_params, request.priority, request.cache_salt)
+
+    def prepare_embeds(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PreparedGeneration:
+        """Return what is generated for prompt embeddings.
+
+        Raises:
+            InvalidRequestError: a parameter is out of range, or needs the tokens of the prompt.
+        """
+        for name, value in (("use_beam_search", request.beam), ("truncate_prompt_tokens", request.truncation)):
+            if value is not None:
+                raise InvalidRequestError(f"{name} cannot be combined with prompt_embeds: leave one of them out", name)
+        params, salt = self._resolve(request, len(prompt.token_ids)), request.cache_salt
+        return PreparedGeneration(None, prompt.token_ids, params, None, request.priority, salt, prompt.embeds)
 
     def check_num_sequences(self, n: int, num_prompts: int) -> None:
         """Check the number of sequences against the limit.

@@ -10,6 +10,7 @@ import msgspec
 
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.beam_search import BeamSearch
+from octavo.frontend.generation.embeds import decode_embeds, embeds_of, require_embeds
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
@@ -31,13 +32,18 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
+from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from octavo.protocol.structured import GrammarSpec
 
 MANY_TOKEN_IDS = 4096
 """Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
+
+NO_PROMPT_LOGPROBS = (
+    "prompt_logprobs and echo need the tokens of the prompt, and prompt_embeds has none: leave them out"
+)
 
 
 class RequestPreparer:
@@ -102,11 +108,14 @@ class RequestPreparer:
         params = params or default_params(self._config, SamplingParams().max_tokens)
         if not isinstance(prompt, TokenizedPrompt):  # else the server has just verified them
             params.verify()
-        text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
-        check_volume(params, len(token_ids), 1, self._config)
+        tokenized, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        num_prompt_tokens = len(tokenized.token_ids)
+        check_volume(params, num_prompt_tokens, 1, self._config)
+        if tokenized.embeds is not None and params.prompt_logprobs is not None:
+            raise InvalidRequestError(NO_PROMPT_LOGPROBS, "prompt_logprobs")
         request_id = request_id or self._next_request_id()
         seed = request_seed(self._config.seed, request_id) if params.seed is None else params.seed
-        spec = await self._spec(params, len(token_ids), child_seed(seed, 0))
+        spec = await self._spec(params, num_prompt_tokens, child_seed(seed, 0))
         grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
         kind = output_kind(params, OutputKind.DELTA)
         interval = stream_interval(params, kind, self._config)
@@ -115,11 +124,11 @@ class RequestPreparer:
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index)) if index else spec
-            submit = self._submission(token_ids, own_spec, priority, cache_salt, interval, grammar)
+            submit = self._submission(tokenized, own_spec, priority, cache_salt, interval, grammar)
             keeps_all = kind is not OutputKind.DELTA
-            sequence = Sequence(index, self._tokenizer, token_ids, params, own_spec, keeps_all=keeps_all)
+            sequence = Sequence(index, self._tokenizer, tokenized.tokens, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
-        return Generation(self._link, request_id, text, params, children, kind, arrived, self._live)
+        return Generation(self._link, request_id, tokenized.text, params, children, kind, arrived, self._live)
 
     async def beam_generation(
         self,
@@ -137,13 +146,15 @@ class RequestPreparer:
             EngineDeadError: the engine is gone.
         """
         params.verify()
-        text, token_ids, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        tokenized, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        if tokenized.embeds is not None:
+            raise InvalidRequestError("a beam search takes no prompt_embeds: send text or token ids", "prompt_embeds")
         search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
         spec = make_beam_spec(
             params,
             num_candidates=search.num_candidates,
             num_logprobs=logprobs,
-            num_prompt_tokens=len(token_ids),
+            num_prompt_tokens=len(tokenized.token_ids),
             max_model_len=self._link.facts.max_model_len,
             config=self._config,
             tokenizer=self._tokenizer,
@@ -151,12 +162,12 @@ class RequestPreparer:
         return BeamGeneration(
             self._link,
             request_id or self._next_request_id(),
-            text,
-            list(token_ids),
+            tokenized.text,
+            list(tokenized.token_ids),
             params,
             search,
             lambda token_ids, is_continued: self._submission(
-                pack_ids(token_ids), spec, priority, cache_salt, is_continued=is_continued
+                TokenizedPrompt(None, pack_ids(token_ids)), spec, priority, cache_salt, is_continued=is_continued
             ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
@@ -178,25 +189,44 @@ class RequestPreparer:
 
     async def _prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None
-    ) -> tuple[str | None, IdArray, str | None]:
-        """Return a prompt's text, if its outputs show one, its tokens and its salt, all checked."""
+    ) -> tuple[TokenizedPrompt, str | None]:
+        """Return a prompt, with the text that its outputs show, and its salt, all checked."""
         if self._link.failure:
             raise self._link.failure
         self._check_priority(priority)
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
+        if isinstance(prompt, TokenizedPrompt):
+            return TokenizedPrompt(None, prompt.token_ids, prompt.embeds), cache_salt
+        if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
+            return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
         if token_ids is None:
             token_ids = packed_prompt(await self._encode(text or ""), self._config.model.vocab_size)
-        return text, token_ids, cache_salt
+        return TokenizedPrompt(text, token_ids), cache_salt
+
+    async def embeds_prompt(self, value: object) -> TokenizedPrompt:
+        """Return the prompt of embeddings: a tensor, or base64 of a file with one.
+
+        Raises:
+            InvalidRequestError: the engine takes none, or these are invalid.
+        """
+        require_embeds(self._config)
+        max_model_len = self._link.facts.max_model_len
+
+        def read() -> PromptEmbeds:
+            tensor = decode_embeds(value, self._config, max_model_len) if isinstance(value, str) else value
+            return embeds_of(tensor, self._config, max_model_len)
+
+        return TokenizedPrompt.of_embeds(await asyncio.to_thread(read))
 
     def _next_request_id(self) -> str:
         return f"{self._prefix}-{next(self._request_counter)}"
 
     def _submission(
         self,
-        token_ids: IdArray,
+        prompt: TokenizedPrompt,
         spec: SamplingSpec,
         priority: int,
         cache_salt: str | None,
@@ -209,13 +239,14 @@ class RequestPreparer:
         child_id = f"{self._prefix}:{next(self._child_counter)}"
         return Submit(
             child_id,
-            token_ids,
+            prompt.token_ids,
             spec,
             priority,
             cache_salt,
             stream_interval=interval,
             grammar=grammar,
             is_continued=is_continued,
+            prompt_embeds=prompt.embeds,
         )
 
     def _check_priority(self, priority: int) -> None:

@@ -9,6 +9,7 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.ids import IdArray
 from octavo.protocol.params import BeamSearchParams, SamplingParams
+from octavo.protocol.prompt_embeds import PromptEmbeds
 
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
@@ -26,6 +27,8 @@ class PreparedGeneration:
     """Parameters of a beam search; `params` then only supplies `n` and `logprobs`. None: sampling."""
     priority: int = 0
     cache_salt: str | None = None
+    embeds: PromptEmbeds | None = None
+    """See `TokenizedPrompt`."""
 
     async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
         """Return the running generation; see `RequestPreparer.start`. Not for beam searches."""
@@ -49,4 +52,4 @@ class PreparedGeneration:
 
     @property
     def _prompt(self) -> TokenizedPrompt:
-        return TokenizedPrompt(self.text, self.token_ids)
+        return TokenizedPrompt(self.text, self.token_ids, self.embeds)

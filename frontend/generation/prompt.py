@@ -10,6 +10,7 @@ from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +19,22 @@ class TokenizedPrompt:
 
     text: str | None
     token_ids: IdArray
+    embeds: PromptEmbeds | None = None
+    """Rows at some positions, whose token ids mean nothing."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """The tokens, without positions that have rows."""
+        return self.token_ids if self.embeds is None else self.embeds.without(self.token_ids)
+
+    @classmethod
+    def of_embeds(cls, embeds: PromptEmbeds) -> "TokenizedPrompt":
+        """Return a prompt that is made of rows alone."""
+        return cls(None, pack_ids([PLACEHOLDER] * embeds.num_rows), embeds)
 
 
 Prompt: TypeAlias = str | Sequence[int] | dict[str, Any] | TokenizedPrompt
-"""Text, token ids, or vLLM's forms {"prompt": text} and {"prompt_token_ids": [...]}."""
+"""Text, token ids, or vLLM's forms {"prompt": text}, {"prompt_token_ids": [...]} and {"prompt_embeds": tensor}."""
 
 
 def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | None]:
@@ -42,7 +55,9 @@ def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | Non
             raise InvalidRequestError("a prompt must be text or a list of token ids (integers)", "prompt")
         return text, packed_prompt(token_ids, vocab_size)
     if not isinstance(text, str):
-        raise InvalidRequestError('a prompt dict needs "prompt" (text) or "prompt_token_ids"', "prompt")
+        raise InvalidRequestError(
+            'a prompt dict needs "prompt" (text), "prompt_token_ids" or "prompt_embeds" (a tensor)', "prompt"
+        )
     return text, None
 
 

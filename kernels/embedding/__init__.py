@@ -21,8 +21,9 @@ def embedding(ids_T: Tensor, table_VD: Tensor, first_id: int | None = None) -> T
     """Return the rows of `table` that `ids` name, shape TD, in the dtype of the table.
 
     Args:
-        ids_T: int64. Without `first_id` from 0 to V - 1, not checked here. On a GPU negative ones give rows of NaN:
-            so padding causes no work where the work depends on values, as in a mixture of experts.
+        ids_T: int64. Without `first_id` below V, not checked here. What negative ones give is replaced, or never read:
+            on a GPU rows of NaN, so that padding causes no work where the work depends on values, as in a mixture of
+            experts.
         table_VD: one row for each id.
         first_id: of the table, if it is a part of a larger one; other ids than its own get zeros.
 

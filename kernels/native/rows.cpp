@@ -9,6 +9,7 @@
 #include "gated_rms_norm/native.h"
 #include "gelu/native.h"
 #include "gelu_and_mul/native.h"
+#include "given_rows/native.h"
 #include "latent_heads/native.h"
 #include "layer_norm/native.h"
 #include "multiply/native.h"

@@ -133,6 +133,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "an entry point of the group octavo.logits_processors."
         ),
     ] = None
+    enable_prompt_embeds: Annotated[
+        bool, Meta(description="Accept prompt_embeds: rows of numbers in place of a prompt's token embeddings.")
+    ] = False
     generation_config: Annotated[
         str,
         Meta(

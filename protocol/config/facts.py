@@ -40,6 +40,12 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     trust_remote_code: bool = False
     """Whether code in the model's directory may be run."""
 
+    @property
+    def embedding_width(self) -> int:
+        """Numbers of a token's embedding; 0: `config.json` does not tell."""
+        keys = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")  # OPT's first one differs from its second
+        return next((int(self.hf_config[key]) for key in keys if self.hf_config.get(key)), 0)
+
 
 class CacheGroupSpec(Struct, frozen=True, kw_only=True):
     """Layers whose keys and values lie in blocks with the same ids: one block table serves all of them.

@@ -20,6 +20,7 @@ from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.config.nodes import check_nodes
+from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
 from octavo.protocol.cores import parse_core_list
@@ -153,11 +154,18 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Given on the command line; None: the model's own."""
     lora: ResolvedLoRA | None = None
     """None: no adapters."""
+    enable_prompt_embeds: bool = False
+    """Rows of numbers may take the place of token embeddings in a prompt."""
 
     @property
     def tensor_parallel_size(self) -> int:
         """Workers that share every layer."""
         return self.world_size // self.pipeline_parallel_size
+
+    @property
+    def embedding_bytes(self) -> int:
+        """Bytes of one row of prompt embeddings."""
+        return embedding_bytes(self.model, self.dtype)
 
     @property
     def is_lock_step(self) -> bool:
@@ -292,6 +300,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         engine_secret_key_file=config.remote.engine_secret_key_file,
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
+        enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, budget),
     )
 
 

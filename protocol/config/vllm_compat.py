@@ -311,7 +311,6 @@ def _unsupported() -> Iterator[VllmSetting]:
     yield from _group("value", "tool calls are returned to the client and never run here", _EMPTY, "tool_server")
     yield from _group("switch", "the server speaks HTTP only", _OFF, "grpc tokens_only enable_scale_out")
     yield from _group("value", "the server speaks HTTP only", (), "grpc_port")
-    yield from _group("switch", "prompts are text or token ids", _OFF, "enable_prompt_embeds")
     yield from _group("switch", "/docs is served either way", None, "enable_offline_docs")
     yield from _group("value", "--max-request-head-bytes limits the whole head", None, "h11_max_header_count")
     yield from _group("switch", _NO_COHERE, None, "cohere_is_reasoning_model")

@@ -18,6 +18,10 @@ from octavo.kernels.gelu import reference as gelu_reference
 from octavo.kernels.gelu_and_mul import cases as geglu_cases
 from octavo.kernels.gelu_and_mul import gpu as geglu_gpu
 from octavo.kernels.gelu_and_mul import reference as geglu_reference
+from octavo.kernels.given_rows import GIVEN
+from octavo.kernels.given_rows import cases as given_rows_cases
+from octavo.kernels.given_rows import gpu as given_rows_gpu
+from octavo.kernels.given_rows import reference as given_rows_reference
 from octavo.kernels.pointwise import cases as pointwise_cases
 from octavo.kernels.pointwise import gpu as pointwise_gpu
 from octavo.kernels.pointwise import reference as pointwise_reference
@@ -112,6 +116,17 @@ def test_what_torch_does_on_a_gpu(device: torch.device, seed: int, dtype: torch.
     ids = torch.tensor([6, 0, 3, 3])
     rows = embedding_gpu.embedding(ids.to(device), a.to(device)).cpu()
     assert torch.equal(rows, embedding_reference.embedding(ids, a))
+
+
+@pytest.mark.parametrize("dtype", given_rows_cases.DTYPES, ids=str)
+def test_given_rows(device: torch.device, seed: int, dtype: torch.dtype) -> None:
+    x, given = random(5, 1030, dtype=dtype, seed=seed), random(7, 1030, dtype=dtype, seed=seed + 1)
+    ids = torch.tensor([4, GIVEN, -2, GIVEN, 0])
+    x[ids < 0] = torch.nan
+    actual = given_rows_gpu.take_given_rows(x.to(device), ids.to(device), given.to(device), GIVEN).cpu()
+    expected = given_rows_reference.take_given_rows(x, ids, given, GIVEN)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=0, equal_nan=True)
+    assert not len(given_rows_gpu.take_given_rows(x[:0].to(device), ids[:0].to(device), given.to(device), GIVEN))
 
 
 @pytest.mark.parametrize(("num_rows", "width"), [(1, 33), (5, 1500)])

@@ -21,6 +21,8 @@ from octavo.kernels.gated_delta_rule import DeltaWeights
 from octavo.kernels.gated_delta_rule import gpu as gated_delta_rule
 from octavo.kernels.gated_rms_norm import gpu as gated_rms_norm
 from octavo.kernels.gelu import gpu as gelu
+from octavo.kernels.given_rows import GIVEN
+from octavo.kernels.given_rows import gpu as given_rows
 from octavo.kernels.head_linear import gpu as head_linear
 from octavo.kernels.latent_heads import LatentWidths
 from octavo.kernels.latent_heads import gpu as latent_heads
@@ -67,6 +69,11 @@ def look_up() -> None:
     """Look up 8 tokens and their angles."""
     ids, angles = empty(8, dtype=I64), empty(40960, 64, dtype=F32)
     embedding.embeddings((ids, empty(VOCAB_SIZE, 4096)), (ids, angles), (ids, angles))
+
+
+def give_rows() -> None:
+    """Replace some of 8 rows by prompt embeddings."""
+    given_rows.take_given_rows(empty(8, 4096), empty(8, dtype=I64), empty(8192, 4096), GIVEN)
 
 
 def read_slots() -> None:
@@ -277,6 +284,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "causal_conv1d, LFM2": lambda: convolve(2048, 3, has_silu=False),
     "causal_conv1d, Mamba-2": lambda: convolve(5376, 4, has_silu=True),
     "embeddings, 4096 and 64": look_up,
+    "given_rows, 4096": give_rows,
     "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),
     "experts, 8192 tokens, Qwen3-30B-A3B": lambda: multiply_experts(8192, 128, 8, 2048, 768),
     "experts, 64 tokens, GPT-OSS-20B": lambda: multiply_experts(64, 32, 4, 2880, 2880, "clamped_swiglu"),

@@ -3,10 +3,11 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
-from worker_plans import Running
+from worker_plans import Running, step_embeds
 
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.steps import NO_TOKEN, Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 
@@ -40,9 +41,16 @@ class PipelineDriver:
         self._released: list[int] = []
         self._admitted: list[Running] = []
 
-    def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
+    def admit(
+        self,
+        slot: int,
+        prompt: list[int],
+        sampling: SamplingSpec,
+        outputs: Iterable[int] = (),
+        embeds: PromptEmbeds | None = None,
+    ) -> Running:
         """Add a request to the batch with the next step."""
-        request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
+        request = Running(slot, sampling, len(prompt), [*prompt, *outputs], embeds=embeds)
         self.running[slot] = request
         self._num_pending[slot] = 0
         self._admitted.append(request)
@@ -86,10 +94,19 @@ class PipelineDriver:
                 r.num_prompt_tokens,
                 [list(r.block_ids)] * self._num_lists,
                 r.sampling,
+                embed_spans=r.embeds.spans if r.embeds else [],
             )
             for r in self._admitted
         ]
-        plan = StepPlan(self._sequence, self._released, admitted, appended, scheduled, masks is not None)
+        plan = StepPlan(
+            self._sequence,
+            self._released,
+            admitted,
+            appended,
+            scheduled,
+            masks is not None,
+            prompt_embeds=step_embeds(self.running, scheduled),
+        )
         self._plans.append(entries)
         self._sequence += 1
         self._released, self._admitted = [], []

@@ -1,6 +1,6 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import adapters, codec, events, requests, snapshot, steps
+from octavo.protocol import adapters, codec, events, prompt_embeds, requests, snapshot, steps
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
@@ -49,11 +49,13 @@ LARGE_POOLED = events.PooledOutput(Buffer(LARGE), (4, 4096), "float32")
 MANY_IDS = pack_ids(range(codec.MIN_BUFFER_BYTES))
 
 ADAPTER = adapters.Adapter("sql", "ab" * 32, "/adapters/sql", 16)
+EMBEDS = prompt_embeds.PromptEmbeds.pack([(0, 17), (18, 1)], LARGE[: 18 * 8])
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
     requests.Submit("r", pack_ids([300, 2**31 - 1]), FULL_SPEC, -1, None, ADAPTER, pack_ids(), 32, GRAMMAR, True),
     requests.Submit("long", MANY_IDS, SPEC, resume_output_token_ids=MANY_IDS),
+    requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.ModelVocabulary([b"a", b"\xff", b""], [2]),
     requests.Abort(["a", "b"]),
@@ -116,6 +118,14 @@ _COMMANDS = [
         [],
         [steps.Scheduled(0, 0, 1, 1)],
         adapter_loads=[adapters.AdapterLoad(1, ADAPTER)],
+    ),
+    steps.StepPlan(
+        3,
+        [],
+        [steps.Admitted(0, "r", pack_ids([0, 0, 1]), 3, [[5]], SPEC, embed_spans=[(0, 2)])],
+        [],
+        [steps.Scheduled(0, 0, 3, 1)],
+        prompt_embeds=prompt_embeds.StepEmbeds([(0, 0, 2)], Buffer(b"12345678")),
     ),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),

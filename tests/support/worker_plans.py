@@ -15,6 +15,7 @@ from octavo.protocol.env import Env
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.runner import ReceiveMasks
@@ -57,10 +58,20 @@ class Running:
     num_computed: int = 0
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    embeds: PromptEmbeds | None = None
 
     @property
     def outputs(self) -> list[int]:
         return self.token_ids[self.num_prompt_tokens :]
+
+
+def step_embeds(running: dict[int, Running], scheduled: list[Scheduled]) -> StepEmbeds | None:
+    """The prompt embeddings of a step."""
+    builder = StepEmbedsBuilder()
+    for entry in scheduled:
+        if embeds := running[entry.slot].embeds:
+            builder.add(entry.slot, embeds, entry.start, entry.start + entry.num_tokens)
+    return builder.build()
 
 
 class HostExecutor:
@@ -110,9 +121,16 @@ class Driver:
         self._released: list[int] = []
         self._admitted: list[Running] = []
 
-    def admit(self, slot: int, prompt: list[int], sampling: SamplingSpec, outputs: Iterable[int] = ()) -> Running:
+    def admit(
+        self,
+        slot: int,
+        prompt: list[int],
+        sampling: SamplingSpec,
+        outputs: Iterable[int] = (),
+        embeds: PromptEmbeds | None = None,
+    ) -> Running:
         """Add a request to the batch with the next step."""
-        request = Running(slot, sampling, len(prompt), [*prompt, *outputs])
+        request = Running(slot, sampling, len(prompt), [*prompt, *outputs], embeds=embeds)
         self.running[slot] = request
         self._admitted.append(request)
         return request
@@ -147,10 +165,18 @@ class Driver:
                 r.num_prompt_tokens,
                 self._of_groups(r.block_ids),
                 r.sampling,
+                embed_spans=r.embeds.spans if r.embeds else [],
             )
             for r in self._admitted
         ]
-        plan = StepPlan(self.sequence, self._released, admitted, appended, scheduled)
+        plan = StepPlan(
+            self.sequence,
+            self._released,
+            admitted,
+            appended,
+            scheduled,
+            prompt_embeds=step_embeds(self.running, scheduled),
+        )
         self._released, self._admitted = [], []
         self.sequence += 1
         result = self.executor.execute(plan)

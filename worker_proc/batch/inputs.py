@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.given_rows import GIVEN as GIVEN
 from octavo.kernels.slot_rows import PENDING as PENDING
 from octavo.protocol.steps import Scheduled
 
@@ -58,11 +59,21 @@ class StateInputs:
 
 
 @dataclass(slots=True, eq=False)
+class GivenInputs:
+    """Rows of a step that its requests give in place of token embeddings."""
+
+    indices_N: Ints
+    """Their rows in the step."""
+    data: bytes | bytearray | memoryview
+    """The rows, one after another, in the type of the model; only read."""
+
+
+@dataclass(slots=True, eq=False)
 class StepInputs:
     """A ragged batch of R requests, whose tokens are concatenated in T rows."""
 
     token_ids_T: Ints
-    """`PENDING` for a sampled token that the host does not know yet."""
+    """`PENDING` for a sampled token that the host does not know yet, `GIVEN` for a row of `given`."""
     positions_T: Ints
     """The position of each token in its request, consecutive within a request."""
     query_starts: Ints
@@ -75,3 +86,5 @@ class StepInputs:
     """In the order of the model's cache groups."""
     states: StateInputs | None = None
     """None: the model has no recurrent states."""
+    given: GivenInputs | None = None
+    """None: all rows are looked up by their token ids."""

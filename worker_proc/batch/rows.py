@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prompt_embeds import tokens_beside
 from octavo.protocol.steps import Admitted
 from octavo.worker_proc.batch.columns import SlotColumns, Trait
 from octavo.worker_proc.sampling.state import SamplingState
@@ -54,7 +55,8 @@ class Row:
         """
         if not isinstance(admitted.params, SamplingSpec):
             raise ProtocolError(f"{admitted.request_id} asks for {admitted.params.task!r}: this worker samples tokens")
-        prompt = admitted.token_ids[: admitted.num_prompt_tokens].tolist()
+        # Prompt embeddings have no tokens that a penalty could count.
+        prompt = tokens_beside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
         output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()
         return cls(
             slot=admitted.slot,

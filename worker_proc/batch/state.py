@@ -10,9 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
 from octavo.worker_proc.batch.columns import SlotColumns, Trait
-from octavo.worker_proc.batch.inputs import PENDING, GroupInputs, Ints, StateInputs, StepEntries, StepInputs
+from octavo.worker_proc.batch.inputs import (
+    GIVEN,
+    PENDING,
+    GivenInputs,
+    GroupInputs,
+    Ints,
+    StateInputs,
+    StepEntries,
+    StepInputs,
+)
 from octavo.worker_proc.batch.rows import Row
 
 FEW = 8
@@ -150,8 +160,8 @@ class BatchState:
         """Return the arrays of a forward pass over `scheduled`, which is not empty."""
         return self.step_inputs(self.entries_of(scheduled))
 
-    def step_inputs(self, entries: StepEntries) -> StepInputs:
-        """Return the arrays of a forward pass."""
+    def step_inputs(self, entries: StepEntries, embeds: StepEmbeds | None = None) -> StepInputs:
+        """Return the arrays of a forward pass; `embeds`: prompt embeddings at some of its positions."""
         slots_R, starts_R, counts_R = entries.slots_R, entries.starts_R, entries.counts_R
         if counts_R.max() == 1:
             # perf: in a step that only decodes, the arrays per request and per token are the same.
@@ -171,14 +181,19 @@ class BatchState:
         for block_ids in self._block_ids[: self.num_groups]:
             slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
+        token_ids_T = self._token_ids[slots_T, positions_T]
+        given = None if embeds is None else _given_inputs(entries, query_starts, embeds)
+        if given is not None:
+            token_ids_T[given.indices_N] = GIVEN
         return StepInputs(
-            token_ids_T=self._token_ids[slots_T, positions_T],
+            token_ids_T=token_ids_T,
             positions_T=positions_T,
             query_starts=query_starts,
             context_lens=context_lens_R,
             slots_T=slots_T,
             groups=tuple(groups),
             states=self._state_inputs(slots_R, starts_R, context_lens_R) if self._has_states else None,
+            given=given,
         )
 
     def _state_inputs(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> StateInputs:
@@ -256,6 +271,27 @@ class BatchState:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")
         if end > min(row.num_blocks) * self._block_size:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")
+
+
+def _given_inputs(entries: StepEntries, query_starts: Ints, embeds: StepEmbeds) -> GivenInputs:
+    """Return where the prompt embeddings of a step are among its rows."""
+    parts = {
+        slot: (first, start, start + count)
+        for slot, first, start, count in zip(
+            entries.slots_R.tolist(),
+            query_starts.tolist(),
+            entries.starts_R.tolist(),
+            entries.counts_R.tolist(),
+            strict=False,  # query_starts has one number more
+        )
+    }
+    indices = []
+    for slot, position, num_rows in embeds.places:
+        first, start, end = parts.get(slot, (0, 0, 0))
+        if num_rows < 1 or not start <= position <= end - num_rows:
+            raise ProtocolError(f"slot {slot}: {num_rows} embeddings came for position {position}, not of this step")
+        indices.append(np.arange(num_rows) + (first + position - start))
+    return GivenInputs(np.concatenate(indices), embeds.data.data)
 
 
 def _with_doubled_rows(table: npt.NDArray[Int]) -> npt.NDArray[Int]:

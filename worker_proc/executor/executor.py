@@ -128,7 +128,7 @@ class PipelinedExecutor:
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
         entries = batch.entries_of(plan.scheduled)
-        inputs = batch.step_inputs(entries)
+        inputs = batch.step_inputs(entries, plan.prompt_embeds)
         samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)
         if not self._answers:

@@ -11,9 +11,12 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.engine import ModelImpl
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
+from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.models.layers.devices import check_recurrent
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.streamed_packing import StreamedPacking
@@ -95,6 +98,8 @@ class Model(ABC):
         self.device = parameters.device
         self.library: NativeLibrary | None = None
         """The library that computes its steps, and for which its weights are packed; None: torch."""
+        self.given_rows: GivenRows | None = None
+        """Rows in place of token embeddings; None: this worker takes none."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage
@@ -128,10 +133,21 @@ class Model(ABC):
     def prepare(self, max_model_len: int) -> None:
         """Compute the tables that requests of up to `max_model_len` tokens need."""
 
+    def take_given_rows(self, max_rows: int) -> None:
+        """Let requests give rows in place of token embeddings, up to so many in a step: before it is recorded.
+
+        Raises:
+            ConfigError: this model cannot.
+        """
+        raise ConfigError(
+            "--enable-prompt-embeds: models that run through transformers take token ids only",
+            hint="leave --enable-prompt-embeds out",
+        )
+
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters."""
-        return self._parameters.num_bytes
+        """Bytes of all parameters, and of given rows."""
+        return self._parameters.num_bytes + (self.given_rows.num_bytes if self.given_rows else 0)
 
     @property
     def parameters(self) -> Parameters:
@@ -187,6 +203,16 @@ class LayeredModel(Model):
     """Whether the `Residual` between two layers has an `update`."""
     layers: Sequence[Layer]
     """All of them; the weights of those of other stages are missing."""
+    _embedding: TokenEmbedding
+
+    def take_given_rows(self, max_rows: int) -> None:
+        """See `Model.take_given_rows`; the first stage alone has embeddings."""
+        if self.stage.is_first:
+            self.given_rows = GivenRows(max_rows, self._embedding.table_VD.shape[1], self.dtype, self.device)
+
+    def with_given_rows(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor:
+        """Return what a model looked up for its tokens, with the rows that requests give instead."""
+        return x_TD if self.given_rows is None else self.given_rows.replace(x_TD, token_ids_T)
 
     @abstractmethod
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:

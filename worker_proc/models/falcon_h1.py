@@ -91,6 +91,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         states=[sizes.state] * facts.num_layers,
         after_embedding=partial(scale, factor=_factor(facts, "embedding_multiplier")),
         after_output=partial(scale, factor=_factor(facts, "lm_head_multiplier")),
+        is_embedding_scaled=True,
     )
 
 

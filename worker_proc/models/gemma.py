@@ -35,8 +35,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     has_bias = optional(config, "attention_bias", False)
     width, eps = required(config, "hidden_size", int), optional(config, "rms_norm_eps", 1e-6)
     inner_width = required(config, "intermediate_size", int)
-    has_four_norms = member != "Gemma"
-    shapes = _shapes(facts, member)
+    has_four_norms, shapes = member != "Gemma", _shapes(facts, member)
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
     parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=[one_added(r"norm\.weight$")])
 
@@ -78,6 +77,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         output=output,
         rotaries=_rotaries(facts, member),
         after_embedding=partial(scale, factor=_embedding_factor(width, placement.dtype)),
+        is_embedding_scaled=True,
         after_output=None if logit_cap is None else partial(soft_cap, cap=float(logit_cap)),
     )
 

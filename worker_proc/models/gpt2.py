@@ -69,7 +69,8 @@ class GPT2Model(LayeredModel):
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        return Residual(self._embedding(token_ids_T) + embedding(positions_T, self._positions_LD)), ()
+        hidden_TD = self.with_given_rows(self._embedding(token_ids_T), token_ids_T)
+        return Residual(hidden_TD + embedding(positions_T, self._positions_LD)), ()
 
     def end(self, residual: Residual) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""

@@ -115,7 +115,7 @@ class OPTModel(LayeredModel):
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        hidden_TD = self._embedding(token_ids_T)
+        hidden_TD = self.with_given_rows(self._embedding(token_ids_T), token_ids_T)
         if self._project_in is not None:
             hidden_TD = self._project_in(hidden_TD)
         return Residual(hidden_TD + embedding(positions_T + _POSITION_OFFSET, self._positions_LD)), ()

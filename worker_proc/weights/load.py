@@ -85,6 +85,8 @@ def load_model(
             logger.info("stage %d of %d: layers %d to %d", index + 1, num_stages, layers[0], layers[-1])
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange
+        if config.enable_prompt_embeds:
+            model.take_given_rows(config.max_num_batched_tokens)
         return model
     except (RuntimeError, MemoryError) as error:
         is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or _TORCH_ALLOCATOR in str(error)

@@ -10,6 +10,7 @@ from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from octavo.protocol.sampling_table import ROWS
 
@@ -26,6 +27,7 @@ class RejectionRules:
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
+        self._embedding_bytes = config.embedding_bytes if config.enable_prompt_embeds else 0
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
@@ -71,6 +73,8 @@ class RejectionRules:
             return f"prompt token ids must be from 0 to {self._vocab_size - 1}", "prompt"
         if not are_below(submit.resume_output_token_ids, self._vocab_size):
             return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
+        if submit.prompt_embeds is not None and (fault := self._embeds_fault(submit.prompt_embeds, submit)):
+            return fault, "prompt_embeds"
         # The last token of a sequence is never computed, so it needs no place in the cache.
         num_held = min(len(tokens) + sampling.max_tokens, self._max_model_len) - 1
         if num_held > self._num_cache_tokens:
@@ -90,6 +94,13 @@ class RejectionRules:
             limit = f"the limit is {self._lora.max_rank} (--max-lora-rank)"
             return f"the adapter {adapter.name!r} has rank {adapter.rank}, but {limit}", "model"
         return None
+
+    def _embeds_fault(self, embeds: PromptEmbeds, submit: Submit) -> str | None:
+        if not self._embedding_bytes:
+            return "this engine takes no prompt_embeds: start it with --enable-prompt-embeds"
+        if isinstance(submit.params, SamplingSpec) and submit.params.prompt_logprobs is not None:
+            return "prompt_logprobs cannot be computed for prompt_embeds, which have no tokens: leave one of them out"
+        return embeds.fault(len(submit.prompt_token_ids), self._embedding_bytes)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
         """Check what frontends check too: a value that slips through would fail every request of its step."""

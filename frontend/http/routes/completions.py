@@ -5,6 +5,7 @@ import asyncio
 from starlette.responses import Response
 
 from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.generation.request import GenerationRequest
 from octavo.frontend.generation.spec import check_volume
 from octavo.frontend.http.app_state import AppState, answer_style
@@ -48,8 +49,10 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
 async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGeneration]:
     """Return what is generated for each prompt; the event loop gets a turn after each."""
     request = _generation_request(body)
-    prompts: list[tuple[str | None, list[int]]] = []
-    for prompt in _split(body.prompt):
+    prompts: list[tuple[str | None, list[int]] | TokenizedPrompt] = [
+        await state.client.preparer.embeds_prompt(embeds) for embeds in _embeds(body)
+    ]
+    for prompt in _split(body.prompt) if body.prompt or not prompts else []:
         if isinstance(prompt, str):
             token_ids = await state.client.encode(prompt, add_special_tokens=body.add_special_tokens)
             prompts.append((prompt, state.resolver.truncate(token_ids, request)))
@@ -57,24 +60,45 @@ async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGen
             prompts.append((None, state.resolver.truncate(prompt, request)))
         await asyncio.sleep(0)
     generations: list[PreparedGeneration] = []
-    for text, token_ids in prompts:
-        generations.append(state.resolver.prepare(request, text, token_ids))
+    lengths = [len(one.token_ids if isinstance(one, TokenizedPrompt) else one[1]) for one in prompts]
+    for one in prompts:
+        if isinstance(one, TokenizedPrompt):
+            generations.append(state.resolver.prepare_embeds(request, one))
+        else:
+            generations.append(state.resolver.prepare(request, *one))
         if len(generations) == 1:
             params = generations[0].params
             if body.stream and params.num_sequences > params.n:
                 raise InvalidRequestError("best_of cannot be streamed: the best are known at the end", "best_of")
             state.resolver.check_num_sequences(params.num_sequences, len(prompts))
-            check_volume(params, sum([len(ids) for _, ids in prompts]), len(prompts), state.client.config)
+            check_volume(params, sum(lengths), len(prompts), state.client.config)
         await asyncio.sleep(0)
     return generations
 
 
-def _split(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
+def _embeds(body: CompletionRequest) -> list[str]:
+    """Return the prompts that are embeddings, each as base64.
+
+    Raises:
+        InvalidRequestError: there are too many, or a field needs the tokens of the prompt.
+    """
+    several = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
+    if len(several) > MAX_PROMPTS:
+        raise InvalidRequestError(f"at most {MAX_PROMPTS} prompts in one request, got {len(several)}", "prompt_embeds")
+    for name, is_set in (("echo", body.echo), ("prompt_logprobs", body.prompt_logprobs is not None)):
+        if several and is_set:
+            raise InvalidRequestError(f"{name} needs the tokens of the prompt, and prompt_embeds has none", name)
+    return several
+
+
+def _split(prompt: str | list[str | int | list[int]] | None) -> list[str | list[int]]:
     """Return the prompts: one prompt of token ids is a list, too.
 
     Raises:
-        InvalidRequestError: the list is empty, too long or mixed.
+        InvalidRequestError: there is none, or the list is empty, too long or mixed.
     """
+    if prompt is None:
+        raise InvalidRequestError("missing required field prompt: send it, or prompt_embeds", "prompt")
     if isinstance(prompt, str):
         return [prompt]
     kinds = set(map(type, prompt))

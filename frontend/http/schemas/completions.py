@@ -12,8 +12,11 @@ from octavo.frontend.http.schemas.usage import Usage
 class CompletionRequest(SamplingFields, kw_only=True):
     """A prompt to continue, or several."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: str | list[str | int | list[int]] | None = None
     """Text, texts, one prompt's token ids, or several prompts' token ids."""
+    prompt_embeds: str | list[str] | None = None
+    """Prompts as rows of numbers, before those of `prompt`: base64 of a tensor in a safetensors file or saved by
+    torch.save."""
     max_tokens: int | None = None
     logprobs: int | None = None
     best_of: int | None = None

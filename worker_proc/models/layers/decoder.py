@@ -143,6 +143,8 @@ class DecoderModel(LayeredModel):
         states: of each layer with a recurrence: see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
         after_output: applied to the logits.
+        is_embedding_scaled: `after_embedding` is a part of what `transformers` calls the embedding, so it is not
+            applied to prompt embeddings.
     """
 
     carries_update = True
@@ -160,6 +162,7 @@ class DecoderModel(LayeredModel):
         states: Sequence[StateShape | None] = (),
         after_embedding: Callable[[Tensor], Tensor] | None = None,
         after_output: Callable[[Tensor], Tensor] | None = None,
+        is_embedding_scaled: bool = False,
     ) -> None:
         super().__init__(parameters, shapes, states)
         self.layers = layers
@@ -169,6 +172,7 @@ class DecoderModel(LayeredModel):
         self._rotaries = rotaries
         self._after_embedding = after_embedding
         self._after_output = after_output
+        self._is_embedding_scaled = is_embedding_scaled
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
@@ -178,7 +182,13 @@ class DecoderModel(LayeredModel):
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
         hidden_TD, *tables = self._embedding.with_others(token_ids_T, *self._lookups(positions_T))
-        return Residual(self._after_embedding(hidden_TD) if self._after_embedding else hidden_TD), tuple(tables)
+        if self._after_embedding is None:
+            hidden_TD = self.with_given_rows(hidden_TD, token_ids_T)
+        elif self._is_embedding_scaled:
+            hidden_TD = self.with_given_rows(self._after_embedding(hidden_TD), token_ids_T)
+        else:
+            hidden_TD = self._after_embedding(self.with_given_rows(hidden_TD, token_ids_T))
+        return Residual(hidden_TD), tuple(tables)
 
     def tables(self, positions_T: Tensor) -> Tables:
         """See `octavo.worker_proc.models.base.LayeredModel`. Cosines and sines of each rotary embedding in turn."""

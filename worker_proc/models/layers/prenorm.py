@@ -47,6 +47,7 @@ def llama_parameters(
     return Parameters(placement, prefixes=["model."], ignored=tables, rules=rules)
 
 
+# long: arguments take a line each
 def prenorm_decoder(
     facts: ModelFacts,
     parameters: Parameters,
@@ -62,6 +63,7 @@ def prenorm_decoder(
     after_embedding: Callable[[Tensor], Tensor] | None = None,
     after_block: Callable[[Tensor], Tensor] | None = None,
     after_output: Callable[[Tensor], Tensor] | None = None,
+    is_embedding_scaled: bool = False,
 ) -> DecoderModel:
     """Make a decoder of blocks that are given the index and the name of their layer.
 
@@ -79,6 +81,7 @@ def prenorm_decoder(
         after_embedding: see `DecoderModel`.
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.
+        is_embedding_scaled: see `DecoderModel`.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     norm = norm or partial(RMSNorm.new, parameters, width=width, eps=eps)
@@ -106,6 +109,7 @@ def prenorm_decoder(
         states=states,
         after_embedding=after_embedding,
         after_output=after_output,
+        is_embedding_scaled=is_embedding_scaled,
     )
 
 

@@ -96,7 +96,9 @@ def open_runner(
     )
     changes_logits = bool(config.logits_processors)
     cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
-    return CudaGraphRunner(table, graphs, stream, cache_bytes, max_size, changes_logits=changes_logits)
+    return CudaGraphRunner(
+        table, graphs, stream, cache_bytes, max_size, model.given_rows, changes_logits=changes_logits
+    )
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream
 from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
+from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
@@ -57,6 +58,7 @@ class CudaGraphRunner:
         stream: of the device.
         cache_bytes: of keys, values and states.
         max_size: of any step.
+        given_rows: of the model.
         changes_logits: whether `sample` may be given `change_logits`.
     """
 
@@ -71,6 +73,7 @@ class CudaGraphRunner:
         stream: Stream,
         cache_bytes: int,
         max_size: StepSize,
+        given_rows: GivenRows | None = None,
         *,
         changes_logits: bool = False,
     ) -> None:
@@ -80,6 +83,7 @@ class CudaGraphRunner:
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
+        self._given_rows = given_rows
         self._changes_logits = changes_logits
 
     def warm_up(self) -> int:
@@ -118,6 +122,8 @@ class CudaGraphRunner:
         rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
         specs = _reporting_specs(samples)
         self.graphs.stage(inputs, rows, reports=bool(specs) and all(map(is_reported_with_draw, specs)))
+        if inputs.given is not None and self._given_rows is not None:
+            self._given_rows.send(inputs.given, self._stream)
         self.graphs.compute()
 
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:

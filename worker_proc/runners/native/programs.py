@@ -45,6 +45,7 @@ class NativePrograms:
     ) -> None:
         self._threads = ThreadPolicy(library, bounds.num_threads)
         self._no_rows = step_without_rows(len(layouts) + (states is not None))
+        self._given_rows = model.given_rows
         self._is_lock_step = model.parameters.placement.engines is not None
         recorder = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds, states)
@@ -77,6 +78,8 @@ class NativePrograms:
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        if inputs.given is not None and self._given_rows is not None:
+            self._given_rows.put(inputs.given)
         self.layers.run(step_arguments(inputs), self._threads_of_layers(len(inputs.token_ids_T)))
 
     def join_step(self) -> None:

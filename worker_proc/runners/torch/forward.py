@@ -28,6 +28,8 @@ class TorchForward:
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        if inputs.given is not None and self._model.given_rows is not None:
+            self._model.given_rows.put(inputs.given)
         self._attention.plan(inputs)
         token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
         self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)

@@ -1,0 +1,44 @@
+"""Whether an engine takes prompt embeddings, and whether the rows of a step fit into a message."""
+
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES
+from octavo.protocol.config.engine import EngineConfig
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+_DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def embedding_bytes(facts: ModelFacts, dtype: str) -> int:
+    """Return the bytes of one row of prompt embeddings, which has the type of the model."""
+    return facts.embedding_width * _DTYPE_BYTES[dtype]
+
+
+def takes_prompt_embeds(config: EngineConfig, facts: ModelFacts, dtype: str, budget: int) -> bool:
+    """Return whether the engine takes prompt embeddings.
+
+    Args:
+        config: the user's settings.
+        facts: of the model.
+        dtype: of the model.
+        budget: most tokens of a step.
+
+    Raises:
+        ConfigError: it should, and cannot.
+    """
+    if not config.model.enable_prompt_embeds:
+        return False
+    if not facts.embedding_width:
+        raise ConfigError(
+            "--enable-prompt-embeds: config.json has none of word_embed_proj_dim, hidden_size, n_embd and d_model, so "
+            "the width of the embeddings is unknown",
+            phase="configuration",
+            hint="leave --enable-prompt-embeds out",
+        )
+    most = MAX_BUFFERS_BYTES // embedding_bytes(facts, dtype)
+    if budget > most:
+        raise ConfigError(
+            f"--enable-prompt-embeds: the embeddings of a step of {budget} tokens do not fit into one message",
+            phase="configuration",
+            hint=f"use --max-num-batched-tokens {most} or less",
+        )
+    return True

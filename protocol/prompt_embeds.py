@@ -1,0 +1,122 @@
+"""Prompt embeddings: rows that take the place of token embeddings at some positions of a prompt.
+
+The frontend converts and hashes them; the core passes on those that a step computes, without a look at the numbers.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.ids import SlotId, TokenId
+
+PLACEHOLDER: TokenId = 0
+"""Stands in lists of token ids where a row is given, and means nothing there."""
+
+DIGEST_ROWS = 16
+"""Rows that share a digest. Two prompts share the cached blocks of equal rows up to a multiple of this number."""
+
+_DIGEST_BYTES = 32
+
+Span = tuple[int, int]
+"""The first position of consecutive rows in the prompt, and their number."""
+
+
+class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The rows of one prompt. A position without a row has a token."""
+
+    spans: list[Span]
+    """In order of position; they do not overlap."""
+    data: Buffer
+    """All rows, one after another: numbers in the type of the model, little-endian."""
+    digests: list[bytes]
+    """Hashes of `DIGEST_ROWS` rows each, of each span in turn; the last one of a span may be of fewer."""
+
+    @classmethod
+    def pack(cls, spans: Sequence[Span], data: bytes | bytearray | memoryview) -> "PromptEmbeds":
+        """Return the rows with their digests. Reads all of `data`, which is not copied."""
+        view = memoryview(data).cast("B")
+        size = len(view) // sum([num_rows for _, num_rows in spans])
+        digests, first = [], 0
+        for _, num_rows in spans:
+            last = first + num_rows
+            for row in range(first, last, DIGEST_ROWS):
+                part = view[row * size : min(row + DIGEST_ROWS, last) * size]
+                digests.append(hashlib.blake2b(part, digest_size=_DIGEST_BYTES).digest())
+            first = last
+        return cls(list(spans), Buffer(data), digests)
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all spans."""
+        return sum([num_rows for _, num_rows in self.spans])
+
+    def positions(self) -> Iterable[tuple[int, bytes]]:
+        """Iterate over pairs of a position and the digest of the rows from there on."""
+        starts = [position + row for position, num_rows in self.spans for row in range(0, num_rows, DIGEST_ROWS)]
+        return zip(starts, self.digests, strict=True)
+
+    def without(self, token_ids: Sequence[TokenId]) -> list[TokenId]:
+        """Return the tokens of a prompt at positions without a row."""
+        return tokens_beside(self.spans, token_ids)
+
+    def fault(self, num_prompt_tokens: int, num_row_bytes: int) -> str | None:
+        """Return why these cannot be the rows of a prompt of so many positions; None: they can."""
+        ends = [(0, 0), *self.spans, (num_prompt_tokens, 0)]
+        if not self.spans or any(num_rows < 1 for _, num_rows in self.spans):
+            return "a span of prompt_embeds has no rows"
+        if any(before + num_rows > after for (before, num_rows), (after, _) in pairwise(ends)):
+            return (
+                f"the rows of prompt_embeds overlap, or lie outside of the {num_prompt_tokens} positions of the prompt"
+            )
+        if len(self.data) != self.num_rows * num_row_bytes:
+            return f"{self.num_rows} rows of prompt_embeds take {num_row_bytes} bytes each, not {len(self.data)} in all"
+        if len(self.digests) != sum([-(-num_rows // DIGEST_ROWS) for _, num_rows in self.spans]):
+            return f"{len(self.digests)} digests came for {self.num_rows} rows of prompt_embeds"
+        return None
+
+
+class StepEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The given rows that one step computes."""
+
+    places: list[tuple[SlotId, int, int]]
+    """Slot, first position, and number of rows."""
+    data: Buffer
+    """All rows, one after another."""
+
+
+class StepEmbedsBuilder:
+    """Collects the given rows of a step from its requests."""
+
+    def __init__(self) -> None:
+        self._places: list[tuple[SlotId, int, int]] = []
+        self._parts: list[memoryview] = []
+
+    def add(self, slot: SlotId, rows: PromptEmbeds, start: int, end: int) -> None:
+        """Take the rows at positions [start, end) of a request."""
+        data, first = memoryview(rows.data.data).cast("B"), 0
+        size = len(data) // rows.num_rows
+        for position, num_rows in rows.spans:
+            begin, stop = max(start, position), min(end, position + num_rows)
+            if begin < stop:
+                self._places.append((slot, begin, stop - begin))
+                self._parts.append(data[(first + begin - position) * size : (first + stop - position) * size])
+            first += num_rows
+
+    def build(self) -> StepEmbeds | None:
+        """Return what was collected; None: nothing."""
+        if not self._places:
+            return None
+        return StepEmbeds(self._places, Buffer(self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)))
+
+
+def tokens_beside(spans: Sequence[Span], token_ids: Sequence[TokenId]) -> list[TokenId]:
+    """Return the tokens at positions outside of all spans."""
+    tokens: list[TokenId] = []
+    end = 0
+    for position, num_rows in spans:
+        tokens += token_ids[end:position]
+        end = position + num_rows
+    return [*tokens, *token_ids[end:]]

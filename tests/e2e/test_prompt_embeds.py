@@ -1,0 +1,175 @@
+"""Prompt embeddings through a whole engine: `LLM`, the server, and deaths of the worker and the core."""
+
+import asyncio
+import base64
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import save
+from servers import Server, descendants, serve
+from waiting import until, wait_until
+
+from octavo import LLM, AsyncClient, SamplingParams
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol import restarts
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import BeamSearchParams
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 32,
+    "enable_prompt_embeds": True,
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=100, ignore_eos=True, logprobs=1, repetition_penalty=1.1)
+
+
+@pytest.fixture(scope="module")
+def reference(model: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+
+
+@pytest.fixture(scope="module")
+def taking(model: Path) -> Iterator[LLM]:
+    with LLM(str(model), **SETTINGS) as llm:
+        yield llm
+
+
+def embeds_of(reference: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
+    with torch.no_grad():
+        return reference.get_input_embeddings()(torch.tensor(tokens))
+
+
+def result(output: RequestOutput) -> object:
+    return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+
+
+def test_rows_among_tokens(taking: LLM, reference: transformers.PreTrainedModel) -> None:
+    """The embeddings of tokens give the bits of the tokens; other rows give what `transformers` gives."""
+    tokens = list(range(3, 90))
+    rows = torch.randn(50, reference.config.hidden_size, generator=torch.Generator().manual_seed(2)) * 0.3
+    prompts = [tokens, {"prompt_embeds": embeds_of(reference, tokens)}, {"prompt_embeds": rows[None]}, [5, 6, 7]]
+    by_token, by_row, free, short = taking.generate(prompts, GREEDY, use_tqdm=False)
+    assert result(by_token) == result(by_row)
+    assert by_row.prompt_token_ids == [0] * len(tokens), "as in vLLM"
+    expected = reference.generate(inputs_embeds=rows[None], max_new_tokens=6, do_sample=False, eos_token_id=None)
+    assert free.outputs[0].token_ids == expected[0].tolist()
+    assert result(short) == result(taking.generate([5, 6, 7], GREEDY, use_tqdm=False)[0])
+    (cached,) = taking.generate({"prompt_embeds": rows}, GREEDY, use_tqdm=False)
+    assert (cached.num_cached_tokens, result(cached)) == (48, result(free))
+    (salted,) = taking.generate({"prompt_embeds": rows, "cache_salt": "other"}, GREEDY, use_tqdm=False)
+    assert (salted.num_cached_tokens, result(salted)) == (0, result(free))
+    several = taking.generate({"prompt_embeds": rows}, SAMPLED.clone(n=3, max_tokens=5), use_tqdm=False)[0]
+    assert len({tuple(one.token_ids) for one in several.outputs}) == 3
+
+
+def test_what_is_refused(taking: LLM, llm: LLM) -> None:
+    width = taking.client.config.model.embedding_width
+    rows = torch.zeros(3, width)
+    with pytest.raises(InvalidRequestError, match="--enable-prompt-embeds"):
+        llm.generate({"prompt_embeds": rows}, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
+        taking.generate({"prompt_embeds": rows}, GREEDY.clone(prompt_logprobs=1), use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="beam search"):
+        taking.beam_search({"prompt_embeds": rows}, BeamSearchParams(beam_width=2, max_tokens=3))
+    with pytest.raises(InvalidRequestError, match="NaN"):
+        taking.generate({"prompt_embeds": rows / 0}, use_tqdm=False)
+    with pytest.raises(InvalidRequestError, match="max_tokens 400"):
+        taking.generate({"prompt_embeds": rows}, GREEDY.clone(max_tokens=400), use_tqdm=False)
+
+
+def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that run and requests that wait are computed from their rows again; cached rows are gone."""
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+
+    async def main() -> None:
+        async with await AsyncClient.launch(str(model), **SETTINGS) as client:
+            width = client.config.model.embedding_width
+
+            async def ask(seed: int) -> object:
+                # The longest are sent as a frame of their own.
+                generator = torch.Generator().manual_seed(seed % 3)
+                rows = torch.randn(20 + 100 * (seed % 2), width, generator=generator) * 0.3
+                outputs = [one async for one in client.generate({"prompt_embeds": rows}, SAMPLED.clone(seed=seed))]
+                return [one.outputs[0].token_ids for one in outputs], [one.outputs[0].logprobs for one in outputs]
+
+            def joined(found: list[Any]) -> object:
+                return [[[item for part in parts for item in part] for parts in one] for one in found]
+
+            expected = joined(await asyncio.gather(*map(ask, range(9))))
+            running = asyncio.gather(*map(ask, range(9)))
+            await until(lambda: client.num_live_requests == 9)
+            await asyncio.sleep(0)
+            steps = (await client.engine_stats()).num_steps
+            await until_steps(client, steps + 3)
+            os.kill(worker_of(client), signal.SIGKILL)
+            await until_steps(client, steps + 20)
+            assert client.engine is not None
+            os.kill(client.engine.core_pid, signal.SIGKILL)
+            assert joined(await running) == expected
+
+    asyncio.run(main())
+
+
+def worker_of(client: AsyncClient) -> int:
+    """Return the process of the worker, once there is one."""
+    engine = client.engine
+    assert engine is not None
+
+    def find() -> int:
+        for pid in descendants(engine.core_pid):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                if "octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
+                    return pid
+        return 0
+
+    return wait_until(find)
+
+
+async def until_steps(client: AsyncClient, num_steps: int) -> None:
+    async def are_done() -> bool:
+        return (await client.engine_stats()).num_steps >= num_steps
+
+    await until(are_done)
+
+
+@pytest.fixture(scope="module")
+def embeds_server(model: Path) -> Iterator[Server]:
+    flags = ("--dtype", "float32", "--max-model-len", "128", "--enable-prompt-embeds", "--served-model-name", "tiny")
+    with serve(model, *flags) as server:
+        yield server.wait_until_ready()
+
+
+def test_completions(embeds_server: Server, reference: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    tokens = list(range(3, 40))
+    rows = embeds_of(reference, tokens)
+    torch.save(rows, tmp_path / "rows.pt")
+    encoded = [base64.b64encode(data).decode() for data in (save({"rows": rows}), (tmp_path / "rows.pt").read_bytes())]
+    body = {"model": "tiny", "max_tokens": 5, "temperature": 0, "logprobs": 1}
+    answer = embeds_server.post("/v1/completions", {**body, "prompt_embeds": encoded, "prompt": tokens}).json()
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
+    assert len({choice["text"] for choice in answer["choices"]}) == 1
+    assert answer["usage"]["prompt_tokens"] == 3 * len(tokens)
+    alone = embeds_server.post("/v1/completions", {**body, "prompt_embeds": encoded[0]}).json()
+    assert [choice["text"] for choice in alone["choices"]] == [answer["choices"][0]["text"]]
+    for changes, param in (
+        ({"echo": True}, "echo"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs"),
+        ({"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        ({"use_beam_search": True, "n": 2}, "use_beam_search"),
+        ({"prompt_embeds": "?"}, "prompt_embeds"),
+        ({"prompt_embeds": []}, "prompt"),
+    ):
+        refused = embeds_server.post("/v1/completions", {**body, "prompt_embeds": encoded[0], **changes})
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"] == param, refused.text
