@@ -13,8 +13,8 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.library import NativeLibrary
 
 Quantization = Literal["int8", "int4", "w8a8"]
-"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; or 8 bits with a scale for each
-output, for rows with one scale each."""
+"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; or 8 bits with a scale for
+each output, for rows with one scale each."""
 GROUP_SIZE = 32
 _CHANNEL_CHUNK = 2**22
 """Numbers of a weight that are quantized by channel at once."""

@@ -95,8 +95,8 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         QuantizationName | None,
         Meta(
             description="Format of the weights of linear layers, quantized while loading: w8a8: 8 bits with a scale "
-            "for each output, the fastest in batches; int8, int4: in groups of 32; gguf: as in the GGUF file; none: --dtype. Default: gguf for a quantized GGUF file unless --dtype is "
-            "float32, else none.",
+            "for each output, the fastest in batches; int8, int4: in groups of 32; gguf: as in the GGUF file; none: "
+            "--dtype. Default: gguf for a quantized GGUF file unless --dtype is float32, else none.",
             extra={"short": ("-q",)},
         ),
     ] = None

@@ -65,7 +65,9 @@ def test_every_number_of_rows(native_library: NativeLibrary, inputs: int) -> Non
     x = random(200, inputs)
     whole = multiply(native_library, x, packed)
     for rows in (*range(41), 64, 128, 129, 199):
-        assert torch.equal(multiply(native_library, x[-rows:][:rows], packed, num_threads=2), whole[-rows:][:rows]), rows
+        assert torch.equal(multiply(native_library, x[-rows:][:rows], packed, num_threads=2), whole[-rows:][:rows]), (
+            rows
+        )
 
 
 def test_all_levels_have_the_same_bits() -> None:
