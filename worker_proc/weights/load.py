@@ -120,7 +120,7 @@ def _load(
     library: NativeLibrary | None,
     cache_dir: Path | None,
 ) -> Model:
-    packer = _packer(config, placement.device, library)
+    packer = packer_of(config, placement.device, library)
     rank, layers = placement.sharding.rank, placement.stage.layers
     cache = PackedCache.of(config, library, cache_dir, rank, layers) if cache_dir else None
     model = build_model(config.model, placement)
@@ -144,7 +144,7 @@ def _load(
     return model
 
 
-def _packer(config: ResolvedConfig, device: torch.device, library: NativeLibrary | None) -> Packer:
+def packer_of(config: ResolvedConfig, device: torch.device, library: NativeLibrary | None) -> Packer:
     """Return the packer of the configured quantization.
 
     Raises:
