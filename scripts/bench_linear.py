@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear import cpu
+from octavo.kernels.linear.codebooks import CODEBOOKS, codebook_bits
 from octavo.kernels.linear.native import Epilogue, NativeLinear, arguments
 from octavo.kernels.linear.packing import pack_coded, pack_plain, pack_quantized
 from octavo.kernels.linear.quantization import quantize_weight
+from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Matrix, OperationEntry, ProgramArguments, StepArguments
 from octavo.kernels.native.library import NativeLibrary, load
 from octavo.kernels.native.memory import allocate
@@ -44,7 +46,7 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
 COLD_BYTES = 160 << 20
 """Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
-OTHERS = ("bf16_12", "int8", "int4", "w8a8")
+OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "nf4")
 
 
 def main() -> None:
@@ -100,6 +102,11 @@ class Cell:
             packed = pack_coded(self.library, weight.bfloat16(), max_escapes=1.0)
             assert packed is not None
             return packed
+        if self.kind in CODEBOOKS:
+            groups = torch.rand(len(weight), -(-weight.shape[1] // 64))
+            codes = torch.randint(0, 2 ** codebook_bits(self.kind), weight.shape, dtype=torch.uint8).clamp_(max=126)
+            coded = QuantizedWeight(codes, groups, None, 0, codebook_bits(self.kind), 64, codebook=self.kind)
+            return pack_quantized(self.library, coded)
         return pack_quantized(self.library, quantize_weight(self.library, weight, self.kind))
 
     def measure(self, rows: int, seconds: float) -> str:
@@ -120,7 +127,7 @@ class Cell:
     def _native(self, x: Tensor) -> tuple[Callable[[], object], list[object]]:
         """Return a call that multiplies by all copies, and the objects it needs alive."""
         width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
-        inputs = [x.to(torch.bfloat16) if self.packed[0].dtype == torch.bfloat16 else x]
+        inputs = [x if self.packed[0].is_quantized else x.to(self.packed[0].input_form.type)]
         if self.packed[0].is_quantized:
             quantized = quantize_rows(self.library, x, self.packed[0].group_size, self.threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]

@@ -16,6 +16,7 @@
 // only have to be interleaved within 16 bytes, which is one instruction for each block (punpcklbw, punpckhbw).
 #pragma once
 
+#include "linear/float_codes.h"
 #include "linear/matrix_tile.h"
 #include "linear/packed.h"
 
@@ -30,8 +31,6 @@ constexpr uint8_t kEscape = 15;
 // slice.
 constexpr int64_t kShortCodedSlice = 48;
 
-// Unpacking a step takes about as long as multiplying it by this many rows.
-constexpr int kUnpackRows = 3;
 // Rows of the largest tile that is multiplied while its weights are unpacked.
 #if defined(OCTAVO_AMX)
 constexpr int kMaxFusedRows = kMaxMatrixRows;
@@ -105,13 +104,20 @@ inline uint64_t join_pair(const char* lower, const char* codes, const uint8_t* u
 class Unpacker {
    public:
     Unpacker(const PackedWeight& weight, int64_t panel, int64_t first_block, bool is_half)
-        : codebook_(weight.codebooks[panel]), first_pair_(first_block / 2), last_pair_(is_half ? first_pair_ : 1) {
-        for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_.first_escapes[pair];
+        : weight_(weight), first_pair_(first_block / 2), last_pair_(is_half ? first_pair_ : 1) {
+        if (weight.kind != Kind::bf16_12) return;
+        codebook_ = static_cast<const Codebook*>(weight.codebooks) + panel;
+        for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_->first_escapes[pair];
     }
 
-    // Writes the blocks of `num_steps` steps (or the wanted half of each) in the layout of Kind::bf16 to `unpacked`,
-    // which is aligned to 64 bytes, and prefetches meanwhile.
-    void unpack(const char* coded, int64_t num_steps, char* unpacked, Prefetcher& prefetcher) {
+    // Writes the blocks of a slice (or the wanted half of each) in the layout of Kind::bf16 to `unpacked`, which is
+    // aligned to 64 bytes, and prefetches meanwhile.
+    void unpack(const Slice& slice, char* unpacked, Prefetcher& prefetcher) {
+        const bool is_half = first_pair_ == last_pair_;
+        if (weight_.kind == Kind::e4m3) return unpack_codes<Float8>(weight_, slice, is_half, unpacked, prefetcher);
+        if (weight_.kind == Kind::float4) return unpack_codes<Float4>(weight_, slice, is_half, unpacked, prefetcher);
+        const char* coded = slice.weights;
+        const int64_t num_steps = slice.end - slice.begin;
         if (first_pair_ != last_pair_)
             unpack_pairs<true, true>(coded, num_steps, unpacked, prefetcher);
         else if (first_pair_ == 0)
@@ -124,6 +130,7 @@ class Unpacker {
     // inputs; in matrix registers for whole groups.
     bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
 #if defined(OCTAVO_AVX512_BF16)
+        if (weight_.kind != Kind::bf16_12) return false;
 #if defined(OCTAVO_AMX)
         if (num_rows > kMaxVectorRows && (slice.end - slice.begin) % kGroupSteps != 0) return false;
 #endif
@@ -185,21 +192,22 @@ class Unpacker {
         for (int64_t step = 0; step < num_steps; ++step, coded += kCodedStepBytes, unpacked += 256) {
             prefetching.fetch<kUnpackRows, 3, kCodedStepBytes>();
             if constexpr (kFirst) {
-                const uint64_t escaped = join_pair<0>(coded, coded + 128, codebook_.upper_bytes, unpacked);
+                const uint64_t escaped = join_pair<0>(coded, coded + 128, codebook_->upper_bytes, unpacked);
                 if (escaped != 0) [[unlikely]] escapes_[0] = put_escapes(unpacked, escaped, escapes_[0]);
             }
             if constexpr (kSecond) {
                 char* blocks = unpacked + (kFirst ? 128 : 0);
-                const uint64_t escaped = join_pair<1>(coded + 64, coded + 128, codebook_.upper_bytes, blocks);
+                const uint64_t escaped = join_pair<1>(coded + 64, coded + 128, codebook_->upper_bytes, blocks);
                 if (escaped != 0) [[unlikely]] escapes_[1] = put_escapes(blocks, escaped, escapes_[1]);
             }
         }
         prefetcher = prefetching;
     }
 
-    const Codebook& codebook_;
+    const PackedWeight& weight_;
+    const Codebook* codebook_ = nullptr;
     const int64_t first_pair_, last_pair_;
-    const uint8_t* escapes_[2];
+    const uint8_t* escapes_[2] = {};
 };
 
 #if defined(OCTAVO_AVX512_BF16)
@@ -214,7 +222,7 @@ void Unpacker::multiply(
     const int64_t row_bytes = args.x.row_bytes;
     const __m512i mask = _mm512_set1_epi8(0x0f);
     const __m512i table =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_.upper_bytes)));
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_->upper_bytes)));
     const uint8_t* escapes[2] = {escapes_[0], escapes_[1]};
 #if defined(OCTAVO_AMX)
     const SubnormalsAreZero subnormals_are_zero;
@@ -281,7 +289,7 @@ void Unpacker::multiply_in_matrix(
     const int64_t row_bytes = args.x.row_bytes;
     const __m512i mask = _mm512_set1_epi8(0x0f);
     const __m512i table =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_.upper_bytes)));
+        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_->upper_bytes)));
     Prefetcher prefetching = prefetcher;
     const uint64_t part = prefetching.per_row * static_cast<uint64_t>(num_rows + kUnpackRows);
     const char* end = coded + (slice.end - slice.begin) * kCodedStepBytes;

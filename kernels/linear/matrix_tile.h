@@ -219,28 +219,14 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
 template <int kRows, int kCount>
 void channel_in_matrix(
     const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
-    static_assert(kCount == 2 || kCount == 4);
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kSumBytes = kPanelOutputs * sizeof(float);
+    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
     const char* weights = slice.weights;
     const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
     const int64_t row_bytes = args.x.row_bytes;
     Prefetcher prefetching = prefetcher;
 
     MatrixRegisters::configure(kRows);
-    asm volatile("" ::: "memory");  // see `configure`
-    if (slice.is_first) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, sums, kSumBytes);
-        _tile_loadd(1, sums + kLanes, kSumBytes);
-        if constexpr (kCount == 4) {
-            _tile_loadd(2, sums + 2 * kLanes, kSumBytes);
-            _tile_loadd(3, sums + 3 * kLanes, kSumBytes);
-        }
-    }
+    begin_matrix_tile<kCount>(slice, sums);
     const auto fetch = [&] { prefetching.fetch_group<kRows, kCount, kStepBytes>(kChannelSteps / kCount); };
     for (int64_t step = slice.begin; step < slice.end; step += kChannelSteps) {
         _tile_loadd(4, x, row_bytes);
@@ -261,12 +247,7 @@ void channel_in_matrix(
         x += 4 * kChannelSteps;
         weights += kStepBytes * kChannelSteps;
     }
-    _tile_stored(0, sums, kSumBytes);
-    _tile_stored(1, sums + kLanes, kSumBytes);
-    if constexpr (kCount == 4) {
-        _tile_stored(2, sums + 2 * kLanes, kSumBytes);
-        _tile_stored(3, sums + 3 * kLanes, kSumBytes);
-    }
+    end_matrix_tile<kCount>(sums);
     asm volatile("" ::: "memory");
     prefetcher = prefetching;
     if (slice.end == args.weight.num_steps()) apply_channel_scales(args, slice, first_row, kRows, kCount, sums);

@@ -11,25 +11,48 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear.quantized import GROUP_SIZES
+from octavo.kernels.linear.quantized import GROUP_MULTIPLE, GROUP_SIZES
 from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
 from octavo.kernels.quantize.native import quantize_rows
 
-Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel"]
-KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel")
+Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4"]
+KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4")
 """In the order of `octavo::Kind`. bf16_12 holds bfloat16 in 12 bits plus a few escaped bytes, without loss; u8_channel
-has one scale for each output."""
+has one scale for each output; e4m3 and float4 hold float codes, which are multiplied as bfloat16."""
 DTYPES: dict[Kind, torch.dtype] = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 """Of weights that are packed element by element."""
-WORD_INPUTS: dict[Kind, int] = {"bf16": 2, "f32": 1, "f16": 1, "u8": 4, "u4": 8, "bf16_12": 2, "u8_channel": 4}
+WORD_INPUTS: dict[Kind, int] = {
+    "bf16": 2,
+    "f32": 1,
+    "f16": 1,
+    "u8": 4,
+    "u4": 8,
+    "bf16_12": 2,
+    "u8_channel": 4,
+    "e4m3": 2,
+    "float4": 2,
+}
 """Inputs in one word of a panel."""
-WORD_BYTES: dict[Kind, int] = {"bf16": 4, "f32": 4, "f16": 2, "u8": 4, "u4": 4, "bf16_12": 3, "u8_channel": 4}
+WORD_BYTES: dict[Kind, int] = {
+    "bf16": 4,
+    "f32": 4,
+    "f16": 2,
+    "u8": 4,
+    "u4": 4,
+    "bf16_12": 3,
+    "u8_channel": 4,
+    "e4m3": 2,
+    "float4": 1,
+}
 PANEL_OUTPUTS = 64
+QUANTIZED: frozenset[Kind] = frozenset({"u8", "u4", "u8_channel"})
+"""They multiply rows that are quantized."""
+FLOAT_CODES: frozenset[Kind] = frozenset({"e4m3", "float4"})
 CHANNEL_MULTIPLE = 64
-"""The inputs of u8_channel are padded to a multiple of it, and are one group."""
+"""The inputs of a weight with one scale for each output are padded to a multiple of it, and are one group."""
 NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
@@ -83,7 +106,7 @@ class NativeLinear:
     num_inputs: int
     num_outputs: int
     group_size: int
-    """Inputs that share a scale; 0 unless the weight is quantized."""
+    """Inputs that share a scale; 0 without scales."""
     offset: int
     weight: Tensor
     """The panels."""
@@ -91,7 +114,7 @@ class NativeLinear:
     minimums: Tensor | None
     bias: Tensor | None
     codebooks: Tensor | None = None
-    """Of bf16_12: one for each panel."""
+    """Of bf16_12: one for each panel; of float4: the numbers of the 16 codes, float32."""
     escapes: Tensor | None = None
     """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
     num_segments: int = field(default=1, kw_only=True)
@@ -100,7 +123,7 @@ class NativeLinear:
     @property
     def is_quantized(self) -> bool:
         """Whether rows must be quantized before the product."""
-        return self.group_size != 0
+        return self.kind in QUANTIZED
 
     @property
     def has_row_scales(self) -> bool:
@@ -114,20 +137,20 @@ class NativeLinear:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """Of the rows that it was packed for; None: any float."""
+        """Of the rows that it was packed for; None: any float, which is rounded as the kind needs it."""
         return torch.bfloat16 if self.kind == "bf16_12" else DTYPES.get(self.kind)
 
     @property
     def segment_multiple(self) -> int:
         """Inputs of a segment must be a multiple of this."""
-        return self.group_size or WORD_INPUTS[self.kind]
+        return self.group_size if self.is_quantized else WORD_INPUTS[self.kind]
 
     @property
     def input_form(self) -> Form:
         """How the rows that are multiplied must be stored."""
         if self.is_quantized:
             return Form(torch.int8, self.group_size)
-        return Form(torch.bfloat16 if self.dtype == torch.bfloat16 else torch.float32)
+        return Form(torch.float32 if self.kind in ("f32", "f16") else torch.bfloat16)
 
     @property
     def num_bytes(self) -> int:
@@ -163,11 +186,11 @@ class NativeLinear:
         is_segmented = (
             num_segments in NUM_SEGMENTS
             and kind != "u8_channel"
-            and num_inputs % (num_segments * (group_size or WORD_INPUTS[kind])) == 0
+            and num_inputs % (num_segments * (group_size if kind in QUANTIZED else WORD_INPUTS[kind])) == 0
         )
         if (
             min(num_inputs, num_outputs) < 1
-            or group_size not in _group_sizes(kind, num_inputs)
+            or not _is_group_size(kind, num_inputs, group_size)
             or not (num_segments == 1 or is_segmented)
         ):
             raise ValueError(f"not the header of a packed weight: {header}")
@@ -181,6 +204,9 @@ class NativeLinear:
             num_groups = -(-num_inputs // group_size)
             sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * scale_bytes
             needed.add("scales")
+        if kind == "float4":
+            sizes["codebooks"] = 16 * 4
+            needed.add("codebooks")
         if kind == "bf16_12":
             sizes["codebooks"] = num_panels * CODEBOOK_BYTES
             sizes["escapes"] = buffers["escapes"].nbytes if "escapes" in buffers else 0
@@ -236,7 +262,7 @@ class NativeProduct:
         rows_TI = x_TI.float() if x_TI.dtype == torch.float16 else x_TI
         rows_TI = rows_TI if rows_TI.stride(1) == 1 else rows_TI.contiguous()
         result_TO = out_TO if out_TO.dtype == rows_TI.dtype else torch.empty_like(out_TO, dtype=rows_TI.dtype)
-        inputs = [rows_TI]
+        inputs = [rows_TI.bfloat16() if self.packed.input_form.type == torch.bfloat16 else rows_TI]
         if self.packed.is_quantized:
             quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
@@ -288,19 +314,21 @@ def first_escapes(codebooks: Tensor) -> Tensor:
 
 def num_steps(kind: Kind, num_inputs: int, group_size: int) -> int:
     """Return the words of one output."""
-    padded = -(-num_inputs // group_size) * group_size if group_size else num_inputs
+    padded = -(-num_inputs // group_size) * group_size if kind in QUANTIZED else num_inputs
     return -(-padded // WORD_INPUTS[kind])
 
 
 def channel_group(num_inputs: int) -> int:
-    """Return the inputs of the only group of u8_channel."""
+    """Return the inputs of the only group of a weight with one scale for each output."""
     return -(-num_inputs // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
 
 
-def _group_sizes(kind: Kind, num_inputs: int) -> tuple[int, ...]:
+def _is_group_size(kind: Kind, num_inputs: int, group_size: int) -> bool:
     if kind == "u8_channel":
-        return (channel_group(num_inputs),)
-    return GROUP_SIZES if kind in ("u8", "u4") else (0,)
+        return group_size == channel_group(num_inputs)
+    if kind in FLOAT_CODES:
+        return group_size > 0 and group_size % GROUP_MULTIPLE == 0
+    return group_size in (GROUP_SIZES if kind in QUANTIZED else (0,))
 
 
 def _are_wide(scales: Tensor | None, num_inputs: int, num_outputs: int, group_size: int) -> bool:

@@ -2,7 +2,7 @@
 // quantize_weight.h if the weight is quantized, before encode.h if it is encoded.
 //
 // All panels have one form: for each step one word of each of the panel's 64 outputs. A word is a pair of bf16, one f32
-// or f16, four u8 levels, eight u4 levels, or the scale of one group. So packing takes 64 rows of words and transposes.
+// or f16, four u8 levels, eight u4 levels, two float codes, or the scale of one group. So packing takes 64 rows of words and transposes.
 #include <cstring>
 
 #include "linear/encode.h"
@@ -85,6 +85,15 @@ void pack(const PackArgs& args, const Thread& thread) {
             return transpose<uint32_t, 8>(args, thread, [=](const char* row, int64_t step) {
                 const uint32_t low = read_word<uint32_t>(row, step * 8, num_inputs);
                 return low | read_word<uint32_t>(row, step * 8 + 4, num_inputs) << 4;
+            });
+        case Kind::e4m3:
+            return transpose<uint16_t, 2>(args, thread, [=](const char* row, int64_t step) {
+                return read_word<uint16_t>(row, step * 2, num_inputs);
+            });
+        case Kind::float4:
+            return transpose<uint8_t, 2>(args, thread, [=](const char* row, int64_t step) {
+                const uint16_t codes = read_word<uint16_t>(row, step * 2, num_inputs);
+                return static_cast<uint8_t>((codes & 0x0f) | codes >> 4);
             });
         case Kind::bf16_12: return;  // made of bf16 by `encode`
     }

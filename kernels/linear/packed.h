@@ -15,12 +15,14 @@
 //     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
 //                                  (a step is two words of x)
 //     u8_channel   as u8
+//     e4m3   2 inputs   32 bytes   o0: k k+1 | o1: k k+1 | ... | o15: k k+1
+//     float4 2 inputs   16 bytes   o0: k in the low half of a byte, k+1 in the high one | o1: ...
 //
 // bf16_12 holds the same numbers as bf16 in three quarters of the memory; coded.h says how.
 //
 // The inputs are padded with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and u4
 // are f16 or f32, in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
-// `scale * (level - offset) + minimum`. The inputs of u8_channel are one group, padded to a multiple of 64; its scales
+// `scale * (level - offset) + minimum`, that of a code of e4m3 and float4 `scale * number`, rounded to bf16. The inputs of u8_channel are one group, padded to a multiple of 64; its scales
 // and minimums are f32, one for each output.
 #pragma once
 
@@ -32,9 +34,12 @@ namespace octavo {
 constexpr int64_t kPanelOutputs = 64;
 constexpr int kBlocks = 4;  // of a panel
 
-enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5, u8_channel = 6 };
+enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5, u8_channel = 6, e4m3 = 7, float4 = 8 };
 
 inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4 || kind == Kind::u8_channel; }
+
+// Whether slices are unpacked to Kind::bf16 before they are multiplied.
+inline bool is_coded(Kind kind) { return kind == Kind::bf16_12 || kind == Kind::e4m3 || kind == Kind::float4; }
 
 // Steps of u8_channel that a slice must not divide: 64 inputs.
 constexpr int64_t kChannelSteps = 16;
@@ -48,14 +53,14 @@ struct Codebook {
 // `kernels/linear/native.py` mirrors it and owns what it points to.
 struct PackedWeight {
     const char* panels;
-    const void* scales;    // of quantized weights, of `scale_type`
+    const void* scales;    // of quantized weights, e4m3 and float4, of `scale_type`
     const void* minimums;  // the same; null: zeros
     const float* bias;    // one for each output of all panels; null: zeros
-    const Codebook* codebooks;  // of bf16_12, one for each panel, and
+    const void* codebooks;      // of float4, 16 floats; of bf16_12, one `Codebook` for each panel, and
     const uint8_t* escapes;     //   the streams of all panels
     int64_t num_inputs;
     int64_t num_outputs;
-    int64_t group_size;  // inputs that share a scale; 0 unless quantized
+    int64_t group_size;  // inputs that share a scale; 0 without scales
     // The inputs are summed in as many equal parts, a power of two, and these are added in halves: (0 + 1) + (2 + 3).
     // So ranks that hold one or some of the parts come to the same sum.
     int64_t num_segments;
@@ -70,7 +75,9 @@ struct PackedWeight {
     int64_t step_inputs() const {
         switch (kind) {
             case Kind::bf16:
-            case Kind::bf16_12: return 2;
+            case Kind::bf16_12:
+            case Kind::e4m3:
+            case Kind::float4: return 2;
             case Kind::f32:
             case Kind::f16: return 1;
             case Kind::u8:
@@ -81,7 +88,10 @@ struct PackedWeight {
     }
 
     // Of all but bf16_12, in which blocks are woven into one another.
-    int64_t block_bytes() const { return kind == Kind::f16 ? 32 : 64; }
+    int64_t block_bytes() const {
+        if (kind == Kind::float4) return 16;
+        return kind == Kind::f16 || kind == Kind::e4m3 ? 32 : 64;
+    }
     int64_t step_bytes() const { return kind == Kind::bf16_12 ? 192 : kBlocks * block_bytes(); }
 
     // Steps that a slice must not divide: those of a group; 1 unless quantized.
@@ -114,7 +124,7 @@ enum class Epilogue : int32_t {
 };
 
 struct LinearArgs {
-    Matrix x;         // bf16 for bf16 and bf16_12, f32 for f32 and f16, i8 for quantized weights, then with
+    Matrix x;         // bf16 for bf16 and what is unpacked to it, f32 for f32 and f16, i8 for quantized weights, then with
     Matrix x_scales;  //   f32, one for each group of each row, and
     Matrix x_sums;    //   i32, the sums of the levels of each group
     PackedWeight weight;

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
+from octavo.kernels.linear.codebooks import Codebook, codebook
 from octavo.kernels.linear.native import (
     CODEBOOK_BYTES,
     DTYPES,
@@ -128,6 +129,8 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded to float16,
     which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most. They are
     float32 if some are outside of float16's normal range.
+
+    Float codes keep their codebook and exact scales, in groups of any multiple of 16, and are multiplied as bfloat16.
     """
     if weight.order_I is not None:
         return None
@@ -138,7 +141,7 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     if weight.codebook == "e2m1":
         weight = _with_integers(weight)
     if weight.codebook is not None:
-        return None
+        return _with_codes(weight)
     if weight.is_per_channel and weight.group_size not in GROUP_SIZES:
         weight = weight.with_groups(GROUP_SIZES[-1])
     elif weight.group_size not in GROUP_SIZES:
@@ -151,6 +154,19 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
         scale_OG=weight.scale_OG.to(dtype),
         minimum_OG=None if minimum_OG is None else minimum_OG.to(dtype),
         zero_OG=None,
+        row_type=None,
+        row_scale=None,
+    )
+
+
+def _with_codes(weight: QuantizedWeight) -> QuantizedWeight | None:
+    if weight.codebook == "e4m3" and bool(((weight.levels_OI & 0x7F) == 0x7F).any()):
+        return None  # NaN, which the kernels would take for a number
+    halves = weight.scale_OG.half()
+    return replace(
+        weight,
+        scale_OG=halves if torch.equal(halves.to(weight.scale_OG.dtype), weight.scale_OG) else weight.scale_OG.float(),
+        group_size=channel_group(weight.num_inputs) if weight.is_per_channel else weight.group_size,
         row_type=None,
         row_scale=None,
     )
@@ -194,6 +210,8 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
     assert form is not None
     if form.row_type == "int8_token":
         return _pack_channels(library, form, bias_O)
+    if form.codebook is not None:
+        return _pack_codes(library, form, form.codebook, bias_O)
     kind: Kind = "u4" if form.bits == 4 else "u8"
     return NativeLinear(
         kind,
@@ -220,6 +238,26 @@ def _pack_channels(library: NativeLibrary, form: QuantizedWeight, bias_O: Tensor
         _pack_scales(library, form.scale_OG),
         None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
+    )
+
+
+def _pack_codes(library: NativeLibrary, form: QuantizedWeight, name: Codebook, bias_O: Tensor | None) -> NativeLinear:
+    kind: Kind = "e4m3" if name == "e4m3" else "float4"
+    numbers = None
+    if kind == "float4":
+        numbers = allocate(16 * 4)
+        numbers.view(torch.float32).copy_(codebook(name))
+    return NativeLinear(
+        kind,
+        form.num_inputs,
+        form.num_outputs,
+        form.group_size,
+        0,
+        _pack_rows(library, kind, form.levels_OI, num_steps(kind, form.num_inputs, form.group_size)),
+        _pack_scales(library, form.scale_OG),
+        None,
+        _pack_bias(bias_O),
+        numbers,
     )
 
 

@@ -187,7 +187,7 @@ struct Product {
             const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, tile_rows(num_rows, num_tiles, 0).rows.end);
             if (unpacker) present.weights = unpacked;
             if (unpacker && !in_first_tile)
-                unpacker->unpack(packed.weights, packed.end - packed.begin, unpacked, prefetcher);
+                unpacker->unpack(packed, unpacked, prefetcher);
             for (int64_t i = 0; i < num_tiles; ++i) {
                 const TileRows tile = tile_rows(num_rows, num_tiles, i);
                 const int64_t size = tile.rows.end - tile.rows.begin, first_row = rows.begin + tile.rows.begin;
@@ -288,7 +288,7 @@ inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const PackedWeight& weight = args.weight;
     const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
     const int64_t width = is_gated ? weight.num_outputs / 2 : weight.num_outputs;
-    const bool is_coded = weight.kind == Kind::bf16_12;
+    const bool is_coded = octavo::is_coded(weight.kind);
     const bool is_short = num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
     const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
     const Tiles& tiles = tiles_for(weight);

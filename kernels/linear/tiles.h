@@ -66,7 +66,9 @@ inline const Tiles& tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
     switch (weight.kind) {
         case Kind::bf16: return kPairTiles<Bf16Format>;
-        case Kind::bf16_12: return kPairTiles<UnpackedFormat>;
+        case Kind::bf16_12:
+        case Kind::e4m3:
+        case Kind::float4: return kPairTiles<UnpackedFormat>;
         case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
         case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
         case Kind::u8:

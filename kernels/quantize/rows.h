@@ -1,6 +1,7 @@
 // Activations in 8 bits for quantized weights: levels with a scale and a sum for each group of each row.
 #pragma once
 
+#include "native/dot.h"
 #include "native/rows.h"
 
 namespace octavo {
@@ -21,26 +22,38 @@ inline F32x16 load_up_to(const Element* x, int64_t count) {
 
 // scale = largest magnitude / 127, level = x / scale to the nearest, ties to even. If a number is not finite the
 // scale is NaN, and so is every output that the row is multiplied to.
+// Calls `use(part, i)` for each vector of a group, with parts that take turns: independent chains of operations, since
+// in one chain each maximum or sum would wait for the one before.
+constexpr int kParts = 4;
+template <typename Use>
+inline void in_parts(int64_t size, Use use) {
+    int64_t i = 0;
+    for (; i + kParts * kLanes <= size; i += kParts * kLanes)
+        OCTAVO_UNROLL for (int part = 0; part < kParts; ++part) use(part, i + part * kLanes);
+    for (; i < size; i += kLanes) use(0, i);
+}
+
 template <typename Element>
 inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t* levels, float* scale, int32_t* sum) {
-    F32x16 largest = zero(), not_finite = zero();
-    for (int64_t i = 0; i < size; i += kLanes) {
+    F32x16 largest[kParts], not_finite[kParts], totals[kParts];
+    OCTAVO_UNROLL for (int part = 0; part < kParts; ++part) largest[part] = not_finite[part] = totals[part] = zero();
+    in_parts(size, [&](int part, int64_t i) {
         const F32x16 values = load_up_to(x + i, count - i);
-        largest = max(largest, max(values, zero() - values));
-        not_finite = fma(values, zero(), not_finite);  // 0, or NaN
-    }
-    const float magnitude = reduce_max(largest);
-    const bool is_finite = reduce_add(not_finite) == 0.0f;
+        largest[part] = max(largest[part], max(values, zero() - values));
+        not_finite[part] = fma(values, zero(), not_finite[part]);  // 0, or NaN
+    });
+    const float magnitude = reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+    const bool is_finite =
+        reduce_add((not_finite[0] + not_finite[1]) + (not_finite[2] + not_finite[3])) == 0.0f;
     *scale = is_finite ? magnitude / 127.0f : std::nanf("");
     // A subnormal magnitude would make the inverse infinite; then all levels are zero.
     const F32x16 inverse = set1(is_finite && magnitude >= 1e-36f ? 127.0f / magnitude : 0.0f);
-    F32x16 total = zero();
-    for (int64_t i = 0; i < size; i += kLanes) {
+    in_parts(size, [&](int part, int64_t i) {
         const F32x16 rounded = is_finite ? round(load_up_to(x + i, count - i) * inverse) : zero();
-        total = total + rounded;  // exact: integers far below 2^24
+        totals[part] = totals[part] + rounded;  // exact: integers far below 2^24
         store(levels + i, rounded);
-    }
-    *sum = static_cast<int32_t>(reduce_add(total));
+    });
+    *sum = static_cast<int32_t>(reduce_add((totals[0] + totals[1]) + (totals[2] + totals[3])));
 }
 
 inline void run(const QuantizeArgs& args, const Step& step, const Thread& thread) {

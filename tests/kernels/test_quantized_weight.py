@@ -135,7 +135,7 @@ def test_native_products(layout: str, group_size: int, dtype: torch.dtype) -> No
 
 
 def test_what_the_native_kernels_do_not_take() -> None:
-    for layout in ("order", "e4m3", "nf4", "fp4"):
+    for layout in ("order",):
         assert native_form(weight(layout)) is None
     for scale in (1e6, 1e-7):
         tiny = weight("offset", dtype=torch.float32)
