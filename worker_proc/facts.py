@@ -10,11 +10,20 @@ import torch
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.registry import measure_steps, try_batches
 
 
-def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, free_bytes: int) -> DeviceFacts:
+def measure(
+    model: Model,
+    device: Device,
+    config: ResolvedConfig,
+    *,
+    rank: int,
+    free_bytes: int,
+    adapters: AdapterLoader | None = None,
+) -> DeviceFacts:
     """Return the facts of a device that holds a loaded model.
 
     Args:
@@ -23,6 +32,7 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         config: sizes of a step.
         rank: of this worker.
         free_bytes: free memory before the weights were loaded.
+        adapters: fills the slots of LoRA adapters; None: there are none.
 
     Raises:
         NotEnoughMemoryError: a step of these sizes does not fit in memory.
@@ -38,6 +48,7 @@ def measure(model: Model, device: Device, config: ResolvedConfig, *, rank: int, 
         weights_bytes=model.weights_bytes,
         activation_bytes=memory.activation_bytes,
         graph_bytes=memory.graph_bytes,
+        adapter_bytes=adapters.num_bytes if adapters else 0,
         exchange_bytes=engines.share_bytes if (engines := model.parameters.placement.engines) else 0,
         cpu_kernels=_cpu_kernels(model) if config.device == "cpu" else "",
         cache_groups=cache_group_specs(model, config),

@@ -45,6 +45,7 @@ from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.trace import StepTrace
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
+from octavo.worker_proc.lora.loader import AdapterLoader, open_adapters
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.open import Peers, join_peers
 from octavo.worker_proc.sampling.processor_loading import load_processors
@@ -60,11 +61,19 @@ ABORT_SIGNALS = 2
 class Worker:
     """One rank: a model, and after `AllocateCache` its cache and a batch."""
 
-    def __init__(self, spec: WorkerSpec, model: Model, device: Device, processors: Processors | None = None) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        model: Model,
+        device: Device,
+        processors: Processors | None = None,
+        adapters: AdapterLoader | None = None,
+    ) -> None:
         self._spec = spec
         self._model = model
         self._device = device
         self._processors = processors
+        self._adapters = adapters
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         keys = GroupKeys(spec.place.secret.encode()).client if spec.place and spec.place.secret else None
         self._subscriber = Subscriber(self._context, spec.plan_address, keys)
@@ -115,16 +124,20 @@ class Worker:
                 exchange=peers.stages,
                 engines=peers.engines,
             )
+        adapters = None
+        if config.lora is not None:
+            with reporter.phase("making slots for adapters"):
+                adapters = open_adapters(model, config)
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):
-                facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes)
+                facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes, adapters=adapters)
         processors = None
         if config.logits_processors and model.stage.is_last:
             with reporter.phase("loading logits processors"):
                 processors = load_processors(config, device.torch_device)
         gc.freeze()
         gc.enable()
-        worker = cls(spec, model, device, processors)
+        worker = cls(spec, model, device, processors, adapters)
         reporter.mark_ready(WorkerReady(facts))
         return worker
 
@@ -259,6 +272,7 @@ class Worker:
                 num_states=num_states,
                 max_model_len=command.max_model_len,
                 processors=self._processors,
+                adapters=self._adapters,
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(

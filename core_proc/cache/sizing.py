@@ -64,6 +64,7 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
             ("weights", fact.weights_bytes),
             ("activations (peak)", fact.activation_bytes),
             *([("CUDA graphs", fact.graph_bytes)] if fact.graph_bytes else []),
+            *([("LoRA adapters", fact.adapter_bytes)] if fact.adapter_bytes else []),
             *([("exchange of experts", fact.exchange_bytes)] if fact.exchange_bytes else []),
             *([("KV cache", cache_bytes)] if cache_bytes or not state_bytes else []),
             *([("states", state_bytes)] if state_bytes else []),
@@ -273,7 +274,8 @@ def _memory_qualifier(config: ResolvedConfig) -> str:
 
 def _taken(fact: DeviceFacts) -> int:
     """Return the bytes of everything but the cache."""
-    return fact.weights_bytes + fact.activation_bytes + fact.graph_bytes + fact.exchange_bytes
+    measured = fact.weights_bytes + fact.activation_bytes + fact.graph_bytes
+    return measured + fact.adapter_bytes + fact.exchange_bytes
 
 
 def _shown(num_bytes: int) -> str:

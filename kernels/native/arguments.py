@@ -56,6 +56,9 @@ class StepArguments(ctypes.Structure):
         ("query_starts", ctypes.c_void_p),
         ("context_lens", ctypes.c_void_p),
         ("groups", ctypes.POINTER(GroupArguments)),
+        ("adapter_rows", ctypes.c_void_p),
+        ("adapter_starts", ctypes.c_void_p),
+        ("num_adapters", ctypes.c_int64),
     ]
 
 

@@ -12,6 +12,7 @@
 #include "given_rows/native.h"
 #include "latent_heads/native.h"
 #include "layer_norm/native.h"
+#include "lora/native.h"
 #include "multiply/native.h"
 #include "pointwise/native.h"
 #include "quantize/native.h"

@@ -49,6 +49,9 @@ struct Step {
     const int64_t* query_starts; // R + 1; offsets into the rows
     const int64_t* context_lens; // R; keys of a request, those of this step included
     const CacheGroup* groups;
+    const int32_t* adapter_rows;    // the rows with an adapter, grouped by its slot
+    const int32_t* adapter_starts;  // num_adapters + 1; offsets into them. Null: no row has an adapter
+    int64_t num_adapters;           // slots
 };
 
 struct Range {

@@ -82,6 +82,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     """Peak of a step of `max_num_batched_tokens` tokens and `max_num_seqs` samples, above the weights."""
     graph_bytes: int = 0
     """Of the CUDA graphs of all sizes."""
+    adapter_bytes: int = 0
+    """Of the slots of LoRA adapters."""
     exchange_bytes: int = 0
     """This worker's share of the memory through which engines that divide the experts exchange rows."""
     cpu_kernels: str = ""

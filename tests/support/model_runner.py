@@ -1,7 +1,7 @@
 """Runs tiny models step by step, without an engine: chunks and batches of requests with scattered blocks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,14 @@ from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.linear import Packer
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.config import ModelFacts
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
-from octavo.worker_proc.batch.inputs import GroupInputs, StateInputs, StepInputs
+from octavo.worker_proc.batch.inputs import AdapterInputs, GroupInputs, StateInputs, StepInputs
 from octavo.worker_proc.cache.groups import key_sizes, max_group_layers
 from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.cache.storage import KVStorage
@@ -73,6 +74,8 @@ class Runner:
     dtype: torch.dtype
     max_len: int = MAX_LEN
     """Of a request."""
+    adapters: list[int] = field(default_factory=lambda: [NO_ADAPTER] * 4)
+    """The slot of each request's adapter."""
 
     def __post_init__(self) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -128,10 +131,17 @@ class Runner:
             np.repeat([request for request, _, _ in parts], counts),
             tuple(self._group(table, parts) for table in self.tables),
             self._states(parts) if self.model.state_group else None,
+            adapters=self._adapters(parts, counts),
         )
         with torch.inference_mode():
             self.forward.run(inputs)
             return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
+
+    def _adapters(self, parts: list[tuple[int, int, int]], counts: list[int]) -> AdapterInputs | None:
+        if self.model.adapter_rows is None:
+            return None
+        slots_T = np.repeat([self.adapters[request] for request, _, _ in parts], counts)
+        return AdapterInputs(slots_T, self.model.adapter_rows.num_slots)
 
     def _states(self, parts: list[tuple[int, int, int]]) -> StateInputs:
         self.num_steps += 1

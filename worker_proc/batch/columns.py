@@ -38,6 +38,8 @@ class SlotColumns:
         self.admission_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """A number that no other request has: a slot may be another request's when a step is over."""
         self.traits_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        self.adapter_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """One more than the slot of its LoRA adapter; 0: it has none."""
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""

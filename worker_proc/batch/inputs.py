@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.kernels.given_rows import GIVEN as GIVEN
+from octavo.kernels.lora.rows import GroupedRows
 from octavo.kernels.slot_rows import PENDING as PENDING
 from octavo.protocol.steps import Scheduled
 
@@ -58,6 +59,23 @@ class StateInputs:
     """The slot of the state after the last token."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterInputs:
+    """The LoRA adapters of a step's rows."""
+
+    slots_T: npt.NDArray[np.int64]
+    """The slot of each row's adapter; `NO_ADAPTER`: it has none."""
+    num_slots: int
+
+    def grouped(self) -> GroupedRows | None:
+        """Return the rows by slot; None: none has an adapter."""
+        return GroupedRows.of(self.slots_T, self.num_slots)
+
+    def of_rows(self, rows: Ints) -> "AdapterInputs":
+        """Return those of some rows."""
+        return AdapterInputs(self.slots_T[rows], self.num_slots)
+
+
 @dataclass(slots=True, eq=False)
 class GivenInputs:
     """Rows of a step that its requests give in place of token embeddings."""
@@ -88,3 +106,5 @@ class StepInputs:
     """None: the model has no recurrent states."""
     given: GivenInputs | None = None
     """None: all rows are looked up by their token ids."""
+    adapters: AdapterInputs | None = None
+    """None: no request of the step has an adapter."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
@@ -16,6 +17,7 @@ from octavo.worker_proc.batch.columns import SlotColumns, Trait
 from octavo.worker_proc.batch.inputs import (
     GIVEN,
     PENDING,
+    AdapterInputs,
     GivenInputs,
     GroupInputs,
     Ints,
@@ -46,6 +48,7 @@ class BatchState:
         num_groups: KV cache groups of the model.
         has_block_tables: whether steps need block tables; False: the device has its own copy.
         has_states: whether the model has recurrent states, whose slots are one more list of each request.
+        num_adapters: slots for LoRA adapters.
 
     Raises:
         ProtocolError: from every method, if a message contradicts the state, which is then invalid.
@@ -61,6 +64,7 @@ class BatchState:
         num_groups: int = 1,
         has_block_tables: bool = True,
         has_states: bool = False,
+        num_adapters: int = 0,
     ) -> None:
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
@@ -78,6 +82,7 @@ class BatchState:
         self.num_groups = num_groups
         """Cache groups with blocks."""
         self._has_states = has_states
+        self._num_adapters = num_adapters
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -194,6 +199,7 @@ class BatchState:
             groups=tuple(groups),
             states=self._state_inputs(slots_R, starts_R, context_lens_R) if self._has_states else None,
             given=given,
+            adapters=self._adapter_inputs(slots_T) if self._num_adapters else None,
         )
 
     def _state_inputs(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> StateInputs:
@@ -202,6 +208,10 @@ class BatchState:
         sources_R[starts_R == 0] = -1
         return StateInputs(sources_R, table[slots_R, (ends_R - 1) // self._block_size])
 
+    def _adapter_inputs(self, slots_T: Ints) -> AdapterInputs | None:
+        adapters_T = self.columns.adapter_S[slots_T]
+        return AdapterInputs(adapters_T - 1, self._num_adapters) if adapters_T.any() else None
+
     def _admit(self, admitted: Admitted) -> None:
         if admitted.slot in self.rows:
             raise ProtocolError(f"slot {admitted.slot} was given to {admitted.request_id} but is taken")
@@ -209,6 +219,10 @@ class BatchState:
             self._token_ids = _with_doubled_rows(self._token_ids)
             self._block_ids = [_with_doubled_rows(block_ids) for block_ids in self._block_ids]
             self.columns.grow()
+        if not NO_ADAPTER <= admitted.adapter_slot < self._num_adapters:
+            raise ProtocolError(
+                f"{admitted.request_id} has adapter slot {admitted.adapter_slot}, of {self._num_adapters}"
+            )
         row = Row.admit(admitted, self._vocab_size, self.columns)
         self._token_ids[row.slot, : len(admitted.token_ids)] = admitted.token_ids
         self._check_groups(admitted.block_ids)
@@ -223,6 +237,7 @@ class BatchState:
         columns.num_prompt_S[row.slot] = row.num_prompt_tokens
         columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
         columns.traits_S[row.slot] = int(row.traits)
+        columns.adapter_S[row.slot] = admitted.adapter_slot + 1
 
     def _append(self, appended: Appended) -> None:
         row = self.rows.get(appended.slot)

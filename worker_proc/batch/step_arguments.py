@@ -6,7 +6,7 @@ from typing import Any
 import numpy.typing as npt
 
 from octavo.kernels.native.arguments import GroupArguments, StepArguments
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.inputs import AdapterInputs, StepInputs
 
 
 def step_arguments(inputs: StepInputs) -> StepArguments:
@@ -19,7 +19,7 @@ def step_arguments(inputs: StepInputs) -> StepArguments:
     if (states := inputs.states) is not None:
         sources, destinations = address(states.sources_R), address(states.destinations_R)
         groups.append(GroupArguments(state_sources=sources, state_destinations=destinations))
-    return StepArguments(
+    step = StepArguments(
         num_rows=len(inputs.token_ids_T),
         token_ids=address(inputs.token_ids_T),
         positions=address(inputs.positions_T),
@@ -28,6 +28,18 @@ def step_arguments(inputs: StepInputs) -> StepArguments:
         context_lens=address(inputs.context_lens),
         groups=(GroupArguments * len(groups))(*groups),
     )
+    set_adapters(step, inputs.adapters)
+    return step
+
+
+def set_adapters(step: StepArguments, adapters: AdapterInputs | None) -> None:
+    """Tell a step which of its rows have adapters."""
+    grouped = None if adapters is None else adapters.grouped()
+    if adapters is None or grouped is None:
+        return
+    step.adapter_rows, step.adapter_starts = address(grouped.rows_A), address(grouped.starts_S)
+    step.num_adapters = adapters.num_slots
+    step.adapters = grouped  # a structure does not keep what a number points to
 
 
 def step_without_rows(num_groups: int) -> StepArguments:

@@ -17,6 +17,7 @@ from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
 from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
+from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.sampling.processors import Processors
 
 
@@ -31,6 +32,7 @@ class PipelinedExecutor:
         runner: computes.
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         processors: change logits before tokens are sampled; None: the engine has none.
+        adapters: fills the slots of LoRA adapters; None: the engine has none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -41,12 +43,14 @@ class PipelinedExecutor:
         runner: Runner,
         deliver: Deliver,
         processors: Processors | None = None,
+        adapters: AdapterLoader | None = None,
         *,
         answers: bool = True,
     ) -> None:
         self.runner = runner
         self._answers = answers
         self._processors = processors
+        self._adapters = adapters
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -84,6 +88,7 @@ class PipelinedExecutor:
         started_s = time.perf_counter()
         while len(self._in_flight) >= self.runner.max_in_flight:
             self._finish_oldest()
+        adapter_faults = self._adapters.apply(plan.adapter_loads) if self._adapters and plan.adapter_loads else ()
         self._batch.apply(plan)
         if not self._answers:
             self._batch.take_sampled(plan.sampled)
@@ -96,6 +101,7 @@ class PipelinedExecutor:
         else:
             self.runner.join_step()
             step = InFlightStep(plan.sequence, started_s, 0, None, None, (), self.runner.record_event())
+        step.adapter_faults = adapter_faults
         self._in_flight.append(step)
         if self._watcher is None:
             self._finish_oldest()

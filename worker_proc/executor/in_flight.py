@@ -7,6 +7,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from octavo.protocol.adapters import AdapterFault
 from octavo.protocol.steps import StepFault
 from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, Samples
@@ -37,6 +38,7 @@ class InFlightStep:
     event: DeviceEvent
     """When it is done, `output` and `prompts` are readable."""
     faults: Sequence[StepFault] = ()
+    adapter_faults: Sequence[AdapterFault] = ()
 
 
 class EventWatcher:

@@ -5,6 +5,7 @@ from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.runner import Deliver
+from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
@@ -20,6 +21,7 @@ def open_executor(
     max_model_len: int,
     num_states: int = 0,
     processors: Processors | None = None,
+    adapters: AdapterLoader | None = None,
 ) -> PipelinedExecutor:
     """Make the cache and an empty batch.
 
@@ -32,6 +34,7 @@ def open_executor(
         max_model_len: longest request, in tokens.
         num_states: slots for recurrent states.
         processors: of logits.
+        adapters: fills the slots of LoRA adapters; None: the engine has none.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
@@ -47,5 +50,6 @@ def open_executor(
         num_groups=len(model.cache_groups),
         has_block_tables=runner.reads_block_tables,
         has_states=model.state_group is not None,
+        num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
     )
-    return PipelinedExecutor(batch, runner, deliver, processors, answers=model.stage.is_last)
+    return PipelinedExecutor(batch, runner, deliver, processors, adapters, answers=model.stage.is_last)

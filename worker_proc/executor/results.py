@@ -20,6 +20,7 @@ def step_result(step: InFlightStep, token_ids: list[int], elapsed_s: float) -> S
         ],
         elapsed_s=elapsed_s,
         faults=list(step.faults),
+        adapter_faults=list(step.adapter_faults),
     )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from octavo.kernels.linear import Packer
+from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.engine import ModelImpl
@@ -100,6 +101,8 @@ class Model(ABC):
         """The library that computes its steps, and for which its weights are packed; None: torch."""
         self.given_rows: GivenRows | None = None
         """Rows in place of token embeddings; None: this worker takes none."""
+        self.adapter_rows: AdapterRows | None = None
+        """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage

@@ -1,5 +1,7 @@
 """A model's tensors and linear weights, and how a checkpoint's tensors fill them. Does not read files."""
 
+# long: one class, whose methods share the tables of names
+
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.worker_proc.models.checkpoint import Rule, apply_rules
+from octavo.worker_proc.models.layers.adapters import LayerAdapters
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.origins import Origins, UnreadTensorError, missing_tensors
 from octavo.worker_proc.models.places import Place, fill, oriented
@@ -59,6 +62,8 @@ class Parameters:
         self._places: dict[str, Place] = {}
         self._splits: dict[str, Split] = {}
         self._origins = Origins()
+        self.adaptable: list[LayerAdapters] = []
+        """The layers that LoRA adapters can change, those of other stages included."""
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
 
@@ -206,6 +211,15 @@ class Parameters:
         if self.stage.is_last:
             self._linears[weight.name] = self._tied[name] = weight
         return weight
+
+    def adapts(self, adapters: LayerAdapters) -> LayerAdapters:
+        """Note that LoRA adapters can change a layer."""
+        self.adaptable.append(adapters)
+        return adapters
+
+    def parts_of(self, full_name: str, values: Tensor) -> Iterable[tuple[str, Tensor | QuantizedMatrix]]:
+        """Return the tensors here that a tensor of the checkpoint becomes, as `load` would, and the rows of each."""
+        return apply_rules(self._rules, self._without_prefix(full_name), values)
 
     def _bias(
         self, name: str, parts: Mapping[str, int], shards: Mapping[str, Shard | None], *, is_here: bool

@@ -33,7 +33,7 @@ def read_pytorch(
             their own code could restore.
     """
     for file in checkpoint.files:
-        tensors = _load(file)
+        tensors = read_tensors(file)
         check_contents(checkpoint, file, tensors)
         for name in list(tensors):
             tensor = tensors.pop(name)
@@ -41,7 +41,12 @@ def read_pytorch(
                 yield name, tensor.detach(), tensor.nbytes
 
 
-def _load(file: Path) -> dict[str, Tensor]:
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file of `torch.save`, mapped where possible. No code of the file runs.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
     try:
         with file.open("rb") as opened:
             is_mapped = opened.read(len(_ZIP)) == _ZIP

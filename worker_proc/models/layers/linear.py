@@ -3,20 +3,33 @@
 from torch import Tensor
 
 from octavo.kernels.linear import linear, linear_silu_and_mul
+from octavo.kernels.silu_and_mul import silu_and_mul
+from octavo.worker_proc.models.layers.adapters import LayerAdapters
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.models.parameters import Parameters
 
 
 class Linear:
-    """`x @ weight.T + bias`; usable when its weight is packed."""
+    """`x @ weight.T + bias`; usable when its weight is packed.
 
-    def __init__(self, weight: LinearWeight) -> None:
+    Args:
+        weight: of the layer.
+        adapters: where those of rows are added; None: adapters cannot change the layer.
+    """
+
+    def __init__(self, weight: LinearWeight, adapters: LayerAdapters | None = None) -> None:
         self._weight = weight
+        self._adapters = adapters
 
     @classmethod
     def tied(cls, parameters: Parameters, embedding_VD: Tensor) -> "Linear":
         """Make the output layer of a model whose output weight is its embedding."""
-        return cls(parameters.tied(embedding_VD))
+        weight = parameters.tied(embedding_VD)
+        (table,) = weight.parts
+        shards = {"lm_head": parameters.shard_of(table)}
+        parts = {"lm_head": weight.num_outputs}
+        is_here = parameters.stage.is_last
+        return cls(weight, parameters.adapts(LayerAdapters(weight.num_inputs, parts, shards, is_here=is_here)))
 
     @classmethod
     def new(
@@ -26,19 +39,31 @@ class Linear:
 
         `is_transposed`: the weight in the checkpoint has shape IO, not OI.
         """
-        return cls(parameters.linear(name, {name: outputs}, inputs, bias=bias, is_transposed=is_transposed))
+        weight = parameters.linear(name, {name: outputs}, inputs, bias=bias, is_transposed=is_transposed)
+        return cls(weight, _adapters_of(parameters, weight))
 
     @classmethod
     def stacked(cls, parameters: Parameters, name: str, parts: dict[str, int], inputs: int, *, bias: bool) -> "Linear":
         """Make one layer from several of the checkpoint; `parts` has their names and numbers of outputs."""
-        return cls(parameters.linear(name, parts, inputs, bias=bias))
+        weight = parameters.linear(name, parts, inputs, bias=bias)
+        return cls(weight, _adapters_of(parameters, weight))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the outputs, shape TO."""
         product_TO = linear(x_TI, self._weight.packed)
+        if self._adapters is not None and self._adapters.add is not None:
+            product_TO = self._adapters.add(x_TI, product_TO)
         return product_TO if self._weight.exchange is None else self._weight.exchange(product_TO)
 
     def silu_and_mul(self, x_TI: Tensor) -> Tensor:
         """Return the gated activation of the outputs, half as many: see `octavo.kernels.silu_and_mul`."""
         assert self._weight.exchange is None, "the activation of partial sums is not a part of the activation"
+        if self._adapters is not None and self._adapters.add is not None:
+            return silu_and_mul(self._adapters.add(x_TI, linear(x_TI, self._weight.packed)))
         return linear_silu_and_mul(x_TI, self._weight.packed)
+
+
+def _adapters_of(parameters: Parameters, weight: LinearWeight) -> LayerAdapters:
+    shards = {part: parameters.shard_of(f"{part}.weight") for part in weight.parts}
+    is_here = parameters.stage.holds(weight.name, is_output=True)
+    return parameters.adapts(LayerAdapters(weight.num_inputs, weight.parts, shards, is_here=is_here))

@@ -14,8 +14,8 @@ from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds
-from octavo.worker_proc.batch.inputs import Ints, StepInputs
-from octavo.worker_proc.batch.step_arguments import address, step_arguments, step_without_rows
+from octavo.worker_proc.batch.inputs import AdapterInputs, Ints, StepInputs
+from octavo.worker_proc.batch.step_arguments import address, set_adapters, step_arguments, step_without_rows
 from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.models.base import Model
 
@@ -50,6 +50,8 @@ class NativePrograms:
         recorder = ProgramRecorder(model.dtype)
         self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds, states)
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
+        self._adapters: AdapterInputs | None = None
+        """Of the last step."""
         self.head: Program | None = None
         if hidden is None:
             self.layers = Program(library, fuse(recorder.nodes, []), [], bounds.max_rows)
@@ -80,6 +82,7 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`."""
         if inputs.given is not None and self._given_rows is not None:
             self._given_rows.put(inputs.given)
+        self._adapters = inputs.adapters
         self.layers.run(step_arguments(inputs), self._threads_of_layers(len(inputs.token_ids_T)))
 
     def join_step(self) -> None:
@@ -91,6 +94,8 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self.head is not None, "the last stage has the logits"
         step = StepArguments(num_rows=len(rows), token_ids=address(rows))
+        if self._adapters is not None:
+            set_adapters(step, self._adapters.of_rows(rows))
         self.head.run(step, self._threads.choose(self.head.work * len(rows)))
         return self._logits_RV[: len(rows)]
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
-from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.batch.inputs import AdapterInputs, Ints, StepInputs
 from octavo.worker_proc.models.base import Model
 
 
@@ -20,6 +20,7 @@ class TorchForward:
         self._model = model
         self._attention = attention
         self._hidden_TD: Tensor | None = None
+        self._adapters: AdapterInputs | None = None
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -31,13 +32,20 @@ class TorchForward:
         if inputs.given is not None and self._model.given_rows is not None:
             self._model.given_rows.put(inputs.given)
         self._attention.plan(inputs)
+        self._adapters = inputs.adapters
+        self._set_rows(inputs.adapters)
         token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
         self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._hidden_TD is not None, "run() comes before logits(), on the last stage"
+        self._set_rows(None if self._adapters is None else self._adapters.of_rows(rows))
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
+
+    def _set_rows(self, adapters: AdapterInputs | None) -> None:
+        if self._model.adapter_rows is not None:
+            self._model.adapter_rows.grouped = None if adapters is None else adapters.grouped()
 
     def join_step(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; engines that compute through torch do not divide experts."""

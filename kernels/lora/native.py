@@ -1,0 +1,235 @@
+"""`lora` in C++: packed adapters, the arguments of its operations, and their places in a program."""
+
+import ctypes
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.lora.rows import AdapterRows, GroupedRows
+from octavo.kernels.lora.shape import LoraPart, LoraShape
+from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, StepArguments
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import allocate
+from octavo.kernels.native.value import Buffer, Form, Node, Value, as_tensor, ids_of, value_of
+
+LANES = 16
+SEGMENT_INPUTS = 512
+"""Inputs whose products are added up together, in layers of up to `MAX_SEGMENTS` times as many."""
+MAX_SEGMENTS = 8
+
+
+class SlotsStructure(ctypes.Structure):
+    """See `LoraSlots` in `native.h`."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("b", ctypes.c_void_p),
+        ("ranks", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("columns", ctypes.c_void_p),
+        ("blocks", ctypes.c_void_p),
+        ("a_slot_bytes", ctypes.c_int64),
+        ("b_slot_bytes", ctypes.c_int64),
+        ("num_parts", ctypes.c_int64),
+        ("max_rank", ctypes.c_int64),
+        ("num_inputs", ctypes.c_int64),
+        ("num_segments", ctypes.c_int64),
+        ("type", ctypes.c_int32),
+        ("unused", ctypes.c_int32),
+    )
+
+
+class LoraShrinkArguments(Arguments):
+    """See `LoraShrinkArgs`."""
+
+    _fields_ = (("x", Matrix), ("sums", Matrix), ("slots", SlotsStructure))
+
+
+class LoraLookupArguments(Arguments):
+    """See `LoraLookupArgs`."""
+
+    _fields_ = (("sums", Matrix), ("first_id", ctypes.c_int64), ("slots", SlotsStructure))
+
+
+class LoraExpandArguments(Arguments):
+    """See `LoraExpandArgs`."""
+
+    _fields_ = (("y", Matrix), ("sums", Matrix), ("out", Matrix), ("slots", SlotsStructure))
+
+
+class NativeLora:
+    """The packed adapters of one layer; programs point to them, and a slot can change between two steps.
+
+    Memory is resident only where an adapter was put.
+    """
+
+    def __init__(self, shape: LoraShape, library: NativeLibrary) -> None:
+        self.shape = shape
+        self._library = library
+        num_parts = len(shape.parts)
+        self._max_rank = -(-shape.max_rank // LANES) * LANES
+        self._per_word = 2 if shape.dtype == torch.bfloat16 else 1
+        self._num_words = -(-shape.num_inputs // self._per_word)
+        blocks = [-(-width // LANES) for width in shape.parts]
+        self._columns = torch.tensor([0, *shape.parts]).cumsum(0)
+        self._blocks = torch.tensor([0, *blocks]).cumsum(0)
+        self._ranks_SP = torch.zeros(shape.num_slots, num_parts, dtype=torch.int32)
+        self._scales_SP = torch.zeros(shape.num_slots, num_parts)
+        rank_blocks = self._max_rank // LANES
+        a_dims: tuple[int, ...] = (num_parts, rank_blocks, self._num_words, LANES, self._per_word)
+        if shape.is_table:
+            a_dims = (shape.num_inputs, self._max_rank)
+        self._a = _allocate(shape, a_dims)
+        self._b = _allocate(shape, (sum(blocks), self._max_rank // self._per_word, LANES, self._per_word))
+        self._num_segments = 1 if shape.is_table else max(1, min(MAX_SEGMENTS, shape.num_inputs // SEGMENT_INPUTS))
+
+    @property
+    def num_bytes(self) -> int:
+        """See `octavo.kernels.lora.LoraSlots`."""
+        return self._a.nbytes + self._b.nbytes
+
+    @property
+    def input_form(self) -> Form:
+        """How the rows that are multiplied must be stored."""
+        return Form(torch.bfloat16 if self.shape.dtype == torch.bfloat16 else torch.float32)
+
+    @property
+    def sums_width(self) -> int:
+        """Sums of one row."""
+        return len(self.shape.parts) * self._num_segments * self._max_rank
+
+    def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
+        """See `octavo.kernels.lora.LoraSlots`."""
+        self.clear(slot)
+        for index, part in enumerate(parts):
+            if part is None:
+                continue
+            part.check(self.shape, index)
+            rank, padding = part.rank, -part.rank % LANES
+            a_RI = torch.nn.functional.pad(part.a_RI.to(self.shape.dtype), (0, 0, 0, padding))
+            if self.shape.is_table:
+                self._a[slot, :, : rank + padding] = a_RI.t()
+            else:
+                a_RI = torch.nn.functional.pad(a_RI, (0, -self.shape.num_inputs % self._per_word))
+                packed = a_RI.view(-1, LANES, self._num_words, self._per_word).transpose(1, 2)
+                self._a[slot, index, : len(packed)] = packed
+            width = self.shape.parts[index]
+            b_OR = torch.nn.functional.pad(
+                part.b_OR.to(self.shape.dtype), (0, -rank % self._per_word, 0, -width % LANES)
+            )
+            packed = b_OR.reshape(-(-width // LANES), LANES, -1, self._per_word).transpose(1, 2)
+            first = int(self._blocks[index])
+            self._b[slot, first : first + len(packed), : packed.shape[1]] = packed
+            self._ranks_SP[slot, index], self._scales_SP[slot, index] = rank, part.scale
+
+    def clear(self, slot: int) -> None:
+        """See `octavo.kernels.lora.LoraSlots`."""
+        self._ranks_SP[slot] = 0
+
+    def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
+        """See `octavo.kernels.lora.lora`."""
+        if x_TI.device.type == "recorded":
+            x, y = value_of(x_TI), value_of(y_TO)
+            return self._record_expand(y, self._shrink_node(x, Buffer(self.sums_width)))
+        if rows.grouped is None:
+            return y_TO
+        sums = Matrix.of(sums_TX := x_TI.new_empty(len(x_TI), self.sums_width, dtype=torch.float32))
+        rows_TI = x_TI.to(self.input_form.type).contiguous()
+        step = step_of(rows.grouped, len(x_TI), num_slots=self.shape.num_slots)
+        shrink = LoraShrinkArguments(Matrix.of(rows_TI), sums, self._structure())
+        run(self._library, "lora_shrink", shrink, step=step, num_threads=torch.get_num_threads())
+        return self._expand(y_TO, sums_TX, step)
+
+    def add_lookup(self, token_ids_T: Tensor, first_id: int, y_TO: Tensor, rows: AdapterRows) -> Tensor:
+        """See `octavo.kernels.lora.lora_embedding`."""
+        if y_TO.device.type == "recorded":
+            assert ids_of(token_ids_T).source == "token_ids", "tables of adapters are looked up by tokens"
+            return self._record_expand(value_of(y_TO), self._lookup_node(first_id, Buffer(self.sums_width)))
+        if rows.grouped is None:
+            return y_TO
+        sums_TX = y_TO.new_empty(len(y_TO), self.sums_width, dtype=torch.float32)
+        step = step_of(rows.grouped, len(y_TO), num_slots=self.shape.num_slots)
+        step.token_ids = token_ids_T.data_ptr()
+        lookup = LoraLookupArguments(Matrix.of(sums_TX), first_id, self._structure())
+        run(self._library, "lora_lookup", lookup, step=step, num_threads=torch.get_num_threads())
+        return self._expand(y_TO, sums_TX, step)
+
+    def _expand(self, y_TO: Tensor, sums_TX: Tensor, step: StepArguments) -> Tensor:
+        # The operation writes only rows with an adapter if it writes in place.
+        wide_TO = y_TO.float().contiguous()
+        matrix = Matrix.of(wide_TO)
+        expand = LoraExpandArguments(matrix, Matrix.of(sums_TX), matrix, self._structure())
+        run(self._library, "lora_expand", expand, step=step, num_threads=torch.get_num_threads())
+        return wide_TO.to(y_TO.dtype)
+
+    def _shrink_node(self, x: Value, sums: Buffer) -> Node:
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            return LoraShrinkArguments(inputs[0], outputs[0], self._structure())
+
+        work = self.shape.max_rank * self.shape.num_inputs * len(self.shape.parts)
+        return Node("lora_shrink", [x], [sums], bind, is_row_wise=False, keeps=[self], wants=self.input_form, work=work)
+
+    def _lookup_node(self, first_id: int, sums: Buffer) -> Node:
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            return LoraLookupArguments(outputs[0], first_id, self._structure())
+
+        return Node("lora_lookup", [], [sums], bind, is_row_wise=False, keeps=[self])
+
+    def _record_expand(self, y: Value, source: Node) -> Tensor:
+        recorder = y.recorder
+        sums = recorder.append(source, (self.sums_width,))
+
+        def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self._structure())
+
+        work = self.shape.max_rank * self.shape.num_outputs
+        node = Node(
+            "lora_expand",
+            [y, sums],
+            [Buffer(self.shape.num_outputs)],
+            bind,
+            is_row_wise=False,
+            in_place=0,
+            keeps=[self],
+            work=work,
+        )
+        return as_tensor(recorder.append(node, (self.shape.num_outputs,)))
+
+    def _structure(self) -> SlotsStructure:
+        """Return the structure for C++. It points into the tensors and does not keep them alive."""
+        return SlotsStructure(
+            self._a.data_ptr(),
+            self._b.data_ptr(),
+            self._ranks_SP.data_ptr(),
+            self._scales_SP.data_ptr(),
+            self._columns.data_ptr(),
+            self._blocks.data_ptr(),
+            self._a.stride(0) * self._a.itemsize,
+            self._b.stride(0) * self._b.itemsize,
+            len(self.shape.parts),
+            self._max_rank,
+            self.shape.num_inputs,
+            self._num_segments,
+            TYPES[self.shape.dtype],
+            0,
+        )
+
+
+def step_of(grouped: GroupedRows, num_rows: int, *, num_slots: int) -> StepArguments:
+    """Return a step of rows with adapters, for one operation outside of programs; `grouped` must outlive it."""
+    assert len(grouped.starts_S) == num_slots + 1, "rows grouped by the slots of another size"
+    return StepArguments(
+        num_rows=num_rows,
+        adapter_rows=grouped.rows_A.ctypes.data,
+        adapter_starts=grouped.starts_S.ctypes.data,
+        num_adapters=num_slots,
+    )
+
+
+def _allocate(shape: LoraShape, dims: tuple[int, ...]) -> Tensor:
+    """Return memory for all slots, whose pages exist only once they are written."""
+    count = math.prod((shape.num_slots, *dims))
+    return allocate(count * shape.dtype.itemsize).view(shape.dtype).view(shape.num_slots, *dims)

@@ -1,0 +1,60 @@
+"""The sizes of the adapters of one linear layer, and one adapter's matrices for it."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+
+
+@dataclass(frozen=True, slots=True)
+class LoraShape:
+    """One linear layer and its slots."""
+
+    num_inputs: int
+    parts: tuple[int, ...]
+    """Outputs of the layers of the checkpoint that are stacked into this one; each has an A and a B of its own."""
+    num_slots: int
+    max_rank: int
+    """Of the adapter of one part."""
+    dtype: torch.dtype
+    """Of A and B, and of the rows."""
+    is_table: bool = False
+    """The layer is an embedding: its inputs are tokens, and A is looked up."""
+
+    @property
+    def num_outputs(self) -> int:
+        """Of all parts."""
+        return sum(self.parts)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of adapters of the largest rank in all slots."""
+        elements = self.num_outputs + len(self.parts) * self.num_inputs
+        return self.num_slots * self.max_rank * elements * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LoraPart:
+    """The adapter of one part of a layer."""
+
+    a_RI: Tensor
+    b_OR: Tensor
+    scale: float
+
+    @property
+    def rank(self) -> int:
+        """Rows of A."""
+        return self.a_RI.shape[0]
+
+    def check(self, shape: LoraShape, index: int) -> None:
+        """Raise `ShapeError` unless the matrices fit part `index` of a layer."""
+        rank = self.rank
+        require(
+            1 <= rank <= shape.max_rank
+            and self.a_RI.shape == (rank, shape.num_inputs)
+            and self.b_OR.shape == (shape.parts[index], rank),
+            f"lora: A {tuple(self.a_RI.shape)} and B {tuple(self.b_OR.shape)} for {shape.num_inputs} inputs, "
+            f"{shape.parts[index]} outputs and ranks up to {shape.max_rank}",
+        )

@@ -1,0 +1,103 @@
+"""Reads an adapter in PEFT's format: the factors of each module, as tensors in host memory."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.peft_lora import PHASE, PeftLora, module_of, read_peft_lora
+from octavo.worker_proc.weights.pytorch import read_tensors
+
+_AGAIN = "write the adapter again, with peft's save_pretrained"
+
+
+@dataclass(slots=True, eq=False)
+class ModuleFactors:
+    """What an adapter adds to one module of the base model."""
+
+    is_embedding: bool
+    scale: float
+    a: Tensor | None = None
+    """RI; of an embedding RV."""
+    b: Tensor | None = None
+    """OR; of an embedding DR."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdapterTensors:
+    """An adapter in host memory."""
+
+    where: str
+    """Its file, for errors."""
+    config: PeftLora
+    modules: dict[str, ModuleFactors] = field(default_factory=dict)
+    """By the name of the module in the base model."""
+    base_weights: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Shapes of weights of the base model that the file repeats: PEFT saves embeddings beside their adapters."""
+
+
+def read_adapter(adapter: Adapter) -> AdapterTensors:
+    """Return the tensors of an adapter whose files are still those that the frontend has checked.
+
+    Raises:
+        ConfigError: they are not, or something in them is not supported; the message names it.
+    """
+    path = Path(adapter.path)
+    config_file, weights_file = adapter_files(path)
+    try:
+        if adapter_digest(path) != adapter.digest:
+            raise ConfigError(
+                f"{path} has changed since the adapter {adapter.name!r} was loaded",
+                phase=PHASE,
+                hint="load the adapter again, under this name or another",
+            )
+        config = read_peft_lora(config_file.read_bytes(), str(config_file))
+        tensors = _read_tensors(weights_file)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}", phase=PHASE, hint=_AGAIN) from error
+    return _sorted_out(tensors, config, str(weights_file))
+
+
+def _read_tensors(file: Path) -> Mapping[str, Tensor]:
+    try:
+        if file.suffix == ".safetensors":
+            return safetensors.torch.load(file.read_bytes())
+    except (SafetensorError, ValueError) as error:
+        raise ConfigError(f"{file} is damaged: {error}", phase=PHASE, hint=_AGAIN) from error
+    return read_tensors(file)
+
+
+def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> AdapterTensors:
+    adapter = AdapterTensors(where, config)
+    for name, tensor in tensors.items():
+        module, factor = module_of(name, where)
+        if factor == "base":
+            adapter.base_weights[module] = tuple(tensor.shape)
+            continue
+        if not tensor.is_floating_point() or tensor.ndim != 2:
+            raise _wrong(where, f"{name!r} has type {tensor.dtype} and shape {tuple(tensor.shape)}")
+        is_embedding = factor.startswith("embedding")
+        if not config.targets(module):
+            raise _wrong(where, f"{name!r} belongs to a module that target_modules does not name")
+        factors = adapter.modules.setdefault(module, ModuleFactors(is_embedding, config.scale_of(module)))
+        rank, dim = config.rank_of(module), 0 if factor[-1] == "A" else 1
+        if factors.is_embedding != is_embedding or tensor.shape[dim] != rank:
+            raise _wrong(
+                where, f"{name!r} has shape {tuple(tensor.shape)}, and adapter_config.json gives it the rank {rank}"
+            )
+        setattr(factors, factor[-1].lower(), tensor)
+    for module, factors in adapter.modules.items():
+        if factors.a is None or factors.b is None:
+            raise _wrong(where, f"{module!r} has only one of its two factors")
+    if not adapter.modules:
+        raise _wrong(where, "it changes nothing")
+    return adapter
+
+
+def _wrong(where: str, problem: str) -> ConfigError:
+    return ConfigError(f"{where}: {problem}", phase=PHASE, hint=_AGAIN)

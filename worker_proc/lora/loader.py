@@ -1,0 +1,89 @@
+"""Fills the slots of adapters, as plans say, from host memory: the adapters used last are kept there."""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+
+from octavo.protocol.adapters import Adapter, AdapterFault, AdapterLoad
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.lora.checkpoint import read_adapter
+from octavo.worker_proc.lora.slots import AdapterSlots, PlacedAdapter
+from octavo.worker_proc.models.base import Model
+
+logger = logging.getLogger(__name__)
+
+Agree = Callable[[bool], bool]
+"""Returns whether all ranks have succeeded, given whether this one has. All ranks call it in the same order."""
+
+
+def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
+    """Make the slots of a packed model, and what fills them.
+
+    Raises:
+        ConfigError: the model or its settings do not go with adapters.
+    """
+    assert config.lora is not None, "an engine without adapters"
+    if config.enable_tp_invariant_inference:
+        raise ConfigError(
+            "--enable-tp-invariant-inference: the sums of adapters depend on the number of ranks",
+            hint="leave --enable-lora or --enable-tp-invariant-inference out",
+        )
+    if config.lora.is_fully_sharded and config.tensor_parallel_size > 1:
+        raise ConfigError(
+            "--fully-sharded-loras is not supported",
+            hint="leave it out: each worker then holds a part of one factor, and all of the other",
+        )
+    return AdapterLoader(AdapterSlots(model, config.lora), config.lora.max_cpu_loras)
+
+
+class AdapterLoader:
+    """Loads adapters between steps. A load that fails leaves its slot empty, on every rank.
+
+    Args:
+        slots: of the model's layers.
+        max_cpu_loras: adapters that stay in host memory, those in slots included.
+        agree: among the ranks; None: this is the only one.
+    """
+
+    def __init__(self, slots: AdapterSlots, max_cpu_loras: int, agree: Agree | None = None) -> None:
+        self._slots = slots
+        self._max_cpu_loras = max_cpu_loras
+        self._agree = agree
+        self._placed: OrderedDict[str, PlacedAdapter] = OrderedDict()
+        """By digest; the one used last is at the end."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots on the device."""
+        return self._slots.num_bytes
+
+    def apply(self, loads: Sequence[AdapterLoad]) -> list[AdapterFault]:
+        """Carry out the loads of a plan in their order; returns those that have failed."""
+        return [fault for load in loads if (fault := self._load(load)) is not None]
+
+    def _load(self, load: AdapterLoad) -> AdapterFault | None:
+        message, adapter = "", load.adapter
+        self._slots.clear(load.slot)
+        placed = None
+        try:
+            placed = self._placed_adapter(adapter)
+        except (ConfigError, MemoryError) as error:
+            message = f"{error} ({error.hint})" if isinstance(error, ConfigError) and error.hint else str(error)
+        if self._agree is not None and not self._agree(placed is not None):
+            message = message or f"another worker could not load the adapter {adapter.name!r}; its log says why"
+        if message or placed is None:
+            logger.error("adapter %s was not loaded into slot %d: %s", adapter.name, load.slot, message)
+            return AdapterFault(load.slot, adapter.digest, message)
+        self._slots.put(load.slot, placed)
+        logger.info("adapter %s (%s) is in slot %d", adapter.name, adapter.digest[:12], load.slot)
+        return None
+
+    def _placed_adapter(self, adapter: Adapter) -> PlacedAdapter:
+        if (placed := self._placed.get(adapter.digest)) is None:
+            placed = self._slots.place(read_adapter(adapter))
+            self._placed[adapter.digest] = placed
+        self._placed.move_to_end(adapter.digest)
+        while len(self._placed) > self._max_cpu_loras:
+            self._placed.popitem(last=False)
+        return placed

@@ -1,0 +1,161 @@
+"""The adapters of all layers of a model, in slots; and how the tensors of a PEFT adapter are divided among them."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.lora import LoraSlots, lora, lora_embedding, new_slots
+from octavo.kernels.lora.rows import AdapterRows
+from octavo.kernels.lora.shape import LoraPart, LoraShape
+from octavo.protocol.config.lora import ResolvedLoRA
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.peft_lora import PHASE
+from octavo.worker_proc.lora.checkpoint import AdapterTensors, ModuleFactors
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.layers.adapters import LayerAdapters
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+_RETRAIN = "train the adapter without it, or merge the adapter into the model"
+
+PlacedAdapter = dict[LayerAdapters, list[LoraPart | None]]
+"""The parts of an adapter for the layers that are here."""
+
+
+class AdapterSlots:
+    """The slots of a model, for `max_loras` adapters of up to `max_rank`. Layers add what is in them from now on.
+
+    Args:
+        model: packed; its steps are not recorded yet.
+        config: of adapters.
+
+    Raises:
+        ConfigError: the model cannot have adapters.
+    """
+
+    def __init__(self, model: Model, config: ResolvedLoRA) -> None:
+        if not model.parameters.adaptable:
+            raise ConfigError(
+                "--enable-lora: a model that runs through transformers takes no adapters",
+                hint="leave --enable-lora out, or merge the adapter into the model",
+            )
+        self._parameters = model.parameters
+        self._max_rank = config.max_rank
+        self._dtype = _DTYPES[config.dtype]
+        self.rows = model.adapter_rows = AdapterRows(config.max_loras)
+        self._layers: dict[LayerAdapters, LoraSlots] = {}
+        self._parts: dict[str, tuple[LayerAdapters, int]] = {}
+        for layer in model.parameters.adaptable:
+            self._parts |= {part: (layer, index) for index, part in enumerate(layer.parts)}
+            if layer.is_here:
+                shape = LoraShape(
+                    layer.num_inputs,
+                    tuple(layer.parts.values()),
+                    config.max_loras,
+                    config.max_rank,
+                    self._dtype,
+                    layer.is_table,
+                )
+                self._layers[layer] = slots = new_slots(shape, model.device, model.library)
+                layer.add = _addition(layer, slots, self.rows)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all slots on the device."""
+        return sum(slots.num_bytes for slots in self._layers.values())
+
+    def put(self, slot: int, adapter: PlacedAdapter) -> None:
+        """Fill a slot."""
+        for layer, slots in self._layers.items():
+            if (parts := adapter.get(layer)) is None:
+                slots.clear(slot)
+            else:
+                slots.put(slot, parts)
+
+    def clear(self, slot: int) -> None:
+        """Empty a slot: requests that use it are computed without an adapter."""
+        for slots in self._layers.values():
+            slots.clear(slot)
+
+    def place(self, adapter: AdapterTensors) -> PlacedAdapter:
+        """Divide an adapter among the layers that are here. Layers of other stages are checked as well.
+
+        Raises:
+            ConfigError: a tensor has no place in the model, or another shape.
+        """
+        where = adapter.where
+        if adapter.config.max_rank > self._max_rank:
+            raise ConfigError(
+                f"{where}: the adapter has rank {adapter.config.max_rank}, above --max-lora-rank {self._max_rank}",
+                phase=PHASE,
+                hint=f"use --max-lora-rank {adapter.config.max_rank}",
+            )
+        for module, shape in adapter.base_weights.items():
+            self._check_base(module, shape, where)
+        placed: PlacedAdapter = {}
+        for module, factors in adapter.modules.items():
+            assert factors.a is not None and factors.b is not None, "a module with one factor"
+            start, rows = 0, len(factors.b)
+            for name, b_PR in self._parameters.parts_of(f"{module}.weight", factors.b):
+                assert isinstance(b_PR, Tensor)
+                start += len(b_PR)
+                layer, index = self._place_of(name.removesuffix(".weight"), module, factors, where)
+                part = self._part(layer, index, factors, b_PR, module, where)
+                if layer.is_here:
+                    placed.setdefault(layer, [None] * len(layer.parts))[index] = part
+            assert start == rows, f"{start} rows of {rows} of {module}"
+        return placed
+
+    def _place_of(self, name: str, module: str, factors: ModuleFactors, where: str) -> tuple[LayerAdapters, int]:
+        place = self._parts.get(name)
+        if place is None or place[0].is_table != factors.is_embedding:
+            raise ConfigError(
+                f"{where}: the adapter changes {module!r}, which is not a linear layer of this model or of a kind that "
+                "adapters cannot change, such as experts",
+                phase=PHASE,
+                hint=f"serve it with the model that it was trained on; {_RETRAIN}",
+            )
+        return place
+
+    def _part(
+        self, layer: LayerAdapters, index: int, factors: ModuleFactors, b_OR: Tensor, module: str, where: str
+    ) -> LoraPart:
+        assert factors.a is not None
+        name = list(layer.parts)[index]
+        shard, (outputs, inputs) = layer.shards[name], layer.whole_shape(name)
+        a_RI = factors.a
+        if a_RI.shape[1] != inputs or len(b_OR) != outputs:
+            raise ConfigError(
+                f"{where}: the adapter of {module!r} has {a_RI.shape[1]} inputs and {len(b_OR)} outputs; this model's "
+                f"has {inputs} and {outputs}",
+                phase=PHASE,
+                hint="serve it with the model that it was trained on",
+            )
+        if shard is not None and (shard.dim == 1 or layer.is_table):
+            a_RI = torch.cat([a_RI[:, part.start : part.stop] for part in shard.ranges], dim=1)
+        elif shard is not None:
+            b_OR = shard.of(b_OR)
+        return LoraPart(a_RI.to(self._dtype).contiguous(), b_OR.to(self._dtype).contiguous(), factors.scale)
+
+    def _check_base(self, module: str, shape: tuple[int, ...], where: str) -> None:
+        """Refuse a table of another size: PEFT saves embeddings that were resized beside their adapters."""
+        for name, _ in self._parameters.parts_of(f"{module}.weight", torch.empty(0)):
+            layer, _ = self._parts.get(name.removesuffix(".weight"), (None, 0))
+            outputs, inputs = layer.whole_shape(name.removesuffix(".weight")) if layer else (0, 0)
+            if sorted(shape) != sorted((outputs, inputs)):
+                raise ConfigError(
+                    f"{where}: the adapter replaces {module!r} by a weight of shape {shape}",
+                    phase=PHASE,
+                    hint="merge the adapter into the model (merge_and_unload in peft) and serve the result",
+                )
+
+
+def _addition(layer: LayerAdapters, slots: LoraSlots, rows: AdapterRows) -> Callable[[Tensor, Tensor], Tensor]:
+    if layer.is_table:
+        return partial(_add_lookup, slots=slots, rows=rows, first_id=layer.first_id)
+    return partial(lora, slots=slots, rows=rows)
+
+
+def _add_lookup(token_ids_T: Tensor, y_TD: Tensor, *, slots: LoraSlots, rows: AdapterRows, first_id: int) -> Tensor:
+    return lora_embedding(token_ids_T, y_TD, slots, rows, first_id=first_id)

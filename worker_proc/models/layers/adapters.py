@@ -1,0 +1,51 @@
+"""Where LoRA adapters are added to a linear layer, or to a table. `octavo.worker_proc.lora` fills them.
+
+A layer calls what is at `add`, so a model without adapters computes nothing else than its products.
+"""
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor
+
+from octavo.worker_proc.parallel.sharding import Shard
+
+
+class LayerAdapters:
+    """The place of the adapters of one layer.
+
+    Args:
+        num_inputs: here; of a table, its rows.
+        parts: names in the checkpoint of the layers that are stacked into this one, and the outputs of each, here.
+        shards: the part of each that this rank holds; None: all of it.
+        is_table: whether the layer is an embedding.
+        first_id: of the table.
+        is_here: False: another pipeline stage has the layer.
+    """
+
+    def __init__(
+        self,
+        num_inputs: int,
+        parts: Mapping[str, int],
+        shards: Mapping[str, Shard | None],
+        *,
+        is_table: bool = False,
+        first_id: int = 0,
+        is_here: bool,
+    ) -> None:
+        self.num_inputs = num_inputs
+        self.parts = parts
+        self.shards = shards
+        self.is_table = is_table
+        self.first_id = first_id
+        self.is_here = is_here
+        self.add: Callable[[Tensor, Tensor], Tensor] | None = None
+        """From the inputs and the products of the layer to products with adapters; None: the engine has none. A table
+        gets token ids as inputs."""
+
+    def whole_shape(self, part: str) -> tuple[int, int]:
+        """Return outputs and inputs of a part, of all ranks together."""
+        width, shard = self.parts[part], self.shards[part]
+        rows, columns = (self.num_inputs, width) if self.is_table else (width, self.num_inputs)
+        if shard is not None:
+            rows, columns = shard.whole((rows, columns))
+        return (columns, rows) if self.is_table else (rows, columns)
