@@ -25,6 +25,8 @@ PARAMS = "params.json"
 """The configuration in Mistral's own format."""
 
 _DTYPES = ("bfloat16", "float16", "float32")
+_QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
+"""Of AutoGPTQ, AutoAWQ and ModelOpt, whose older checkpoints do not name their method in config.json."""
 UNLIMITED_POSITIONS = 131072
 """The limit of models without any. Each slot of a batch has a list of as many token ids, in virtual memory."""
 _SAMPLING_DEFAULTS = {
@@ -50,8 +52,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     load_format = _load_format(config, path)
     home = convert_gguf(path, env) if path.is_file() else path
     hf_config = {**_read_config(config, home), **_overrides("hf_overrides", config.hf_overrides)}
-    if load_format in LAYOUTS:
-        _check_not_quantized(hf_config)
+    hf_config |= _quantization_config(hf_config, home)
     generation = _read_generation_config(config, home)
     overrides = _overrides("override_generation_config", config.override_generation_config)
     generation |= overrides
@@ -224,17 +225,17 @@ def _max_positions(hf_config: dict[str, Any]) -> int:
     return limit
 
 
-def _check_not_quantized(hf_config: dict[str, Any]) -> None:
-    quantization = hf_config.get("quantization_config")
-    if quantization:
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        if method == "mxfp4":  # some architectures read it; the worker decides
-            return
-        raise ConfigError(
-            f"the checkpoint is quantized ({method}), which is not supported",
-            phase=PHASE,
-            hint="use the model's original checkpoint or a GGUF of it",
-        )
+def _quantization_config(hf_config: dict[str, Any], home: Path) -> dict[str, Any]:
+    """Return how the weights are quantized, as the key of config.json: older checkpoints say it elsewhere."""
+    if hf_config.get("quantization_config"):
+        return {}
+    if hf_config.get("compression_config"):
+        return {"quantization_config": hf_config["compression_config"], "compression_config": None}
+    for name, method in _QUANTIZATION_FILES.items():
+        if (home / name).is_file():
+            section = read_json(home / name)
+            return {"quantization_config": {"quant_method": method, **section.get("quantization", section)}}
+    return {}
 
 
 def _checkpoint_dtype(hf_config: dict[str, Any]) -> str:

@@ -124,7 +124,7 @@ class Packer:
     Args:
         device: where the weights are.
         native: the library to multiply with; None: torch.
-        quantization: applied to float weights; needs a native library.
+        quantization: applied to float weights; int8 and int4 need a native library.
         is_batch_invariant: False: use the fastest product of a GPU, whose bits depend on the number of rows. On a CPU
             all products are batch-invariant.
         is_tp_invariant: the bits must not depend on the number of ranks that divide a weight.
@@ -139,7 +139,6 @@ class Packer:
         is_batch_invariant: bool = True,
         is_tp_invariant: bool = False,
     ) -> None:
-        assert quantization is None or native is not None, "torch multiplies no quantized weights"
         self._device = device
         self._packer = choose("linear", _PACKERS, device)(
             is_batch_invariant=is_batch_invariant, is_tp_invariant=is_tp_invariant
@@ -147,6 +146,11 @@ class Packer:
         self._is_tp_invariant = is_tp_invariant
         self._library = native
         self._quantization = quantization
+
+    @property
+    def quantizes_heads(self) -> bool:
+        """Whether it quantizes the output weight of a model; float codes are for all others, as in vLLM."""
+        return self._quantization in ("w8a8", "int8", "int4")
 
     def pack(
         self,
@@ -162,7 +166,8 @@ class Packer:
         Args:
             weight_OI: any float.
             bias_O: of the same dtype.
-            quantizes: False: the weight stays as it is.
+            quantizes: False: the weight stays as it is. True: in the packer's quantization, or in the numbers of it
+                where nothing multiplies with its codes.
             is_grouped: `experts` or `head_linear` multiplies it together with others, in place of `linear`.
             whole_outputs: of all ranks that divide the outputs; None: it is not divided.
 
@@ -174,10 +179,11 @@ class Packer:
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
         )
-        if self._library is not None and self._quantization is not None and quantizes:
-            packed = self.pack_quantized(quantize_weight(self._library, weight_OI, self._quantization), bias_O)
-            assert packed is not None, "quantized to a format of the kernels"
-            return packed
+        if self._quantization is not None and quantizes:
+            quantized = quantize_weight(self._library, weight_OI, self._quantization)
+            if (packed := self.pack_quantized(quantized, bias_O)) is not None:
+                return packed
+            weight_OI = quantized.dequantize().to(weight_OI.dtype)
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
         num_outputs, num_inputs = weight_OI.shape

@@ -1,4 +1,4 @@
-"""Quantizes weights at load, in C++: from floats to levels. The method is described in `quantize_weight.h`."""
+"""Quantizes weights at load: from floats to levels, in C++ (see `quantize_weight.h`), or to float codes, in torch."""
 
 import ctypes
 from typing import Literal
@@ -7,15 +7,18 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
+from octavo.kernels.linear.codebooks import codebook
 from octavo.kernels.linear.packing import call_on_threads
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.library import NativeLibrary
 
-Quantization = Literal["int8", "int4", "w8a8"]
-"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; or 8 bits with a scale for
-each output, for rows with one scale each."""
+Quantization = Literal["int8", "int4", "w8a8", "fp8", "nf4"]
+"""8 bits with a scale, or 4 bits with a scale and a minimum, for each group of 32 inputs; 8 bits with a scale for each
+output, for rows with one scale each; 8-bit floats (e4m3) with a scale for each output; bitsandbytes' NormalFloat with a
+scale for each group of 64 inputs."""
 GROUP_SIZE = 32
+NF4_GROUP_SIZE = 64
 _CHANNEL_CHUNK = 2**22
 """Numbers of a weight that are quantized by channel at once."""
 
@@ -34,9 +37,15 @@ class QuantizeWeightArguments(Arguments):
 
 
 def quantize_weight(
-    library: NativeLibrary, weight_OI: Tensor, kind: Quantization, group_size: int = GROUP_SIZE
+    library: NativeLibrary | None, weight_OI: Tensor, kind: Quantization, group_size: int = GROUP_SIZE
 ) -> QuantizedWeight:
     """Return the weight, of float32, bfloat16 or float16, in 8 or 4 bits.
+
+    Args:
+        library: only float codes need none.
+        weight_OI: of any stride.
+        kind: see `Quantization`.
+        group_size: of int8 and int4.
 
     Raises:
         ShapeError: it is not a matrix of floats.
@@ -44,6 +53,11 @@ def quantize_weight(
     require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is not a matrix of floats")
     if kind == "w8a8":
         return _quantize_channels(weight_OI)
+    if kind == "fp8":
+        return _quantize_fp8(weight_OI)
+    if kind == "nf4":
+        return _quantize_nf4(weight_OI)
+    assert library is not None, "int8 and int4 are quantized by the native library"
     rows_OI = weight_OI if weight_OI.stride(1) == 1 else weight_OI.contiguous()
     groups = (weight_OI.shape[0], -(-weight_OI.shape[1] // group_size))
     is_affine = kind == "int4"
@@ -79,3 +93,24 @@ def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
         scale.copy_(values.abs().amax(1, keepdim=True) / 127.0)
         levels.copy_((values / scale.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0))
     return QuantizedWeight(levels_OI, scale_O1, None, 128, 8, num_inputs, row_type="int8_token")
+
+
+def _quantize_fp8(weight_OI: Tensor) -> QuantizedWeight:
+    """Return 8-bit floats; the largest number of an output becomes 448, the largest of e4m3."""
+    largest = torch.finfo(torch.float8_e4m3fn).max
+    scale_O1 = (weight_OI.abs().amax(1, keepdim=True).float() / largest).clamp_min(torch.finfo(torch.float32).tiny)
+    codes_OI = (weight_OI.float() / scale_O1).clamp(-largest, largest).to(torch.float8_e4m3fn).view(torch.uint8)
+    return QuantizedWeight(codes_OI, scale_O1, None, 0, 8, weight_OI.shape[1], codebook="e4m3", row_type="fp8_token")
+
+
+def _quantize_nf4(weight_OI: Tensor) -> QuantizedWeight:
+    """Return the nearest codes; the largest number of a group becomes 1 or -1."""
+    num_outputs, num_inputs = weight_OI.shape
+    padding = -num_inputs % NF4_GROUP_SIZE
+    groups_OGI = torch.nn.functional.pad(weight_OI.float(), (0, padding)).view(num_outputs, -1, NF4_GROUP_SIZE)
+    scale_OG = groups_OGI.abs().amax(2)
+    numbers = codebook("nf4").to(weight_OI.device)
+    scaled_OGI = groups_OGI / scale_OG.clamp_min(torch.finfo(torch.float32).tiny).unsqueeze(2)
+    codes_OGI = torch.bucketize(scaled_OGI, (numbers[1:] + numbers[:-1]) / 2)
+    codes_OI = codes_OGI.flatten(1)[:, :num_inputs].to(torch.uint8)
+    return QuantizedWeight(codes_OI.contiguous(), scale_OG, None, 0, 4, NF4_GROUP_SIZE, codebook="nf4")

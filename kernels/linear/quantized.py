@@ -117,6 +117,16 @@ class QuantizedWeight:
         """Whether each output has one scale."""
         return self.scale_OG.shape[1] == 1
 
+    @property
+    def description(self) -> str:
+        """What the weight holds, for logs."""
+        levels = self.codebook or f"{self.bits}-bit integers"
+        scales = "a scale per output" if self.is_per_channel else f"groups of {self.group_size}"
+        zeros = (
+            " and zero points" if self.zero_OG is not None else " and minimums" if self.minimum_OG is not None else ""
+        )
+        return f"{levels} with {scales}{zeros}{'' if self.order_I is None else ', sorted by group (act-order)'}"
+
     def dequantize(self) -> Tensor:
         """Return the dequantized values, float32, shape OI, in the order of the inputs."""
         if self.codebook is not None:

@@ -17,7 +17,21 @@ ModelImpl: TypeAlias = Literal["auto", "octavo", "transformers"]
 ModelImplChoice: TypeAlias = Literal["auto", "octavo", "vllm", "transformers"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
-QuantizationName: TypeAlias = Literal["none", "w8a8", "int8", "int4", "gguf"]
+QuantizationName: TypeAlias = Literal[
+    "none",
+    "w8a8",
+    "int8",
+    "int4",
+    "gguf",
+    "gptq",
+    "awq",
+    "compressed-tensors",
+    "fp8",
+    "bitsandbytes",
+    "torchao",
+    "mxfp4",
+]
+QuantizationChoice: TypeAlias = QuantizationName | Literal["gptq_marlin", "awq_marlin", "fbgemm_fp8"]
 KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8", "fp8"]
 KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
@@ -92,11 +106,12 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(description="Type of weights and activations. auto: that of the checkpoint, but bfloat16 for float32."),
     ] = "auto"
     quantization: Annotated[
-        QuantizationName | None,
+        QuantizationChoice | None,
         Meta(
-            description="Format of the weights of linear layers, quantized while loading: w8a8: 8 bits with a scale "
-            "for each output, the fastest in batches; int8, int4: in groups of 32; gguf: as in the GGUF file; none: "
-            "--dtype. Default: gguf for a quantized GGUF file unless --dtype is float32, else none.",
+            description="Format of the weights of linear layers. w8a8: quantized while loading, 8 bits with a scale "
+            "for each output, the fastest in batches; int8, int4: in groups of 32; fp8, bitsandbytes (nf4): the same "
+            "for a checkpoint that is not quantized; none: --dtype. All others, and these two, name the format of the "
+            "checkpoint. Default: that format unless --dtype is float32, else none.",
             extra={"short": ("-q",)},
         ),
     ] = None

@@ -23,6 +23,7 @@ from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
+from octavo.protocol.config.weight_format import resolve_quantization
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
@@ -383,17 +384,10 @@ def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
 
 
 def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> QuantizationName:
-    requested, is_gguf = config.model.quantization, facts.load_format == "gguf"
-    if requested == "gguf" and not is_gguf:
-        raise ConfigError(
-            f"--quantization gguf, but the weights are {facts.load_format}",
-            phase="configuration",
-            hint="use w8a8, int8 or int4, or name a .gguf file",
-        )
+    requested = config.model.quantization
     if requested in ("w8a8", "int8", "int4"):
         _require_native(config, f"--quantization {requested}", device)
-    # Users of float32 want the weights of the file as exact as possible.
-    return requested or ("gguf" if is_gguf and dtype != "float32" else "none")
+    return resolve_quantization(requested, facts, dtype, config.cache.kv_cache_dtype)
 
 
 def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:

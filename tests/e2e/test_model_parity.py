@@ -161,7 +161,6 @@ def test_every_spelling_of_a_rope_scaling_means_the_same(
         ("Qwen3ForCausalLM", {"layer_types": ["full_attention", "linear"]}, "'linear' are not supported"),
         ("MistralForCausalLM", {"layer_types": ["sliding_attention"] * 2}, "'sliding_window' is None"),
         ("LlamaForCausalLM", {"hidden_size": None}, "'hidden_size' is None"),
-        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "awq"}}, "awq"),
         ("Qwen2ForCausalLM", {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 2}, "is None"),
         ("Qwen2ForCausalLM", {"layer_types": ["full_attention"] * 3}, "3 'layer_types' for 2 layers"),
         ("Qwen2ForCausalLM", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention"),

@@ -7,23 +7,22 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 from gguf_files import write_gguf
+from model_logprobs import difference, kinds, logprobs
 from safetensors.numpy import load_file
-from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny
-from worker_plans import alone, loaded, spec, worker_config
+from tiny_models import ARCHITECTURES, make_tiny
+from worker_plans import loaded, worker_config
 from workloads import fingerprint
 
 from octavo.frontend.llm import LLM
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import SamplingParams
-from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.reader import read_weights
 
 WIDTH = 256
 """A block of the K-quants."""
-PROMPT = [5, 6, 7, 8, 200, 17, 300, 44, 9, 101, 33, 250]
 SIMPLE = [Type.Q4_0, Type.Q4_1, Type.Q5_0, Type.Q5_1, Type.Q8_0]
 K_QUANTS = [Type.Q4_K, Type.Q5_K, Type.Q6_K]
 NAMES = {"LlamaForCausalLM": ("llama", 4, 2), "GPT2LMHeadModel": ("gpt2", 4, 4), "Qwen2ForCausalLM": ("qwen2", 4, 2)}
@@ -63,26 +62,6 @@ def gguf_config(
 def limit_of(kind: Type) -> float:
     """Return the error of products that a type may have: scales rounded to 2**-11, and differences of such."""
     return 2**-9 if kind in K_QUANTS else 1e-5
-
-
-def kinds(model: Model) -> set[str]:
-    return {packed.product.packed.kind for packed in model.parameters.packed.values()}
-
-
-def logprobs(config: ResolvedConfig, *, is_native: bool = True) -> torch.Tensor:
-    """Return the logprobs of all tokens at all positions of the prompt but the last."""
-    model = loaded(config, is_native=is_native)
-    entries = alone(model, config, PROMPT, spec(prompt_logprobs=VOCAB_SIZE), 1).prompt_logprobs
-    rows = torch.zeros(len(entries), VOCAB_SIZE)
-    for row, entry in zip(rows, entries, strict=True):
-        row[entry.token_ids] = torch.tensor(entry.logprobs)
-    assert (rows < 0).all()
-    return rows
-
-
-def difference(first: torch.Tensor, second: torch.Tensor) -> float:
-    """Return the error of one, relative to how much logprobs vary."""
-    return float((first - second).pow(2).mean().sqrt() / second.std(dim=1).mean())
 
 
 def dense(config: ResolvedConfig) -> dict[str, torch.Tensor]:
@@ -189,7 +168,7 @@ def test_without_native_kernels_weights_are_dequantized_and_it_is_said(
 ) -> None:
     config = gguf_config(tmp_path, Type.Q4_0)
     got = logprobs(config, is_native=False)
-    assert "no native kernels: the quantized weights are converted to bfloat16" in caplog.text
+    assert "dequantized to bfloat16, as no kernel here takes them" in caplog.text
     assert torch.equal(got, logprobs(msgspec.structs.replace(config, quantization="none"), is_native=False))
 
 

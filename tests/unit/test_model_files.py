@@ -252,11 +252,16 @@ class TestFacts:
             with pytest.raises(ConfigError, match=f"{name} is not a JSON object"):
                 facts_of(home, env, **{name: text})
 
-    def test_quantized_checkpoints_are_rejected(self, home: Path, env: Env) -> None:
-        write(home, LLAMA | {"quantization_config": {"quant_method": "awq"}})
-        with pytest.raises(ConfigError, match=r"quantized \(awq\)"):
-            facts_of(home, env)
-        assert facts_of(home, env, load_format="dummy").load_format == "dummy"
+    def test_older_checkpoints_say_elsewhere_how_they_are_quantized(self, home: Path, env: Env) -> None:
+        for name, method in {"quantize_config.json": "gptq", "quant_config.json": "awq"}.items():
+            write(home, {"bits": 4}, name)
+            assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": method, "bits": 4}
+            (home / name).unlink()
+        write(home, LLAMA | {"compression_config": {"quant_method": "compressed-tensors"}})
+        assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": "compressed-tensors"}
+        write(home, LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 8}})
+        write(home, {"bits": 4}, "quantize_config.json")
+        assert facts_of(home, env).hf_config["quantization_config"]["bits"] == 8
 
     def test_generation_config_gives_defaults_and_stop_tokens(self, home: Path, env: Env, tmp_path: Path) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}

@@ -1,5 +1,7 @@
 """The configuration tree: sources, errors that name the setting, and resolution."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -130,8 +132,12 @@ def test_resolve_is_pure() -> None:
 @pytest.mark.parametrize(
     ("setting", "value", "hint"),
     [
-        ("quantization", "awq", "one of none, w8a8, int8, int4, gguf"),
-        ("quantization", "fp8", "one of none, w8a8, int8, int4, gguf"),
+        (
+            "quantization",
+            "exl3",
+            "one of none, w8a8, int8, int4, gguf, gptq, awq, compressed-tensors, fp8, bitsandbytes, torchao, mxfp4, "
+            "gptq_marlin, awq_marlin, fbgemm_fp8",
+        ),
         ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3"),
         ("max_model_len", "long", "see octavo serve --help"),
     ],
@@ -167,6 +173,40 @@ def test_weights_of_a_gguf_file_stay_quantized_unless_told_otherwise(
 def test_only_gguf_files_have_a_quantization_of_their_own() -> None:
     with pytest.raises(ConfigError, match="weights are safetensors"):
         resolved(quantization="gguf")
+
+
+def quantized(section: dict[str, Any] | None, load_format: str = "safetensors", **settings: str) -> str:
+    hf_config = {**FACTS.hf_config, **({"quantization_config": section} if section else {})}
+    facts = msgspec.structs.replace(FACTS, load_format=load_format, hf_config=hf_config)
+    return resolve(engine_config({"model": "m", **settings}), facts, device="cpu", num_cores=2).quantization
+
+
+def test_a_checkpoint_keeps_its_quantization() -> None:
+    for method, name in {"gptq": "gptq", "awq": "awq", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}.items():
+        section = {"quant_method": method}
+        assert quantized(section) == quantized(section, "dummy") == quantized(section, quantization=method) == name
+        assert quantized(section, dtype="float32") == quantized(section, quantization="none") == "none"
+        assert quantized(section, quantization="int4") == "int4"
+    assert quantized({"quant_method": "awq"}, quantization="awq_marlin") == "awq"
+    assert quantized({"load_in_8bit": True}) == "bitsandbytes"
+    assert quantized(None, quantization="fp8") == "fp8"
+    assert quantized(None, quantization="bitsandbytes") == "bitsandbytes"
+
+
+@pytest.mark.parametrize(
+    ("section", "settings", "message"),
+    [
+        ({"quant_method": "awq"}, {"quantization": "gptq"}, r"quantization gptq, but .* quantized otherwise \(awq\)"),
+        ({"quant_method": "gptq"}, {"quantization": "fp8"}, r"quantized otherwise \(gptq\)"),
+        (None, {"quantization": "awq"}, "quantization awq, but the checkpoint is not quantized"),
+        ({"quant_method": "quark"}, {}, r"quantized \(quark\), which is not supported"),
+        ({"quant_method": "gptq"}, {"load_format": "pt"}, r"quantized \(gptq\), and its weights are pt"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, {}, "'kv_cache_scheme'"),
+    ],
+)
+def test_other_quantizations_are_refused(section: Any, settings: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quantized(section, settings.pop("load_format", "safetensors"), **settings)
 
 
 def test_the_cache_has_the_type_of_the_model_or_int8() -> None:

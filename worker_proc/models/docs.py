@@ -40,4 +40,3 @@ def _formats(family: Family) -> Iterator[str]:
         yield "GGUF"
     if mistral.SUPPORTED_ARCHITECTURES.intersection(family.architectures):
         yield "mistral"
-    yield from family.quantizations

@@ -11,7 +11,7 @@ from octavo.kernels.linear import PackedLinear, Packer
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.parallel.sharding import Shard, Sharding
+from octavo.worker_proc.parallel.sharding import Role, Shard, Sharding, role_of
 
 
 class QuantizedMatrix(Protocol):
@@ -24,8 +24,8 @@ class QuantizedMatrix(Protocol):
     def dequantized(self) -> Tensor:
         """Return the values in float32."""
 
-    def quantized(self) -> QuantizedWeight:
-        """Return the levels and scales."""
+    def quantized(self) -> QuantizedWeight | None:
+        """Return the levels and scales; None: the part that is here has values only."""
 
     def part(self, shard: Shard) -> "QuantizedMatrix":
         """Return the part that a rank holds.
@@ -80,8 +80,14 @@ class LinearWeight:
         """False: the packed form holds floats in any case."""
         self.is_grouped = False
         """Whether `octavo.kernels.experts` or `head_linear` multiplies it together with others."""
+        self.stored: str | None = None
+        """What the checkpoint holds, for the log; None: it was not quantized, or not asked for."""
         self._values: dict[str, Tensor | QuantizedMatrix] = {}
         self._packed: PackedLinear | None = None
+
+    @property
+    def _is_head(self) -> bool:
+        return self._is_shared or role_of(self.name) is Role.VOCABULARY
 
     @property
     def is_packed(self) -> bool:
@@ -154,7 +160,7 @@ class LinearWeight:
             packed = packer.pack(
                 self.dense(),
                 self._bias_O,
-                quantizes=self.is_quantizable,
+                quantizes=self.is_quantizable and (packer.quantizes_heads or not self._is_head),
                 is_grouped=self.is_grouped,
                 whole_outputs=self.whole_outputs,
             )
@@ -173,8 +179,9 @@ class LinearWeight:
         matrices = self._quantized_parts()
         if matrices is None:
             return None
-        parts = [matrix.quantized() for matrix in matrices]
-        if not have_one_form(parts):
+        parts = [weight for matrix in matrices if (weight := matrix.quantized()) is not None]
+        self.stored = " + ".join(dict.fromkeys(part.description for part in parts))
+        if len(parts) < len(matrices) or not have_one_form(parts):
             return None
         return packer.pack_quantized(concatenate(parts), self._bias_O)
 

@@ -25,8 +25,6 @@ class Family:
     """As in `config.json`."""
     features: str
     """What distinguishes it, for docs/models.md, like the next ones."""
-    quantizations: tuple[str, ...] = ()
-    """`quant_method` of checkpoints that it reads."""
     caches: str = "full"
     """Kinds of its cache groups."""
     tested: str = "`transformers`"
@@ -103,7 +101,6 @@ FAMILIES = (
         "gpt_oss",
         ("GptOssForCausalLM",),
         "mixture of experts with biases, attention sinks, windows",
-        quantizations=("mxfp4",),
         caches="full, window",
     ),
     Family("DeepSeek-V2", "deepseek", ("DeepseekV2ForCausalLM",), "latent attention, mixture of experts"),
@@ -237,12 +234,6 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
         raise ConfigError(
             f"the architecture {facts.architecture} has no family (--model-impl octavo)",
             hint=f"use --model-impl auto, or {_one_of_the_families()}",
-        )
-    method = (facts.hf_config.get("quantization_config") or {}).get("quant_method", "unknown")
-    if facts.hf_config.get("quantization_config") and method not in family.quantizations:
-        raise ConfigError(
-            f"the checkpoint is quantized ({method}), which is not supported",
-            hint="use the unquantized checkpoint, or a .gguf file",
         )
     own_facts = facts_of_rank(facts, placement.sharding.size)
     config = CheckedConfig(own_facts.hf_config)

@@ -8,8 +8,10 @@ import torch
 
 from octavo.kernels.experts import ExpertExchange
 from octavo.kernels.linear import Packer
+from octavo.kernels.linear.quantization import Quantization
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.weight_format import checkpoint_quantization
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
@@ -20,6 +22,7 @@ from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
 from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage, StageExchange, split_layers, stages_of
 from octavo.worker_proc.weights.dummy import fill_dummy
+from octavo.worker_proc.weights.formats import log_formats
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.reader import read_weights
 
@@ -126,8 +129,9 @@ def _load(
     model = build_model(config.model, placement)
     model.library = library
     if cache and cache.restore(model.parameters, packer):
+        log_formats(model.parameters.linears)
         return model
-    keeps_quantized = config.quantization == "gguf" and library is not None
+    keeps_quantized = config.quantization not in ("none", "w8a8", "int8", "int4")
     if config.model.load_format == "dummy":
         fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
     else:
@@ -138,6 +142,7 @@ def _load(
             is_read = model.impl == "octavo" and fallback_reads(config.model, placement, error.name)
             raise ConfigError(error.message, hint=_OTHER_IMPL if is_read else error.hint) from error
     model.pack(packer, keeps_quantized=keeps_quantized)
+    log_formats(model.parameters.linears)
     if cache:
         cache.keep(model.parameters, packer)
     give_back_freed_memory()  # what was read is packed now, and the C library would hold on to hundreds of MB
@@ -150,20 +155,11 @@ def packer_of(config: ResolvedConfig, device: torch.device, library: NativeLibra
     Raises:
         ConfigError: the quantization needs the native library.
     """
-    if config.quantization in ("w8a8", "int8", "int4"):
-        if library is None:
-            raise ConfigError(
-                f"--quantization {config.quantization} needs the native kernels, which are not available",
-                hint="see the warning above, or leave --quantization out",
-            )
-        return Packer(
-            device,
-            native=library,
-            quantization=config.quantization,
-            is_tp_invariant=config.enable_tp_invariant_inference,
+    if config.quantization in ("w8a8", "int8", "int4") and library is None:
+        raise ConfigError(
+            f"--quantization {config.quantization} needs the native kernels, which are not available",
+            hint="see the warning above, or leave --quantization out",
         )
-    if config.quantization == "gguf" and library is None:
-        logger.warning("no native kernels: the quantized weights are converted to %s", config.dtype)
     if config.enable_tp_invariant_inference and library is None and config.device == "cpu":
         raise ConfigError(
             "--enable-tp-invariant-inference needs the native kernels, which are not available",
@@ -172,6 +168,19 @@ def packer_of(config: ResolvedConfig, device: torch.device, library: NativeLibra
     return Packer(
         device,
         native=library,
+        quantization=_quantization_while_loading(config),
         is_batch_invariant=config.is_batch_invariant,
         is_tp_invariant=config.enable_tp_invariant_inference,
     )
+
+
+def _quantization_while_loading(config: ResolvedConfig) -> Quantization | None:
+    """Return the quantization of weights that the checkpoint holds in 16 or 32 bits; None: they stay so."""
+    match config.quantization:
+        case "w8a8" | "int8" | "int4":
+            return config.quantization
+        case "fp8" if checkpoint_quantization(config.model) is None:
+            return "fp8"
+        case "bitsandbytes" if checkpoint_quantization(config.model) is None:
+            return "nf4"
+    return None

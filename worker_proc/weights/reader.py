@@ -53,6 +53,10 @@ def _open(facts: ModelFacts, wants: Wants) -> tuple[Iterator[tuple[str, Tensor |
         case "safetensors":
             from octavo.worker_proc.weights.safetensors import read_safetensors
 
+            if facts.hf_config.get("quantization_config"):
+                from octavo.worker_proc.weights.quantized.assembly import read_quantized
+
+                return read_quantized(checkpoint, facts.hf_config["quantization_config"], wants), num_bytes
             return read_safetensors(checkpoint, wants), num_bytes
         case "mistral":
             from octavo.worker_proc.weights.mistral import read_mistral

@@ -1,0 +1,101 @@
+"""Which quantization the weights have: what the checkpoint says, and what `--quantization` says."""
+
+from collections.abc import Mapping
+
+from octavo.protocol.config.engine import DtypeName, QuantizationChoice, QuantizationName
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+_ALIASES: Mapping[str, QuantizationName] = {
+    "gptq": "gptq",
+    "gptq_marlin": "gptq",
+    "awq": "awq",
+    "awq_marlin": "awq",
+    "compressed-tensors": "compressed-tensors",
+    "fp8": "fp8",
+    "fbgemm_fp8": "fp8",
+    "bitsandbytes": "bitsandbytes",
+    "torchao": "torchao",
+    "mxfp4": "mxfp4",
+}
+"""What vLLM and config.json call the formats; Marlin is a kernel of vLLM's for the same weights."""
+QUANTIZED_WHILE_LOADING = ("w8a8", "int8", "int4", "fp8", "bitsandbytes")
+"""Formats that an unquantized checkpoint can get."""
+_PHASE = "configuration"
+
+
+def checkpoint_quantization(facts: ModelFacts) -> QuantizationName | None:
+    """Return the format of a checkpoint's weights; None: they are not quantized.
+
+    Raises:
+        ConfigError: it is one that octavo does not read.
+    """
+    if facts.load_format == "gguf":
+        return "gguf"
+    section = facts.hf_config.get("quantization_config")
+    if not section:
+        return None
+    method = section.get("quant_method") if isinstance(section, Mapping) else section
+    if method is None and (section.get("load_in_4bit") or section.get("load_in_8bit")):
+        method = "bitsandbytes"
+    name = _ALIASES.get(str(method))
+    if name is None or not isinstance(section, Mapping):
+        raise ConfigError(
+            f"the checkpoint is quantized ({method}), which is not supported",
+            phase=_PHASE,
+            hint=f"use the model's original checkpoint, a GGUF of it, or one of {', '.join(sorted(set(_ALIASES)))}",
+        )
+    if facts.load_format not in ("safetensors", "dummy"):
+        raise ConfigError(
+            f"the checkpoint is quantized ({method}), and its weights are {facts.load_format}",
+            phase=_PHASE,
+            hint="quantized weights are read from safetensors files",
+        )
+    return name
+
+
+def resolve_quantization(
+    requested: QuantizationChoice | None, facts: ModelFacts, dtype: DtypeName, kv_cache_dtype: str
+) -> QuantizationName:
+    """Return the format in which products have the weights.
+
+    Args:
+        requested: `--quantization`.
+        facts: of the model.
+        dtype: of the activations. Users of float32 want the weights of the checkpoint as exact as possible.
+        kv_cache_dtype: `--kv-cache-dtype`.
+
+    Raises:
+        ConfigError: the checkpoint has another format.
+    """
+    own = checkpoint_quantization(facts)
+    scheme = (facts.hf_config.get("quantization_config") or {}) if own not in (None, "gguf") else {}
+    if scheme.get("kv_cache_scheme") and kv_cache_dtype == "auto":
+        raise ConfigError(
+            "config.json: 'kv_cache_scheme' in 'quantization_config' asks for a quantized cache, whose scales are not "
+            "supported",
+            phase=_PHASE,
+            hint="choose the type of the cache with --kv-cache-dtype; its scales are not read then",
+        )
+    if requested is None:
+        return "none" if own is None or dtype == "float32" else own
+    if requested in ("none", "w8a8", "int8", "int4"):
+        return requested
+    wanted = _ALIASES.get(requested)
+    if requested == own or (wanted is not None and wanted == own):
+        return own
+    if own is None and wanted is not None and wanted in QUANTIZED_WHILE_LOADING:
+        return wanted
+    if requested == "gguf":
+        raise ConfigError(
+            f"--quantization gguf, but the weights are {facts.load_format}",
+            phase=_PHASE,
+            hint="use w8a8, int8 or int4, or name a .gguf file",
+        )
+    actual = f"quantized otherwise ({own})" if own else "not quantized"
+    choices = f"one of {', '.join(QUANTIZED_WHILE_LOADING)}, which quantize while loading"
+    raise ConfigError(
+        f"--quantization {requested}, but the checkpoint is {actual}",
+        phase=_PHASE,
+        hint="leave it out to use the format of the checkpoint" if own else f"use {choices}, or a quantized checkpoint",
+    )

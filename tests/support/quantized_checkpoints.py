@@ -1,0 +1,350 @@
+"""Tiny quantized checkpoints, each written by the format's own tool where it installs, else by the published formula.
+
+`write(kind, source, folder)` quantizes the linear layers of a plain checkpoint and returns their values as the tool, or
+the formula, dequantizes them. None of it uses octavo's code.
+"""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+GROUP = 32
+SKIPPED = "lm_head"
+Tensors = dict[str, Tensor]
+Quantize = Callable[[str, Tensor], tuple[Tensors, Tensor]]
+"""From a layer's name and weight to its tensors by the end of their names, and the values."""
+
+
+def write(kind: str, source: Path, folder: Path) -> Tensors:
+    """Write a checkpoint of one of `KINDS`; returns its dequantized weights, float32, by name.
+
+    Others are those of the plain checkpoint.
+    """
+    folder.mkdir(parents=True)
+    for file in source.glob("*.json"):
+        shutil.copy(file, folder)
+    if kind in TOOLS:
+        return TOOLS[kind](source, folder)
+    section, quantize = FORMULAS[kind]()
+    tensors, values = {}, {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        layer = name.removesuffix(".weight")
+        if tensor.ndim != 2 or "embed" in name or layer == SKIPPED:
+            tensors[name] = tensor
+            continue
+        parts, values[name] = quantize(layer, tensor.float())
+        tensors |= {f"{layer}.{part}": value.contiguous() for part, value in parts.items()}
+    save_file(tensors, folder / "model.safetensors")
+    add_section(folder, section)
+    return values
+
+
+def add_section(folder: Path, section: dict[str, Any]) -> None:
+    """Add `quantization_config` to config.json."""
+    path = folder / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": section}))
+
+
+def affine(weight_OI: Tensor, bits: int, group_size: int, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Round to nearest: levels OI, float16 scales OG and zero points OG."""
+    groups = weight_OI.unflatten(1, (-1, group_size))
+    largest = 2**bits - 1
+    if symmetric:
+        scale = (groups.abs().amax(2) * 2 / largest).half()
+        zero = torch.full(scale.shape, 2 ** (bits - 1))
+    else:
+        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
+        scale = ((high - low) / largest).half()
+        zero = (-low / scale.float()).round().clamp(0, largest).int()
+    levels = (groups / scale.float().unsqueeze(2)).round() + zero.unsqueeze(2)
+    return levels.clamp(0, largest).int().flatten(1), scale, zero
+
+
+def dequantized(levels_OI: Tensor, scale_OG: Tensor, zero_OG: Tensor, groups_I: Tensor) -> Tensor:
+    return scale_OG.float()[:, groups_I] * (levels_OI - zero_OG[:, groups_I])
+
+
+def pack_gptq(levels_IO: Tensor, bits: int) -> Tensor:
+    """As AutoGPTQ's QuantLinear.pack does with the rows of `intweight`."""
+    rows = levels_IO.long()
+    words = torch.zeros(rows.shape[0] * bits // 32, rows.shape[1], dtype=torch.int64)
+    if bits != 3:
+        for row in range(rows.shape[0]):
+            words[row * bits // 32] |= rows[row] << (row * bits % 32)
+    else:
+        i = row = 0
+        while row < len(words):
+            for j in range(i, i + 10):
+                words[row] |= rows[j] << (3 * (j - i))
+            i += 10
+            words[row] |= rows[i] << 30
+            row += 1
+            words[row] |= (rows[i] >> 2) & 1
+            i += 1
+            for j in range(i, i + 10):
+                words[row] |= rows[j] << (3 * (j - i) + 1)
+            i += 10
+            words[row] |= rows[i] << 31
+            row += 1
+            words[row] |= (rows[i] >> 1) & 3
+            i += 1
+            for j in range(i, i + 10):
+                words[row] |= rows[j] << (3 * (j - i) + 2)
+            i += 10
+            row += 1
+    return as_int32(words)
+
+
+def as_int32(words: Tensor) -> Tensor:
+    words = words & 0xFFFFFFFF
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+
+
+def gptq(
+    bits: int = 4, group_size: int = GROUP, *, symmetric: bool = True, act_order: bool = False, version: str = "gptq"
+) -> tuple[dict[str, Any], Quantize]:
+    section = {
+        "quant_method": "gptq",
+        "bits": bits,
+        "group_size": group_size,
+        "desc_act": act_order,
+        "sym": symmetric,
+        "checkpoint_format": version,
+        "lm_head": False,
+        "true_sequential": True,
+        "damp_percent": 0.01,
+        "pack_dtype": "int32",
+        "meta": {"quantizer": ["gptqmodel:2.0.0"]},
+    }
+
+    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
+        inputs = weight_OI.shape[1]
+        size = inputs if group_size == -1 else group_size
+        # Layers with one input have one order, as they have one Hessian; another layer has another one.
+        seed = len(layer.rpartition(".")[0])
+        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed)) if act_order else None
+        order = torch.arange(inputs) if order is None else order
+        sorted_levels, scale, zero = affine(weight_OI[:, order], bits, size, symmetric=symmetric)
+        if bits < 4:
+            zero = zero.clamp(min=1)  # zero - 1 must not be negative in the first version
+        groups_I = torch.empty(inputs, dtype=torch.int32)
+        groups_I[order] = (torch.arange(inputs) // size).int()
+        levels = torch.empty_like(sorted_levels)
+        levels[:, order] = sorted_levels
+        stored = zero if version == "gptq_v2" else (zero - 1).clamp(min=0)
+        zero = stored if version == "gptq_v2" else stored + 1
+        parts = {
+            "qweight": pack_gptq(levels.t(), bits),
+            "qzeros": pack_gptq(stored, bits).t(),
+            "scales": scale.t(),
+            "g_idx": groups_I,
+        }
+        return parts, dequantized(levels, scale, zero, groups_I.long())
+
+    return section, quantize
+
+
+def awq() -> tuple[dict[str, Any], Quantize]:
+    section = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+    section["modules_to_not_convert"] = None
+
+    def pack(levels_NO: Tensor) -> Tensor:
+        """As AutoAWQ's WQLinear_GEMM.from_linear does."""
+        words = torch.zeros(levels_NO.shape[0], levels_NO.shape[1] // 8, dtype=torch.int64)
+        for column in range(words.shape[1]):
+            for i, place in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
+                words[:, column] |= levels_NO[:, column * 8 + place].long() << (i * 4)
+        return as_int32(words)
+
+    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
+        levels, scale, zero = affine(weight_OI, 4, GROUP, symmetric=False)
+        parts = {"qweight": pack(levels.t()), "qzeros": pack(zero.t()), "scales": scale.t()}
+        return parts, dequantized(levels, scale, zero, torch.arange(weight_OI.shape[1]) // GROUP)
+
+    return section, quantize
+
+
+def fp8(block: int | None, *, static: bool = False) -> tuple[dict[str, Any], Quantize]:
+    """DeepSeek's blocks, or one scale per tensor."""
+    section: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "static" if static else "dynamic"}
+    if block:
+        section |= {"fmt": "e4m3", "weight_block_size": [block, block]}
+
+    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
+        if block is None:
+            scale = weight_OI.abs().max() / 448
+            codes = (weight_OI / scale).to(torch.float8_e4m3fn)
+            parts = {"weight": codes, "weight_scale": scale}
+            return parts | ({"input_scale": torch.tensor(0.01)} if static else {}), codes.float() * scale
+        blocks = [-(-length // block) for length in weight_OI.shape]
+        scale = torch.empty(blocks)
+        codes = torch.empty_like(weight_OI, dtype=torch.float8_e4m3fn)
+        values = torch.empty_like(weight_OI)
+        for row in range(blocks[0]):
+            for column in range(blocks[1]):
+                part = (slice(row * block, (row + 1) * block), slice(column * block, (column + 1) * block))
+                scale[row, column] = weight_OI[part].abs().max() / 448
+                codes[part] = (weight_OI[part] / scale[row, column]).to(torch.float8_e4m3fn)
+                values[part] = codes[part].float() * scale[row, column]
+        return {"weight": codes, "weight_scale_inv": scale}, values
+
+    return section, quantize
+
+
+def compressed(
+    form: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
+) -> tuple[dict[str, Any], Quantize]:
+    """As compressed-tensors compresses a module."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.lifecycle.forward import dequantize
+    from compressed_tensors.quantization.lifecycle.forward import quantize as ct_quantize
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    weight_args = QuantizationArgs(**weights)
+    scheme = QuantizationScheme(
+        targets=["Linear"],
+        weights=weight_args,
+        input_activations=QuantizationArgs(**activations) if activations else None,
+        format=form,
+    )
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme}, ignore=[SKIPPED], format=form, quantization_status="compressed"
+    )
+    compressor = BaseCompressor.get_value_from_registry(form)
+
+    def ranges(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+        match weights["strategy"]:
+            case "tensor":
+                return weight_OI.min().view(1), weight_OI.max().view(1)
+            case "channel":
+                return weight_OI.amin(1, keepdim=True), weight_OI.amax(1, keepdim=True)
+            case "block":
+                rows, columns = weights["block_structure"]
+                blocks = weight_OI.unflatten(0, (-1, rows)).unflatten(2, (-1, columns))
+                return blocks.amin((1, 3)), blocks.amax((1, 3))
+        groups = weight_OI.unflatten(1, (-1, weights["group_size"]))
+        return groups.amin(2), groups.amax(2)
+
+    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
+        scale, zero = calculate_qparams(*ranges(weight_OI), weight_args)
+        state = {"weight": weight_OI, "weight_scale": scale}
+        if not weights.get("symmetric", True):
+            state["weight_zero_point"] = zero
+        parts = compressor.compress(dict(state), scheme)
+        levels = ct_quantize(weight_OI, scale, zero, weight_args, dtype=weight_args.pytorch_dtype())
+        values = dequantize(levels, scale, zero, weight_args, dtype=torch.float32)
+        if activations and activations.get("dynamic") is False:
+            parts["input_scale"] = torch.tensor([0.01])
+        return {part: value for part, value in parts.items() if value is not None}, values
+
+    return config.to_dict(), quantize
+
+
+def with_transformers(quantization: Callable[[], Any]) -> Callable[[Path, Path], Tensors]:
+    """As `transformers` saves a model that it quantized while loading."""
+
+    def run(source: Path, folder: Path) -> Tensors:
+        import bitsandbytes.functional as bnb
+        from bitsandbytes.nn import Linear4bit, Linear8bitLt
+        from transformers import AutoModelForCausalLM
+
+        model = AutoModelForCausalLM.from_pretrained(
+            source, quantization_config=quantization(), dtype=torch.bfloat16, device_map={"": "cpu"}
+        )
+        model.save_pretrained(folder)
+        values = {}
+        for layer, module in model.named_modules():
+            if not isinstance(module, torch.nn.Linear) or layer == SKIPPED:
+                continue
+            weight = module.weight
+            if isinstance(module, Linear4bit):
+                weight.quant_state.dtype = torch.float32
+                values[f"{layer}.weight"] = bnb.dequantize_4bit(weight.data, weight.quant_state)
+            elif isinstance(module, Linear8bitLt):
+                values[f"{layer}.weight"] = weight.data.float() * (weight.SCB / 127)[:, None]
+            else:
+                values[f"{layer}.weight"] = weight.dequantize(output_dtype=torch.float32)
+        others = load_file(folder / "model.safetensors")
+        plain = load_file(source / "model.safetensors").keys() & others.keys() - values.keys()
+        return values | {name: others[name].float() for name in plain}
+
+    return run
+
+
+def _nf4() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+
+
+def _fp4_nested() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_use_double_quant=True)
+
+
+def _int8() -> Any:
+    from transformers import BitsAndBytesConfig
+
+    return BitsAndBytesConfig(load_in_8bit=True)
+
+
+def _torchao(name: str, **settings: Any) -> Callable[[], Any]:
+    def make() -> Any:
+        import torchao.quantization
+        from transformers import TorchAoConfig
+
+        return TorchAoConfig(getattr(torchao.quantization, name)(**settings))
+
+    return make
+
+
+_GROUP = {"strategy": "group", "group_size": GROUP}
+_TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
+_E4M3 = {"num_bits": 8, "type": "float"}
+FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
+    "gptq": gptq,
+    "gptq-asymmetric": lambda: gptq(symmetric=False),
+    "gptq-v2": lambda: gptq(symmetric=False, version="gptq_v2"),
+    "gptq-act-order": lambda: gptq(act_order=True),
+    "gptq-8": lambda: gptq(8, -1),
+    "gptq-3": lambda: gptq(3, symmetric=False),
+    "gptq-2": lambda: gptq(2, symmetric=False),
+    "awq": awq,
+    "fp8-blocks": lambda: fp8(32),
+    "fp8-tensor": lambda: fp8(None),
+    "fp8-static": lambda: fp8(None, static=True),
+    "w4a16": lambda: compressed("pack-quantized", {"num_bits": 4, **_GROUP}),
+    "w4a16-asymmetric": lambda: compressed("pack-quantized", {"num_bits": 4, "symmetric": False, **_GROUP}),
+    "w4a16-channel": lambda: compressed("pack-quantized", {"num_bits": 4, "strategy": "channel"}),
+    "w8a16": lambda: compressed("pack-quantized", {"num_bits": 8, **_GROUP}),
+    "w8a8": lambda: compressed("int-quantized", {"num_bits": 8, "strategy": "channel"}, _TOKEN),
+    "w8a8-static": lambda: compressed(
+        "int-quantized", {"num_bits": 8, "strategy": "tensor"}, {"num_bits": 8, "strategy": "tensor", "dynamic": False}
+    ),
+    "w8a8-float": lambda: compressed("float-quantized", {**_E4M3, "strategy": "channel"}, {**_E4M3, **_TOKEN}),
+    "w8a8-float-tensor": lambda: compressed(
+        "float-quantized", {**_E4M3, "strategy": "tensor"}, {**_E4M3, "strategy": "tensor", "dynamic": False}
+    ),
+    "w8a8-float-blocks": lambda: compressed(
+        "float-quantized",
+        {**_E4M3, "strategy": "block", "block_structure": [32, 32]},
+        {**_E4M3, "strategy": "group", "group_size": 32, "dynamic": True},
+    ),
+}
+TOOLS: dict[str, Callable[[Path, Path], Tensors]] = {
+    "nf4": with_transformers(_nf4),
+    "fp4-nested": with_transformers(_fp4_nested),
+    "llm-int8": with_transformers(_int8),
+    "torchao-int8": with_transformers(_torchao("Int8WeightOnlyConfig")),
+    "torchao-int8-dynamic": with_transformers(_torchao("Int8DynamicActivationInt8WeightConfig")),
+    "torchao-float8": with_transformers(_torchao("Float8WeightOnlyConfig")),
+}
+KINDS = (*FORMULAS, *TOOLS)

@@ -1,0 +1,159 @@
+"""Reads a quantized checkpoint: collects the tensors of each layer, and hands on one matrix under the plain name."""
+
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import WeightFiles
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
+from octavo.worker_proc.weights.safetensors import read_header, read_safetensors
+
+_CACHE_SCALES = re.compile(r"\.([kqv]_scale|kv_scale|prob_output_scale|[kqv]_proj\.output_scale)$")
+"""Scales of keys and values, for caches of 8-bit floats, which have scales of 1 here."""
+
+
+class Format(Protocol):
+    """What the tensors of a quantized layer are called, and what they mean."""
+
+    markers: tuple[str, ...]
+    """Names behind that of the layer; a layer is quantized if it has one of them."""
+    parts: tuple[str, ...]
+    """All names behind that of a quantized layer; a tensor with another name is not part of the weight."""
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
+        """Return the matrix of a layer.
+
+        Args:
+            layer: its name in the checkpoint.
+            tensors: by part.
+
+        Raises:
+            ConfigError: a tensor is missing, or does not fit the others or the configuration.
+        """
+
+
+def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Format | None:
+    """Return the format of a checkpoint; None: the model takes its tensors as they are (MXFP4).
+
+    Args:
+        config: `quantization_config` of config.json.
+        metadata: of its files.
+
+    Raises:
+        ConfigError: a field asks for something that octavo does not have.
+    """
+    match config.get("quant_method", "bitsandbytes"):
+        case "gptq" | "gptq_marlin":
+            from octavo.worker_proc.weights.quantized.gptq import Gptq
+
+            return Gptq(config)
+        case "awq" | "awq_marlin":
+            from octavo.worker_proc.weights.quantized.awq import Awq
+
+            return Awq(config)
+        case "compressed-tensors":
+            from octavo.worker_proc.weights.quantized.compressed_tensors import CompressedTensors
+
+            return CompressedTensors(config)
+        case "fp8" | "fbgemm_fp8":
+            from octavo.worker_proc.weights.quantized.fp8 import Fp8
+
+            return Fp8(config)
+        case "bitsandbytes":
+            from octavo.worker_proc.weights.quantized.bitsandbytes import BitsAndBytes
+
+            return BitsAndBytes(config)
+        case "torchao":
+            from octavo.worker_proc.weights.quantized.torchao import TorchAo
+
+            return TorchAo(config, metadata)
+        case "mxfp4":
+            checked = CheckedConfig(config)
+            ignore(checked, "quant_method", "modules_to_not_convert", "dequantize")
+            checked.reject_unread("mxfp4", section="quantization_config")
+            return None
+    raise ConfigError(f"no reader for quantized weights of the method {config.get('quant_method')!r}")
+
+
+class Assembly:
+    """Collects the tensors of quantized layers.
+
+    Args:
+        form: of the checkpoint.
+        names: of all its tensors.
+    """
+
+    def __init__(self, form: Format, names: Collection[str]) -> None:
+        self._format = form
+        layers = {
+            name.removesuffix(f".{marker}") for name in names for marker in form.markers if name.endswith(f".{marker}")
+        }
+        self._place: dict[str, tuple[str, str]] = {
+            name: (layer, part) for layer in layers for part in form.parts if (name := f"{layer}.{part}") in names
+        }
+        self._missing: dict[str, set[str]] = {}
+        for layer, part in self._place.values():
+            self._missing.setdefault(layer, set()).add(part)
+        self._tensors: dict[str, dict[str, Tensor]] = {}
+
+    def plain_name(self, name: str) -> str:
+        """Return what a tensor would be called if its layer were not quantized."""
+        return f"{self._place[name][0]}.weight" if name in self._place else name
+
+    def take(self, name: str, tensor: Tensor) -> tuple[str, Tensor | QuantizedMatrix] | None:
+        """Return a tensor, or the matrix of a layer whose last tensor it is; None: more of them follow.
+
+        Raises:
+            ConfigError: they do not fit one another or the configuration.
+        """
+        if name not in self._place:
+            return None if _CACHE_SCALES.search(name) else (name, _plain(name, tensor))
+        layer, part = self._place[name]
+        tensors = self._tensors.setdefault(layer, {})
+        tensors[part] = tensor
+        if len(tensors) < len(self._missing[layer]):
+            return None
+        return f"{layer}.weight", self._format.matrix(layer, self._tensors.pop(layer))
+
+
+def _plain(name: str, tensor: Tensor) -> Tensor:
+    is_weight = name.endswith(".weight") and tensor.ndim > 1
+    if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):
+        raise ConfigError(
+            f"the checkpoint holds {name!r} of type {tensor.dtype}, without scales",
+            hint="check that no file of the checkpoint is missing, and that config.json belongs to it",
+        )
+    return tensor
+
+
+def read_quantized(
+    checkpoint: WeightFiles, config: Mapping[str, Any], wants: Callable[[str], bool]
+) -> Iterator[tuple[str, Tensor | QuantizedMatrix, int]]:
+    """Yield the tensors and matrices that are wanted, with the bytes that were read for each.
+
+    Args:
+        checkpoint: its files.
+        config: `quantization_config` of config.json.
+        wants: whether a tensor is needed, by its name without quantization.
+
+    Raises:
+        ConfigError: a file is damaged, lacks tensors, or asks for something that octavo does not have.
+    """
+    names, metadata = read_header(checkpoint)
+    form = open_format(config, metadata)
+    if form is None:
+        yield from read_safetensors(checkpoint, wants)
+        return
+    assembly = Assembly(form, names)
+    num_bytes = 0
+    for name, tensor, tensor_bytes in read_safetensors(
+        checkpoint, lambda name: wants(assembly.plain_name(name)), is_quantized=True
+    ):
+        num_bytes += tensor_bytes
+        if (taken := assembly.take(name, tensor)) is not None:
+            yield *taken, num_bytes
+            num_bytes = 0

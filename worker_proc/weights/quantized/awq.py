@@ -1,0 +1,73 @@
+"""AWQ (Lin et al. 2023) as AutoAWQ's "gemm" version writes it: eight 4-bit integers of a word, along the outputs.
+
+qweight  int32 (inputs, outputs / 8), of which the outputs of a word lie in the order 0 2 4 6 1 3 5 7
+qzeros   int32 (groups, outputs / 8), in the same order
+scales   float16 (groups, outputs)
+
+value = scale * (level - zero)
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, unpack, zero_of_groups
+
+_HARMLESS = """
+quant_method zero_point backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config
+"""
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Where in its word an output is."""
+
+
+class Awq:
+    """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
+
+    markers: tuple[str, ...] = ("qweight",)
+    parts: tuple[str, ...] = ("qweight", "qzeros", "scales")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        config = CheckedConfig(config)
+        ignore(config, *_HARMLESS.split(), "modules_to_not_convert")
+        bits = optional(config, "bits", optional(config, "w_bit", 4))
+        if bits != 4:
+            raise ConfigError(f"config.json: 'bits' in 'quantization_config' is {bits}; AWQ has 4 only")
+        version = str(optional(config, "version", "gemm")).lower()
+        if version != "gemm":
+            raise ConfigError(
+                f"config.json: 'version' in 'quantization_config' is {version!r}; only 'gemm' is supported",
+                hint="use a checkpoint of the version gemm, which nearly all are",
+            )
+        self._group_size = optional(config, "group_size", optional(config, "q_group_size", 128))
+        config.reject_unread("awq", section="quantization_config")
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
+        """Return the matrix of a layer."""
+        qweight, qzeros, scales = (require(tensors, layer, part) for part in self.parts)
+        num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * 8
+
+        def decode() -> QuantizedWeight:
+            offset, zero_OG = zero_of_groups(_outputs(qzeros), 4)
+            return QuantizedWeight(
+                levels_OI=_outputs(qweight),
+                scale_OG=scales.t().contiguous(),
+                minimum_OG=None,
+                offset=offset,
+                bits=4,
+                group_size=num_inputs if self._group_size == -1 else self._group_size,
+                zero_OG=zero_OG,
+            )
+
+        return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def _outputs(words_NW: Tensor) -> Tensor:
+    """Return the integers of all outputs, shape (outputs, N)."""
+    places = torch.tensor(_PLACES)
+    levels_NO = unpack(words_NW, 4).view(len(words_NW), -1, 8)[:, :, places].flatten(1)
+    return levels_NO.t().contiguous()

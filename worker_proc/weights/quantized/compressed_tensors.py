@@ -1,0 +1,220 @@
+"""compressed-tensors, as llm-compressor writes it: groups of layers with a scheme each.
+
+weight_packed      int32 (outputs, inputs * bits / 32), of integers plus 2 ** (bits - 1) (pack-quantized); or
+                   uint8 (outputs, inputs / 2), of 4-bit floats (nvfp4- and mxfp4-pack-quantized)
+weight             int8 or float8_e4m3fn (outputs, inputs) (int-, float- and naive-quantized)
+weight_scale       of the tensor, of outputs, of groups of inputs, or of blocks
+weight_zero_point  int8, or packed along the outputs
+weight_g_idx       int32 (inputs,), the group of each input
+weight_global_scale, input_scale  one number each
+
+value = scale * (level - zero)
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import QuantizedWeight, RowType
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
+from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
+
+_FORMATS = (
+    *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+)
+_SECTION = "quantization_config"
+_STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """How the layers of a group are quantized."""
+
+    targets: Sequence[str]
+    bits: int
+    is_symmetric: bool
+    group_size: int | None
+    """None: scales say it."""
+    block: tuple[int, int] | None
+    rows: RowType | None
+
+
+class CompressedTensors:
+    """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
+
+    markers: tuple[str, ...] = ("weight_packed", "weight_scale")
+    parts: tuple[str, ...] = (
+        *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"),
+        *("weight_global_scale", "input_scale", "input_zero_point", "input_global_scale"),
+    )
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        config = CheckedConfig(config)
+        ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version", "ignore")
+        ignore(config, "run_compressed", "moe_sparsity_config")  # of a model whose other experts are gone
+        ignore(config, "kv_cache_scheme")  # protocol/config/checkpoint_quantization.py
+        _check_format(config)
+        sparsity: dict[str, Any] = optional(config, "sparsity_config", {})
+        if sparsity.get("format", "dense") != "dense":
+            raise _refused("sparsity_config", f"a format {sparsity['format']!r}", "use a checkpoint that is not sparse")
+        transforms: dict[str, Any] = optional(config, "transform_config", {})
+        if transforms.get("config_groups"):
+            raise _refused("transform_config", "rotations of activations", "use a checkpoint without them")
+        self._schemes = [_scheme(group) for group in required(config, "config_groups", dict).values()]
+        config.reject_unread("compressed-tensors", section=_SECTION)
+
+    def _scheme_of(self, layer: str) -> _Scheme:
+        """Return the scheme of a layer: of the group that has its name, or a pattern of it, or its class."""
+        for is_class in (False, True):
+            for scheme in self._schemes:
+                if any(_matches(target, layer, is_class=is_class) for target in scheme.targets):
+                    return scheme
+        raise ConfigError(
+            f"the checkpoint holds {layer!r} quantized, but no group in 'config_groups' of config.json has it",
+            hint="check that config.json belongs to the checkpoint",
+        )
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
+        """Return the matrix of a layer."""
+        scheme = self._scheme_of(layer)
+        scale = require(tensors, layer, "weight_scale")
+        row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
+        packed = tensors.get("weight_packed")
+        if packed is not None and packed.dtype == torch.uint8:
+            return _float4_matrix(layer, packed, scale, tensors.get("weight_global_scale"))
+        if packed is None and require(tensors, layer, "weight").dtype == FLOAT8:
+            return float8_matrix(layer, tensors["weight"], scale, scheme.block, scheme.rows, row_scale)
+        return _integer_matrix(layer, tensors, scheme, row_scale)
+
+
+def _matches(target: str, layer: str, *, is_class: bool) -> bool:
+    if is_class:
+        return target in ("Linear", "LinearBase")
+    return re.match(target.removeprefix("re:"), layer) is not None if target.startswith("re:") else target == layer
+
+
+def _check_format(config: Mapping[str, Any]) -> None:
+    reject_unless(config, "format", (*_FORMATS, None))
+
+
+def _refused(key: str, what: str, hint: str) -> ConfigError:
+    return ConfigError(f"config.json: {key!r} in {_SECTION!r} asks for {what}, which is not supported", hint=hint)
+
+
+def _scheme(group: Mapping[str, Any]) -> _Scheme:
+    if not isinstance(group, Mapping):
+        raise _refused("config_groups", f"a preset instead of a group ({group!r})", "use llm-compressor's own output")
+    group = CheckedConfig(group)
+    _check_format(group)
+    if group.get("output_activations") is not None:
+        raise _refused("output_activations", "quantized outputs", "use a checkpoint without them")
+    weights = CheckedConfig(required(group, "weights", dict))
+    ignore(weights, "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype", "dynamic")
+    bits = optional(weights, "num_bits", 8)
+    kind = optional(weights, "type", "int")
+    if (
+        kind not in ("int", "float")
+        or (kind == "int" and not 2 <= bits <= 8)
+        or (kind == "float" and bits not in (4, 8))
+    ):
+        raise _refused("weights", f"weights of type {kind!r} with {bits} bits", "use another checkpoint")
+    reject_unless(weights, "strategy", (*_STRATEGIES, None))
+    block: list[Any] = optional(weights, "block_structure", [])
+    scheme = _Scheme(
+        targets=required(group, "targets", list),
+        bits=bits,
+        is_symmetric=optional(weights, "symmetric", True),
+        group_size=weights.get("group_size") if optional(weights, "strategy", "") == "group" else None,
+        block=(int(block[0]), int(block[1])) if block else None,
+        rows=_rows(group.get("input_activations")),
+    )
+    weights.reject_unread("compressed-tensors", section="weights")
+    group.reject_unread("compressed-tensors", section="config_groups")
+    return scheme
+
+
+def _rows(activations: Mapping[str, Any] | None) -> RowType | None:
+    """Return how rows are quantized; None: not at all, which is more precise than any other wish."""
+    if not activations:
+        return None
+    kind, bits = activations.get("type", "int"), activations.get("num_bits", 8)
+    if bits != 8 or kind not in ("int", "float") or not activations.get("symmetric", True):
+        return None
+    is_static = activations.get("dynamic") is False and activations.get("strategy") in ("tensor", None)
+    if kind == "int":
+        return "int8_tensor" if is_static else "int8_token"
+    return "fp8_tensor" if is_static else "fp8_token"
+
+
+def _integer_matrix(
+    layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme, row_scale: float | None
+) -> StoredMatrix:
+    packed = tensors.get("weight_packed")
+    stored = require(tensors, layer, "weight") if packed is None else packed
+    if stored.dtype not in (torch.int8, torch.int32):
+        raise ConfigError(f"the weight of {layer!r} is of type {stored.dtype}; expected int8, int32 or {FLOAT8}")
+    num_outputs, num_inputs = stored.shape
+    if packed is not None:
+        num_inputs = int(require(tensors, layer, "weight_shape")[1])
+        if packed.shape[1] != -(-num_inputs * scheme.bits // 32):
+            raise ConfigError(
+                f"{f'{layer}.weight_packed'!r} has {packed.shape[1]} words for {num_inputs} integers of {scheme.bits} "
+                "bits: it was packed by an old release of compressed-tensors",
+                hint="use a checkpoint with 4 or 8 bits, or compress it again",
+            )
+
+    def decode() -> QuantizedWeight:
+        middle = 2 ** (scheme.bits - 1) if packed is not None else 128
+        levels_OI = unpack(stored, scheme.bits)[:, :num_inputs] if packed is not None else _unsigned(stored)
+        scale_OG, group_size = spread(tensors["weight_scale"], (num_outputs, num_inputs), scheme.block)
+        group_size = scheme.group_size or group_size
+        order_I = sorted_by_group(tensors["weight_g_idx"], group_size, layer) if "weight_g_idx" in tensors else None
+        offset, zero_OG = middle, None
+        if not scheme.is_symmetric:
+            zeros = require(tensors, layer, "weight_zero_point")
+            zeros = (
+                unpack(zeros.t(), scheme.bits)[:, :num_outputs].t() if zeros.dtype == torch.int32 else _unsigned(zeros)
+            )
+            offset, zero_OG = zero_of_groups(
+                spread(zeros.to(torch.float32), (num_outputs, num_inputs), scheme.block)[0].to(torch.uint8), 8
+            )
+        return QuantizedWeight(
+            levels_OI=levels_OI if order_I is None else levels_OI[:, order_I],
+            scale_OG=scale_OG,
+            minimum_OG=None,
+            offset=offset,
+            bits=4 if packed is not None and scheme.bits <= 4 else 8,
+            group_size=group_size,
+            zero_OG=zero_OG,
+            order_I=order_I,
+            row_type=scheme.rows,
+            row_scale=row_scale,
+        )
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def _unsigned(values: Tensor) -> Tensor:
+    """Return int8 numbers plus 128, as uint8."""
+    return values.contiguous().view(torch.uint8) ^ 128
+
+
+def _float4_matrix(layer: str, packed: Tensor, scale_OG: Tensor, global_scale: Tensor | None) -> StoredMatrix:
+    """Return a matrix of NVFP4 (groups of 16, e4m3 scales divided by a global one) or MXFP4 (32, powers of two)."""
+    num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 2
+    group_size = num_inputs // scale_OG.shape[1]
+
+    def decode() -> QuantizedWeight:
+        codes_OI = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+        scales = scale_OG.view(torch.float8_e8m0fnu) if scale_OG.dtype == torch.uint8 else scale_OG
+        scales = scales.float() if global_scale is None else scales.float() / global_scale.float()
+        return QuantizedWeight(codes_OI, scales, None, 0, 4, group_size, codebook="e2m1")
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)

@@ -1,0 +1,114 @@
+"""8-bit floats (e4m3) with scales of tensors, outputs or blocks: DeepSeek's, and what vLLM and AutoFP8 call "fp8".
+
+weight            float8_e4m3fn (outputs, inputs)
+weight_scale_inv  float32 or e8m0 (outputs / 128, inputs / 128), of blocks; it multiplies, whatever its name says
+weight_scale      float32, of the tensor (one number) or of outputs (outputs, 1)
+input_scale       float32, one number, where activations have a static scale
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, RowType
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
+
+FLOAT8 = torch.float8_e4m3fn
+
+
+class Fp8:
+    """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
+
+    markers: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
+    parts: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        config = CheckedConfig(config)
+        # The scales that tensors have say where a number is e8m0; a limit of dynamic scales changes weights of nobody.
+        ignore(config, "quant_method", "modules_to_not_convert", "ignored_layers", "scale_fmt", "activation_scale_ub")
+        ignore(config, "quant_type", "dequantize")
+        reject_unless(config, "fmt", ("e4m3", None))
+        reject_unless(config, "activation_scheme", ("dynamic", "static", None))
+        self._is_static = config.get("activation_scheme") == "static"
+        block: list[Any] = optional(config, "weight_block_size", [])
+        if block and (len(block) != 2 or type(block[1]) is not int or block[1] % GROUP_MULTIPLE):
+            raise ConfigError(f"config.json: 'weight_block_size' in 'quantization_config' is {block!r}")
+        self._block = (int(block[0]), int(block[1])) if block else None
+        config.reject_unread("fp8", section="quantization_config")
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
+        """Return the matrix of a layer."""
+        weight = require(tensors, layer, "weight")
+        scale = tensors.get("weight_scale_inv", tensors.get("weight_scale"))
+        assert scale is not None, "one of the two marks a quantized layer"
+        row_scale = static_scale(tensors, layer) if self._is_static else None
+        return float8_matrix(layer, weight, scale, self._block, row_type(row_scale), row_scale)
+
+
+def row_type(row_scale: float | None) -> RowType:
+    """Return how rows are quantized to 8-bit floats."""
+    return "fp8_token" if row_scale is None else "fp8_tensor"
+
+
+def static_scale(tensors: Mapping[str, Tensor], layer: str) -> float:
+    """Return the scale of the rows."""
+    return float(require(tensors, layer, "input_scale").float().max())
+
+
+def float8_matrix(
+    layer: str,
+    weight_OI: Tensor,
+    scale: Tensor,
+    block: tuple[int, int] | None,
+    rows: RowType | None,
+    row_scale: float | None,
+) -> StoredMatrix:
+    """Return a matrix of 8-bit floats.
+
+    Args:
+        layer: its name.
+        weight_OI: the codes.
+        scale: one number, or one for each output, group of inputs, or block.
+        block: outputs and inputs of a block; None: there are none.
+        rows: how they are to be quantized.
+        row_scale: of all rows.
+
+    Raises:
+        ConfigError: the weight has another type.
+    """
+    if weight_OI.dtype != FLOAT8:
+        raise ConfigError(f"{f'{layer}.weight'!r} is of type {weight_OI.dtype}; expected {FLOAT8}")
+    num_outputs, num_inputs = weight_OI.shape
+
+    def decode() -> QuantizedWeight:
+        scale_OG, group_size = spread(scale, (num_outputs, num_inputs), block)
+        return QuantizedWeight(
+            weight_OI.contiguous().view(torch.uint8),
+            scale_OG,
+            None,
+            0,
+            8,
+            group_size,
+            codebook="e4m3",
+            row_type=rows,
+            row_scale=row_scale,
+        )
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def spread(scale: Tensor, shape: tuple[int, int], block: tuple[int, int] | None) -> tuple[Tensor, int]:
+    """Return scales of groups, and the inputs of a group, from those of a tensor, outputs, groups or blocks."""
+    num_outputs, num_inputs = shape
+    if scale.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        scale = scale.float()
+    if block is not None and scale.ndim == 2:
+        return scale.repeat_interleave(block[0], 0)[:num_outputs].contiguous(), block[1]
+    if scale.numel() == 1:
+        return scale.reshape(1, 1).expand(num_outputs, 1).contiguous(), num_inputs
+    scale_OG = scale.reshape(num_outputs, -1)
+    return scale_OG, -(-num_inputs // scale_OG.shape[1])

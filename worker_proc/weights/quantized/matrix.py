@@ -1,0 +1,143 @@
+"""A quantized matrix of a checkpoint, decoded when it is needed; and how the formats pack small integers."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.parallel.sharding import Shard
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredMatrix:
+    """See `octavo.worker_proc.models.linear_weight.QuantizedMatrix`."""
+
+    name: str
+    """Of the layer, for error messages."""
+    whole: tuple[int, int]
+    """Outputs and inputs in the checkpoint."""
+    decode: Callable[[], QuantizedWeight]
+    """Returns all of the matrix."""
+    outputs_P: Tensor | None = None
+    """The outputs that are here; None: all."""
+    inputs: range | None = None
+    """The inputs that are here; None: all."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return (
+            self.whole[0] if self.outputs_P is None else len(self.outputs_P),
+            self.whole[1] if self.inputs is None else len(self.inputs),
+        )
+
+    def dequantized(self) -> Tensor:
+        """Return the float32 values."""
+        if self.inputs is None:
+            return self._rows().dequantize()
+        return self._rows().dequantize()[:, self.inputs.start : self.inputs.stop]
+
+    def quantized(self) -> QuantizedWeight | None:
+        """Return levels and scales; None: columns in an order of their own are divided, so there are only values.
+
+        Raises:
+            ConfigError: the inputs that are here divide a group.
+        """
+        weight = self._rows()
+        if self.inputs is None:
+            return weight
+        if weight.order_I is not None:
+            return None
+        ends = [end for end in (self.inputs.start, self.inputs.stop) if end != self.whole[1]]
+        # Smaller groups would have the values, but on another number of ranks the products would have other bits.
+        if not weight.is_per_channel and any(end % weight.group_size for end in ends):
+            raise ConfigError(
+                f"{self.name!r} has {self.whole[1]} inputs in groups of {weight.group_size}, which the ranks cannot "
+                "divide",
+                hint="use a smaller --tensor-parallel-size, or --quantization none",
+            )
+        return weight.columns(self.inputs)
+
+    def part(self, shard: Shard) -> "StoredMatrix":
+        """Return the part that a rank holds."""
+        if shard.dim == 0:
+            index = torch.cat([torch.tensor(part, dtype=torch.int64) for part in shard.ranges])
+            return replace(self, outputs_P=index if self.outputs_P is None else self.outputs_P[index])
+        (inputs,) = shard.ranges
+        first = 0 if self.inputs is None else self.inputs.start
+        return replace(self, inputs=range(first + inputs.start, first + inputs.stop))
+
+    def _rows(self) -> QuantizedWeight:
+        try:
+            weight = self.decode()
+            return weight if self.outputs_P is None else weight.rows(self.outputs_P)
+        except ShapeError as error:
+            raise ConfigError(f"the tensors of {self.name!r} do not fit one another: {error}") from error
+
+
+def require(tensors: Mapping[str, Tensor], layer: str, part: str) -> Tensor:
+    """Return a tensor of a layer.
+
+    Raises:
+        ConfigError: it is missing.
+    """
+    if part not in tensors:
+        raise ConfigError(
+            f"the checkpoint lacks {f'{layer}.{part}'!r}, without which its quantized weight has no values",
+            hint="check that no file of the checkpoint is missing, and that config.json belongs to it",
+        )
+    return tensors[part]
+
+
+def unpack(words: Tensor, bits: int) -> Tensor:
+    """Return the unsigned integers of the last dimension, uint8; the first one is in the lowest bits.
+
+    Args:
+        words: int32, any shape; integers of 3 bits may lie in two words.
+        bits: 2, 3, 4 or 8.
+    """
+    if bits == 3:
+        return _unpack_stream(words, bits)
+    bytes_ = words.contiguous().view(torch.uint8)
+    if bits == 8:
+        return bytes_
+    mask = 2**bits - 1
+    return torch.stack([(bytes_ >> shift) & mask for shift in range(0, 8, bits)], -1).flatten(-2)
+
+
+def _unpack_stream(words: Tensor, bits: int) -> Tensor:
+    wide = words.to(torch.int64) & 0xFFFFFFFF
+    starts = torch.arange(0, wide.shape[-1] * 32, bits)
+    pairs = wide | torch.nn.functional.pad(wide[..., 1:], (0, 1)) << 32
+    values: Tensor = (pairs[..., starts // 32] >> (starts % 32)) & (2**bits - 1)
+    return values.to(torch.uint8)
+
+
+def zero_of_groups(zero_OG: Tensor, bits: int) -> tuple[int, Tensor | None]:
+    """Return `offset` and `zero_OG` of a `QuantizedWeight`: the same zero points of all groups are an offset."""
+    first = int(zero_OG.flatten()[0]) if zero_OG.numel() else 0
+    if first < 2**bits and bool((zero_OG == first).all()):
+        return first, None
+    return 0, zero_OG.to(torch.uint8)
+
+
+def sorted_by_group(groups_I: Tensor, group_size: int, layer: str) -> Tensor | None:
+    """Return the order in which the inputs are sorted by their groups; None: they are.
+
+    Raises:
+        ConfigError: groups have other sizes.
+    """
+    groups_I = groups_I.long()
+    usual_I = torch.arange(len(groups_I)) // group_size
+    if torch.equal(groups_I, usual_I):
+        return None
+    order_I = torch.sort(groups_I, stable=True).indices
+    if not torch.equal(groups_I[order_I], usual_I):
+        raise ConfigError(
+            f"{layer!r} has an order of inputs (g_idx) whose groups do not have {group_size} of them each"
+        )
+    return order_I
