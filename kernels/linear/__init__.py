@@ -2,7 +2,7 @@
 
 There are two implementations for a CPU: through torch (`cpu.py`), and in C++ (`native.py`), which also takes quantized
 weights. There are two for a GPU (`gpu.py`): cuBLAS, with row counts that a test at load shows to be batch-invariant,
-and Triton kernels (`gpu_product.py`).
+and Triton kernels (`gpu_product.py`); a third one multiplies with quantized weights (`gpu_quantized.py`).
 """
 
 from collections.abc import Callable
@@ -31,6 +31,11 @@ class DevicePacker(Protocol):
     ) -> Callable[[Tensor], Tensor]:
         """Return the product with a weight: from TI to TO. See `Packer.pack`."""
 
+    def pack_quantized(
+        self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> Callable[[Tensor], Tensor] | None:
+        """Return the product of rows of a type with a quantized weight; None: nothing multiplies with its format."""
+
 
 @runtime_checkable
 class PaddingProduct(Protocol):
@@ -38,6 +43,15 @@ class PaddingProduct(Protocol):
 
     def padded_rows(self, num_rows: int) -> int:
         """Return the row count that is computed for this one."""
+
+
+@runtime_checkable
+class SizedProduct(Protocol):
+    """A product whose weight is not as large as its numbers in the rows' type."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the weight in memory."""
 
 
 @runtime_checkable
@@ -190,18 +204,36 @@ class Packer:
         product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped, whole_outputs=whole_outputs)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)
 
-    def pack_quantized(self, weight: QuantizedWeight, bias_O: Tensor | None = None) -> PackedLinear | None:
+    def pack_quantized(
+        self,
+        weight: QuantizedWeight,
+        bias_O: Tensor | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+        is_grouped: bool = False,
+    ) -> PackedLinear | None:
         """Return the packed form of a quantized weight; None: nothing multiplies with its format here, so the caller
         has to dequantize it.
+
+        Args:
+            weight: of any device.
+            bias_O: of any float.
+            dtype: of the rows. The native library needs none.
+            is_grouped: see `pack`.
 
         Raises:
             ShapeError: the bias does not have one value per output.
         """
         require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
-        form = None if self._library is None else native_form(weight)
-        if self._library is None or form is None:
+        if self._library is not None:
+            form = native_form(weight)
+            return None if form is None else self.adopt(pack_quantized(self._library, form, bias_O))
+        if dtype is None or is_grouped:
             return None
-        return self.adopt(pack_quantized(self._library, form, bias_O))
+        product = self._packer.pack_quantized(weight, bias_O, dtype, self._device)
+        if product is None:
+            return None
+        return PackedLinear(weight.num_inputs, weight.num_outputs, dtype, self._device, product)
 
     def adopt(self, packed: NativeLinear) -> PackedLinear:
         """Return a weight that was packed earlier by a library with the same layout."""

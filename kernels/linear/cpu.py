@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.kernels.linear.quantized import QuantizedWeight
+
 ROW_TILE = 16
 LARGER_TILES = (32, 64, 128, 256)
 TRIED_16_BIT_SUMS = 1 << 20
@@ -65,6 +67,11 @@ class Packer:
         if key not in self._tiles:
             self._tiles[key] = agreeing_tiles(product, weight_OI)
         return CpuLinear(product, self._tiles[key])
+
+    def pack_quantized(
+        self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Torch multiplies with none of these formats."""
 
 
 def has_onednn(dtype: torch.dtype) -> bool:

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear, gpu_of
+from octavo.kernels.linear.gpu_quantized import QuantizedProduct
+from octavo.kernels.linear.quantized import QuantizedWeight
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,7 @@ def new_packer(*, is_batch_invariant: bool, is_tp_invariant: bool = False) -> "P
 
 
 class Packer:
-    """Packs the weights of one model, without changing their layout.
+    """Packs the weights of one model; the layout of those that are not quantized does not change.
 
     Args:
         is_batch_invariant: whether rows must have the same bits in any batch.
@@ -72,6 +74,14 @@ class Packer:
         if counts is not None:
             return PaddedLinear(library, counts)
         return InvariantLinear.new(weight_OI, bias_O, gpu_of(weight_OI.device))
+
+    def pack_quantized(
+        self, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device
+    ) -> QuantizedProduct | None:
+        """See `DevicePacker.pack_quantized`. The sums of quantized weights are not divided by ranks in halves."""
+        if self._is_tp_invariant:
+            return None
+        return QuantizedProduct.new(weight, bias_O, dtype, device, gpu_of(device))
 
     def _library_row_counts(self, library: "LibraryLinear") -> tuple[int, ...] | None:
         """Return the row counts for which cuBLAS is called with weights of this shape; None: for none."""

@@ -21,6 +21,7 @@ MOST = {
     "test_interpreter.py": 8,
     "test_latent_attention.py": 70,
     "test_linear.py": 95,
+    "test_linear_quantized.py": 80,
     "test_norms.py": 60,
     "test_paged_attention.py": 105,
     "test_recurrences.py": 45,

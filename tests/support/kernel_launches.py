@@ -5,6 +5,7 @@ Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless note
 
 from collections.abc import Callable
 
+import quantized_launches
 import torch
 import triton
 from compiled_kernels import ARCHITECTURES
@@ -351,6 +352,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
 }
 
+LAUNCHES |= quantized_launches.LAUNCHES
 EARLY = (
     "add_rms_norm, 4096",
     "linear, 64 rows, 4096 outputs",
@@ -368,6 +370,7 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
     | {name: (80, 89, 90) for name in LAUNCHES if "latent" in name or name.startswith("head_linear")}
+    | quantized_launches.ONLY_ON
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its
 tiles depend on the memory of a program, of which GPUs for desktops have less."""

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.linear import PackedLinear, Packer
+from octavo.kernels.linear import PackedLinear, Packer, SizedProduct
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
 from octavo.protocol.errors import ConfigError
@@ -121,6 +121,8 @@ class LinearWeight:
 
         A GPU multiplies with the dense one as it is.
         """
+        if self._packed is not None and isinstance(self._packed.product, SizedProduct):
+            return self._packed.product.num_bytes
         if self._is_shared and (self._packed is None or self._device.type != "cpu"):
             return 0
         if self._packed is not None and isinstance(self._packed.product, NativeProduct):
@@ -183,7 +185,7 @@ class LinearWeight:
         self.stored = " + ".join(dict.fromkeys(part.description for part in parts))
         if len(parts) < len(matrices) or not have_one_form(parts):
             return None
-        return packer.pack_quantized(concatenate(parts), self._bias_O)
+        return packer.pack_quantized(concatenate(parts), self._bias_O, dtype=self._dtype, is_grouped=self.is_grouped)
 
     def _whole(self) -> Tensor | None:
         """Return the only part if it needs no conversion: then no copy is made."""

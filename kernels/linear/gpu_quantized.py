@@ -1,0 +1,179 @@
+"""Products with quantized weights on a GPU: launches the kernels of `gpu_quantized_kernels`.
+
+The same bits for a row in any batch. Rows stay as they are for weights whose codes become numbers of the rows' type,
+and are quantized to 8 bits where the checkpoint asks for it and the GPU multiplies such numbers.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo.kernels.linear.gpu_quantized_kernels import quantized_linear_kernel
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, assembly, pack
+from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
+from octavo.kernels.linear.gpu_tiles import Gpu
+from octavo.kernels.linear.quantized import QuantizedWeight
+
+_MAX_SPLITS = 8
+_LEAST_INPUTS = 512
+"""Of a split: fewer would not fill the pipeline."""
+_GOOD_SHARE = 0.9
+"""Of the multiprocessors that are busy on average: codes become numbers at no more than the rate of the memory."""
+_ROWS = (16, 32, 64, 128)
+"""Of a tile."""
+_FLOAT8_CAPABILITY = (8, 9)
+_MAJOR_WITHOUT_KERNELS = 10
+_TYPES = {torch.bfloat16: triton.language.bfloat16, torch.float16: triton.language.float16}
+_TYPES[torch.float32] = triton.language.float32
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedLaunch:
+    """How the product of a number of rows is computed."""
+
+    rows: int
+    """Of a tile."""
+    num_tiles: int
+    num_splits: int
+    is_spread: bool
+    """Each split of a tile has its own program."""
+    num_warps: int
+    num_stages: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QuantizedProduct:
+    """A quantized weight that our kernels multiply."""
+
+    weight: GpuQuantizedWeight
+    bias_O: Tensor | None
+    gpu: Gpu
+    num_done: Tensor
+    """Of the splits of a tile; int32, zero between calls."""
+
+    @classmethod
+    def new(
+        cls, weight: QuantizedWeight, bias_O: Tensor | None, dtype: torch.dtype, device: torch.device, gpu: Gpu
+    ) -> "QuantizedProduct | None":
+        """Return the product on a device; None: no kernel multiplies with this format."""
+        if not has_kernels(device):
+            return None
+        packed = pack(weight, dtype, device, has_float8=has_float8(device))
+        if packed is None:
+            return None
+        num_done = torch.zeros(gpu.num_multiprocessors, dtype=torch.int32, device=device)
+        return cls(packed, None if bias_O is None else bias_O.to(device), gpu, num_done)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the packed weight."""
+        return self.weight.num_bytes
+
+    @property
+    def num_splits(self) -> int:
+        """The parts of the inputs that are added up separately: the fewest that keep most multiprocessors busy."""
+        weight = self.weight
+        num_tiles = -(-weight.num_outputs // TILE_OUTPUTS)
+        splits = best = 1
+        best_share = 0.0
+        while splits <= _MAX_SPLITS and (splits == 1 or weight.num_inputs // splits >= _LEAST_INPUTS):
+            waves = num_tiles * splits / self.gpu.num_multiprocessors
+            share = waves / -(-waves // 1)
+            if share > best_share:
+                best, best_share = splits, share
+            if share >= _GOOD_SHARE:
+                break
+            splits *= 2
+        blocks = -(-weight.num_blocks // best)
+        return -(-weight.num_blocks // blocks)  # no split is empty
+
+    def launch(self, num_rows: int) -> QuantizedLaunch:
+        """Return the launch for a number of rows, at least one."""
+        weight, num_splits = self.weight, self.num_splits
+        # Elsewhere the largest tiles leave no registers for what a group or a number in float32 needs.
+        has_scaled_parts = weight.kind == "f8" and weight.group_size > 0
+        is_large = weight.kind in ("u4", "s8") or (self.gpu.has_descriptors and not has_scaled_parts)
+        sizes = _ROWS if is_large else _ROWS[:-1]
+        rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
+        num_warps = 8 if rows == _ROWS[-1] or (has_scaled_parts and rows == sizes[-1]) else 4
+        num_tiles = -(-num_rows // rows) * -(-weight.num_outputs // TILE_OUTPUTS)
+        is_spread = num_splits > 1 and num_tiles <= self.gpu.num_multiprocessors
+        block = weight.chunk * weight.num_chunks
+        row_bytes = 1 if weight.kind in ("s8", "f8") else 2
+        stage_bytes = block * (rows * row_bytes) + weight.words[0, 0].numel() * weight.words.element_size() + 2048
+        # Two programs share a multiprocessor unless rows are many; the rest is for sums on their way out.
+        most = self.gpu.shared_bytes // (1 if rows == _ROWS[-1] else 2) - rows * TILE_OUTPUTS * 2 - 2048
+        num_stages = max(2, min(6, most // stage_bytes))
+        return QuantizedLaunch(rows, num_tiles, num_splits, is_spread, num_warps, num_stages)
+
+    def __call__(self, x_TI: Tensor) -> Tensor:
+        """See `octavo.kernels.linear.linear`."""
+        weight, num_rows = self.weight, x_TI.shape[0]
+        out_TO = torch.empty(num_rows, weight.num_outputs, dtype=x_TI.dtype, device=x_TI.device)
+        if not out_TO.numel():
+            return out_TO
+        if weight.order_I is not None:
+            x_TI = x_TI.index_select(1, weight.order_I)
+        elif x_TI.stride(1) != 1:
+            x_TI = x_TI.contiguous()
+        row_scale_TG = weight.scales  # not read
+        if weight.kind in ("s8", "f8"):
+            code_type = torch.int8 if weight.kind == "s8" else torch.float8_e4m3fn
+            x_TI, row_scale_TG = quantize_rows(x_TI, code_type, group_size=weight.group_size, scale=weight.row_scale)
+        self._launch(x_TI, row_scale_TG, out_TO)
+        return out_TO
+
+    def _launch(self, x_TI: Tensor, row_scale_TG: Tensor, out_TO: Tensor) -> None:
+        weight, launch = self.weight, self.launch(x_TI.shape[0])
+        num_programs, sums, is_interpreting = launch.num_tiles, weight.scales, triton.knobs.runtime.interpret
+        if launch.is_spread:
+            num_programs *= launch.num_splits
+            num_sums = num_programs * TILE_OUTPUTS * launch.rows
+            sums_type = torch.int32 if weight.kind == "s8" else torch.float32
+            sums = torch.empty(num_sums, dtype=sums_type, device=x_TI.device)
+        quantized_linear_kernel[(num_programs,)](
+            x_TI,
+            row_scale_TG,
+            weight.words,
+            weight.scales,
+            weight.scales if self.bias_O is None else self.bias_O,
+            out_TO,
+            sums,
+            self.num_done,
+            x_TI.shape[0],
+            weight.num_outputs,
+            weight.num_inputs,
+            x_TI.stride(0),
+            weight.num_blocks,
+            -(-weight.num_blocks // launch.num_splits),
+            row_scale_TG.shape[1],
+            scale_dtype=_TYPES[weight.scale_dtype],
+            KIND=weight.kind,
+            ASSEMBLY=None if is_interpreting else assembly(weight.kind, weight.dtype),
+            GROUP=weight.group_size,
+            OTHER=weight.other,
+            ZERO=weight.zero,
+            NUM_SPLITS=launch.num_splits,
+            IS_SPREAD=launch.is_spread,
+            HAS_BIAS=self.bias_O is not None,
+            IS_EVEN=weight.num_inputs % (weight.chunk * weight.num_chunks) == 0,
+            ROWS=launch.rows,
+            CHUNK=weight.chunk,
+            NUM_CHUNKS=weight.num_chunks,
+            NUM_STAGES=launch.num_stages,
+            num_warps=launch.num_warps,
+            enable_fp_fusion=False,
+        )
+
+
+def has_float8(device: torch.device) -> bool:
+    """Return whether a GPU multiplies matrices of float8_e4m3fn; True for tensors that are not on one."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FLOAT8_CAPABILITY
+
+
+def has_kernels(device: torch.device) -> bool:
+    """Return whether the kernel runs on a GPU. For Blackwell for data centres Triton 3.6 makes an empty one of the
+    largest tiles."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] != _MAJOR_WITHOUT_KERNELS

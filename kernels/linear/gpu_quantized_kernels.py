@@ -1,0 +1,338 @@
+"""The Triton kernel of products with quantized weights. A row's bits depend on neither the other rows nor the tiles.
+
+The weight is the left operand and the rows are the right one: Hopper's `wgmma` takes the left one from registers, where
+codes become numbers, and a tile has as few as 16 rows. The inputs of a split are added up in ascending order, in one
+chain of tensor core instructions, and then the splits, in ascending order. Splits are a function of the weight's shape
+and the GPU. Products and sums are fused nowhere but in `tl.fma`, so every variant of the kernel rounds alike.
+
+Weights, scales and the kinds of codes are described in `gpu_quantized_layout`.
+"""
+
+import triton
+import triton.language as tl
+
+from octavo.kernels.linear.gpu_kernels import place_of_tile
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
+
+_OUTPUTS = tl.constexpr(TILE_OUTPUTS)
+_FLOAT_BYTE = tl.constexpr(0x4B000000)
+"""2^23 in float32: a byte in its lowest bits adds itself."""
+_E4M3_UNIT = tl.constexpr(2.0**120)
+"""Of a float8_e4m3fn whose exponent and mantissa are the upper ones of a float32."""
+
+
+@triton.jit
+def _half(word, is_upper, dtype: tl.constexpr):
+    """Return one of the two 16-bit numbers in each word."""
+    bits = ((word >> (16 * is_upper)) & 0xFFFF).to(tl.uint16)
+    return bits.to(dtype, bitcast=True)
+
+
+@triton.jit
+def _codes(words, CHUNK_INDEX: tl.constexpr, BITS: tl.constexpr):
+    """Return a chunk's codes. Compiled kernels have `gpu_quantized_layout.assembly` in place of this and of the next
+    step, Triton's interpreter has not."""
+    return (words.to(tl.uint16, bitcast=True) >> (BITS * CHUNK_INDEX)) & (2**BITS - 1)
+
+
+@triton.jit
+def _numbers_of_4_bits(
+    words,
+    scale_word,
+    group,
+    dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    CHUNK_INDEX: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
+    OTHER: tl.constexpr,
+    ZERO: tl.constexpr,
+):
+    """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
+    read in the time of 3 instructions."""
+    IS_BF16: tl.constexpr = dtype == tl.bfloat16
+    if ASSEMBLY is None:
+        codes = _codes(words, CHUNK_INDEX, 4)
+        if KIND == "e2m1":
+            bits = (((codes & 8) << 12) | ((codes & 7) << (6 if IS_BF16 else 9))).to(tl.uint16)
+        else:
+            bits = (codes | (0x4300 if IS_BF16 else 0x6400)).to(tl.uint16)
+    else:
+        bits = tl.inline_asm_elementwise(ASSEMBLY[CHUNK_INDEX], "=r,r", [words], dtype=tl.uint16, is_pure=True, pack=2)
+    numbers = bits.to(dtype, bitcast=True)
+    UNIT: tl.constexpr = 128.0 if IS_BF16 else 1024.0
+    if KIND == "e2m1":
+        if not HAS_GROUPS:
+            numbers = numbers * tl.full([1, 1], 2.0**126 if IS_BF16 else 2.0**14, tl.float32).to(dtype)
+    elif OTHER == "shift":
+        numbers = numbers - _half(scale_word, 1, dtype)[:, None]
+    else:
+        numbers = numbers - tl.full([1, 1], UNIT + ZERO, tl.float32).to(dtype)
+    if OTHER == "minimum":
+        minimum = tl.broadcast_to(_half(scale_word, 1, dtype)[:, None], numbers.shape)
+        scale = tl.broadcast_to(_half(scale_word, 0, dtype)[:, None], numbers.shape)
+        numbers = tl.fma(numbers, scale, minimum)
+    elif HAS_GROUPS:
+        numbers = numbers * _half(scale_word, 0 if OTHER == "shift" else group % 2, dtype)[:, None]
+    return numbers
+
+
+@triton.jit
+def _numbers_of_8_bits(
+    words,
+    scale_word,
+    group,
+    dtype: tl.constexpr,
+    scale_dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    CHUNK_INDEX: tl.constexpr,
+    HAS_GROUPS: tl.constexpr,
+    OTHER: tl.constexpr,
+    ZERO: tl.constexpr,
+):
+    """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
+    if HAS_GROUPS:
+        if scale_dtype == tl.float32:
+            scale = scale_word.to(tl.float32, bitcast=True)
+        else:
+            scale = _half(scale_word, 0 if OTHER != "none" else group % 2, scale_dtype).to(tl.float32)
+    if ASSEMBLY is None:
+        codes = _codes(words, CHUNK_INDEX, 8).to(tl.uint32)
+        bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20) if KIND == "e4m3" else codes | _FLOAT_BYTE
+        numbers = bits.to(tl.float32, bitcast=True)
+    else:
+        numbers = tl.inline_asm_elementwise(
+            ASSEMBLY[CHUNK_INDEX], "=r,=r,r", [words], dtype=tl.float32, is_pure=True, pack=2
+        )
+    if KIND == "e4m3":
+        numbers = numbers * ((scale * _E4M3_UNIT)[:, None] if HAS_GROUPS else _E4M3_UNIT)
+    else:
+        if OTHER == "shift":
+            numbers = numbers - (_half(scale_word, 1, scale_dtype).to(tl.float32) + 8388608.0)[:, None]
+        else:
+            numbers = numbers - (8388608.0 + ZERO)
+        if OTHER == "minimum":
+            minimum = tl.broadcast_to(_half(scale_word, 1, scale_dtype).to(tl.float32)[:, None], numbers.shape)
+            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
+        elif HAS_GROUPS:
+            numbers = numbers * scale[:, None]
+    return numbers.to(dtype)
+
+
+@triton.jit  # long: one loop, mostly parameters
+def _sum_split(
+    x_ptr,
+    row_scale_ptr,
+    words_ptr,
+    scale_ptr,
+    tile_outputs,
+    row_places,
+    rows,
+    first_block,
+    end_block,
+    num_outputs,
+    num_inputs,
+    num_blocks,
+    num_row_groups,
+    scale_dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    GROUP: tl.constexpr,
+    OTHER: tl.constexpr,
+    ZERO: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Return the sums over the blocks of a split, outputs by rows; int32 of whole numbers."""
+    BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
+    IS_NARROW: tl.constexpr = KIND == "u4" or KIND == "e2m1"
+    ROWS_ARE_QUANTIZED: tl.constexpr = KIND == "s8" or KIND == "f8"
+    # Inputs of a word of scales: it has one float32, or one of 16 bits and its minimum or zero, or those of two groups.
+    SPAN: tl.constexpr = GROUP if scale_dtype == tl.float32 or OTHER != "none" else 2 * GROUP
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
+    columns = tl.arange(0, CHUNK)
+    outputs = tl.arange(0, _OUTPUTS)
+    tile = tile_outputs // _OUTPUTS
+    padded_outputs = tl.cdiv(num_outputs, _OUTPUTS) * _OUTPUTS
+    sums = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
+    for block in tl.range(first_block, end_block, num_stages=NUM_STAGES):
+        # The codes of all chunks are in the same words; one chunk if they are numbers that are multiplied as they are.
+        block_ptr = words_ptr + (tile * num_blocks + block).to(tl.int64) * (_OUTPUTS * CHUNK)
+        words = tl.load(block_ptr + outputs[:, None] * CHUNK + columns[None, :])
+        for chunk in tl.static_range(NUM_CHUNKS):
+            first_input = block * BLOCK + chunk * CHUNK
+            x_places = row_places[:, None] + (first_input + columns)[None, :]
+            if IS_EVEN:
+                x = tl.load(x_ptr + x_places)
+            else:
+                x = tl.load(x_ptr + x_places, mask=(first_input + columns < num_inputs)[None, :], other=0.0)
+            scale_word = outputs
+            if GROUP > 0:
+                if chunk == 0 or chunk * CHUNK % SPAN == 0:
+                    word = tl.load(scale_ptr + (first_input // SPAN) * padded_outputs + tile_outputs + outputs)
+                scale_word = word
+                group = first_input // GROUP
+            else:
+                group = 0
+            if IS_NARROW:
+                numbers = _numbers_of_4_bits(
+                    words, scale_word, group, dtype, KIND, ASSEMBLY, chunk, GROUP > 0, OTHER, ZERO
+                )
+                sums = tl.dot(numbers, x.T, sums)
+            elif not ROWS_ARE_QUANTIZED:
+                numbers = _numbers_of_8_bits(
+                    words, scale_word, group, dtype, scale_dtype, KIND, ASSEMBLY, chunk, GROUP > 0, OTHER, ZERO
+                )
+                sums = tl.dot(numbers, x.T, sums)
+            elif KIND == "s8":
+                sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
+            else:  # Hopper's sums of float8 have 14 bits: no more than a block is added up in them
+                part = tl.dot(words, x.T)
+                if GROUP > 0:
+                    row_scale = tl.load(row_scale_ptr + rows * num_row_groups + group)
+                    factor = scale_word.to(tl.float32, bitcast=True)[:, None] * row_scale[None, :]
+                    sums = tl.fma(part, factor, sums)
+                else:
+                    sums = sums + part
+    return sums
+
+
+@triton.jit
+def _store_tile(
+    sums,
+    row_scale_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    first_row,
+    tile_outputs,
+    num_rows,
+    num_outputs,
+    HAS_OUTPUT_SCALE: tl.constexpr,
+    HAS_ROW_SCALE: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Apply the scales of outputs and rows to the sums, outputs by rows, add the bias and store the results."""
+    rows = first_row + tl.arange(0, ROWS)
+    outputs = tile_outputs + tl.arange(0, _OUTPUTS)
+    results = sums.to(tl.float32)
+    if HAS_OUTPUT_SCALE:
+        results = results * tl.load(scale_ptr + outputs).to(tl.float32, bitcast=True)[:, None]
+    if HAS_ROW_SCALE:
+        results = results * tl.load(row_scale_ptr + tl.minimum(rows, num_rows - 1))[None, :]
+    if HAS_BIAS:
+        results = results + tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
+    places = rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
+    is_result = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
+    tl.store(out_ptr + places, results.to(out_ptr.dtype.element_ty).T, mask=is_result)
+
+
+@triton.jit(do_not_specialize=["num_rows"])  # long: one kernel, mostly parameters
+def quantized_linear_kernel(
+    x_ptr,
+    row_scale_ptr,
+    words_ptr,
+    scale_ptr,
+    bias_ptr,
+    out_ptr,
+    sums_ptr,
+    num_done_ptr,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    row_stride,
+    num_blocks,
+    split_blocks,
+    num_row_groups,
+    scale_dtype: tl.constexpr,
+    KIND: tl.constexpr,
+    ASSEMBLY: tl.constexpr,
+    GROUP: tl.constexpr,
+    OTHER: tl.constexpr,
+    ZERO: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    IS_SPREAD: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    IS_EVEN: tl.constexpr,
+    ROWS: tl.constexpr,
+    CHUNK: tl.constexpr,
+    NUM_CHUNKS: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
+):
+    """Each program computes a tile, or if IS_SPREAD one split of a tile, which the last of its programs adds up.
+
+    `sums`: num_tiles x NUM_SPLITS x outputs x ROWS, of float32 or int32. `num_done`: one int32 per tile, zero before
+    and afterwards. GROUP: inputs that share a scale; 0: each output has one.
+    """
+    HAS_ROW_SCALE: tl.constexpr = (KIND == "s8" or KIND == "f8") and GROUP == 0
+    tile = tl.program_id(0) // NUM_SPLITS if IS_SPREAD else tl.program_id(0)
+    first_row, tile_outputs = place_of_tile(tile, num_rows, num_outputs, ROWS, _OUTPUTS)
+    rows = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
+    total = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
+    first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
+    for step in range(1 if IS_SPREAD else NUM_SPLITS):
+        split = first_split + step
+        sums = _sum_split(
+            x_ptr,
+            row_scale_ptr,
+            words_ptr,
+            scale_ptr,
+            tile_outputs,
+            rows * row_stride,
+            rows,
+            split * split_blocks,
+            tl.minimum((split + 1) * split_blocks, num_blocks),
+            num_outputs,
+            num_inputs,
+            num_blocks,
+            num_row_groups,
+            scale_dtype,
+            KIND,
+            ASSEMBLY,
+            GROUP,
+            OTHER,
+            ZERO,
+            IS_EVEN,
+            ROWS,
+            CHUNK,
+            NUM_CHUNKS,
+            NUM_STAGES,
+        )
+        total = tl.where(step == 0, sums, total + sums)
+    is_last = True
+    if IS_SPREAD:
+        places = tl.arange(0, _OUTPUTS)[:, None] * ROWS + tl.arange(0, ROWS)[None, :]
+        tile_ptr = sums_ptr + tile.to(tl.int64) * (NUM_SPLITS * _OUTPUTS * ROWS)
+        tl.store(tile_ptr + first_split * (_OUTPUTS * ROWS) + places, total)
+        # All sums must be visible before the counter changes.
+        tl.debug_barrier()
+        num_done = tl.atomic_add(num_done_ptr + tile, 1, sem="acq_rel")
+        is_last = num_done == NUM_SPLITS - 1
+        if is_last:
+            tl.debug_barrier()
+            total = tl.load(tile_ptr + places, cache_modifier=".cg")
+            for other in tl.static_range(1, NUM_SPLITS):
+                total += tl.load(tile_ptr + other * (_OUTPUTS * ROWS) + places, cache_modifier=".cg")
+            tl.store(num_done_ptr + tile, 0)
+    if is_last:
+        _store_tile(
+            total,
+            row_scale_ptr,
+            scale_ptr,
+            bias_ptr,
+            out_ptr,
+            first_row,
+            tile_outputs,
+            num_rows,
+            num_outputs,
+            HAS_OUTPUT_SCALE=GROUP == 0,
+            HAS_ROW_SCALE=HAS_ROW_SCALE,
+            HAS_BIAS=HAS_BIAS,
+            ROWS=ROWS,
+        )

@@ -1,0 +1,97 @@
+"""Rows in 8 bits for `gpu_quantized`: int8, or float8_e4m3fn, with one scale per row, or one for each group of inputs.
+
+A row's numbers depend on no other row. `octavo.kernels.quantize` makes the levels of the CPU's products.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+_BLOCK = 1024
+_GROUPS = 8
+"""Of a program."""
+_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def quantize_rows(
+    x_TI: Tensor, dtype: torch.dtype, *, group_size: int = 0, scale: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return rows in 8 bits, and float32 scales by row and group: largest magnitude / largest number of the type.
+
+    Args:
+        x_TI: rows whose columns are contiguous.
+        dtype: int8 or float8_e4m3fn.
+        group_size: inputs that share a scale, a power of 2; 0: all of a row.
+        scale: of all numbers, in place of what their magnitudes say; larger numbers are clamped.
+    """
+    num_rows, num_inputs = x_TI.shape
+    num_groups = -(-num_inputs // group_size) if group_size else 1
+    codes_TI = torch.empty(num_rows, num_inputs, dtype=dtype, device=x_TI.device)
+    scale_TG = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x_TI.device)
+    groups_block = _GROUPS if group_size else 1
+    if codes_TI.numel():
+        _quantize_kernel[(num_rows, triton.cdiv(num_groups, groups_block))](
+            x_TI,
+            codes_TI,
+            scale_TG,
+            1.0 if scale is None else scale,
+            num_inputs,
+            num_groups,
+            group_size or num_inputs,
+            x_TI.stride(0),
+            HAS_SCALE=scale is not None,
+            LARGEST=_LARGEST[dtype],
+            IS_INTEGER=dtype == torch.int8,
+            GROUPS=groups_block,
+            BLOCK=group_size or _BLOCK,
+            # A fused product and sum would round once where levels are rounded twice.
+            enable_fp_fusion=False,
+        )
+    return codes_TI, scale_TG
+
+
+@triton.jit
+def _quantize_kernel(
+    x_ptr,
+    codes_ptr,
+    scale_ptr,
+    static_scale,
+    num_inputs,
+    num_groups,
+    group_size,
+    row_stride,
+    HAS_SCALE: tl.constexpr,
+    LARGEST: tl.constexpr,
+    IS_INTEGER: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Quantize some groups of a row. Numbers that are not finite make the scale NaN, and so the results."""
+    row = tl.program_id(0).to(tl.int64)
+    groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    first = (groups * group_size)[:, None] + tl.arange(0, BLOCK)[None, :]
+    one = tl.full([GROUPS], 1.0, tl.float32)
+    is_finite = one > 0.0
+    scale = one * static_scale
+    if not HAS_SCALE:
+        largest = tl.zeros([GROUPS, BLOCK], tl.float32)
+        num_infinite = tl.zeros([GROUPS, BLOCK], tl.int32)
+        for start in range(0, group_size, BLOCK):
+            columns = first + start
+            x = tl.load(x_ptr + row * row_stride + columns, mask=columns < num_inputs, other=0.0).to(tl.float32)
+            num_infinite |= (tl.abs(x) < float("inf")).to(tl.int32) ^ 1
+            largest = tl.maximum(largest, tl.abs(x))
+        is_finite = tl.max(num_infinite, axis=1) == 0
+        scale = tl.div_rn(tl.max(largest, axis=1), one * LARGEST)
+    inverse = tl.where(is_finite & (scale > 0.0), tl.div_rn(one, scale), 0.0)
+    for start in range(0, group_size, BLOCK):
+        columns = first + start
+        is_in = columns < num_inputs
+        x = tl.load(x_ptr + row * row_stride + columns, mask=is_in, other=0.0).to(tl.float32)
+        scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
+        scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+        if IS_INTEGER:  # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even
+            scaled = (scaled + 12582912.0) - 12582912.0
+        tl.store(codes_ptr + row * num_inputs + columns, scaled.to(codes_ptr.dtype.element_ty), mask=is_in)
+    tl.store(scale_ptr + row * num_groups + groups, tl.where(is_finite, scale, float("nan")), mask=groups < num_groups)
