@@ -28,6 +28,7 @@ from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
+from octavo.frontend.generation.scoring import score_tokens
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
@@ -334,6 +335,25 @@ class AsyncClient:
             return await generation.output()
         finally:
             self._live.discard(generation)
+
+    async def score_tokens(
+        self, prompt: Prompt, tokens: Several[int], *, priority: int = 0, cache_salt: str | None = None
+    ) -> list[float]:
+        """Return the logprob of each token after the prompt and the tokens before it: the bits that sampling reports.
+
+        They depend on nothing else, such as the batch, the prefix cache, or when and by which engine of the same
+        weights the tokens were drawn.
+
+        Args:
+            prompt: as in `generate`, but not embeddings.
+            tokens: which follow the prompt; any, not only likely ones.
+            priority: as in `generate`.
+            cache_salt: as in `generate`.
+
+        Raises:
+            OctavoError: as in `generate`, or `--logprobs-mode` is not raw_logprobs.
+        """
+        return await score_tokens(self, prompt, tokens, priority=priority, cache_salt=cache_salt)
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long.

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 from tqdm import tqdm
 
@@ -149,6 +149,29 @@ class LLM:
             EngineDeadError: the engine has died or was closed.
         """
         return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
+
+    @overload
+    def score_tokens(self, prompts: Prompt, tokens: Sequence[int]) -> list[float]: ...
+
+    @overload
+    def score_tokens(self, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]]) -> list[list[float]]: ...
+
+    def score_tokens(self, prompts: Any, tokens: Any) -> Any:
+        """Return the logprobs of tokens that follow a prompt, with the bits that sampling reports.
+
+        Args:
+            prompts: one prompt, or several.
+            tokens: those that follow the prompt; if there are several, a list for each.
+
+        Raises:
+            InvalidRequestError: a prompt or a token is invalid, or `--logprobs-mode` is not raw_logprobs.
+            EngineDeadError: the engine has died or was closed.
+        """
+        if all(isinstance(token, int) for token in tokens):
+            return self._run(self.client.score_tokens(prompts, tokens))
+        several = _one_per_prompt("tokens", tokens, len(prompts))
+        works = [partial(self.client.score_tokens, prompt, each) for prompt, each in zip(prompts, several, strict=True)]
+        return self._run(_each(works, MAX_IN_FLIGHT, use_tqdm=False))
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer, with `encode` and `decode`.

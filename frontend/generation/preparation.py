@@ -108,7 +108,7 @@ class RequestPreparer:
         params = params or default_params(self._config, SamplingParams().max_tokens)
         if not isinstance(prompt, TokenizedPrompt):  # else the server has just verified them
             params.verify()
-        tokenized, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         num_prompt_tokens = len(tokenized.token_ids)
         check_volume(params, num_prompt_tokens, 1, self._config)
         if tokenized.embeds is not None and params.prompt_logprobs is not None:
@@ -146,7 +146,7 @@ class RequestPreparer:
             EngineDeadError: the engine is gone.
         """
         params.verify()
-        tokenized, cache_salt = await self._prompt(prompt, priority, cache_salt)
+        tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if tokenized.embeds is not None:
             raise InvalidRequestError("a beam search takes no prompt_embeds: send text or token ids", "prompt_embeds")
         search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
@@ -187,7 +187,7 @@ class RequestPreparer:
         )
         return make() if params.num_token_ids <= MANY_TOKEN_IDS else await asyncio.to_thread(make)
 
-    async def _prompt(
+    async def check_prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None
     ) -> tuple[TokenizedPrompt, str | None]:
         """Return a prompt, with the text that its outputs show, and its salt, all checked."""

@@ -87,6 +87,14 @@ def test_what_is_refused(taking: LLM, llm: LLM) -> None:
         taking.generate({"prompt_embeds": rows}, GREEDY.clone(max_tokens=400), use_tqdm=False)
 
 
+def test_ranks_and_stages_have_the_bits_of_one_worker(taking: LLM, model: Path) -> None:
+    rows = torch.randn(50, taking.client.config.model.embedding_width, generator=torch.Generator().manual_seed(7))
+    prompts = [{"prompt_embeds": rows}, [5, 6, 7], {"prompt_embeds": rows[:9]}]
+    expected = list(map(result, taking.generate(prompts, SAMPLED.clone(max_tokens=9), use_tqdm=False)))
+    with LLM(str(model), **SETTINGS, tensor_parallel_size=2, pipeline_parallel_size=2) as several:
+        assert list(map(result, several.generate(prompts, SAMPLED.clone(max_tokens=9), use_tqdm=False))) == expected
+
+
 def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests that run and requests that wait are computed from their rows again; cached rows are gone."""
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
