@@ -32,6 +32,8 @@ from octavo.frontend.generation.scoring import score_tokens
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
 from octavo.frontend.launch import LaunchedEngine, ProgressCallback
+from octavo.frontend.lora.registry import AdapterRegistry
+from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.recovery.downtime import Resumption
@@ -42,6 +44,7 @@ from octavo.frontend.starting import Starting
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.threads import TextThreads
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.code import take_code
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.config.sources import engine_config
@@ -76,6 +79,8 @@ class AsyncClient:
         self.engine_set = EngineSet(first, self, self._live.has_users)
         """The engines; `octavo admin` adds, drains and removes them."""
         self._link = self.engine_set.link
+        self.adapters = AdapterRegistry(lambda: self.config, self.run_in_thread)
+        """LoRA adapters that requests choose by name or by `LoRARequest`."""
         self.engine_set.set_states(dict.fromkeys(first, EngineState.SERVING))
 
     @classmethod
@@ -238,6 +243,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Generate for one prompt; yields deltas unless `sampling_params.output_kind` says otherwise.
 
@@ -250,6 +256,7 @@ class AsyncClient:
                 request again. It also determines the seed of a request without one.
             priority: lower runs earlier; other than 0 only with `scheduling_policy="priority"`.
             cache_salt: cached prompt prefixes are shared only among requests of equal salt.
+            lora_request: the LoRA adapter to use, read when its id comes first; None: the model alone.
 
         Raises:
             InvalidRequestError: names the field and the remedy.
@@ -257,9 +264,16 @@ class AsyncClient:
             RequestFailedError: the engine gave up on this request.
             EngineDeadError: the engine is gone.
         """
+        adapter = await self._adapter(lora_request)
         arrived = self.preparer.wake_event()
         with await self.preparer.start(
-            prompt, sampling_params, arrived, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            sampling_params,
+            arrived,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            adapter=adapter,
         ) as generation:
             del prompt, sampling_params  # a request may wait for long
             await generation.submit()
@@ -277,6 +291,7 @@ class AsyncClient:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
         content_format: FormatChoice = "auto",
         **variables: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -288,6 +303,7 @@ class AsyncClient:
             request_id: as in `generate`.
             priority: as in `generate`.
             cache_salt: as in `generate`.
+            lora_request: as in `generate`.
             content_format: as in `chat_template`.
             **variables: of the template, such as `tools` and `continue_final_message`; see `ChatTemplate.render`.
 
@@ -298,7 +314,12 @@ class AsyncClient:
         template = self.chat_template(content_format)
         prompt = await self.run_in_thread(lambda: conversation_prompt(template, self.tokenizer, messages, **variables))
         outputs = self.generate(
-            prompt, sampling_params, request_id=request_id, priority=priority, cache_salt=cache_salt
+            prompt,
+            sampling_params,
+            request_id=request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+            lora_request=lora_request,
         )
         async with contextlib.aclosing(outputs):
             async for output in outputs:
@@ -313,6 +334,7 @@ class AsyncClient:
         priority: int = 0,
         cache_salt: str | None = None,
         logprobs: int | None = None,
+        lora_request: "LoRARequest | Adapter | None" = None,
     ) -> RequestOutput:
         """Search for likely continuations of one prompt; the best come first.
 
@@ -325,11 +347,15 @@ class AsyncClient:
             priority: as in `generate`.
             cache_salt: as in `generate`.
             logprobs: alternatives to show per token, as in `SamplingParams`.
+            lora_request: as in `generate`.
 
         Raises:
             OctavoError: as in `generate`.
         """
-        generation = await self.preparer.beam_generation(prompt, params, request_id, priority, cache_salt, logprobs)
+        adapter = lora_request if isinstance(lora_request, Adapter) else await self._adapter(lora_request)
+        generation = await self.preparer.beam_generation(
+            prompt, params, request_id, priority, cache_salt, logprobs, adapter
+        )
         self._live.add(generation)
         try:
             return await generation.output()
@@ -450,6 +476,9 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _adapter(self, lora_request: LoRARequest | None) -> Adapter | None:
+        return None if lora_request is None else await self.adapters.of_request(lora_request)
 
     async def _call_bool(self, utility: Utility) -> bool:
         result = await self._link.call(utility)

@@ -14,6 +14,7 @@ from tqdm import tqdm
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, conversation_prompt
 from octavo.frontend.load_bar import LoadBar
+from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.text.messages import Message
@@ -64,6 +65,7 @@ class LLM:
         *,
         use_tqdm: bool = True,
         priority: Sequence[int] | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; outputs are in the order of the prompts.
 
@@ -72,6 +74,7 @@ class LLM:
             sampling_params: for all prompts, or one per prompt; None: the model's defaults.
             use_tqdm: show a progress bar.
             priority: one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
+            lora_request: the LoRA adapter, for all prompts, or one per prompt; needs `enable_lora=True`.
 
         Raises:
             InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
@@ -81,7 +84,8 @@ class LLM:
         several = _as_list(prompts)
         params = _one_per_prompt("sampling_params", sampling_params, len(several))
         priorities = _one_per_prompt("priority", priority or 0, len(several))
-        return self._run(self._generate_all(several, params, priorities, use_tqdm=use_tqdm))
+        adapters = _one_per_prompt("lora_request", lora_request, len(several))
+        return self._run(self._generate_all(several, params, priorities, adapters, use_tqdm=use_tqdm))
 
     def chat(
         self,
@@ -89,6 +93,7 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -102,6 +107,7 @@ class LLM:
             messages: one conversation or several.
             sampling_params: as for `generate`.
             use_tqdm: show a progress bar.
+            lora_request: as for `generate`.
             add_generation_prompt: end each prompt with the header of an assistant message.
             continue_final_message: continue the last message instead.
             chat_template: a file or the Jinja source, instead of the engine's template.
@@ -125,7 +131,7 @@ class LLM:
         prompts: list[Prompt] = [
             conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
 
     def beam_search(
         self,
@@ -134,6 +140,7 @@ class LLM:
         *,
         use_tqdm: bool = False,
         concurrency_limit: int | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[BeamSearchOutput]:
         """Run a beam search for every prompt; outputs are in the order of the prompts.
 
@@ -142,13 +149,16 @@ class LLM:
             params: beam width, length limit and scoring.
             use_tqdm: show a progress bar.
             concurrency_limit: most prompts searched concurrently. None: as many as the engine accepts.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequestError: a prompt or a parameter is invalid; no request is left running.
             RequestFailedError: the engine gave up on a request.
             EngineDeadError: the engine has died or was closed.
         """
-        return self._run(self._search_all(_as_list(prompts), params, concurrency_limit, use_tqdm=use_tqdm))
+        several = _as_list(prompts)
+        adapters = _one_per_prompt("lora_request", lora_request, len(several))
+        return self._run(self._search_all(several, params, adapters, concurrency_limit, use_tqdm=use_tqdm))
 
     @overload
     def score_tokens(self, prompts: Prompt, tokens: Sequence[int]) -> list[float]: ...
@@ -225,6 +235,7 @@ class LLM:
         prompts: list[Prompt],
         params: Sequence[SamplingParams | None],
         priorities: Sequence[int],
+        adapters: Sequence[LoRARequest | None],
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -232,39 +243,58 @@ class LLM:
         widest = max((param.num_sequences for param in params if param), default=1)
         return await _each(
             [
-                partial(self._generate_one, prompt, param, priority, request_id)
-                for prompt, param, priority, request_id in zip(prompts, params, priorities, ids, strict=True)
+                partial(self._generate_one, *each)
+                for each in zip(prompts, params, priorities, adapters, ids, strict=True)
             ],
             max(1, MAX_IN_FLIGHT // widest),
             use_tqdm=use_tqdm,
         )
 
     async def _search_all(
-        self, prompts: list[Prompt], params: BeamSearchParams, limit: int | None, *, use_tqdm: bool
+        self,
+        prompts: list[Prompt],
+        params: BeamSearchParams,
+        adapters: Sequence[LoRARequest | None],
+        limit: int | None,
+        *,
+        use_tqdm: bool,
     ) -> list[BeamSearchOutput]:
         if limit is not None and limit < 1:
             raise InvalidRequestError(f"concurrency_limit must be at least 1, got {limit}", "concurrency_limit")
         widest = max(1, MAX_IN_FLIGHT // params.beam_width)
         return await _each(
-            [partial(self._search_one, prompt, params) for prompt in prompts],
+            [partial(self._search_one, prompt, params, one) for prompt, one in zip(prompts, adapters, strict=True)],
             min(limit or widest, widest),
             use_tqdm=use_tqdm,
         )
 
-    async def _search_one(self, prompt: Prompt, params: BeamSearchParams) -> BeamSearchOutput:
+    async def _search_one(
+        self, prompt: Prompt, params: BeamSearchParams, lora_request: LoRARequest | None
+    ) -> BeamSearchOutput:
         # vLLM returns 2 * beam_width logprobs too; `max_logprobs` limits them here.
         allowed = self.client.config.max_logprobs
         num_logprobs = 2 * params.beam_width if allowed == -1 else min(2 * params.beam_width, allowed)
         output = await self.client.beam_search(
-            prompt, params, request_id=str(next(self._request_counter)), logprobs=num_logprobs
+            prompt,
+            params,
+            request_id=str(next(self._request_counter)),
+            logprobs=num_logprobs,
+            lora_request=lora_request,
         )
         return as_beam_search_output(output, self.client.tokenizer.decode(output.prompt_token_ids))
 
     async def _generate_one(
-        self, prompt: Prompt, params: SamplingParams | None, priority: int, request_id: str
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None,
+        priority: int,
+        lora_request: LoRARequest | None,
+        request_id: str,
     ) -> RequestOutput:
         final = (params or self.client.default_params()).clone(output_kind=OutputKind.FINAL_ONLY)
-        async for output in self.client.generate(prompt, final, request_id=request_id, priority=priority):
+        async for output in self.client.generate(
+            prompt, final, request_id=request_id, priority=priority, lora_request=lora_request
+        ):
             return output
         raise AssertionError("a request ended without an output")
 

@@ -37,6 +37,10 @@ class Env:
     """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
     has_one_shot_all_reduce: bool = False
     """`OCTAVO_ONE_SHOT_ALL_REDUCE=1`: GPUs add up small tensors by reading each other's memory, without NCCL."""
+    lora_resolver_dir: str | None = None
+    """`VLLM_LORA_RESOLVER_CACHE_DIR`: the same as `--lora-resolver-dir`."""
+    allows_lora_updates: bool = False
+    """`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`: the same as `--allow-runtime-lora-updating`."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -55,6 +59,8 @@ class Env:
             group_secret_key=get("OCTAVO_GROUP_SECRET_KEY") or None,
             launches_early=get("OCTAVO_EARLY_LAUNCH") == "1",
             has_one_shot_all_reduce=get("OCTAVO_ONE_SHOT_ALL_REDUCE") == "1",
+            lora_resolver_dir=get("VLLM_LORA_RESOLVER_CACHE_DIR") or None,
+            allows_lora_updates=get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"),
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 

@@ -40,6 +40,10 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Requests that failed because the model's logits were not finite."""
     num_recomputed_tokens: int = 0
     """Tokens computed again after a preemption, or after workers were lost."""
+    running_adapters: list[str] = []
+    """Names of the LoRA adapters of running requests."""
+    waiting_adapters: list[str] = []
+    """Those of waiting requests."""
 
     @property
     def kv_cache_usage(self) -> float:
@@ -54,6 +58,8 @@ def total(reports: Sequence[EngineStats]) -> EngineStats:
         values = [getattr(report, name) for report in reports]
         if isinstance(values[0], dict):
             setattr(summed, name, dict(sum((Counter(value) for value in values), Counter())))
+        elif isinstance(values[0], list):
+            setattr(summed, name, sorted(set().union(*values)))
         elif isinstance(values[0], int):
             setattr(summed, name, sum(values))
         else:

@@ -47,10 +47,10 @@ class AdapterSlots:
         self._num_bypassed = 0
         """Requests that have started before the one with `_delayed_order`."""
 
-    @property
-    def running(self) -> list[Adapter]:
-        """The adapters of running requests."""
-        return [one for one, count in zip(self.adapters, self.num_users, strict=True) if one is not None and count]
+    def names(self, heads: Iterable[LiveRequest]) -> tuple[list[str], list[str]]:
+        """Return the names of the adapters of running and of waiting requests; `heads` as for `choose`."""
+        used = [one.name for one, count in zip(self.adapters, self.num_users, strict=True) if one and count]
+        return sorted(used), sorted({head.adapter.name for head in heads if head.adapter})
 
     def choose(self, heads: Iterable[LiveRequest]) -> tuple[LiveRequest | None, LiveRequest | None]:
         """Return which waiting request may start first, and the first before it that finds no slot.

@@ -131,9 +131,8 @@ class Scheduler:
     def abort(self, client: bytes, request_ids: list[RequestId]) -> list[ClientEvent]:
         """End requests in any state. Unknown ids are ignored; tokens of their steps in flight are dropped."""
         found = [self.requests.get((client, request_id)) for request_id in dict.fromkeys(request_ids)]
-        return [
-            event for request in found if request for event in self._finish(request, FinishCause(FinishReason.ABORT))
-        ]
+        cause = FinishCause(FinishReason.ABORT)
+        return [event for request in found if request for event in self._finish(request, cause)]
 
     def conclude(self, request: LiveRequest) -> list[ClientEvent]:
         """Finish a request whose output is complete although neither a stop token nor a limit ends it."""
@@ -184,6 +183,7 @@ class Scheduler:
         self.counters.num_waiting = len(self.waiting)
         self.counters.waiting_reason = self.waiting_reason
         self.counters.num_free_blocks = self.cache.main_pool.num_free
+        self.counters.running_adapters, self.counters.waiting_adapters = self.adapters.names(self.waiting.heads())
         return self.counters
 
     def may_plan(self, depth: int) -> bool:

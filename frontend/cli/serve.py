@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations, joining_server
 from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
+from octavo.frontend.lora.startup import check_flags
 from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
@@ -62,6 +63,7 @@ def _run(argv: list[str]) -> int:
     if settings.get("join"):
         return _join(joining_server(settings))
     engine, server = configurations(settings)
+    check_flags(server, has_adapters=engine.lora.enable_lora)
     if engine.parallel.node_rank:
         return _run_node(engine)
     if server.headless:

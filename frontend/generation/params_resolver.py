@@ -60,7 +60,8 @@ class ParamsResolver:
             room = max(1, self._client.facts.max_model_len - len(token_ids))
             beam_params = _beam_params(request.beam, params, room)
         packed = packed_prompt(token_ids, self._client.config.model.vocab_size)
-        return PreparedGeneration(text, packed, params, beam_params, request.priority, request.cache_salt)
+        of_request = request.priority, request.cache_salt
+        return PreparedGeneration(text, packed, params, beam_params, *of_request, adapter=request.adapter)
 
     def prepare_embeds(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PreparedGeneration:
         """Return what is generated for prompt embeddings.
@@ -72,7 +73,8 @@ class ParamsResolver:
             if value is not None:
                 raise InvalidRequestError(f"{name} cannot be combined with prompt_embeds: leave one of them out", name)
         params, salt = self._resolve(request, len(prompt.token_ids)), request.cache_salt
-        return PreparedGeneration(None, prompt.token_ids, params, None, request.priority, salt, prompt.embeds)
+        embeds, adapter = prompt.embeds, request.adapter
+        return PreparedGeneration(None, prompt.token_ids, params, None, request.priority, salt, embeds, adapter)
 
     def check_num_sequences(self, n: int, num_prompts: int) -> None:
         """Check the number of sequences against the limit.

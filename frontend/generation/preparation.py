@@ -30,6 +30,7 @@ from octavo.frontend.generation.spec import (
 from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.ids import pack_ids
@@ -90,6 +91,7 @@ class RequestPreparer:
         request_id: str | None = None,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> Generation:
         """Return what generates for one prompt. Enter it at once.
 
@@ -100,6 +102,7 @@ class RequestPreparer:
             request_id: as in `AsyncClient.generate`.
             priority: as in `AsyncClient.generate`.
             cache_salt: as in `AsyncClient.generate`.
+            adapter: the LoRA adapter to use.
 
         Raises:
             InvalidRequestError: names the field and the remedy.
@@ -124,7 +127,7 @@ class RequestPreparer:
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index)) if index else spec
-            submit = self._submission(tokenized, own_spec, priority, cache_salt, interval, grammar)
+            submit = self._submission(tokenized, own_spec, priority, cache_salt, adapter, interval, grammar)
             keeps_all = kind is not OutputKind.DELTA
             sequence = Sequence(index, self._tokenizer, tokenized.tokens, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
@@ -138,6 +141,7 @@ class RequestPreparer:
         priority: int,
         cache_salt: str | None,
         logprobs: int | None,
+        adapter: Adapter | None = None,
     ) -> BeamGeneration:
         """Return what searches for one prompt; see `AsyncClient.beam_search`.
 
@@ -167,7 +171,12 @@ class RequestPreparer:
             params,
             search,
             lambda token_ids, is_continued: self._submission(
-                TokenizedPrompt(None, pack_ids(token_ids)), spec, priority, cache_salt, is_continued=is_continued
+                TokenizedPrompt(None, pack_ids(token_ids)),
+                spec,
+                priority,
+                cache_salt,
+                adapter,
+                is_continued=is_continued,
             ),
             self._tokenizer,
             logprobs if logprobs != -1 else self._config.model.vocab_size,
@@ -230,6 +239,7 @@ class RequestPreparer:
         spec: SamplingSpec,
         priority: int,
         cache_salt: str | None,
+        adapter: Adapter | None,
         interval: int = 1,
         grammar: GrammarSpec | None = None,
         *,
@@ -243,6 +253,7 @@ class RequestPreparer:
             spec,
             priority,
             cache_salt,
+            adapter,
             stream_interval=interval,
             grammar=grammar,
             is_continued=is_continued,

@@ -7,6 +7,7 @@ from octavo.frontend.generation.fanout import Generation
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.wake_event import WakeEvent
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import IdArray
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.prompt_embeds import PromptEmbeds
@@ -29,12 +30,18 @@ class PreparedGeneration:
     cache_salt: str | None = None
     embeds: PromptEmbeds | None = None
     """See `TokenizedPrompt`."""
+    adapter: Adapter | None = None
 
     async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
         """Return the running generation; see `RequestPreparer.start`. Not for beam searches."""
-        prompt, salt = self._prompt, self.cache_salt
         return await client.preparer.start(
-            prompt, self.params, arrived, request_id=request_id, priority=self.priority, cache_salt=salt
+            self._prompt,
+            self.params,
+            arrived,
+            request_id=request_id,
+            priority=self.priority,
+            cache_salt=self.cache_salt,
+            adapter=self.adapter,
         )
 
     async def search(self, client: "AsyncClient", request_id: str) -> RequestOutput:
@@ -47,6 +54,7 @@ class PreparedGeneration:
             priority=self.priority,
             cache_salt=self.cache_salt,
             logprobs=self.params.logprobs,
+            lora_request=self.adapter,
         )
         return replace(output, outputs=output.outputs[: self.params.n])
 

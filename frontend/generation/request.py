@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from octavo.protocol.adapters import Adapter
+
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
@@ -39,6 +41,8 @@ class GenerationRequest:
     truncation: Truncation | None = None
     priority: int = 0
     cache_salt: str | None = None
+    adapter: Adapter | None = None
+    """The LoRA adapter to use."""
 
     def with_overrides(self, **overrides: Any) -> "GenerationRequest":
         """Return a copy that sets further sampling parameters."""

@@ -27,6 +27,7 @@ from octavo.frontend.http.request import header_value, route_path
 from octavo.frontend.http.route import ApiRoute
 from octavo.frontend.http.router import add_admin_routes, add_routes
 from octavo.frontend.http.sse import DIRECT_SEND
+from octavo.frontend.lora.startup import require_no_modules
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OctavoError
 from octavo.protocol.version import __version__
@@ -43,9 +44,11 @@ def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastA
         config: of the server; None: the defaults. If it has no API keys, those of the environment are used.
 
     Raises:
-        ConfigError: a parser, a template, a directory or a middleware that the configuration names cannot be used.
+        ConfigError: the configuration has `lora_modules`, or names a parser, a template, a directory or a middleware
+            that cannot be used.
     """
     config = config or ServerConfig()
+    require_no_modules(config)
     return make_app(make_app_state(client, config), config, api_keys(config))
 
 

@@ -16,6 +16,7 @@ from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import ModelNotFoundError
 from octavo.protocol.params import MAX_STOP_STRINGS
 from octavo.protocol.sampling_table import MAX_N
@@ -87,18 +88,22 @@ class AppState:
         """Return the time of an answer, in seconds since the epoch."""
         return int(time.time())
 
-    def model_name(self, requested: str | None) -> str:
-        """Return the name to answer with.
+    async def choose_model(self, requested: str | None) -> tuple[str, Adapter | None]:
+        """Return the name to answer with, and the LoRA adapter that it stands for.
 
         Raises:
             ModelNotFoundError: this server does not serve `requested`.
+            InvalidRequestError: `requested` is an adapter that cannot be used.
         """
         names = self.client.facts.served_model_names
         if requested is None:
-            return names[0]
-        if requested not in names:
-            raise ModelNotFoundError(f"the model {requested!r} is not served here: use {' or '.join(map(repr, names))}")
-        return requested
+            return names[0], None
+        if requested in names:
+            return requested, None
+        if (found := await self.client.adapters.find(requested)) is not None:
+            return requested, found.adapter
+        served = " or ".join(map(repr, [*names, *self.client.adapters.named]))
+        raise ModelNotFoundError(f"the model {requested!r} is not served here: use {served}")
 
 
 def answer_style(

@@ -13,13 +13,14 @@ from octavo.frontend.http.schemas.chat import (
 )
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.tools.plan import ToolChoice
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams
 
 _USUAL_NAMES = {"prompt": "messages"}
 
 
-def chat_request(body: ChatCompletionRequest) -> ChatRequest:
+def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) -> ChatRequest:
     """Return the request in a body.
 
     Raises:
@@ -39,7 +40,7 @@ def chat_request(body: ChatCompletionRequest) -> ChatRequest:
             variables=body.chat_template_kwargs or {},
             reasoning_effort=body.reasoning_effort,
         ),
-        generation=generation_request(body, max_tokens=max_tokens, logprobs=num_logprobs(body)),
+        generation=generation_request(body, max_tokens=max_tokens, logprobs=num_logprobs(body), adapter=adapter),
         tool_choice=choice,
         allows_parallel_calls=body.parallel_tool_calls is not False,
         answer_form=_answer_form(body, choice),

@@ -8,6 +8,7 @@ from octavo.frontend.http.app_state import AppState, Execute
 from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.routes.engine import usable_directory
+from octavo.frontend.lora.startup import open_resolver
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.protocol.config import ServerConfig
@@ -59,6 +60,7 @@ def make_app_state(
         execute=execute,
     )
     _check_chat_template(state)
+    open_resolver(config, client.adapters, has_adapters=client.config.lora is not None)
     return state
 
 

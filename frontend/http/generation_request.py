@@ -4,6 +4,7 @@ from typing import Any
 
 from octavo.frontend.generation.request import BeamOptions, GenerationRequest, Truncation
 from octavo.frontend.http.schemas.sampling import SamplingFields
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind
 from octavo.protocol.repetition import RepetitionDetectionParams
@@ -35,7 +36,12 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
 
 
 def generation_request(
-    body: SamplingFields, *, max_tokens: int | None, logprobs: int | None, default_max_tokens: int | None = None
+    body: SamplingFields,
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    default_max_tokens: int | None = None,
+    adapter: Adapter | None = None,
 ) -> GenerationRequest:
     """Return the generation that a body requests, without its structured output.
 
@@ -44,6 +50,7 @@ def generation_request(
         max_tokens: None if the body does not say.
         logprobs: as in `SamplingParams`; ignored if the body names the tokens.
         default_max_tokens: as in `GenerationRequest`.
+        adapter: the one that the body's model name selects.
     """
     overrides = {name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     overrides["logprobs"] = None if body.logprob_token_ids else logprobs
@@ -64,6 +71,7 @@ def generation_request(
         ),
         priority=body.priority,
         cache_salt=body.cache_salt,
+        adapter=adapter,
     )
 
 

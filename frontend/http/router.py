@@ -16,12 +16,14 @@ from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
 from octavo.frontend.http.routes.health import health, metrics, version
+from octavo.frontend.http.routes.lora import load_lora_adapter, unload_lora_adapter
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
+from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 from octavo.frontend.http.schemas.models import ModelCard, ModelList
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
@@ -30,6 +32,7 @@ from octavo.frontend.http.schemas.tokenize import (
     TokenizeResponse,
     TokenizerInfo,
 )
+from octavo.frontend.lora.startup import allows_updates, require_no_modules
 from octavo.protocol.config import ServerConfig
 
 
@@ -44,9 +47,11 @@ def create_router(client: AsyncClient, config: ServerConfig | None = None) -> AP
         config: of the server; only settings about requests apply. None: the defaults.
 
     Raises:
-        ConfigError: a parser, a template or a directory that the configuration names cannot be used.
+        ConfigError: the configuration has `lora_modules`, or names a parser, a template or a directory that cannot be
+            used.
     """
     config = config or ServerConfig()
+    require_no_modules(config)
     state = make_app_state(client, config)
     router = APIRouter(route_class=ApiRoute.bound_to(state, config.max_request_body_bytes))
     add_routes(router, config)
@@ -72,6 +77,9 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/reset_prefix_cache", reset_prefix_cache, response=Done, failures=(409,))
     add.post("/start_profile", start_profile, response=Done, failures=(400,))
     add.post("/stop_profile", stop_profile, response=Done, failures=(400,))
+    if allows_updates(config):
+        add.post("/v1/load_lora_adapter", load_lora_adapter, LoadLoRAAdapterRequest, failures=(400,))
+        add.post("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest, failures=(400, 404))
     if config.enable_tokenizer_info_endpoint:
         add.get("/tokenizer_info", tokenizer_info, TokenizerInfo)
 

@@ -34,6 +34,8 @@ from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.garbage import bound_pauses
 from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.server import Server
+from octavo.frontend.lora.registry import FILE_NAME as ADAPTERS_FILE
+from octavo.frontend.lora.startup import load_modules
 from octavo.frontend.membership.messages import SOCKET_NAME
 from octavo.frontend.membership.operator import EngineOperator
 from octavo.frontend.metrics.shared_counters import SharedCounters
@@ -181,6 +183,8 @@ async def _serve_with(
         config, keys, str(socket_path), counters_path, listener, lambda: client.failure is not None, server.fail
     )
     try:
+        client.adapters.share(directory / ADAPTERS_FILE)
+        await load_modules(config, client.adapters)
         if config.api_server_count > 1:
             await operator.directory.listen(socket_path)
         with interruptible():

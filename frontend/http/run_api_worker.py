@@ -13,6 +13,7 @@ import uvloop
 
 from octavo.frontend.hosting import join_entry
 from octavo.frontend.http.run import make_server
+from octavo.frontend.lora.registry import FILE_NAME as ADAPTERS_FILE
 from octavo.frontend.membership.follower import Follower
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.protocol.control import ServerReady, ServerSpec
@@ -52,6 +53,7 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         await follower.close()
         return True  # stopped before it was connected
     async with client, follower:
+        client.adapters.share(Path(spec.address).parent / ADAPTERS_FILE)
         counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
         server = make_server(client, spec.config, spec.config.api_key or [], counters, follower.execute)
         loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)

@@ -1,5 +1,6 @@
 """`EngineMetrics`: the metrics of one engine, in columns of `SharedCounters`."""
 
+import time
 from typing import get_args
 
 from octavo.frontend.metrics.histogram import SharedHistogram, num_columns
@@ -41,6 +42,8 @@ class EngineMetrics:
     def __init__(self, counters: SharedCounters, max_model_len: int) -> None:
         self._counts_engine = counters.row == 0
         self._last = EngineStats()
+        self.adapters: tuple[dict[str, str], float] | None = None
+        """Labels with the names of LoRA adapters, and the time of the report with them; None: there was none."""
         self.numbers: dict[str, CounterColumns] = {}
         """By the names of metrics: one column, or one for each of its `LABEL_VALUES`."""
         self.histograms: dict[str, SharedHistogram] = {}
@@ -62,6 +65,9 @@ class EngineMetrics:
 
     def on_stats(self, stats: EngineStats) -> None:
         """Add the growth of the engine's totals. A smaller total means a new core that counts from 0."""
+        names = stats.running_adapters, stats.waiting_adapters
+        labels = zip(("running_lora_adapters", "waiting_lora_adapters"), map(",".join, names), strict=True)
+        self.adapters = dict(labels), time.time()
         if not self._counts_engine:
             return
         last, self._last = self._last, stats

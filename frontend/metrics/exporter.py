@@ -120,6 +120,9 @@ class Metrics(Collector):
             elif metric.name == "cache_config_info":
                 info = [(self._labels(engine) | cache_labels(self._config, num), 1.0) for engine, num in blocks.items()]
                 yield number_family(metric.kind, name, metric.help, info, self._created_s)
+            elif metric.name == "lora_requests_info":
+                info = [one for engine in blocks for one in self._adapters(engine)]
+                yield number_family(metric.kind, name, metric.help, info, self._created_s)
             else:
                 series = [one for engine in blocks for one in self._series(metric, engine)]
                 yield number_family(metric.kind, name, metric.help, series, self._created_s)
@@ -132,6 +135,12 @@ class Metrics(Collector):
 
     def _labels(self, engine: int) -> dict[str, str]:
         return {"model_name": self._config.served_model_names[0], "engine": str(engine)}
+
+    def _adapters(self, engine: int) -> Iterator[tuple[dict[str, str], float]]:
+        latest = self._of(engine).adapters
+        if self._config.lora is not None and latest is not None:
+            names, time_s = latest
+            yield self._labels(engine) | {"max_lora": str(self._config.lora.max_loras), **names}, time_s
 
     def _series(self, metric: MetricName, engine: int) -> Iterator[tuple[dict[str, str], float]]:
         labels, sums = self._labels(engine), self._of(engine).numbers[metric.name].sums()

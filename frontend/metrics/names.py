@@ -64,6 +64,11 @@ METRICS: tuple[MetricName, ...] = (
         "cache_config_info", _G, "Always 1; its labels are the cache's configuration.",
         ("block_size", "num_gpu_blocks", "enable_prefix_caching", "gpu_memory_utilization"),
     ),
+    MetricName(
+        "lora_requests_info", _G,
+        "Time of the engine's latest report; its labels are the LoRA adapters of running and waiting requests. Only of "
+        "engines with adapters.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
+    ),
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
     MetricName("num_preemptions", _C, "Times a running request was preempted."),

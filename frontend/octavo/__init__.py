@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from octavo.frontend.http.dependencies import get_client as get_client
     from octavo.frontend.http.router import create_router as create_router
     from octavo.frontend.llm import LLM as LLM
+    from octavo.frontend.lora.request import LoRARequest as LoRARequest
     from octavo.frontend.outputs import CompletionOutput as CompletionOutput
     from octavo.frontend.outputs import RequestOutput as RequestOutput
     from octavo.protocol.config import ServerConfig as ServerConfig
@@ -34,6 +35,7 @@ _HOME = {
     "BeamSearchParams": "octavo.protocol.params",
     "CompletionOutput": "octavo.frontend.outputs",
     "LLM": "octavo.frontend.llm",
+    "LoRARequest": "octavo.frontend.lora.request",
     "LogitsProcessor": "octavo.protocol.logits_processor",
     "MoveDirectionality": "octavo.protocol.logits_processor",
     "RepetitionDetectionParams": "octavo.protocol.repetition",
@@ -53,6 +55,7 @@ __all__ = [
     "BeamSearchParams",
     "CompletionOutput",
     "LLM",
+    "LoRARequest",
     "LogitsProcessor",
     "MoveDirectionality",
     "RepetitionDetectionParams",

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Struct, field
 
 from octavo.protocol.code import ProcessorSource
+from octavo.protocol.config.lora import LoRAConfig
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.params import LogprobsMode
 
@@ -401,6 +402,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)

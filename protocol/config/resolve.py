@@ -18,7 +18,7 @@ from octavo.protocol.config.engine import (
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
-from octavo.protocol.config.lora import ResolvedLoRA
+from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
@@ -302,6 +302,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, budget),
+        lora=resolve_lora(config.lora, dtype),
     )
 
 

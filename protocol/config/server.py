@@ -112,6 +112,27 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     fingerprint_value: Annotated[str | None, Meta(description="The fingerprint, under --fingerprint-mode custom.")] = (
         None
     )
+    lora_modules: Annotated[
+        list[str] | None,
+        Meta(
+            description="LoRA adapters that requests choose as their model: NAME=DIRECTORY, or JSON with name, path "
+            "and base_model_name; needs --enable-lora."
+        ),
+    ] = None
+    lora_resolver_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory of LoRA adapters: a request whose model is the name of one loads it. Default: "
+            "VLLM_LORA_RESOLVER_CACHE_DIR."
+        ),
+    ] = None
+    allow_runtime_lora_updating: Annotated[
+        bool,
+        Meta(
+            description="Serve /v1/load_lora_adapter and /v1/unload_lora_adapter, whose callers name directories of "
+            "this machine. VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 means the same."
+        ),
+    ] = False
     enable_tokenizer_info_endpoint: Annotated[
         bool, Meta(description="Serve /tokenizer_info: the tokenizer's settings and the chat template.")
     ] = False

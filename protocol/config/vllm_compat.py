@@ -107,7 +107,7 @@ _COMPILED = "models are not compiled: --cpu-kernels selects the kernels, and the
 _LOADING = "weights are memory-mapped, and cached on disk in packed form (--packed-weights-cache-bytes)"
 _TEXT_ONLY = "only text models are supported"
 _ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data-parallel-size), on one machine"
-_NO_LORA = "this release has no LoRA adapters: merge them into the weights"
+_LORA = "adapters in PEFT's format are served with --enable-lora, for linear layers, embeddings and lm_head"
 _NO_SPECULATION = "this release has no speculative decoding"
 _NO_OFFLOAD = "weights and caches are never offloaded"
 _NO_POOLING = "this release generates text; it has no embeddings or scores"
@@ -251,15 +251,14 @@ def _unsupported() -> Iterator[VllmSetting]:
     """Yield settings of features that octavo does not have."""
     yield from _group(
         "switch",
-        _NO_LORA,
+        _LORA,
         _OFF,
-        "enable_lora fully_sharded_loras enable_tower_connector_lora specialize_active_lora "
-        "enable_mixed_moe_lora_format "
-        "enable_moe_shared_loras",
+        "enable_tower_connector_lora enable_mixed_moe_lora_format enable_moe_shared_loras",
     )
-    yield from _group("list", _NO_LORA, _EMPTY, "lora_modules lora_target_modules")
-    yield from _group("value", _NO_LORA, None, "max_loras max_lora_rank max_cpu_loras lora_dtype max_lora_cls_labels")
-    yield from _group("value", _NO_LORA, _EMPTY, "default_mm_loras")
+    yield from _group("switch", _LORA, None, "specialize_active_lora")
+    yield from _group("list", "the adapters' own target_modules apply", _EMPTY, "lora_target_modules")
+    yield from _group("value", _NO_POOLING, None, "max_lora_cls_labels")
+    yield from _group("value", _TEXT_ONLY, _EMPTY, "default_mm_loras")
     yield from _group("value", _NO_SPECULATION, _EMPTY, "speculative_config/-sc spec_method spec_model spec_tokens")
     yield from _group("value", _NO_SPECULATION, ("none",), "per_request_spec_decode_metrics")
     yield from _group("value", _NO_OFFLOAD, ("0", "0.0"), "cpu_offload_gb kv_offloading_size offload_group_size")

@@ -15,10 +15,12 @@ from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.health import EngineReport, Health
+from octavo.frontend.lora.registry import AdapterRegistry
 from octavo.frontend.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, PromptTooLongError
 from octavo.protocol.events import EngineFacts
@@ -100,6 +102,7 @@ class FakeClient:
         self.config = resolved_config(**config)
         self.tokenizer = byte_tokenizer()
         self.facts = engine_facts(self.config.served_model_names)
+        self.adapters = AdapterRegistry(lambda: self.config, self.run_in_thread)
         self.requests: list[dict[str, Any]] = []
         """Calls of `generate`, in order."""
         self.ended_early: list[str] = []
@@ -174,11 +177,11 @@ class FakeClient:
         request_id: str,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: Adapter | None = None,
     ) -> AsyncGenerator[RequestOutput]:
         prompt = _noted(tokenized)
-        self.requests.append(
-            {"prompt": prompt, "params": sampling_params, "id": request_id, "priority": priority, "salt": cache_salt}
-        )
+        noted = {"prompt": prompt, "params": sampling_params, "id": request_id, "priority": priority}
+        self.requests.append({**noted, "salt": cache_salt, "adapter": adapter})
         finished = False
         try:
             async for output in self._outputs(prompt, sampling_params, request_id):
@@ -210,6 +213,7 @@ class FakeClient:
         priority: int = 0,
         cache_salt: str | None = None,
         logprobs: int | None = None,
+        lora_request: Adapter | None = None,
     ) -> RequestOutput:
         """Find the reply, and its beginnings from one letter less on."""
         prompt = _noted(tokenized)

@@ -4,6 +4,7 @@ from fake_client import resolved_config
 
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.record import RequestRecord
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.stats import RequestTimings
 
 RECORD = RequestRecord(
@@ -20,6 +21,6 @@ RECORD = RequestRecord(
 )
 
 
-def exporter(num_engines: int = 1, **options) -> Metrics:
+def exporter(num_engines: int = 1, config: ResolvedConfig | None = None, **options) -> Metrics:
     blocks = dict.fromkeys(range(num_engines), 64)
-    return Metrics(resolved_config(), max_model_len=256, engine_blocks=lambda: blocks, **options)
+    return Metrics(config or resolved_config(), max_model_len=256, engine_blocks=lambda: blocks, **options)

@@ -42,7 +42,8 @@ def test_many_requests_for_a_taken_slot_hold_up_nobody() -> None:
     engine.turn()
     engine.turn()
     assert started(engine) == ["holder", "base", "same"]
-    assert engine.scheduler.stats().waiting_reason == "adapter"
+    stats = engine.scheduler.stats()
+    assert (stats.waiting_reason, stats.running_adapters, stats.waiting_adapters) == ("adapter", ["a"], ["b"])
     engine.run()
     assert loads(engine) == [(0, "a"), (0, "b")], "each adapter is loaded once"
 
@@ -136,7 +137,7 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
         else:
             assert isinstance(output.end, Finished)
     assert engine.outputs["base0"].token_ids == alone(prompt, 5).token_ids
-    assert engine.scheduler.adapters.running == []
+    assert not any(engine.scheduler.adapters.num_users)
 
 
 def test_nothing_that_was_computed_without_its_adapter_stays_in_the_cache() -> None:

@@ -52,7 +52,7 @@ def test_a_command_line_of_vllm_runs() -> None:
 @pytest.mark.parametrize(
     ("line", "message", "hint"),
     [
-        ("M --enable-lora", "enable_lora: this release has no LoRA", "leave out --enable-lora"),
+        ("M --enable-tower-connector-lora", "in PEFT's format", "leave out --enable-tower-connector-lora"),
         ("M --no-enable-chunked-prefill", "it is always on", "leave out --no-enable-chunked-prefill"),
         (
             "M --speculative-config.method ngram",
@@ -86,8 +86,8 @@ def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
     with pytest.raises(ConfigError, match="this release has no speculative decoding"):
         engine_config({"model": "M", "speculative_config": {"method": "ngram"}})
     path = tmp_path / "config.yaml"
-    path.write_text("model: M\nenable-lora: true\n")
-    with pytest.raises(ConfigError, match="this release has no LoRA"):
+    path.write_text("model: M\nenable-moe-shared-loras: true\n")
+    with pytest.raises(ConfigError, match="in PEFT's format"):
         configurations(read_config_file(str(path)))
 
 

@@ -20,8 +20,8 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
     body = decode(http_request.take_body(), ChatCompletionRequest)
     names = error_names(body)
     with errors_renamed(names):
-        model = state.model_name(body.model)
-        prepared = await prepare_chat(chat_request(body), state.chat_context)
+        model, adapter = await state.choose_model(body.model)
+        prepared = await prepare_chat(chat_request(body, adapter), state.chat_context)
         answer_id = f"chatcmpl-{http_request.choose_id(body.request_id)}"
         style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering)
         generations = {answer_id: prepared.generation}

@@ -19,6 +19,7 @@ from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.http.whole import WholeAnswer
+from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
 
 DEFAULT_MAX_TOKENS = 16
@@ -28,10 +29,10 @@ MAX_PROMPTS = 1024
 async def create_completion(state: CurrentState, http_request: ApiRequest) -> Response:
     """Continue one prompt or several."""
     body = decode(http_request.take_body(), CompletionRequest)
-    model = state.model_name(body.model)
+    model, adapter = await state.choose_model(body.model)
     check_fields(body)
     answer_id = f"cmpl-{http_request.choose_id(body.request_id)}"
-    generations = await _prepare(state, body)
+    generations = await _prepare(state, body, adapter)
     answer = CompletionAnswer(
         answer_style(state, body, answer_id, model, 0 if body.logprob_token_ids else body.logprobs),
         n=generations[0].params.n,
@@ -46,9 +47,9 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     return WholeAnswer(state, named, answer.whole)
 
 
-async def _prepare(state: AppState, body: CompletionRequest) -> list[PreparedGeneration]:
+async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | None) -> list[PreparedGeneration]:
     """Return what is generated for each prompt; the event loop gets a turn after each."""
-    request = _generation_request(body)
+    request = _generation_request(body, adapter)
     prompts: list[tuple[str | None, list[int]] | TokenizedPrompt] = [
         await state.client.preparer.embeds_prompt(embeds) for embeds in _embeds(body)
     ]
@@ -113,7 +114,7 @@ def _split(prompt: str | list[str | int | list[int]] | None) -> list[str | list[
     return several or [ids]
 
 
-def _generation_request(body: CompletionRequest) -> GenerationRequest:
+def _generation_request(body: CompletionRequest, adapter: Adapter | None) -> GenerationRequest:
     is_scoring = body.echo and body.max_tokens == 0
     request = generation_request(
         body,
@@ -121,6 +122,7 @@ def _generation_request(body: CompletionRequest) -> GenerationRequest:
         max_tokens=1 if is_scoring else body.max_tokens,
         logprobs=body.logprobs,
         default_max_tokens=DEFAULT_MAX_TOKENS,
+        adapter=adapter,
     ).with_overrides(structured_outputs=structured_outputs_of(body), best_of=body.best_of)
     echoes_logprobs = body.echo and body.prompt_logprobs is None
     return request.with_overrides(prompt_logprobs=body.logprobs) if echoes_logprobs else request

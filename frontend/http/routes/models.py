@@ -10,23 +10,26 @@ from octavo.frontend.http.schemas.models import ModelCard, ModelList, ModelPermi
 
 
 async def list_models(state: CurrentState) -> Response:
-    """List the served models."""
-    cards = [_card(state, name) for name in state.client.facts.served_model_names]
+    """List the served models and the LoRA adapters."""
+    names = [*state.client.facts.served_model_names, *state.client.adapters.named]
+    cards = [_card(state, name) for name in names]
     return Response(msgspec.json.encode(ModelList(data=cards)), media_type=JSON)
 
 
 async def retrieve_model(state: CurrentState, request: ApiRequest) -> Response:
-    """Describe one served model; names may contain slashes."""
-    name = state.model_name(request.path_params["model_id"])
+    """Describe one served model or adapter; names may contain slashes."""
+    name, _ = await state.choose_model(request.path_params["model_id"])
     return Response(msgspec.json.encode(_card(state, name)), media_type=JSON)
 
 
 def _card(state: AppState, name: str) -> ModelCard:
     facts = state.client.facts
+    found = None if name in facts.served_model_names else state.client.adapters.named.get(name)
     return ModelCard(
         id=name,
         created=state.created,
-        root=facts.model,
+        root=found.adapter.path if found else facts.model,
+        parent=(found.parent or facts.served_model_names[0]) if found else None,
         max_model_len=facts.max_model_len,
         model_impl=facts.model_impl,
         variant_module=facts.variant_module or None,

@@ -24,7 +24,7 @@ from octavo.protocol.errors import InvalidRequestError
 async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
     """Turn a prompt, or messages rendered by the chat template, into token ids."""
     request = decode(http_request.take_body(), TokenizeRequest)
-    state.model_name(request.model)
+    await state.choose_model(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise InvalidRequestError("give either prompt or messages", "prompt")
     if request.prompt is not None:
@@ -48,7 +48,7 @@ async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
 async def detokenize(state: CurrentState, http_request: ApiRequest) -> Response:
     """Turn token ids into text, including special tokens."""
     request = decode(http_request.take_body(), DetokenizeRequest)
-    state.model_name(request.model)
+    await state.choose_model(request.model)
     tokenizer, vocab_size = state.client.tokenizer, state.client.facts.vocab_size
     tokenizer.require("tokens")
     for token in request.tokens:

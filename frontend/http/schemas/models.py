@@ -31,6 +31,7 @@ class ModelCard(Struct, kw_only=True):
     owned_by: str = "octavo"
     root: str
     parent: str | None = None
+    """Of a LoRA adapter: its base model."""
     max_model_len: int
     model_impl: str
     """What computes it: "octavo" or "transformers"."""

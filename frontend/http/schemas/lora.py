@@ -1,0 +1,23 @@
+"""`/v1/load_lora_adapter` and `/v1/unload_lora_adapter`."""
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+
+class LoadLoRAAdapterRequest(Struct, kw_only=True):
+    """An adapter to load."""
+
+    lora_name: Annotated[str, Meta(min_length=1)]
+    lora_path: Annotated[str, Meta(min_length=1)]
+    """Directory on the server's machine."""
+    load_inplace: bool = False
+    """Replace an adapter of this name. Requests in flight finish with the old one."""
+
+
+class UnloadLoRAAdapterRequest(Struct, kw_only=True):
+    """An adapter to forget."""
+
+    lora_name: Annotated[str, Meta(min_length=1)]
+    lora_int_id: int | None = None
+    """Not used: names are unique."""

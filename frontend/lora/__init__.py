@@ -1,0 +1,1 @@
+"""LoRA adapters by name: read and checked once here, loaded by the workers."""

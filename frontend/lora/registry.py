@@ -1,0 +1,195 @@
+"""`AdapterRegistry`: the LoRA adapters of a client, by name. All HTTP processes of a server share one."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.lora.reader import base_model_of, read_adapter
+from octavo.frontend.lora.request import LoRARequest
+from octavo.protocol.adapters import Adapter
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
+
+FILE_NAME = "adapters"
+"""In the directory that the HTTP processes of a server share."""
+
+MAX_NAME_LENGTH = 256
+MAX_BY_ID = 4096
+"""Adapters of the Python API that are remembered; the oldest is read again."""
+
+
+class NamedAdapter(msgspec.Struct, frozen=True):
+    """An adapter that requests choose by name."""
+
+    adapter: Adapter
+    parent: str | None = None
+    """Name of its base model; None: the model that is served."""
+
+
+class AdapterRegistry:
+    """Reads adapters and remembers them.
+
+    Args:
+        config: returns the engine's present configuration.
+        run_in_thread: runs blocking work.
+    """
+
+    def __init__(
+        self, config: Callable[[], ResolvedConfig], run_in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]
+    ) -> None:
+        self.resolver_dir: Path | None = None
+        """Adapters in this directory are loaded when a request names them; None: no such directory."""
+        self._config = config
+        self._run_in_thread = run_in_thread
+        self._named: dict[str, NamedAdapter] = {}
+        self._by_id: dict[int, tuple[str, str, Adapter]] = {}
+        """Name, path and content of each `lora_int_id`."""
+        self._lock = asyncio.Lock()
+        """Held while files are read: requests for a new adapter read it once."""
+        self._path: Path | None = None
+        self._stamp: object = None
+
+    @property
+    def named(self) -> dict[str, NamedAdapter]:
+        """All adapters, by name, those that other processes have loaded included."""
+        if self._path is not None and self._stamp != (stamp := _stamp_of(self._path)):
+            self._named = _read(self._path)
+            self._stamp = stamp
+        return self._named
+
+    def share(self, path: Path) -> None:
+        """From now on share the names with the other processes that use this file."""
+        self._path = path
+
+    async def load(self, name: str, path: str, parent: str | None = None, *, replaces: bool = False) -> None:
+        """Read an adapter, and let requests choose it.
+
+        Args:
+            name: for requests.
+            path: of its directory.
+            parent: name of its base model; None: from its configuration.
+            replaces: whether the name may be taken; requests in flight keep the adapter that they have.
+
+        Raises:
+            InvalidRequestError: the name is taken or cannot be used, or the adapter does not fit.
+        """
+        self._check_name(name)
+        async with self._lock:
+            if name in self.named and not replaces:
+                raise InvalidRequestError(
+                    f"the adapter {name!r} is already loaded: use load_inplace to replace it", "lora_name"
+                )
+            adapter, base = await self._read(name, path)
+            with self._changed() as named:
+                named[name] = NamedAdapter(adapter, parent or base)
+
+    def unload(self, name: str) -> None:
+        """Forget a name. Requests in flight finish with the adapter that they have.
+
+        Raises:
+            ModelNotFoundError: there is no such adapter.
+        """
+        with self._changed() as named:
+            if named.pop(name, None) is None:
+                loaded = f"loaded are {', '.join(map(repr, named))}" if named else "none is loaded"
+                raise ModelNotFoundError(f"there is no adapter {name!r}: {loaded}")
+
+    async def find(self, name: str) -> NamedAdapter | None:
+        """Return the adapter with a name, loading it from the resolver's directory if it is there.
+
+        Raises:
+            InvalidRequestError: it is there and cannot be used.
+        """
+        if (found := self.named.get(name)) is not None or self.resolver_dir is None:
+            return found
+        if (path := _resolved(self.resolver_dir, name)) is None:
+            return None
+        await self._load_once(name, path)
+        return self.named.get(name)
+
+    async def of_request(self, request: LoRARequest) -> Adapter:
+        """Return the adapter of a request of the Python API; its files are read once.
+
+        Raises:
+            InvalidRequestError: it does not fit, or its id is that of another adapter.
+        """
+        async with self._lock:
+            known = self._by_id.get(request.lora_int_id)
+            if known is not None and not request.load_inplace:
+                name, path, adapter = known
+                if (name, path) == (request.lora_name, request.lora_path):
+                    return adapter
+                raise InvalidRequestError(
+                    f"lora_int_id {request.lora_int_id} is that of the adapter {name!r} in {path}: use another, or "
+                    "load_inplace to replace it",
+                    "lora_int_id",
+                )
+            adapter, _ = await self._read(request.lora_name, request.lora_path)
+            if len(self._by_id) >= MAX_BY_ID:
+                del self._by_id[next(iter(self._by_id))]
+            self._by_id[request.lora_int_id] = request.lora_name, request.lora_path, adapter
+            return adapter
+
+    async def _load_once(self, name: str, path: Path) -> None:
+        async with self._lock:
+            if name in self.named:
+                return
+            adapter, base = await self._read(name, str(path))
+            with self._changed() as named:
+                named.setdefault(name, NamedAdapter(adapter, base))
+
+    async def _read(self, name: str, path: str) -> tuple[Adapter, str | None]:
+        adapter: Adapter = await self._run_in_thread(partial(read_adapter, name, path, self._config()))
+        return adapter, base_model_of(adapter.path)
+
+    def _check_name(self, name: str) -> None:
+        if not 0 < len(name) <= MAX_NAME_LENGTH or not name.isprintable():
+            raise InvalidRequestError(f"lora_name must be 1 to {MAX_NAME_LENGTH} printable characters", "lora_name")
+        if name in self._config().served_model_names:
+            raise InvalidRequestError(f"lora_name {name!r} is a name of the model itself", "lora_name")
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[dict[str, NamedAdapter]]:
+        """Yield the names to be changed; no other process changes them meanwhile."""
+        if self._path is None:
+            yield self._named
+            return
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            named = _read(self._path)
+            yield named
+            new = self._path.with_suffix(".new")
+            new.write_bytes(msgspec.json.encode(named))
+            os.replace(new, self._path)
+
+
+def _resolved(directory: Path, name: str) -> Path | None:
+    """Return the directory of the adapter with a name, None if there is none. It is never outside of `directory`."""
+    parts = name.split("/")
+    if "\0" in name or any(part in ("", ".", "..") for part in parts):
+        return None
+    path = directory.joinpath(*parts)
+    return path if (path / "adapter_config.json").is_file() else None
+
+
+def _stamp_of(path: Path) -> object:
+    """Return a value that changes whenever the file is replaced."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_ino, status.st_mtime_ns
+
+
+def _read(path: Path) -> dict[str, NamedAdapter]:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, NamedAdapter])
+    except FileNotFoundError:
+        return {}

@@ -1,0 +1,30 @@
+"""`LoRARequest`: the adapter of a request, as callers of the Python API name it."""
+
+import msgspec
+
+from octavo.protocol.errors import InvalidRequestError
+
+
+class LoRARequest(msgspec.Struct, frozen=True):
+    """An adapter, with the fields of vLLM's class of this name.
+
+    Raises:
+        InvalidRequestError: a field is missing or invalid.
+    """
+
+    lora_name: str
+    lora_int_id: int
+    """Above 0. Identifies the adapter within a client: the files are read once for each id."""
+    lora_path: str = ""
+    """Directory that peft's `save_pretrained` has written."""
+    base_model_name: str | None = None
+    load_inplace: bool = False
+    """Read the files again, and replace what the name and the id stood for. Requests in flight keep what they have."""
+
+    def __post_init__(self) -> None:
+        for name in ("lora_name", "lora_path"):
+            if not isinstance(value := getattr(self, name), str) or not value:
+                raise InvalidRequestError(f"{name} must be text that is not empty, got {value!r}", name)
+        number = self.lora_int_id
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise InvalidRequestError(f"lora_int_id must be an integer above 0, got {number!r}", "lora_int_id")

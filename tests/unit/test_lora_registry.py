@@ -1,0 +1,156 @@
+"""LoRA adapters of a client: several processes, `LoRARequest`, flags, and checks against the base model."""
+
+import asyncio
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from adapter_files import write_adapter
+from fake_client import MODEL, resolved_config
+from safetensors.numpy import save_file
+
+from octavo import LoRARequest
+from octavo.frontend.cli.flags import configurations
+from octavo.frontend.http.app import create_app
+from octavo.frontend.lora import reader
+from octavo.frontend.lora.reader import read_adapter
+from octavo.frontend.lora.registry import AdapterRegistry
+from octavo.frontend.lora.startup import check_flags, load_modules
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.errors import ConfigError, InvalidRequestError, ModelNotFoundError
+
+CONFIG = resolved_config(enable_lora=True, max_lora_rank=8)
+
+
+def registry(path: Path | None = None) -> AdapterRegistry:
+    adapters = AdapterRegistry(lambda: CONFIG, asyncio.to_thread)
+    if path is not None:
+        adapters.share(path)
+    return adapters
+
+
+def test_processes_know_the_same_adapters(tmp_path: Path) -> None:
+    async def use() -> None:
+        first, second = registry(tmp_path / "adapters"), registry(tmp_path / "adapters")
+        assert first.named == second.named == {}
+        await first.load("a", str(write_adapter(tmp_path / "a")))
+        await second.load("b", str(write_adapter(tmp_path / "b")))
+        assert set(first.named) == set(second.named) == {"a", "b"}
+        with pytest.raises(InvalidRequestError, match="already loaded"):
+            await second.load("a", str(tmp_path / "a"))
+        second.unload("a")
+        assert set(first.named) == {"b"} and await first.find("a") is None
+        with pytest.raises(ModelNotFoundError, match="loaded are 'b'"):
+            first.unload("a")
+        late = registry(tmp_path / "adapters")
+        assert late.named == first.named
+
+    asyncio.run(use())
+
+
+def test_requests_for_one_new_adapter_read_it_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+
+    def counted(name: str, path: str, config):
+        calls.append(name)
+        return read_adapter(name, path, config)
+
+    monkeypatch.setattr("octavo.frontend.lora.registry.read_adapter", counted)
+
+    async def use() -> None:
+        adapters = registry()
+        adapters.resolver_dir = tmp_path
+        write_adapter(tmp_path / "a")
+        found = await asyncio.gather(*(adapters.find("a") for _ in range(5)))
+        assert len(set(map(id, found))) == 1
+        request = LoRARequest("b", 1, str(write_adapter(tmp_path / "b")))
+        read = await asyncio.gather(*(adapters.of_request(request) for _ in range(5)))
+        assert len(set(map(id, read))) == 1
+        with pytest.raises(InvalidRequestError, match="lora_int_id 1 is that of the adapter 'b'"):
+            await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a")))
+        replaced = await adapters.of_request(LoRARequest("c", 1, str(tmp_path / "a"), load_inplace=True))
+        assert replaced.name == "c" and replaced.digest == read[0].digest, "equal contents have equal digests"
+
+    asyncio.run(use())
+    assert calls == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("fields", [("", 1, "/a"), ("a", 0, "/a"), ("a", True, "/a"), ("a", 1, ""), ("a", "1", "/a")])
+def test_a_request_with_a_wrong_field_is_refused(fields) -> None:
+    with pytest.raises(InvalidRequestError):
+        LoRARequest(*fields)
+
+
+def test_an_adapter_of_another_base_is_refused_by_its_tensor(tmp_path: Path) -> None:
+    save_file({"model.layers.0.self_attn.q_proj.weight": np.zeros((8, 8))}, tmp_path / "model.safetensors")
+    model = msgspec.structs.replace(CONFIG.model, model_path=str(tmp_path), load_format="safetensors")
+    config = msgspec.structs.replace(CONFIG, model=model)
+    reader._weight_shapes.cache_clear()
+    assert read_adapter("a", str(write_adapter(tmp_path / "a")), config).rank == 4
+    other = write_adapter(tmp_path / "other", width=16)
+    with pytest.raises(InvalidRequestError, match=r"q_proj.lora_A.weight has the shape \[4, 16\].*another base model"):
+        read_adapter("other", str(other), config)
+
+
+def test_an_engine_without_adapters_says_so(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="--enable-lora"):
+        read_adapter("a", str(write_adapter(tmp_path / "a")), resolved_config())
+
+
+def test_modules_of_the_command_line(tmp_path: Path) -> None:
+    path = write_adapter(tmp_path / "a")
+    _, server = configurations(
+        {
+            "model": "M",
+            "enable_lora": True,
+            "lora_modules": [f"a={path}", f'{{"name": "b", "path": "{path}", "base_model_name": "base"}}'],
+        }
+    )
+    adapters = registry()
+    asyncio.run(load_modules(server, adapters))
+    assert {name: one.parent for name, one in adapters.named.items()} == {"a": "org/base", "b": "base"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"lora_modules": ["a"]}, "lacks a name or a path"),
+        ({"lora_modules": ['{"name": "a"}']}, "missing required field `path`"),
+        ({"lora_modules": ["a=/a", "a=/b"]}, "two adapters are named 'a'"),
+        ({"lora_modules": ["a=/a"], "headless": True}, "--lora-modules needs an HTTP server"),
+        ({"lora_resolver_dir": "/nowhere"}, "/nowhere is not a directory"),
+    ],
+)
+def test_wrong_flags_of_a_server_are_refused(settings, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        check_flags(ServerConfig(**settings), has_adapters=True)
+
+
+def test_adapters_need_an_engine_that_has_them(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--allow-runtime-lora-updating needs an engine with --enable-lora"):
+        check_flags(ServerConfig(allow_runtime_lora_updating=True), has_adapters=False)
+    with pytest.raises(ConfigError, match=f"lora_modules: a: .*{MODEL}|lora_modules: a:"):
+        asyncio.run(load_modules(ServerConfig(lora_modules=[f"a={tmp_path}"]), registry()))
+    with pytest.raises(ConfigError, match=r"await client.adapters.load|octavo serve only"):
+        create_app(None, ServerConfig(lora_modules=["a=/a"]))
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"max_loras": 2}, "max_loras needs enable_lora"),
+        ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3}, "below max_loras"),
+        ({"enable_lora": True, "max_lora_rank": 512}, "max_lora_rank"),
+    ],
+)
+def test_wrong_flags_of_an_engine_are_refused(settings, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        resolved_config(**settings)
+
+
+def test_the_settings_of_an_engine() -> None:
+    assert resolved_config().lora is None and engine_config({"model": "M"}).lora.enable_lora is False
+    lora = resolved_config(enable_lora=True, max_loras=3, dtype="float32").lora
+    assert (lora.max_loras, lora.max_rank, lora.max_cpu_loras, lora.dtype) == (3, 16, 3, "float32")
