@@ -18,6 +18,9 @@ ON_CODES = {
     **dict.fromkeys(("w4a16", "w4a16-asymmetric", "w4a16-channel"), "u4"),
     **dict.fromkeys(("gptq-8", "w8a16", "w8a8-static", "llm-int8", "torchao-int8"), "u8"),
     **dict.fromkeys(("w8a8", "torchao-int8-dynamic"), "u8_channel"),
+    **dict.fromkeys(("fp8-blocks", "fp8-tensor", "fp8-static", "torchao-float8"), "e4m3"),
+    **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks"), "e4m3"),
+    **dict.fromkeys(("nf4", "fp4-nested"), "float4"),
 }
 """Formats with which native kernels multiply, and the kind of the packed weight."""
 
@@ -50,5 +53,5 @@ def test_the_values_are_those_of_the_format(kind: str, source: Path, tmp_path: P
     quantized = msgspec.structs.replace(config, quantization=own)
     model = loaded(quantized)
     assert kinds(model) == ({"f32", ON_CODES[kind]} if kind in ON_CODES else {"f32"})
-    # Products round activations to 8 bits; those of other formats are computed on the same numbers.
+    # Products with integers round activations to 8 bits, those with float codes weights and activations to bfloat16.
     assert difference(logprobs(quantized, model=model), exact) < (0.1 if kind in ON_CODES else 0.02)

@@ -10,7 +10,13 @@ from octavo.worker_proc.models.linear_weight import LinearWeight
 
 logger = logging.getLogger(__name__)
 
-_KINDS = {"u4": "4-bit levels", "u8": "8-bit levels", "u8_channel": "8-bit levels and rows with one scale each"}
+_KINDS = {
+    "u4": "4-bit levels",
+    "u8": "8-bit levels",
+    "u8_channel": "8-bit levels and rows with one scale each",
+    "e4m3": "8-bit floats",
+    "float4": "4-bit codes",
+}
 _FLOATS = ("bf16", "bf16_12", "f16", "f32")
 
 
