@@ -28,6 +28,8 @@ from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.waiter import Waiter
+from octavo.core_proc.weights.control import WeightsControl
+from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
 from octavo.core_proc.workers.launch import WORKER_MODULE, launch_workers
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
@@ -39,6 +41,7 @@ from octavo.protocol.events import EngineFacts
 from octavo.protocol.identity import identity_of, weights_digest
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.pulse import PulseWriter
+from octavo.protocol.weights import WeightsRecord
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +113,7 @@ class EngineCore:
     def _start(self) -> tuple[FrontendService, StepLoop, WorkerSupervisor]:
         start_s = time.monotonic()
         workers = self._first_workers
-        with self._reporter.phase("identifying the weights"):  # the workers start meanwhile
-            weights = _digest_of_weights(self._spec.config)
+        record = self._weights_record()
         with self._reporter.phase("starting workers"):
             workers.start(self._reporter, self._stop)
         plan = plan_cache(self._spec.config, workers.facts)
@@ -126,7 +128,7 @@ class EngineCore:
         if config.kv_events is not None:
             self._publish_events(config.kv_events, scheduler)
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
-        facts = self._engine_facts(config, plan, weights, workers.facts)
+        facts = self._engine_facts(config, plan, record, workers.facts)
         attribution = self._make_attribution(scheduler)
         supervisor = self._supervisor = WorkerSupervisor(
             workers,
@@ -140,6 +142,7 @@ class EngineCore:
             on_loss=lambda: self._pulse.beat(has_work=True),
         )
         grammars = Grammars(scheduler, supervisor, self._compiler)
+        control = self._make_control(config, scheduler, supervisor, record, workers.facts)
         collector = IdleCollector()
         service = FrontendService(
             self._router,
@@ -152,6 +155,7 @@ class EngineCore:
             self._stop,
             time.monotonic,
             collector=collector,
+            weights=control,
         )
         depth = config.pipeline_parallel_size + (PLANNED_AHEAD if config.async_scheduling else 0)
         loop = StepLoop(service, scheduler, supervisor, self._pulse, depth)
@@ -160,6 +164,34 @@ class EngineCore:
         self._reporter.mark_ready(CoreReady(plan, workers.facts))
         logger.info("engine ready at %s", self._spec.address)
         return service, loop, supervisor
+
+    def _weights_record(self) -> WeightsRecord:
+        """Return what is known of the weights; the workers start meanwhile."""
+        predecessor = self._spec.predecessor_dir
+        record = read_weights_record(Path(predecessor)) if predecessor else WeightsRecord()
+        if record.version:
+            return record
+        with self._reporter.phase("identifying the weights"):
+            return msgspec.structs.replace(record, digest=_digest_of_weights(self._spec.config))
+
+    def _make_control(
+        self,
+        config: ResolvedConfig,
+        scheduler: Scheduler,
+        supervisor: WorkerSupervisor,
+        record: WeightsRecord,
+        workers: Sequence[DeviceFacts],
+    ) -> WeightsControl:
+        control = WeightsControl(
+            scheduler,
+            supervisor,
+            record,
+            WeightsJournal(Path(self._spec.run_dir)),
+            lambda digest, version: identity_of(config, digest, workers, version),
+            self._spec.weights_dir,
+        )
+        supervisor.on_replaced = control.on_replaced
+        return control
 
     def _make_attribution(self, scheduler: Scheduler) -> CrashAttribution:
         self._journal = CrashJournal(Path(self._spec.run_dir), self._pulse)
@@ -189,7 +221,7 @@ class EngineCore:
         scheduler.hooks.add(self._publisher)
 
     def _engine_facts(
-        self, config: ResolvedConfig, plan: CachePlan, weights: str, workers: Sequence[DeviceFacts]
+        self, config: ResolvedConfig, plan: CachePlan, record: WeightsRecord, workers: Sequence[DeviceFacts]
     ) -> EngineFacts:
         return EngineFacts(
             epoch=self._spec.epoch,
@@ -206,8 +238,11 @@ class EngineCore:
             config=msgspec.msgpack.encode(config),
             pulse_path=str(self._pulse_path),
             replaced_epoch=self._spec.replaced_epoch,
-            identity=identity_of(config, weights, workers),
-            weights_digest=weights,
+            identity=identity_of(config, record.digest, workers, record.version),
+            weights_digest=record.digest,
+            weight_version=record.version,
+            weight_label=record.label,
+            weights_dir=self._spec.weights_dir,
             model_impl=workers[0].model_impl,
             variant_module=workers[0].variant_module,
         )

@@ -53,6 +53,13 @@ class Restricted(msgspec.Struct, array_like=True, frozen=True, tag="restricted")
     keys: list[tuple[bytes, RequestId]] | None
 
 
+class WeightsSet(msgspec.Struct, array_like=True, frozen=True, tag="weights_set"):
+    """`set_weights` was called."""
+
+    version: int
+    recomputes: bool
+
+
 class Planned(msgspec.Struct, array_like=True, frozen=True, tag="planned"):
     """`plan` was called and returned this."""
 
@@ -65,4 +72,6 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
-LogEntry = Opened | Submitted | Aborted | Ended | CacheReset | WorkersLost | Restricted | Planned | Committed
+LogEntry = (
+    Opened | Submitted | Aborted | Ended | CacheReset | WorkersLost | Restricted | WeightsSet | Planned | Committed
+)

@@ -71,8 +71,11 @@ class StepLoop:
             self._service.deliver(self._scheduler.hooks.on_step())
             self._pulse.beat(has_work=True)
         self._service.deliver(self._workers.poll())
-        if self._workers.is_ready:
+        may_plan = self._service.advance()
+        if self._workers.is_ready and may_plan:
             self._fill()
+        elif self._workers.is_ready:
+            self._workers.join_steps()
 
     def _fill(self) -> None:
         """Plan until `depth` steps are in flight or nothing is left to compute."""

@@ -12,6 +12,7 @@ from octavo.protocol.events import (
     EngineDying,
     Event,
     Events,
+    FactsChanged,
     Refused,
     Reply,
     RequestEvent,
@@ -35,8 +36,8 @@ class Backlog:
     def __init__(self) -> None:
         self.events: list[StepEvent] = []
         """One request at a time: the tokens of a slow frontend are merged by request."""
-        self.replies: list[Reply] = []
-        """Answers to utility calls. They have no order relative to events."""
+        self.replies: list[Reply | FactsChanged] = []
+        """Answers to utility calls, and news of weights. They have no order relative to events."""
         self._last_tokens: dict[RequestId, int] = {}
 
     @property
@@ -52,9 +53,9 @@ class Backlog:
     def _add(self, event: RequestEvent) -> None:
         index = self._last_tokens.pop(event.request_id, None)
         if isinstance(event, Tokens):
-            if index is not None:
-                earlier = self.events[index]
-                assert isinstance(earlier, Tokens)
+            earlier = None if index is None else self.events[index]
+            # Tokens of different weights stay apart.
+            if index is not None and isinstance(earlier, Tokens) and earlier.weight_version == event.weight_version:
                 self.events[index] = _merge(earlier, event)
             else:
                 index = len(self.events)
@@ -137,6 +138,12 @@ class Outbox:
             self._backlogs[client].replies.append(reply)
             self.flush()
 
+    def announce(self, changed: FactsChanged) -> None:
+        """Tell every frontend about other weights, now or as soon as it reads."""
+        for backlog in self._backlogs.values():
+            backlog.replies.append(changed)
+        self.flush()
+
     def flush(self) -> None:
         """Send what is left, as far as the frontends read it."""
         for client, backlog in list(self._backlogs.items()):
@@ -187,4 +194,5 @@ def _merge(earlier: Tokens, later: Tokens) -> Tokens:
         prompt_logprobs=earlier.prompt_logprobs,
         num_cached_tokens=earlier.num_cached_tokens,
         times=earlier.times + later.times,
+        weight_version=earlier.weight_version,
     )

@@ -23,6 +23,7 @@ from octavo.core_proc.log_entries import (
     Planned,
     Restricted,
     Submitted,
+    WeightsSet,
     WorkersLost,
 )
 from octavo.core_proc.scheduler.scheduler import Scheduler
@@ -173,6 +174,8 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.lose_workers()
         case Restricted():
             scheduler.restrict(None if entry.keys is None else frozenset(entry.keys))
+        case WeightsSet():
+            scheduler.set_weights(entry.version, recomputes=entry.recomputes)
         case Committed():
             scheduler.commit(entry.result)
         case Opened() | Planned():

@@ -75,6 +75,7 @@ class Request:
         "first_blocks",
         "has_delivered_prompt_logprobs",
         "is_decoding",
+        "is_mixed",
         "is_resumed",
         "max_num_tokens",
         "needs_step_input",
@@ -104,6 +105,7 @@ class Request:
         "time_queued",
         "time_scheduled",
         "token_ids",
+        "weight_version",
     )
 
     # long: one attribute after another
@@ -160,6 +162,10 @@ class Request:
         """Hashes of full blocks of known tokens, computed on demand."""
         self.num_cached_tokens = 0
         """Prompt tokens taken from the prefix cache before the first preemption."""
+        self.weight_version = 0
+        """Of the weights that draw its tokens; set when it runs."""
+        self.is_mixed = False
+        """Its keys and values were computed with the weights of several versions: nothing of them is shared."""
         self.num_preemptions = 0
         self.num_lost_tokens = 0
         """Positions whose KV was computed before the latest preemption. The prefix cache may still have some of it."""

@@ -3,11 +3,15 @@
 Decides nothing about steps, and never blocks. The work of one iteration is bounded for any input.
 """
 
+# long: a method for each message of a frontend, and what jobs about weights need of the same state
+
 import logging
 import os
 from collections.abc import Callable
 from itertools import islice
 from typing import assert_never
+
+import msgspec
 
 from octavo.core_proc.cache_feed import CacheFeed
 from octavo.core_proc.collector import IdleCollector
@@ -20,6 +24,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.snapshot import take_snapshot
+from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
@@ -28,6 +33,7 @@ from octavo.protocol.events import (
     CallFailed,
     EngineDying,
     EngineFacts,
+    FactsChanged,
     Failed,
     FailureKind,
     Refused,
@@ -86,6 +92,7 @@ class FrontendService:
         stop: StopSignal,
         clock: Callable[[], float],
         collector: IdleCollector | None = None,
+        weights: WeightsControl | None = None,
     ) -> None:
         self._collector = collector
         self._router = router
@@ -103,6 +110,9 @@ class FrontendService:
         """Requests that this iteration may still abort."""
         self._cache_feed = CacheFeed(scheduler.cache, outbox, lambda: self._quarantine.num_live, clock)
         self._rejections = LimitedLog(logger)
+        self._weights = weights
+        if weights is not None:
+            weights.serve(self)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
@@ -175,6 +185,32 @@ class FrontendService:
         if self._state is ProcessState.DRAINING:
             self._drain()
         self._cache_feed.flush()
+
+    def advance(self) -> bool:
+        """Continue changes of weights; return whether steps may be planned now."""
+        if self._weights is None:
+            return True
+        self._weights.advance()
+        return self._weights.may_plan
+
+    @property
+    def has_forwarded(self) -> bool:
+        """Whether a request lives that is not held back."""
+        return self._scheduler.has_requests or self._grammars.num_waiting > 0 or bool(self._aborting)
+
+    def abort_all(self) -> None:
+        """End all live requests with finish reason "abort", now or in later iterations."""
+        for client in self._quarantine.clients:
+            self._abort(client, self._quarantine.requests_of(client))
+
+    def hold(self, *, is_open: bool) -> None:
+        """Hold new requests back, or none any more."""
+        self._quarantine.hold(is_open=is_open)
+
+    def announce(self, changed: FactsChanged) -> None:
+        """Tell every frontend, and those that connect later, which weights there are."""
+        self._facts = msgspec.structs.replace(self._facts, **msgspec.structs.asdict(changed))
+        self._outbox.announce(changed)
 
     def deliver(self, events: list[ClientEvent]) -> None:
         """Send events to their frontends, and note which requests have ended."""
@@ -268,6 +304,8 @@ class FrontendService:
         return self._quarantine.submit(client, submit)
 
     def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
+        if self._weights is not None and (refusal := self._weights.refusal):
+            return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, refusal))]
         submit_to = self._scheduler if submit.grammar is None else self._grammars
         return submit_to.submit(client, submit)
 
@@ -297,8 +335,10 @@ class FrontendService:
                 self._workers.profile(directory, answer_profile)
             case StopProfile():
                 self._workers.profile(None, answer_profile)
+            case _ if self._weights is None:
+                answer(CallFailed("the weights of this engine cannot change"))
             case _:
-                assert_never(call.utility)
+                self._weights.call(call.utility, answer)
 
     def _abort_lost(self) -> None:
         """Abort everything of the frontends that are gone."""

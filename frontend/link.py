@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+import msgspec
 import zmq
 
 from octavo.frontend.core_connection import CoreConnection
@@ -31,6 +32,7 @@ from octavo.protocol.events import (
     CallFailed,
     Event,
     Events,
+    FactsChanged,
     Reply,
     RequestEvent,
     StatsReport,
@@ -58,6 +60,8 @@ class CoreLink(CoreConnection):
         self.on_stats: Callable[[EngineStats], None] = lambda stats: None
         self.on_load: Callable[[], None] = lambda: None
         """Called when `load` has changed."""
+        self.on_facts: Callable[[], None] = lambda: None
+        """Called when the engine has other weights."""
         self.link_of: dict[RequestId, CoreLink] = {}
         """The link of each live request; `RoutedLink` has one dictionary for all its links."""
         self.on_cache_update: Callable[[CacheUpdate], None] | None = None
@@ -304,6 +308,9 @@ class CoreLink(CoreConnection):
                     self._num_live = event.num_live
                     self.on_load()
                     self.on_cache_update(event)
+            case FactsChanged():
+                self.facts = msgspec.structs.replace(self.facts, **msgspec.structs.asdict(event))
+                self.on_facts()
             case Reply():
                 self._calls.reply(event)
         return None

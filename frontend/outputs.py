@@ -1,7 +1,7 @@
 """What generation returns, with vLLM's field names and meanings."""
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from octavo.protocol.stats import RequestTimings
 
@@ -20,6 +20,17 @@ PositionLogprobs: TypeAlias = dict[int, Logprob]
 """Token id to logprob: the token itself first, then the alternatives by falling logprob, or the requested ones."""
 
 
+class WeightRange(NamedTuple):
+    """Tokens that were drawn under one version of the weights."""
+
+    start: int
+    """Index of the first of them among all tokens of the sequence."""
+    end: int
+    """Index after the last of them."""
+    version: int
+    """0: the weights that the engine was started with; each update adds one."""
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     """One generated sequence, or its new part."""
@@ -34,6 +45,8 @@ class CompletionOutput:
     """"stop", "length", "repetition", "abort" or "error"; None while it runs."""
     stop_reason: int | str | None = None
     """The stop token id or stop string that ended it, or "repetition_detected"; None for EOS."""
+    weight_versions: list[WeightRange] = field(default_factory=list)
+    """Which weights drew the tokens."""
 
     @property
     def finished(self) -> bool:

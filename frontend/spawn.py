@@ -4,6 +4,7 @@
 """
 
 import logging
+import os
 import shutil
 import socket
 import time
@@ -27,6 +28,8 @@ from octavo.protocol.pulse import Pulse, PulseReader
 from octavo.protocol.supervise import Child
 
 logger = logging.getLogger(__name__)
+
+SHARED_MEMORY = Path("/dev/shm")
 
 END_TIMEOUT_S = 1.0
 """Time that a core gets to stop its workers when its start is given up."""
@@ -75,6 +78,8 @@ class SpawnedEngine:
         self.remote_address = address if is_remote and address else ""
         self.timeline = timeline
         self._run_dir = run_dir
+        self._weights_dir = RunDir(SHARED_MEMORY) if os.access(SHARED_MEMORY, os.W_OK) else None
+        """For weights that clients send. A core that takes over finds them there."""
         self._epoch = time.time_ns()
         """The epoch of a core is this plus its life number. A life is one run of a core process."""
         self._num_lives = 0
@@ -198,6 +203,8 @@ class SpawnedEngine:
         It gets a moment to end its own processes; those that it leaves behind are killed by the kernel.
         """
         _end_child(self.child, END_TIMEOUT_S)
+        if self._weights_dir:
+            self._weights_dir.remove()
         if self._lock_step:
             self._lock_step.close()
         if self.has_heir:
@@ -241,6 +248,7 @@ class SpawnedEngine:
             replaced_epoch=replaced_epoch,
             predecessor_dir=predecessor_dir,
             predecessor_end=predecessor_end,
+            weights_dir=str(self._weights_dir.path) if self._weights_dir else "",
             lock_step_path=self.lock_step_path,
             lock_step_fd=lock_step_fd,
             log_level=log_level,

@@ -32,6 +32,9 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """Of the first engine: that socket, inherited."""
     predecessor_dir: str = ""
     """The `run_dir` of the crashed core whose requests will be resubmitted to this one; "": none."""
+    weights_dir: str = ""
+    """Directory in shared memory for weights that clients send, which all cores of the engine have; "": there is none.
+    """
     predecessor_end: str = ""
     """How that core crashed, for messages."""
     log_level: str = "INFO"

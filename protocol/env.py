@@ -33,6 +33,8 @@ class Env:
     """`OCTAVO_ADMIN_API_KEY`: the same as `--admin-api-key`."""
     group_secret_key: str | None = None
     """`OCTAVO_GROUP_SECRET_KEY`: the text of a key file, instead of `--group-secret-key-file`."""
+    is_dev_mode: bool = False
+    """`VLLM_SERVER_DEV_MODE=1`: the same as `--enable-dev-routes`."""
     launches_early: bool = False
     """`OCTAVO_EARLY_LAUNCH=1`: kernels on a GPU may begin before the kernel ahead of them ends."""
     has_one_shot_all_reduce: bool = False
@@ -55,6 +57,7 @@ class Env:
             check_invariants=get("OCTAVO_CHECK") == "1",
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),
             is_offline=get("HF_HUB_OFFLINE") == "1",
+            is_dev_mode=get("VLLM_SERVER_DEV_MODE") == "1",
             cxx=get("CXX") or None,
             group_secret_key=get("OCTAVO_GROUP_SECRET_KEY") or None,
             launches_early=get("OCTAVO_EARLY_LAUNCH") == "1",

@@ -10,6 +10,7 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats, RequestTimings
+from octavo.protocol.weights import WeightsStatus
 
 
 class FinishReason(IntEnum):
@@ -52,6 +53,8 @@ class Tokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="tokens
     """Prompt tokens found in the prefix cache when the request first ran."""
     times: list[float] = []
     """When each token was known, in seconds of the core's clock; empty unless `stream_interval` delays tokens."""
+    weight_version: int = 0
+    """Of the weights under which all of these tokens were drawn."""
 
 
 class StreamedTokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="streamed"):
@@ -66,6 +69,8 @@ class StreamedTokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag
     """Beside the ids."""
     num_cached_tokens: list[int]
     """Beside the ids, as in `Tokens`."""
+    weight_version: int = 0
+    """Of all tokens, as in `Tokens`."""
 
 
 class PooledOutput(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -123,7 +128,7 @@ def split_events(events: Iterable[StepEvent]) -> Iterator[RequestEvent]:
             for request_id, token_id, num_cached_tokens in zip(
                 event.request_ids, event.token_ids, event.num_cached_tokens, strict=True
             ):
-                yield Tokens(request_id, [token_id], None, None, num_cached_tokens)
+                yield Tokens(request_id, [token_id], None, None, num_cached_tokens, [], event.weight_version)
         else:
             yield event  # type: ignore[misc]  # mypy does not narrow by `type(...) is`
 
@@ -167,6 +172,12 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What computes the model: "octavo" or "transformers"."""
     variant_module: str = ""
     """The first module whose rows have other bits in other batches; "": a request has the same bits in all."""
+    weight_version: int = 0
+    """Counts the updates of the weights (`protocol/weights.py`)."""
+    weight_label: str = ""
+    """What the caller of the last update named its weights."""
+    weights_dir: str = ""
+    """Directory in shared memory for weights that a client sends; "": there is none."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):
@@ -203,7 +214,7 @@ class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ca
     message: str
 
 
-UtilityResult = BoolResult | EngineStats | EngineSnapshot | CallFailed
+UtilityResult = BoolResult | EngineStats | EngineSnapshot | WeightsStatus | CallFailed
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply"):
@@ -211,6 +222,15 @@ class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply")
 
     call_id: int
     result: UtilityResult
+
+
+class FactsChanged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="facts_changed"):
+    """The engine has other weights from now on: sent to every frontend, before tokens that were drawn under them."""
+
+    identity: str
+    weights_digest: str
+    weight_version: int
+    weight_label: str
 
 
 class StatsReport(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stats"):
@@ -249,4 +269,4 @@ class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="d
     """The root cause, "" for an orderly shutdown."""
 
 
-Event = Events | Welcome | Refused | Reply | StatsReport | CacheUpdate | EngineDying
+Event = Events | Welcome | Refused | Reply | StatsReport | CacheUpdate | FactsChanged | EngineDying

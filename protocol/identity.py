@@ -56,13 +56,14 @@ def weights_digest(model: ModelFacts) -> str:
     return digest.hexdigest()
 
 
-def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFacts]) -> str:
+def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFacts], weight_version: int = 0) -> str:
     """Return the identity of an engine.
 
     Args:
         config: of the engine.
         weights: their digest.
         workers: what they compute with; another kind of GPU may compute other bits.
+        weight_version: of the weights, if they were updated since the start of the engine.
     """
     if config.device == "cpu":
         # The bits depend neither on the number of threads, which is part of the device's name, nor on its model. They
@@ -70,7 +71,8 @@ def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFa
         processors = [*instruction_sets(), *sorted({worker.cpu_kernels for worker in workers})]
     else:
         processors = [worker.device_name for worker in workers]
-    parts = [__version__, weights, processors, *_decisive(config)]
+    version = [weight_version] if weight_version else []
+    parts = [__version__, weights, processors, *_decisive(config), *version]
     return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
 
 

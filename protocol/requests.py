@@ -8,6 +8,7 @@ from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.structured import GrammarSpec
+from octavo.protocol.weights import WeightsCall
 
 
 class Connect(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="connect"):
@@ -102,7 +103,7 @@ class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
 
 ProfileCall = StartProfile | StopProfile
 
-Utility = ResetPrefixCache | GetStats | GetSnapshot | ProfileCall
+Utility = ResetPrefixCache | GetStats | GetSnapshot | ProfileCall | WeightsCall
 """All utility calls: nothing else can be called over the wire."""
 
 

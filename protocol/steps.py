@@ -152,13 +152,42 @@ class Profile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="profi
     directory: str | None
 
 
+class LoadWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="load_weights"):
+    """Compute with other weights from the next step on; answered by `Acknowledged`. No step is in flight."""
+
+    sequence: int
+    path: str
+    """Of a checkpoint for the same model: a folder or a file."""
+    is_partial: bool = False
+    """It may lack tensors, which stay as they are."""
+    is_check: bool = False
+    """Only find out whether the checkpoint fits, and change nothing."""
+
+
+class ReleaseMemory(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="release_memory"):
+    """Free the cache with everything in it, and memory of weights; answered by `Acknowledged`. No step follows before
+    an `AllocateCache`."""
+
+    sequence: int
+    level: int
+    """1: weights go to host memory, 2: they are dropped, and the next `LoadWeights` must have all of them."""
+
+
+class RestoreWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="restore_weights"):
+    """Bring weights back to where steps need them, after a `ReleaseMemory`; answered by `Acknowledged`."""
+
+    sequence: int
+
+
 class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="stop"):
     """Leave the command loop and exit with code 0."""
 
     sequence: int
 
 
-WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | StopWorker
+WeightsCommand = LoadWeights | ReleaseMemory | RestoreWeights
+
+WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | WeightsCommand | StopWorker
 
 
 NO_TOKEN = -1
@@ -213,12 +242,14 @@ class WarmedUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm
 
 
 class Acknowledged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="acknowledged"):
-    """Answer to `Profile`, from every rank."""
+    """Answer to `Profile` and to commands about weights, from every rank."""
 
     sequence: int
     rank: int
     fault: str = ""
-    """Why the trace could not be started or written; "": it was. The worker continues."""
+    """Why the command failed; "": it did not. The worker continues."""
+    digest: str = ""
+    """Of the weights that were loaded: see `identity.weights_digest`."""
 
 
 class CommandFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="command_failed"):

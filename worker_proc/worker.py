@@ -27,7 +27,10 @@ from octavo.protocol.steps import (
     AllocateCache,
     CacheReady,
     CommandFailed,
+    LoadWeights,
     Profile,
+    ReleaseMemory,
+    RestoreWeights,
     StepPlan,
     StepResult,
     StopWorker,
@@ -35,6 +38,7 @@ from octavo.protocol.steps import (
     TokenMasks,
     WarmedUp,
     WarmUp,
+    WeightsCommand,
     WorkerCommand,
     WorkerReply,
 )
@@ -45,6 +49,7 @@ from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.trace import StepTrace
 from octavo.worker_proc.facts import measure
 from octavo.worker_proc.kernels import open_kernels
+from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.lora.loader import AdapterLoader, open_adapters
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.open import Peers, join_peers
@@ -70,7 +75,7 @@ class Worker:
         adapters: AdapterLoader | None = None,
     ) -> None:
         self._spec = spec
-        self._model = model
+        self._live = LiveModel(spec.config, model, self._use_model)
         self._device = device
         self._processors = processors
         self._adapters = adapters
@@ -79,6 +84,8 @@ class Worker:
         self._subscriber = Subscriber(self._context, spec.plan_address, keys)
         self._results = ResultPush(self._context, spec.result_address, keys)
         self._executor: PipelinedExecutor | None = None
+        self._allocation: AllocateCache | None = None
+        """What will be allocated once there are weights to compute with."""
         self._sequence = 0
         """Number of the latest command."""
         self._deferred: deque[WorkerCommand] = deque()
@@ -241,30 +248,76 @@ class Worker:
                     raise ProtocolError("a step was planned before the cache was allocated")
                 self._executor.begin(command, self._receive_masks)
                 return None
-            case TokenMasks() if not self._model.stage.is_last:
+            case TokenMasks() if not self._live.stage.is_last:
                 return None
             case TokenMasks():
                 raise ProtocolError("token masks arrived, but no step awaits any")
             case AllocateCache():
-                self._allocate(command)
+                if self._live.has_weights:
+                    self._allocate(command, self._live.model)
+                else:
+                    self._allocation = command
                 return CacheReady(command.sequence, self._spec.rank)
             case WarmUp():
                 return self._warm_up(command.sequence)
             case Profile():
                 return Acknowledged(command.sequence, self._spec.rank, self._profile(command.directory))
+            case LoadWeights() | ReleaseMemory() | RestoreWeights():
+                return self._change_weights(command)
             case StopWorker():
                 return None
             case _:
                 assert_never(command)
 
+    def _change_weights(self, command: WeightsCommand) -> Acknowledged:
+        fault = digest = ""
+        match command:
+            case LoadWeights():
+                fault, digest = self._live.load(command, in_place=self._executor is not None and not self._on_host)
+            case ReleaseMemory(_, level):
+                self._release_memory(level)
+            case RestoreWeights():
+                self._live.restore()
+            case _:
+                assert_never(command)
+        self._allocate_late()
+        return Acknowledged(command.sequence, self._spec.rank, fault, digest)
+
+    @property
+    def _on_host(self) -> bool:
+        """Whether the host computes, so that a step needs no addresses that were captured before."""
+        return self._device.torch_device.type == "cpu" and self._device.stream() is None
+
+    def _use_model(self, model: Model | None) -> None:
+        if self._adapters is not None and model is not None:
+            self._adapters.move_to(model)
+        if self._executor is not None:
+            self._executor.use_model(model)
+
+    def _release_memory(self, level: int) -> None:
+        """Give up the cache, and memory of weights."""
+        if self._executor is not None:
+            if (fd := self._executor.fileno()) is not None:
+                self._poller.unregister(fd)
+            self._executor.close()
+            self._executor = None
+        self._allocation = None
+        self._live.release(level)
+
+    def _allocate_late(self) -> None:
+        """Allocate the cache that was asked for before there were weights."""
+        if self._allocation is not None and self._live.has_weights:
+            command, self._allocation = self._allocation, None
+            self._allocate(command, self._live.model)
+
     @torch.inference_mode()
-    def _allocate(self, command: AllocateCache) -> None:
+    def _allocate(self, command: AllocateCache, model: Model) -> None:
         # The last number is that of the slots for states, if the model has any; the others are equal.
-        num_states = command.num_blocks[-1] if self._model.state_group else 0
-        num_blocks = command.num_blocks[0] if self._model.cache_groups else 0
+        num_states = command.num_blocks[-1] if model.state_group else 0
+        num_blocks = command.num_blocks[0] if model.cache_groups else 0
         try:
             self._executor = open_executor(
-                self._model,
+                model,
                 self._spec.config,
                 self._device.stream(),
                 self._deliver,
@@ -283,6 +336,8 @@ class Worker:
             self._poller.register(fd, zmq.POLLIN)
 
     def _warm_up(self, sequence: int) -> WarmedUp:
+        if self._allocation is not None:  # weights come later, and the first steps wait for what is prepared now
+            return WarmedUp(sequence, self._spec.rank)
         if self._executor is None:
             raise ProtocolError("a worker was told to warm up before the cache was allocated")
         started_s, free_bytes = time.perf_counter(), self._device.free_bytes()

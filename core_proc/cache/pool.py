@@ -137,12 +137,16 @@ class BlockPool:
         """Drop the contents of all blocks from the cache; rejected (False) while any block is in use."""
         if self.num_free != self.num_blocks:
             return False
+        self.forget_contents()
+        return True
+
+    def forget_contents(self) -> None:
+        """Drop the contents of all blocks from the cache. Requests that hold blocks keep them."""
         self._hashes = [None] * self.num_blocks
         self._by_hash.clear()
         self.has_watched_changed = True
         for observer in self.observers:
             observer.on_cleared()
-        return True
 
     def free_blocks(self) -> Iterator[BlockId]:
         """Yield the free blocks in the order in which they would be reused."""

@@ -100,6 +100,14 @@ class PrefixCache:
             pool.reset_contents()
         return True
 
+    def forget_contents(self) -> None:
+        """Drop the contents of all blocks and checkpoints. Requests keep theirs, and share them with no other request
+        from now on, nor what they compute: call it when weights change."""
+        for pool in self.pools:
+            pool.forget_contents()
+        if self.states is not None:
+            self.states.forget()
+
     def max_chunk(self, request: Request, start: int) -> int | None:
         """Return how many further tokens of a request a plan may compute that begins at `start`; None: any number.
 
@@ -228,7 +236,7 @@ class PrefixCache:
 
     def cache_full_blocks(self, request: Request) -> None:
         """Set the hashes of the request's full blocks whose tokens are known and computed, in this plan or before."""
-        if not self.is_enabled:
+        if not self.is_enabled or request.is_mixed:
             return
         if self.states is not None:
             self.states.on_computed(request)
@@ -252,7 +260,11 @@ class PrefixCache:
 
     def has_unhashed_block(self, request: Request) -> bool:
         """Return whether `cache_full_blocks` has something to do as soon as the request's known tokens are computed."""
-        return self.is_enabled and len(request.token_ids) // self.block_size > request.num_hashed_blocks
+        return (
+            self.is_enabled
+            and not request.is_mixed
+            and len(request.token_ids) // self.block_size > request.num_hashed_blocks
+        )
 
     def next_hash_length(self, request: Request) -> float:
         """Return how many known tokens the request must have before another block can be hashed."""
@@ -273,7 +285,7 @@ class PrefixCache:
 
     def release(self, request: Request) -> None:
         """Free all blocks. Their contents stay in the cache until the blocks are allocated again."""
-        if self.is_enabled:
+        if self.is_enabled and not request.is_mixed:
             self._hash_full_blocks(request)
         if self.states is not None:
             self.states.release(request)
@@ -287,6 +299,7 @@ class PrefixCache:
         request.num_blocks = 0
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
+        request.is_mixed = False  # what it computes next, it computes from its first token on
 
     def _hits(self, request: Request) -> Hits:
         """Return the cached blocks that follow the request's own; none unless its own are all full.
@@ -294,7 +307,7 @@ class PrefixCache:
         Every group must have the blocks that the next token reads. A window reaches back to the last of them only, and
         the state after them must be there.
         """
-        if not self.is_enabled or not request.reads_prefix_cache:
+        if not self.is_enabled or not request.reads_prefix_cache or request.is_mixed:
             return _NO_HITS
         first, partial = divmod(request.num_computed_tokens, self.block_size)
         end = (len(request.token_ids) - 1) // self.block_size

@@ -51,6 +51,11 @@ class StateSlots:
         self._passed.clear()
         self._awaited.clear()
 
+    def forget(self) -> None:
+        """Let no checkpoint of the plan before be found: see `PrefixCache.forget_contents`."""
+        self._written.clear()
+        self._awaited.clear()
+
     def extend(self, request: Request, num_new: int) -> None:
         """Add entries for new blocks. The state after the last token of them goes to the last entry.
 
@@ -175,7 +180,9 @@ class StateSlots:
         """Let the state after a block be found, if its tokens are known."""
         slot = request.block_ids[self.group.index][index]
         assert slot != NULL_BLOCK, f"{request.request_id} has no state after block {index}"
-        if (index + 1) * self.group.block_size <= len(request.token_ids) and request not in self._invalid:
+        if (index + 1) * self.group.block_size > len(request.token_ids) or request in self._invalid:
+            return
+        if not request.is_mixed:
             self.pool.set_hash(slot, self._key(request, index + 1))
 
     def _drop(self, request: Request, index: int) -> None:

@@ -49,6 +49,7 @@ class Quarantine:
         self._releasable: deque[RequestKey] = deque()
         """Requests that could run when `_version` was current."""
         self._version = attribution.version
+        self._is_open = True
         self._frontends: dict[bytes, tuple[bytes, bytes]] = {}
         """Each connected client's identity, one object for all of its requests, and the name that it keeps when it
         reconnects."""
@@ -79,7 +80,16 @@ class Quarantine:
     @property
     def has_ready(self) -> bool:
         """True when `release_ready` may have something to do."""
-        return bool(self._quarantined) and (bool(self._releasable) or self._version != self._attribution.version)
+        return (
+            self._is_open
+            and bool(self._quarantined)
+            and (bool(self._releasable) or self._version != self._attribution.version)
+        )
+
+    def hold(self, *, is_open: bool) -> None:
+        """Hold all new requests from now on, or none any more."""
+        self._version = -1 if is_open and not self._is_open else self._version
+        self._is_open = is_open
 
     def connect(self, client: bytes, frontend_id: bytes) -> None:
         """Register the name that a client keeps when it reconnects."""
@@ -102,9 +112,10 @@ class Quarantine:
         elif (error := self._attribution.error_of(name)) is not None:
             logger.error("request %s of frontend %s fails: %s", submit.request_id, client.hex(), error)
             return [(client, Failed(submit.request_id, FailureKind.INTERNAL, error))]
-        can_run = self._attribution.can_run(name)
+        can_run = self._is_open and self._attribution.can_run(name)
         if not can_run and not submit.is_continued and 0 < self._max_num_quarantined <= len(self._quarantined):
-            message = f"{len(self._quarantined)} requests wait until the one that crashes the engine is found"
+            until = "the one that crashes the engine is found" if self._is_open else "generation is resumed"
+            message = f"{len(self._quarantined)} requests wait until {until}"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message, "max_num_queued_reqs"))]
         self._attribution.add(name, key)
         if can_run:
@@ -114,6 +125,8 @@ class Quarantine:
 
     def release_ready(self) -> list[ClientEvent]:
         """Forward the requests that may run by now, a bounded number; return how those ended that could not."""
+        if not self._is_open:
+            return []
         if self._version != self._attribution.version:
             self._version = self._attribution.version
             can_run = self._attribution.can_run

@@ -13,12 +13,12 @@ from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.workers.commands import WorkerCommands
+from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone, WorkerCommands
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError
 from octavo.protocol.restarts import LONG_LIFE_S, RestartDecision, RestartPolicy
-from octavo.protocol.steps import StepPlan, StepResult, TokenMask
+from octavo.protocol.steps import Profile, StepPlan, StepResult, TokenMask
 
 logger = logging.getLogger(__name__)
 
@@ -90,6 +90,8 @@ class WorkerSupervisor:
         self._num_joined = 0
         """Of the current group, when it last made progress."""
         self._events: list[ClientEvent] = []
+        self.on_replaced: Callable[[], None] = lambda: None
+        """Called when another group is ready, which has the weights that the engine was started with."""
         self.version = 0
         """Changes whenever `waitables` do."""
 
@@ -97,6 +99,11 @@ class WorkerSupervisor:
     def is_ready(self) -> bool:
         """True while steps may be executed."""
         return self._state is SupervisionState.READY
+
+    @property
+    def cache_plan(self) -> CachePlan:
+        """The cache that the workers allocate."""
+        return self._plan
 
     @property
     def waitables(self) -> list[Any]:
@@ -157,17 +164,32 @@ class WorkerSupervisor:
             directory: for the profile.
             on_done: called now or later with an error message, "" for success.
         """
+        self._command(
+            lambda sequence: Profile(sequence, directory), lambda answer: on_done(answer.fault), self._step_timeout_s
+        )
+
+    def command(self, make: MakeCommand, on_done: OnDone) -> None:
+        """Send every rank a command about weights, which may take as long as a start.
+
+        Args:
+            make: returns it.
+            on_done: called now or later with what they have answered.
+        """
+        self._command(make, on_done, max(self._step_timeout_s, self._start_timeout_s))
+
+    def _command(self, make: MakeCommand, on_done: OnDone, timeout_s: float) -> None:
         if self._group is None or not self.is_ready:
-            on_done("the workers are restarting; try again later")
+            on_done(Answer("the workers are restarting; try again later", 1))
             return
 
-        def done(fault: str) -> None:
+        def done(answer: Answer) -> None:
             if not self._scheduler.num_in_flight:
                 self._due_s = None
-            on_done(fault)
+            on_done(answer)
 
-        self._expect_reply()
-        self._commands.profile(directory, done)
+        if self._due_s is None:
+            self._due_s = self._clock() + timeout_s
+        self._commands.command(make, done)
 
     def poll(self) -> list[ClientEvent]:
         """Do what is due by now, and return events for the frontends. Never blocks.
@@ -265,6 +287,7 @@ class WorkerSupervisor:
         if is_ready:
             self._enter(SupervisionState.READY, None)
             self._num_joined = 0
+            self.on_replaced()
         elif is_overdue:
             reason = f": {group.waits_for}" if group.waits_for else ""
             message = f"the workers were not ready after {self._start_timeout_s:.0f} s{reason}"

@@ -53,6 +53,7 @@ def streamed_events(requests: Iterable[Request]) -> list[ClientEvent]:
                 [request.request_id for request in streams],
                 [request.token_ids[-1] for request in streams],
                 [request.num_cached_tokens for request in streams],
+                streams[0].weight_version,
             ),
         )
         for client, streams in by_client.items()
@@ -103,6 +104,7 @@ def tokens_event(
         prompt_logprobs=_take_prompt_logprobs(request),
         num_cached_tokens=request.num_cached_tokens,
         times=times,
+        weight_version=request.weight_version,
     )
     return (request.client, tokens)
 

@@ -11,6 +11,7 @@ from octavo.core_proc.log_entries import (
     Planned,
     Restricted,
     Submitted,
+    WeightsSet,
     WorkersLost,
 )
 from octavo.core_proc.queued_request import LiveRequest
@@ -80,6 +81,12 @@ class ObservedScheduler(Scheduler):
         done = super().reset_prefix_cache()
         self._show(CacheReset())
         return done
+
+    def set_weights(self, version: int, *, recomputes: bool) -> list[ClientEvent]:
+        """Note that later steps compute with other weights."""
+        events = super().set_weights(version, recomputes=recomputes)
+        self._show(WeightsSet(version, recomputes))
+        return events
 
     def plan(self) -> StepPlan | None:
         """Decide the next step."""

@@ -4,6 +4,8 @@ Deterministic: no decision depends on a clock, and it does no IO. The same submi
 order give the same plans.
 """
 
+# long: one state, and each event that changes it
+
 import heapq
 from collections import deque
 from collections.abc import Callable
@@ -89,6 +91,8 @@ class Scheduler:
         self._released: list[SlotId] = []
         self._sampled: list[tuple[Request, TokenId]] = []
         """Tokens that the next plan takes to the first stage of a pipeline."""
+        self.weight_version = 0
+        """Of the weights that the workers have."""
         self._num_submitted = self._num_planned = 0
         self.num_needing_input = 0
         """Live requests that need step input."""
@@ -176,6 +180,28 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Returns False and does nothing while any is in use."""
         return self.cache.reset_contents()
+
+    def set_weights(self, version: int, *, recomputes: bool) -> list[ClientEvent]:
+        """Note that later steps compute with other weights. No step is in flight.
+
+        Nothing that was computed with the old ones is shared with other requests from now on. Requests that have no
+        output yet are computed again.
+
+        Args:
+            version: of the weights.
+            recomputes: whether requests with outputs are computed again too.
+        """
+        assert not self.in_flight, "a step computes with the old weights"
+        live = [request for request in self.requests.values() if isinstance(request, Request)]
+        events = [pending_output_event(request) for request in live if request.pending_output]
+        self.weight_version = version
+        self.cache.forget_contents()
+        for request in list(self.running):
+            request.weight_version = version
+            request.is_mixed = True
+            if recomputes or not request.num_known_outputs:
+                self._preempt(request)
+        return events
 
     def stats(self) -> EngineStats:
         """Return the counters and the current gauges."""
@@ -298,6 +324,7 @@ class Scheduler:
         self.waiting.remove(request)
         request.move(RequestState.RUNNING)
         request.slot = heapq.heappop(self.free_slots)
+        request.weight_version = self.weight_version
         if not request.has_delivered_prompt_logprobs:
             request.prompt_logprobs = [None]
         if not request.time_scheduled:

@@ -5,13 +5,49 @@ Works over any `WorkerGroup`. Every command reaches every rank; one of them answ
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
 
 import msgspec
 
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
+from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import Acknowledged, Profile, StepPlan, StepResult, TokenMask, TokenMasks
+from octavo.protocol.steps import (
+    Acknowledged,
+    CacheReady,
+    Profile,
+    StepPlan,
+    StepResult,
+    TokenMask,
+    TokenMasks,
+    WarmedUp,
+    WorkerCommand,
+)
+
+MakeCommand: TypeAlias = Callable[[int], WorkerCommand]
+"""Returns the command of this number."""
+
+
+@dataclass(slots=True)
+class Answer:
+    """What all ranks have answered to a command."""
+
+    fault: str = ""
+    """The first error, with its rank; "": none has failed."""
+    num_faults: int = 0
+    digest: str = ""
+    """See `Acknowledged.digest`."""
+
+
+OnDone: TypeAlias = Callable[[Answer], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    num_missing: int
+    on_done: OnDone
+    answer: Answer = field(default_factory=Answer)
 
 
 class StepExecutor(Protocol):
@@ -39,6 +75,26 @@ class StepExecutor(Protocol):
         """
 
 
+class CommandExecutor(StepExecutor, Protocol):
+    """What `WeightsControl` needs of the workers."""
+
+    @property
+    def is_ready(self) -> bool:
+        """True while commands may be sent."""
+
+    @property
+    def cache_plan(self) -> CachePlan:
+        """The cache that the workers allocate."""
+
+    def command(self, make: MakeCommand, on_done: OnDone) -> None:
+        """Send every rank a command that computes nothing.
+
+        Args:
+            make: returns it.
+            on_done: called now or later with what they have answered.
+        """
+
+
 class WorkerCommands:
     """The commands that one group has been sent, and has not answered yet."""
 
@@ -46,8 +102,8 @@ class WorkerCommands:
         self._group = group
         self._steps: deque[tuple[int, int]] = deque()
         """Steps in flight: number of the command, number of the step."""
-        self._profiles: deque[tuple[int, str, Callable[[str], None]]] = deque()
-        """Profile commands, oldest first: ranks that have not acknowledged, first error, callback."""
+        self._pending: dict[int, _Pending] = {}
+        """Commands besides steps that not all ranks have answered, by number, oldest first."""
 
     def execute(self, plan: StepPlan) -> None:
         """Send a step to every rank. Never blocks."""
@@ -72,7 +128,7 @@ class WorkerCommands:
                 match reply:
                     case StepResult():
                         return self._renumbered(reply)
-                    case Acknowledged():
+                    case Acknowledged() | CacheReady() | WarmedUp():
                         self._acknowledge(reply)
                     case _:
                         raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
@@ -87,8 +143,18 @@ class WorkerCommands:
             directory: for the profile.
             on_done: called from a later `take_result` or `cancel` with an error message, "" for success.
         """
-        self._group.broadcast(Profile(self._group.next_sequence, directory))
-        self._profiles.append((len(self._group.facts), "", on_done))
+        self.command(lambda sequence: Profile(sequence, directory), lambda answer: on_done(answer.fault))
+
+    def command(self, make: MakeCommand, on_done: OnDone) -> None:
+        """Send every rank a command that computes nothing.
+
+        Args:
+            make: returns it.
+            on_done: called from a later `take_result` or `cancel` with what they have answered.
+        """
+        sequence = self._group.next_sequence
+        self._group.broadcast(make(sequence))
+        self._pending[sequence] = _Pending(len(self._group.facts), on_done)
 
     def cancel(self, why: str) -> None:
         """The group is gone: no reply will come.
@@ -97,9 +163,9 @@ class WorkerCommands:
             why: passed to those that wait for one.
         """
         self._steps.clear()
-        while self._profiles:
-            *_, on_done = self._profiles.popleft()
-            on_done(why)
+        pending, self._pending = self._pending, {}
+        for one in pending.values():
+            one.on_done(Answer(why, len(self._group.facts)))
 
     def _renumbered(self, result: StepResult) -> StepResult:
         """Return the result under the number of its step; on the wire it has the number of its command."""
@@ -108,12 +174,17 @@ class WorkerCommands:
         sequence, step = self._steps.popleft()
         return result if sequence == step else msgspec.structs.replace(result, sequence=step)
 
-    def _acknowledge(self, reply: Acknowledged) -> None:
-        if not self._profiles:
+    def _acknowledge(self, reply: Acknowledged | CacheReady | WarmedUp) -> None:
+        pending = self._pending.get(reply.sequence)
+        if pending is None:
             raise ProtocolError(f"worker {reply.rank} acknowledged a command that was not sent")
-        num_missing, fault, on_done = self._profiles.popleft()
-        fault = fault or (reply.fault and f"worker {reply.rank}: {reply.fault}")
-        if num_missing > 1:
-            self._profiles.appendleft((num_missing - 1, fault, on_done))
-        else:
-            on_done(fault)
+        pending.num_missing -= 1
+        if isinstance(reply, Acknowledged):
+            answer = pending.answer
+            if reply.fault:
+                answer.num_faults += 1
+                answer.fault = answer.fault or f"worker {reply.rank}: {reply.fault}"
+            answer.digest = answer.digest or reply.digest
+        if not pending.num_missing:
+            del self._pending[reply.sequence]
+            pending.on_done(pending.answer)

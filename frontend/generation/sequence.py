@@ -5,7 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from octavo.frontend.generation.logprobs import position_logprobs
-from octavo.frontend.outputs import CompletionOutput, PositionLogprobs
+from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, WeightRange
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopMatcher
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -45,6 +45,7 @@ class Sequence:
         "_times",
         "_token_ids",
         "_tokenizer",
+        "_versions",
         "cumulative_logprob",
         "finish_reason",
         "index",
@@ -84,6 +85,8 @@ class Sequence:
         """Last tokens that `take_fresh` has not returned yet."""
         self._num_fresh_chars = 0
         """Last characters of the text that `take_fresh` has not returned yet."""
+        self._versions: list[tuple[int, int]] = []
+        """Where the tokens of each version of the weights begin."""
         self._times: list[float] = []
         """When tokens were known, on the core's clock, if it reports it; see `take_intervals`."""
         self._tokenizer = tokenizer
@@ -138,9 +141,17 @@ class Sequence:
         else:
             self._token_ids, self._text_parts = [], []
             self._logprobs = None if logprobs is None else []
+        versions = self._weight_ranges(self.num_tokens - self._num_fresh_tokens)
         self._num_fresh_tokens = self._num_fresh_chars = 0
         return CompletionOutput(
-            self.index, text, token_ids, self.cumulative_logprob, logprobs, self.finish_reason, self.stop_reason
+            self.index,
+            text,
+            token_ids,
+            self.cumulative_logprob,
+            logprobs,
+            self.finish_reason,
+            self.stop_reason,
+            versions,
         )
 
     def take_intervals(self) -> list[float]:
@@ -161,9 +172,22 @@ class Sequence:
             None if self._logprobs is None else list(self._logprobs),
             self.finish_reason,
             self.stop_reason,
+            self._weight_ranges(0),
         )
 
+    def _weight_ranges(self, start: int) -> list[WeightRange]:
+        """Return the versions of the weights that have drawn the tokens from `start` on."""
+        end, ranges = self.num_tokens, []
+        for first, version in reversed(self._versions):
+            if start >= end:
+                break
+            ranges.append(WeightRange(max(first, start), end, version))
+            end = first
+        return ranges[::-1]
+
     def _add_tokens(self, tokens: Tokens) -> bool:
+        if not self._versions or self._versions[-1][1] != tokens.weight_version:
+            self._versions.append((self.num_tokens, tokens.weight_version))
         if tokens.prompt_logprobs is not None:
             self.prompt_logprobs = [
                 None if entry is None else position_logprobs(entry, self._tokenizer) for entry in tokens.prompt_logprobs

@@ -18,14 +18,14 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.dashboard.routes import add_dashboard_routes
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.auth import ApiKeyMiddleware
-from octavo.frontend.http.configure import admin_keys, api_keys, make_app_state
+from octavo.frontend.http.configure import admin_keys, api_keys, has_dev_routes, make_app_state
 from octavo.frontend.http.docs_page import render_page
 from octavo.frontend.http.errors import failure_response, rejection
 from octavo.frontend.http.middleware import PathMiddleware, RequestIdMiddleware, load_middleware
 from octavo.frontend.http.openapi import DESCRIPTION, Document, share_schemas
 from octavo.frontend.http.request import header_value, route_path
 from octavo.frontend.http.route import ApiRoute
-from octavo.frontend.http.router import add_admin_routes, add_routes
+from octavo.frontend.http.router import add_admin_routes, add_dev_routes, add_routes
 from octavo.frontend.http.sse import DIRECT_SEND
 from octavo.frontend.lora.startup import require_no_modules
 from octavo.protocol.config import ServerConfig
@@ -77,6 +77,8 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
     app.state.octavo = state
     app.router.route_class = ApiRoute.bound_to(state, config.max_request_body_bytes, is_included=False)
     add_routes(app.router, config)
+    if has_dev_routes(config):
+        add_dev_routes(app.router)
     if state.execute and admin_keys(config):
         add_admin_routes(app.router)
     add_dashboard_routes(app.router)

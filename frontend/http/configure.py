@@ -89,6 +89,11 @@ def admin_keys(config: ServerConfig) -> list[str]:
     return config.admin_api_key or ([from_environment] if from_environment else [])
 
 
+def has_dev_routes(config: ServerConfig) -> bool:
+    """Return whether clients may put the engine to sleep and exchange its weights."""
+    return config.enable_dev_routes or Env.read().is_dev_mode
+
+
 def api_keys(config: ServerConfig) -> list[str]:
     """Return the accepted keys: the command line's, else the environment's."""
     from_environment = Env.read().api_key

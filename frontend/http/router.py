@@ -11,7 +11,7 @@ from octavo.frontend.http import openapi
 from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
 from octavo.frontend.http.route import ApiRoute, answer_failures
-from octavo.frontend.http.routes import admin
+from octavo.frontend.http.routes import admin, dev
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
@@ -22,6 +22,7 @@ from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
+from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
 from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 from octavo.frontend.http.schemas.models import ModelCard, ModelList
@@ -82,6 +83,19 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
         add.post("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest, failures=(400, 404))
     if config.enable_tokenizer_info_endpoint:
         add.get("/tokenizer_info", tokenizer_info, TokenizerInfo)
+
+
+def add_dev_routes(router: APIRouter) -> None:
+    """Add the routes that change weights while the server serves."""
+    add = _Adder(router)
+    add.post("/sleep", dev.sleep, response=Done, failures=(400,))
+    add.post("/wake_up", dev.wake_up, response=Done, failures=(400,))
+    add.get("/is_sleeping", dev.is_sleeping, IsSleeping)
+    add.post("/pause", dev.pause, response=Done, failures=(400,))
+    add.post("/resume", dev.resume, response=Done)
+    add.get("/is_paused", dev.is_paused, IsPaused)
+    add.post("/update_weights", dev.update_weights, UpdateWeightsRequest, UpdatedWeights)
+    add.get("/weights", dev.weights, WeightsList)
 
 
 def add_admin_routes(router: APIRouter) -> None:

@@ -118,6 +118,7 @@ class RoutedLink:
         link.on_down = self._on_change
         link.on_lost = partial(self._on_lost, index)
         link.on_up = partial(self._on_up, index)
+        link.on_facts = self._on_facts
         self._on_load(index)
         self._on_change()
         if self._vocabulary is not None:
@@ -149,7 +150,7 @@ class RoutedLink:
         link = self._links.pop(index)
         assert not link.num_live_requests, "its requests would be lost"
         link.on_lost, link.on_cache_update = lambda: False, None
-        link.on_up = link.on_down = link.on_load = lambda: None
+        link.on_up = link.on_down = link.on_load = link.on_facts = lambda: None
         self._on_change()
         self._leaving.discard(index)
         self._router.forget(index)
@@ -306,6 +307,12 @@ class RoutedLink:
         for other in list(self._links):
             if not self._links[other].is_up or other in self._leaving:
                 self._move(other)
+
+    def _on_facts(self) -> None:
+        """Handle other weights in an engine: the others get the new requests until all have them."""
+        self._on_change()
+        if self._serving:
+            self._update_identity()
 
     def _on_lost(self, index: int) -> bool:
         """Handle the loss of a core: its calls are not waited for, and its requests move.

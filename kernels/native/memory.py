@@ -6,9 +6,11 @@ instead of 4 KiB) avoid most page-table walks, which cost streaming reads a tent
 """
 
 import contextlib
+import ctypes
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -19,6 +21,8 @@ SMALL_PAGE_BYTES = 4 << 10
 SLAB_BYTES = 32 << 20
 ALIGNMENT = 64
 """A cache line, and the widest vector."""
+_MADV_PAGEOUT = 21
+"""Of Linux 5.4 and newer; Python's mmap has no name for it."""
 
 
 def allocate(num_bytes: int, page_offset: int = 0) -> Tensor:
@@ -69,6 +73,19 @@ def map_file(path: Path, offset: int, num_bytes: int) -> Tensor:
     _advise(mapping, "MADV_HUGEPAGE", 0, before + num_bytes)
     _advise(mapping, "MADV_WILLNEED", 0, before + num_bytes)
     return torch.frombuffer(mapping, dtype=torch.uint8, offset=before, count=num_bytes)
+
+
+def give_back_pages(buffers: Sequence[Tensor]) -> None:
+    """Let the system take the pages of buffers: those of a mapped file at once, others if it can swap.
+
+    They come back, with their contents, when they are read.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    for buffer in buffers:
+        start = -(-buffer.data_ptr() // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES
+        end = (buffer.data_ptr() + buffer.nbytes) // SMALL_PAGE_BYTES * SMALL_PAGE_BYTES
+        if end > start:  # an error means that the kernel does not know the advice: the pages stay
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
 
 
 class _Slab:

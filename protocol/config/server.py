@@ -36,6 +36,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Default: OCTAVO_ADMIN_API_KEY, else these routes do not exist."
         ),
     ] = None
+    enable_dev_routes: Annotated[
+        bool,
+        Meta(
+            description="Serve /sleep, /wake_up, /pause, /resume, /update_weights and the like, with which every "
+            "client can stop the server or exchange its weights. VLLM_SERVER_DEV_MODE=1 does the same."
+        ),
+    ] = False
     ssl_keyfile: Annotated[str | None, Meta(description="Private key of the server (PEM); turns on TLS.")] = None
     ssl_certfile: Annotated[str | None, Meta(description="Certificate chain of the server (PEM).")] = None
     ssl_ca_certs: Annotated[

@@ -90,7 +90,6 @@ class Runner:
         self.num_steps = 0
         self.state_slots = [0, 2, 4, 6]
         """Where the state of each request is: one of two slots."""
-        self.model.prepare(self.max_len)
         self.forward = self._forward()
 
     def _forward(self) -> Forward:
@@ -106,7 +105,7 @@ class Runner:
             )
             if not model.is_recordable:
                 cache = NativeCacheAttention(model.library, model.cache_groups, layouts, self.num_blocks, bounds)
-                return TorchForward(model, cache)
+                return TorchForward(model, cache, self.max_len)
             return NativePrograms(model.library, model, layouts, self.num_blocks, bounds, states)
         num_kv_heads, head_dim, key_value_dim = key_sizes(model.cache_groups)
         storage = KVStorage(
@@ -118,7 +117,7 @@ class Runner:
             key_value_dim=key_value_dim,
             dtype=self.dtype,
         )
-        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups, states))
+        return TorchForward(model, PagedCacheAttention(storage, model.cache_groups, states), self.max_len)
 
     def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
         """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""

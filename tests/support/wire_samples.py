@@ -1,6 +1,6 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import adapters, codec, events, prompt_embeds, requests, snapshot, steps
+from octavo.protocol import adapters, codec, events, prompt_embeds, requests, snapshot, steps, weights
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
@@ -64,6 +64,12 @@ _REQUESTS = [
     requests.Call(3, requests.StopProfile()),
     requests.Call(4, requests.GetStats()),
     requests.Call(5, requests.GetSnapshot()),
+    requests.Call(6, weights.PauseGeneration("keep", False)),
+    requests.Call(7, weights.ResumeGeneration()),
+    requests.Call(8, weights.UpdateWeights("ab12", "/weights", "step 1", True, "continue", False)),
+    requests.Call(9, weights.Sleep(2, "wait")),
+    requests.Call(10, weights.WakeUp(["weights"])),
+    requests.Call(11, weights.GetWeights()),
     requests.WatchCache(1),
 ]
 _EVENTS = [
@@ -89,6 +95,8 @@ _EVENTS = [
     events.Reply(1, STATS),
     events.Reply(1, events.CallFailed("no")),
     events.Reply(1, events.BoolResult(True)),
+    events.Reply(1, weights.WeightsStatus(2, "step 2", True, 1, ["kv_cache"], "why")),
+    events.FactsChanged("same", "ab12", 2, "step 2"),
     events.Reply(
         1,
         snapshot.EngineSnapshot(
@@ -132,6 +140,9 @@ _COMMANDS = [
     steps.AllocateCache(0, [10], 100),
     steps.WarmUp(1),
     steps.Profile(0, None),
+    steps.LoadWeights(1, "/weights", True, True),
+    steps.ReleaseMemory(2, 1),
+    steps.RestoreWeights(3),
     steps.StopWorker(0),
 ]
 _REPLIES = [
@@ -141,7 +152,7 @@ _REPLIES = [
     steps.StepResult(3, pack_ids([4]), [], [], adapter_faults=[adapters.AdapterFault(1, "ab", "r: too large")]),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),
-    steps.Acknowledged(0, 1, "the disk is full"),
+    steps.Acknowledged(0, 1, "the disk is full", "ab12"),
     steps.CommandFailed(0, 0, "ValueError", "bad", "trace"),
 ]
 

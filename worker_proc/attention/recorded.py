@@ -32,6 +32,23 @@ class StepBounds:
     num_threads: int
 
 
+def allocate_caches(
+    groups: Sequence[CacheGroup], layouts: Sequence[CacheLayout], num_blocks: int
+) -> list[tuple[Tensor, Tensor]]:
+    """Return keys and values of each layer of a group, for the cache that all groups share.
+
+    Raises:
+        MemoryError: there is no memory for them.
+    """
+    num_places = max_group_layers(groups)
+    return [layouts[0].allocate(num_blocks, place, num_places) for place in range(num_places)]
+
+
+def buffers_of(caches: Sequence[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """Return the buffers of keys and values, layer by layer of a group."""
+    return [buffer for keys, values in caches for buffer in ([keys] if values is keys else [keys, values])]
+
+
 class RecordedAttention:
     """The `Attention` of a program, over a native cache for each layer.
 
@@ -40,7 +57,7 @@ class RecordedAttention:
         recorder: of the program whose layers attend.
         groups: of the model's layers.
         layouts: of the caches of a layer, for each group.
-        num_blocks: of the cache that all groups share.
+        caches: that all groups share; see `allocate_caches`.
         bounds: of the steps, for the workspaces.
         states: of layers with a state; None: there are none.
     """
@@ -51,7 +68,7 @@ class RecordedAttention:
         recorder: ProgramRecorder,
         groups: Sequence[CacheGroup],
         layouts: Sequence[CacheLayout],
-        num_blocks: int,
+        caches: Sequence[tuple[Tensor, Tensor]],
         bounds: StepBounds,
         states: StateStorage | None = None,
     ) -> None:
@@ -59,8 +76,7 @@ class RecordedAttention:
         self._num_groups = len(groups)
         self._places = places_of_layers(groups)
         self._layouts = layouts
-        num_places = max_group_layers(groups)
-        self._caches = [layouts[0].allocate(num_blocks, place, num_places) for place in range(num_places)]
+        self._caches = caches
         self.workspace_bytes = 0
         self._workspaces = []
         for group, layout in zip(groups, layouts, strict=True):
@@ -70,11 +86,6 @@ class RecordedAttention:
             record.record_plan(recorder, workspace)
             self.workspace_bytes += num_bytes
             self._workspaces.append(workspace)
-
-    @property
-    def caches(self) -> list[Tensor]:
-        """The buffers of keys and values, layer by layer of a group."""
-        return [buffer for keys, values in self._caches for buffer in ([keys] if values is keys else [keys, values])]
 
     def run(
         self,

@@ -18,6 +18,7 @@ from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, Pr
 from octavo.worker_proc.executor.results import step_result
 from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.processors import Processors
 
 
@@ -107,6 +108,12 @@ class PipelinedExecutor:
             self._finish_oldest()
         else:
             self._watcher.add(step.event)
+
+    @torch.inference_mode()
+    def use_model(self, model: Model | None) -> None:
+        """See `Runner.use_model`. No step is in flight."""
+        assert not self._in_flight, "a step computes with the present weights"
+        self.runner.use_model(model)
 
     def deliver_results(self) -> None:
         """Deliver the results of the steps that are over. Never blocks."""

@@ -15,6 +15,7 @@ from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.rows import Row
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent
+from octavo.worker_proc.models.base import Model
 
 Deliver = Callable[[StepResult], None]
 WaitForCommand = Callable[[int], object]
@@ -129,6 +130,12 @@ class Runner(Protocol):
 
     def warm_up(self) -> int:
         """Do before the first step what steps would otherwise wait for; returns the number of graphs captured."""
+
+    def use_model(self, model: Model | None) -> None:
+        """Compute with another model of the same shapes, and the same cache, from the next step on.
+
+        `model`: None: forget the present one, so that its memory is free; another one follows before the next step.
+        """
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """Note the changes of a plan, which `batch` has applied."""

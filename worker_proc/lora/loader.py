@@ -58,6 +58,12 @@ class AdapterLoader:
         """Bytes of all slots on the device."""
         return self._slots.num_bytes
 
+    def move_to(self, model: Model) -> None:
+        """Change another model with the same layers from now on: the present one has given its weights up."""
+        new_of = self._slots.move_to(model)
+        for digest, placed in self._placed.items():
+            self._placed[digest] = {new_of[layer]: parts for layer, parts in placed.items()}
+
     def apply(self, loads: Sequence[AdapterLoad]) -> list[AdapterFault]:
         """Carry out the loads of a plan in their order; returns those that have failed."""
         return [fault for load in loads if (fault := self._load(load)) is not None]

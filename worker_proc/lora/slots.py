@@ -60,6 +60,21 @@ class AdapterSlots:
                 self._layers[layer] = slots = new_slots(shape, model.device, model.library)
                 layer.add = _addition(layer, slots, self.rows)
 
+    def move_to(self, model: Model) -> dict[LayerAdapters, LayerAdapters]:
+        """Add what is in the slots in another model with the same layers.
+
+        Returns:
+            The layers of that model, by those of the present one.
+        """
+        parameters = model.parameters
+        new_of = dict(zip(self._parameters.adaptable, parameters.adaptable, strict=True))
+        self._parameters, model.adapter_rows = parameters, self.rows
+        self._parts = {part: (new_of[layer], index) for part, (layer, index) in self._parts.items()}
+        self._layers = {new_of[layer]: slots for layer, slots in self._layers.items()}
+        for layer, slots in self._layers.items():
+            layer.add = _addition(layer, slots, self.rows)
+        return new_of
+
     @property
     def num_bytes(self) -> int:
         """Bytes of all slots on the device."""

@@ -167,6 +167,7 @@ class Model(ABC):
         packer: Packer | None = None,
         *,
         keeps_quantized: bool = False,
+        packing: StreamedPacking | None = None,
     ) -> None:
         """Fill the parameters from a checkpoint with Hugging Face names.
 
@@ -175,15 +176,14 @@ class Model(ABC):
             packer: of the model's device, to pack weights meanwhile as `pack` does, which packs the rest; None: nothing
                 is packed yet.
             keeps_quantized: see `pack`.
+            packing: learns of each tensor that was read, in place of one with `packer`.
 
         Raises:
             ConfigError: a tensor is missing, unexpected, or of another shape, or a weight cannot be packed.
         """
-        if packer is None:
-            self._parameters.load(weights)
-            return
-        packing = StreamedPacking(self._parameters.linears, packer, keeps_quantized=keeps_quantized)
-        self._parameters.load(weights, packing.take)
+        if packing is None and packer is not None:
+            packing = StreamedPacking(self._parameters.linears, packer, keeps_quantized=keeps_quantized)
+        self._parameters.load(weights, *([packing.take] if packing else []))
 
     def pack(self, packer: Packer, *, keeps_quantized: bool = False) -> None:
         """Pack the weights for the kernels: after loading, before the first step.

@@ -104,7 +104,7 @@ class LinearWeight:
 
     @property
     def packed(self) -> PackedLinear:
-        """The packed form; only after `pack`."""
+        """The packed form; only after `pack`, and until `give_up_packed`."""
         assert self._packed is not None, f"the weight of {self.name} is not packed yet"
         return self._packed
 
@@ -114,6 +114,16 @@ class LinearWeight:
         self._packed = packed
         self._dense_OI = self._bias_O = None
         self._values.clear()
+
+    @property
+    def shared_name(self) -> str | None:
+        """The name of the tensor that it shares with another layer (a tied embedding); None: it has its own."""
+        return next(iter(self.parts)) if self._is_shared else None
+
+    def give_up_packed(self) -> PackedLinear:
+        """Return the packed form, and forget it: nothing can be computed any more."""
+        packed, self._packed = self.packed, None
+        return packed
 
     @property
     def num_bytes(self) -> int:

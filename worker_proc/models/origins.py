@@ -20,6 +20,10 @@ class UnreadTensorError(ConfigError):
         """In the checkpoint."""
 
 
+class MissingTensorsError(ConfigError):
+    """A checkpoint lacks tensors; all others were read."""
+
+
 class Origins:
     """Learns names from the tensors that a checkpoint holds, and names those that it lacks.
 
@@ -65,9 +69,9 @@ class Origins:
         return with_layer_of(name, self._patterns.get(layer_pattern(name), name))
 
 
-def missing_tensors(names: Sequence[str]) -> ConfigError:
+def missing_tensors(names: Sequence[str]) -> MissingTensorsError:
     """Return the error of a checkpoint without these tensors."""
-    return ConfigError(
+    return MissingTensorsError(
         f"the checkpoint lacks {len(names)} tensors of this architecture: {', '.join(names[:4])}"
         + (", ..." if len(names) > 4 else ""),
         hint="check that config.json and the weights belong to the same model, and that no file is missing",

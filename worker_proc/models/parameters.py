@@ -64,6 +64,8 @@ class Parameters:
         self._origins = Origins()
         self.adaptable: list[LayerAdapters] = []
         """The layers that LoRA adapters can change, those of other stages included."""
+        self.derived: list[Callable[[], None]] = []
+        """Compute again, in place, what layers have computed from weights."""
         self.divided: set[str] = set()
         """Names, as `named` gives them, of those of which every rank holds another part."""
 
@@ -313,11 +315,8 @@ class Parameters:
         self._let_go()
 
     def _let_go(self) -> None:
-        self._places.clear()
-        self._absent.clear()
-        self._splits.clear()
-        self._biases.clear()
-        self._tied.clear()
+        for loading in (self._places, self._absent, self._splits, self._biases, self._tied):
+            loading.clear()
 
     @property
     def num_bytes(self) -> int:

@@ -39,8 +39,16 @@ class StreamedPacking:
         self._missing[weight].discard(name)
         if self._missing[weight]:
             return
-        weight.pack(self._packer, keeps_quantized=self._keeps_quantized)
+        self.pack(weight)
         self._kept_bytes += weight.num_bytes
         if self._kept_bytes >= KEPT_BYTES:
             give_back_freed_memory()
             self._kept_bytes = 0
+
+    def pack(self, weight: LinearWeight) -> None:
+        """Pack a weight that has all of its tensors.
+
+        Raises:
+            ConfigError: it cannot be packed; the message names it.
+        """
+        weight.pack(self._packer, keeps_quantized=self._keeps_quantized)

@@ -16,6 +16,7 @@ from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.prefault import Prefaulter
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Samples, WaitForCommand
+from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
 
 SMALL_STEP_TOKENS = 16
@@ -45,6 +46,9 @@ class Forward(Protocol):
 
     def choose_threads(self, work: int) -> int:
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
+
+    def use_model(self, model: Model | None) -> None:
+        """Compute with another model of the same shapes and the same cache; None: forget the present one."""
 
 
 class HostSamples:
@@ -121,6 +125,10 @@ class HostRunner:
     def programs(self) -> Sequence[Program] | None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self.forward.programs
+
+    def use_model(self, model: Model | None) -> None:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        self.forward.use_model(model)
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -131,7 +131,7 @@ def _load(
     if cache and cache.restore(model.parameters, packer):
         log_formats(model.parameters.linears)
         return model
-    keeps_quantized = config.quantization not in ("none", "w8a8", "int8", "int4")
+    keeps_quantized = computes_on_codes(config)
     if config.model.load_format == "dummy":
         fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
     else:
@@ -147,6 +147,11 @@ def _load(
         cache.keep(model.parameters, packer)
     give_back_freed_memory()  # what was read is packed now, and the C library would hold on to hundreds of MB
     return model
+
+
+def computes_on_codes(config: ResolvedConfig) -> bool:
+    """Return whether weights that are quantized in the checkpoint stay so."""
+    return config.quantization not in ("none", "w8a8", "int8", "int4")
 
 
 def packer_of(config: ResolvedConfig, device: torch.device, library: NativeLibrary | None) -> Packer:

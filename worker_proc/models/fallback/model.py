@@ -31,6 +31,7 @@ from octavo.worker_proc.models.fallback.install import install
 from octavo.worker_proc.models.fallback.probe import ProbedAttention, Structure, probe, run_base, run_head
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.placement import Placement
 
 ROW_MULTIPLE = 16
@@ -191,9 +192,10 @@ class TransformersModel(Model):
         packer: Packer | None = None,
         *,
         keeps_quantized: bool = False,
+        packing: StreamedPacking | None = None,
     ) -> None:
         """See `octavo.worker_proc.models.base.Model`."""
-        super().load_weights(self._conversion(weights), packer, keeps_quantized=keeps_quantized)
+        super().load_weights(self._conversion(weights), packer, keeps_quantized=keeps_quantized, packing=packing)
 
     def reads(self, tensor: str) -> bool:
         """Return whether the model has a tensor of a checkpoint, or makes one of it."""

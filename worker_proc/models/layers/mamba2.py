@@ -1,6 +1,7 @@
 """The state-space block of Mamba-2 (Dao and Gu, arXiv 2405.21060), which hybrids have too."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -128,6 +129,7 @@ class Mamba2Mixer:
         self._conv_weight_D1W = parameters.stacked(f"{name}.conv1d.weight", weights, 1, sizes.conv_width)
         self._conv_bias_D = parameters.stacked(f"{name}.conv1d.bias", biases) if has_conv_bias else None
         self._scaled_weight_DW: Tensor | None = None
+        parameters.derived.append(self._refresh)
         a_log_H, dt_bias_H, skip_H = (
             parameters.new(f"{name}.{part}", num_heads, dtype=torch.float32) for part in ("A_log", "dt_bias", "D")
         )
@@ -190,10 +192,18 @@ class Mamba2Mixer:
         if factors == [1.0, 1.0, 1.0]:
             return weight_DW
         if self._scaled_weight_DW is None:
-            parts = weight_DW.float().split(self._sizes.convolved)
-            scaled = [part * factor for part, factor in zip(parts, factors, strict=True)]
-            self._scaled_weight_DW = torch.cat(scaled)
+            self._scaled_weight_DW = self._scaled(weight_DW, factors)
         return self._scaled_weight_DW
+
+    def _scaled(self, weight_DW: Tensor, factors: Sequence[float]) -> Tensor:
+        parts = weight_DW.float().split(self._sizes.convolved)
+        return torch.cat([part * factor for part, factor in zip(parts, factors, strict=True)])
+
+    def _refresh(self) -> None:
+        """Follow weights that have changed in place."""
+        if (scaled_DW := self._scaled_weight_DW) is not None:
+            factors = [self._factors.x, self._factors.b, self._factors.c]
+            scaled_DW.copy_(self._scaled(self._conv_weight_D1W.squeeze(1), factors))
 
 
 def divided_projections(sizes: Mamba2Sizes) -> list[Rule]:

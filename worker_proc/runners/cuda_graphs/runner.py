@@ -13,6 +13,7 @@ from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream
 from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
+from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
@@ -98,6 +99,10 @@ class CudaGraphRunner:
                 self.graphs.capture(kind, graph_size)
                 num_graphs += 1
         return num_graphs
+
+    def use_model(self, model: Model | None) -> None:
+        """Never called: graphs know the addresses of weights, so weights are overwritten."""
+        raise AssertionError("graphs compute with the model that they were captured with")
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`; a longer list than the table has room for makes it grow."""

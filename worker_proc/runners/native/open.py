@@ -64,7 +64,6 @@ def build_programs(
     Raises:
         MemoryError: there is no memory for the cache or for the activations.
     """
-    model.prepare(max_model_len)
     assert model.library is not None, "the model is packed for native programs"
     bounds = StepBounds(
         max_rows=config.max_num_batched_tokens,

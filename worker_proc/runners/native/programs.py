@@ -13,7 +13,7 @@ from octavo.kernels.native.split import split, with_gathered_rows
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.paged_attention.layout import CacheLayout
-from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds
+from octavo.worker_proc.attention.recorded import RecordedAttention, StepBounds, allocate_caches, buffers_of
 from octavo.worker_proc.batch.inputs import AdapterInputs, Ints, StepInputs
 from octavo.worker_proc.batch.step_arguments import address, set_adapters, step_arguments, step_without_rows
 from octavo.worker_proc.cache.states import StateStorage
@@ -43,40 +43,70 @@ class NativePrograms:
         bounds: StepBounds,
         states: StateStorage | None = None,
     ) -> None:
+        self._library, self._bounds, self._states, self._layouts = library, bounds, states, layouts
         self._threads = ThreadPolicy(library, bounds.num_threads)
         self._no_rows = step_without_rows(len(layouts) + (states is not None))
-        self._given_rows = model.given_rows
         self._is_lock_step = model.parameters.placement.engines is not None
+        self._caches = allocate_caches(model.cache_groups, layouts, num_blocks)
+        self._parts: tuple[Program, ...] = ()
+        """`layers`, and `head` if there is one; empty while there is no model."""
+        self._logits_RV: Tensor | None = None
+        self._record(model)
+
+    def _record(self, model: Model) -> None:
+        model.prepare(self._bounds.max_context)
+        self._given_rows = model.given_rows
         recorder = ProgramRecorder(model.dtype)
-        self.attention = RecordedAttention(library, recorder, model.cache_groups, layouts, num_blocks, bounds, states)
-        hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), self.attention)
+        library, bounds, groups = self._library, self._bounds, model.cache_groups
+        attention = RecordedAttention(library, recorder, groups, self._layouts, self._caches, bounds, self._states)
+        self.attention: RecordedAttention | None = attention
+        hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), attention)
         self._adapters: AdapterInputs | None = None
         """Of the last step."""
-        self.head: Program | None = None
         if hidden is None:
-            self.layers = Program(library, fuse(recorder.nodes, []), [], bounds.max_rows)
+            self._parts = (Program(library, fuse(recorder.nodes, []), [], bounds.max_rows),)
             return
         logits = value_of(model.logits(hidden).float())
         halves = split(fuse(recorder.nodes, [logits]))
-        self.layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
-        chosen = with_gathered_rows(halves, self.layers.results, recorder)
-        self.head = Program(library, chosen, [logits], bounds.max_logits)
-        (self._logits_RV,) = self.head.results
+        layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
+        chosen = with_gathered_rows(halves, layers.results, recorder)
+        head = Program(library, chosen, [logits], bounds.max_logits)
+        self._parts = (layers, head)
+        (self._logits_RV,) = head.results
+
+    def use_model(self, model: Model | None) -> None:
+        """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
+        self._parts, self._logits_RV, self.attention = (), None, None
+        if model is not None:
+            self._record(model)
+
+    @property
+    def layers(self) -> Program:
+        """The first program."""
+        assert self._parts, "there is no model"
+        return self._parts[0]
+
+    @property
+    def head(self) -> Program | None:
+        """The second one; None: this pipeline stage passes its rows on."""
+        return self._parts[1] if len(self._parts) > 1 else None
 
     @property
     def programs(self) -> tuple[Program, ...]:
         """All, in the order in which a step runs them."""
-        return (self.layers,) if self.head is None else (self.layers, self.head)
+        return self._parts
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        return self.attention.caches
+        return buffers_of(self._caches)
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all activations, if every row is used."""
-        return sum(program.num_bytes for program in self.programs) + self.attention.workspace_bytes
+        return sum(program.num_bytes for program in self.programs) + (
+            self.attention.workspace_bytes if self.attention else 0
+        )
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
@@ -92,11 +122,12 @@ class NativePrograms:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self.head is not None, "the last stage has the logits"
+        head = self.head
+        assert head is not None and self._logits_RV is not None, "the last stage has the logits"
         step = StepArguments(num_rows=len(rows), token_ids=address(rows))
         if self._adapters is not None:
             set_adapters(step, self._adapters.of_rows(rows))
-        self.head.run(step, self._threads.choose(self.head.work * len(rows)))
+        head.run(step, self._threads.choose(head.work * len(rows)))
         return self._logits_RV[: len(rows)]
 
     def _threads_of_layers(self, num_rows: int) -> int:

@@ -16,9 +16,11 @@ class TorchForward:
 
     programs = None
 
-    def __init__(self, model: Model, attention: PagedCacheAttention | NativeCacheAttention) -> None:
-        self._model = model
+    def __init__(self, model: Model, attention: PagedCacheAttention | NativeCacheAttention, max_model_len: int) -> None:
+        self._model: Model | None = None
         self._attention = attention
+        self._max_model_len = max_model_len
+        self.use_model(model)
         self._hidden_TD: Tensor | None = None
         self._adapters: AdapterInputs | None = None
 
@@ -27,8 +29,15 @@ class TorchForward:
         """Return native ones. Torch's memory has no huge pages, so no step waits for many of them."""
         return self._attention.caches if isinstance(self._attention, NativeCacheAttention) else ()
 
+    def use_model(self, model: Model | None) -> None:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        self._model = model
+        if model is not None:
+            model.prepare(self._max_model_len)
+
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._model is not None, "a step without a model"
         if inputs.given is not None and self._model.given_rows is not None:
             self._model.given_rows.put(inputs.given)
         self._attention.plan(inputs)
@@ -39,12 +48,12 @@ class TorchForward:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._hidden_TD is not None, "run() comes before logits(), on the last stage"
+        assert self._model is not None and self._hidden_TD is not None, "run() comes before logits(), on the last stage"
         self._set_rows(None if self._adapters is None else self._adapters.of_rows(rows))
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
     def _set_rows(self, adapters: AdapterInputs | None) -> None:
-        if self._model.adapter_rows is not None:
+        if self._model is not None and self._model.adapter_rows is not None:
             self._model.adapter_rows.grouped = None if adapters is None else adapters.grouped()
 
     def join_step(self) -> None:

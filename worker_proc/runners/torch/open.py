@@ -34,10 +34,8 @@ def open_runner(
     num_states: int = 0,
 ) -> HostRunner:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    model.prepare(max_model_len)
-    forward = TorchForward(
-        model, open_attention(model, config, num_blocks=num_blocks, num_states=num_states, max_model_len=max_model_len)
-    )
+    attention = open_attention(model, config, num_blocks=num_blocks, num_states=num_states, max_model_len=max_model_len)
+    forward = TorchForward(model, attention, max_model_len)
     return HostRunner.build(forward, config, model.library, num_blocks)
 
 

@@ -93,9 +93,8 @@ class _Trial:
         self._tokens = [tokens[torch.randint(len(tokens), (length,), generator=generator)] for length in LENGTHS]
         num_blocks = len(model.cache_groups) * len(LENGTHS) * self._blocks_each
         small = replace(config, max_num_batched_tokens=sum(LENGTHS))
-        model.prepare(max(LENGTHS))
         attention = open_attention(model, small, num_blocks=num_blocks, num_states=0, max_model_len=max(LENGTHS))
-        self.forward = TorchForward(model, attention)
+        self.forward = TorchForward(model, attention, max(LENGTHS))
 
     def run(self, parts: Sequence[Part]) -> tuple[Tensor, Tensor]:
         """Compute a step; returns the hidden states and the logits of the first request."""

@@ -1,0 +1,1 @@
+"""Weights that change, leave memory and come back while the engine serves."""

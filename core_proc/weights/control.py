@@ -1,0 +1,375 @@
+"""`WeightsControl`: pauses, updates of weights, and sleep. All of them happen between two steps, one after the other.
+
+Each call is a job: a generator that yields what it waits for. Workers that are replaced have the weights with which
+the engine was started, so the updates since then are repeated before the next step.
+"""
+
+import hashlib
+import logging
+import shutil
+from collections import deque
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeAlias, assert_never
+
+from msgspec.structs import replace
+
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.weights.journal import WeightsJournal
+from octavo.core_proc.workers.commands import Answer, CommandExecutor, MakeCommand
+from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
+from octavo.protocol.identity import DIGEST_BYTES
+from octavo.protocol.steps import AllocateCache, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp
+from octavo.protocol.weights import (
+    WAKE_TAGS,
+    GetWeights,
+    PauseGeneration,
+    PauseMode,
+    ResumeGeneration,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+    WeightsCall,
+    WeightSource,
+    WeightsRecord,
+    WeightsStatus,
+)
+
+logger = logging.getLogger(__name__)
+
+Condition: TypeAlias = Callable[[], bool]
+Job: TypeAlias = Generator[Condition, None, UtilityResult]
+Reply: TypeAlias = Callable[[UtilityResult], None]
+
+
+class Host(Protocol):
+    """What the service does for a `WeightsControl`."""
+
+    @property
+    def has_forwarded(self) -> bool:
+        """Whether a request lives that is not held back."""
+
+    def abort_all(self) -> None:
+        """End all live requests with finish reason "abort", now or in later iterations."""
+
+    def hold(self, *, is_open: bool) -> None:
+        """Hold new requests back, or none any more."""
+
+    def deliver(self, events: list[ClientEvent]) -> None:
+        """Send events to their frontends."""
+
+    def announce(self, changed: FactsChanged) -> None:
+        """Tell every frontend, and those that connect later, which weights there are."""
+
+
+@dataclass(slots=True)
+class _Running:
+    """A job, what it waits for, and who gets its result."""
+
+    job: Job
+    reply: Reply
+    waits_for: Condition = lambda: True
+
+
+class WeightsControl:
+    """Decides whether steps may be planned.
+
+    Args:
+        scheduler: holds the requests.
+        workers: get commands.
+        record: of the core that this one succeeds, or a fresh one.
+        journal: of this core.
+        identity_of: returns the identity of the engine with weights of a digest and a version.
+        weights_dir: where clients put weights; those that no longer serve are removed. "": nowhere.
+    """
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        workers: CommandExecutor,
+        record: WeightsRecord,
+        journal: WeightsJournal,
+        identity_of: Callable[[str, int], str],
+        weights_dir: str = "",
+    ) -> None:
+        self._scheduler = scheduler
+        self._workers = workers
+        self._record = record
+        self._journal = journal
+        self._identity_of = identity_of
+        self._weights_dir = Path(weights_dir) if weights_dir else None
+        self._host: Host | None = None
+        self._jobs: deque[_Running] = deque()
+        self._restoring: _Running | None = None
+        """Brings replaced workers to the state of those before them; no other job proceeds meanwhile."""
+        self._is_changing = False
+        """Whether a job needs that no step is planned."""
+        scheduler.weight_version = record.version
+
+    def serve(self, host: Host) -> None:
+        """Begin: restore what the core before this one had."""
+        self._host = host
+        host.hold(is_open=self._record.pause in (None, "keep"))
+        if self._record.version or self._record.pause or self._record.asleep:
+            self._journal.save(self._record)
+            self.on_replaced()
+
+    @property
+    def status(self) -> WeightsStatus:
+        """The present state."""
+        record = self._record
+        return WeightsStatus(
+            record.version,
+            record.label,
+            record.pause is not None,
+            record.sleep_level if record.asleep else 0,
+            record.asleep,
+            record.fault,
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why new requests are rejected; "": they are not."""
+        return "" if self._record.is_dropped else self._record.fault
+
+    @property
+    def may_plan(self) -> bool:
+        """Whether steps may be planned."""
+        record = self._record
+        is_stopped = record.pause == "keep" or bool(record.asleep) or bool(record.fault)
+        return not (is_stopped or self._is_changing or self._restoring)
+
+    def call(self, call: WeightsCall, reply: Reply) -> None:
+        """Carry out a call, after those before it; `reply` gets its result."""
+        match call:
+            case GetWeights():
+                reply(self.status)
+                return
+            case PauseGeneration(mode, clear_cache):
+                job = self._pause(mode, clear_cache=clear_cache)
+            case ResumeGeneration():
+                job = self._resume()
+            case UpdateWeights():
+                job = self._update(call)
+            case Sleep(level, mode):
+                job = self._sleep(level, mode)
+            case WakeUp(tags):
+                job = self._wake_up(list(tags) or list(WAKE_TAGS))
+            case _:
+                assert_never(call)
+        self._jobs.append(_Running(job, reply))
+
+    def on_replaced(self) -> None:
+        """Bring new workers, which have the weights that the engine was started with, to the present state."""
+        record = self._record
+        if record.version or record.asleep:
+            self._restoring = _Running(self._restore(), lambda result: None)
+
+    def advance(self) -> None:
+        """Let jobs proceed, as far as what they wait for has happened. Never blocks."""
+        if self._restoring is not None and self._is_done(self._restoring):
+            self._restoring = None
+        while self._restoring is None and self._jobs and self._is_done(self._jobs[0]):
+            self._jobs.popleft()
+
+    def _is_done(self, running: _Running) -> bool:
+        while running.waits_for():
+            try:
+                running.waits_for = next(running.job)
+            except StopIteration as stop:
+                running.reply(stop.value)
+                return True
+        return False
+
+    def _is_quiet(self) -> bool:
+        return self._workers.is_ready and not self._scheduler.num_in_flight
+
+    def _save(self, **changes: object) -> None:
+        self._record = replace(self._record, **changes)
+        self._journal.save(self._record)
+
+    def _command(self, make: MakeCommand) -> Generator[Condition, None, Answer]:
+        """Send a command to all ranks and return what they have answered."""
+        answers: list[Answer] = []
+        self._workers.command(make, answers.append)
+        yield lambda: bool(answers)
+        return answers[0]
+
+    def _pause(self, mode: PauseMode, *, clear_cache: bool) -> Job:
+        assert self._host is not None, "jobs begin after `serve`"
+        self._save(pause=mode)
+        self._host.hold(is_open=mode == "keep")
+        if mode == "abort":
+            self._host.abort_all()
+        if mode == "keep":
+            yield self._is_quiet
+        else:
+            yield lambda: self._is_quiet() and not self._has_forwarded
+        if clear_cache:
+            self._host.deliver(self._scheduler.set_weights(self._record.version, recomputes=True))
+        return self.status
+
+    @property
+    def _has_forwarded(self) -> bool:
+        return self._host is not None and self._host.has_forwarded
+
+    def _resume(self) -> Job:
+        assert self._host is not None, "jobs begin after `serve`"
+        yield lambda: True
+        if not self._record.asleep:
+            self._save(pause=None)
+            self._host.hold(is_open=True)
+        elif self._record.pause is not None:
+            return CallFailed("the engine is asleep: wake it up")
+        return self.status
+
+    def _update(self, call: UpdateWeights) -> Job:
+        record = self._record
+        if call.update_id == record.update_id:  # the core before this one was not able to answer
+            return self.status
+        if "weights" in record.asleep:
+            return CallFailed("the weights are asleep: wake them up before the update, wake_up(tags=['weights'])")
+        if call.is_partial and record.fault:
+            return CallFailed(f"a partial update needs all other weights: {record.fault}")
+        self._is_changing = True
+        try:
+            yield self._is_quiet
+            load = partial(LoadWeights, path=call.path, is_partial=call.is_partial)
+            checked = yield from self._command(partial(load, is_check=True))
+            if checked.fault:
+                return CallFailed(f"{checked.fault}; the engine still has version {record.version}")
+            loaded = yield from self._command(load)
+            if loaded.fault:
+                return self._broken(loaded)
+            self._changed(call, loaded.digest)
+        finally:
+            self._is_changing = False
+        return self.status
+
+    def _broken(self, loaded: Answer) -> CallFailed:
+        """Handle an update that has failed in the middle."""
+        if not self._workers.is_ready:
+            version = self._record.version
+            return CallFailed(f"{loaded.fault}; the workers come back with version {version} of the weights")
+        fault = f"an update of the weights failed, and all of them must be updated again: {loaded.fault}"
+        self._refuse(fault)
+        return CallFailed(fault)
+
+    def _refuse(self, fault: str) -> None:
+        assert self._host is not None, "jobs begin after `serve`"
+        logger.error("%s", fault)
+        self._save(fault=fault, is_dropped=False)
+        requests = list(self._scheduler.requests.values())
+        self._host.deliver([event for request in requests for event in self._scheduler.fail(request, fault)])
+
+    def _changed(self, call: UpdateWeights, digest: str) -> None:
+        """Note that all workers have other weights."""
+        assert self._host is not None, "jobs begin after `serve`"
+        record, source = self._record, WeightSource(call.path, call.is_partial)
+        if call.is_partial:
+            both = f"{record.digest} {digest}".encode()
+            digest = hashlib.blake2b(both, digest_size=DIGEST_BYTES).hexdigest()
+        sources = [*record.sources, source] if call.is_partial else [source]
+        is_lost = not call.is_kept or (call.is_partial and record.is_lost)
+        self._save(
+            version=record.version + 1,
+            label=call.label,
+            digest=digest,
+            sources=[] if is_lost else sources,
+            is_lost=is_lost,
+            update_id=call.update_id,
+            fault="",
+            is_dropped=False,
+        )
+        self._remove_unused(record.sources)
+        self._host.announce(self.facts)
+        recomputes = call.in_flight == "recompute"
+        self._host.deliver(self._scheduler.set_weights(self._record.version, recomputes=recomputes))
+        logger.info("weights have version %d %s: %s", self._record.version, call.label, call.path)
+
+    @property
+    def facts(self) -> FactsChanged:
+        """What frontends must know about the weights."""
+        record = self._record
+        identity = self._identity_of(record.digest, record.version)
+        return FactsChanged(identity, record.digest, record.version, record.label)
+
+    def _remove_unused(self, sources: list[WeightSource]) -> None:
+        """Remove weights that a client had put into our directory, and that no worker will read again."""
+        used = {source.path for source in self._record.sources}
+        for source in sources:
+            path = Path(source.path)
+            if self._weights_dir is not None and path.parent == self._weights_dir and source.path not in used:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _sleep(self, level: int, mode: PauseMode) -> Job:
+        if self._record.asleep:
+            return CallFailed(f"the engine is asleep already, at level {self._record.sleep_level}")
+        if level not in (1, 2):
+            return CallFailed(f"there is no sleep of level {level}: use 1 or 2")
+        yield from self._pause(mode, clear_cache=False)
+        self._is_changing = True
+        try:
+            yield self._is_quiet
+            self._scheduler.lose_workers()
+            self._save(sleep_level=level, asleep=list(WAKE_TAGS))
+            if level == 2:
+                self._save(is_dropped=True, fault="the weights were dropped by sleep(level=2): update all of them")
+            answer = yield from self._command(partial(ReleaseMemory, level=level))
+        finally:
+            self._is_changing = False
+        return CallFailed(answer.fault) if answer.fault and self._workers.is_ready else self.status
+
+    def _wake_up(self, tags: list[str]) -> Job:
+        if unknown := [tag for tag in tags if tag not in WAKE_TAGS]:
+            return CallFailed(f"nothing is called {unknown[0]!r}: the tags are {', '.join(WAKE_TAGS)}")
+        self._is_changing = True
+        try:
+            for tag in [tag for tag in WAKE_TAGS if tag in tags and tag in self._record.asleep]:
+                yield self._is_quiet
+                answer = yield from self._woken(tag)
+                if answer.fault and self._workers.is_ready:
+                    return CallFailed(answer.fault)
+                self._save(asleep=[other for other in self._record.asleep if other != tag])
+        finally:
+            self._is_changing = False
+        if not self._record.asleep:
+            yield from self._resume()
+        return self.status
+
+    def _woken(self, tag: str) -> Generator[Condition, None, Answer]:
+        if tag == "weights":
+            return (yield from self._command(RestoreWeights))
+        plan = self._workers.cache_plan
+        answer = yield from self._command(
+            lambda sequence: AllocateCache(sequence, plan.blocks_per_group, plan.max_model_len)
+        )
+        return answer if answer.fault else (yield from self._command(WarmUp))
+
+    def _restore(self) -> Job:
+        """Repeat, in new workers, the updates since the start of the engine, and put them to sleep if they were."""
+        record = self._record
+        yield self._is_quiet
+        if record.is_lost:
+            self._refuse(
+                f"weights of version {record.version} were lost with the workers that had them, as they were not kept: "
+                "update all weights"
+            )
+            return self.status
+        for source in [] if record.is_dropped else record.sources:
+            load = partial(LoadWeights, path=source.path, is_partial=source.is_partial)
+            answer = yield from self._command(load)
+            if answer.fault:
+                if self._workers.is_ready:
+                    self._refuse(f"weights of version {record.version} cannot be loaded again: {answer.fault}")
+                return self.status
+        if record.asleep:
+            level = record.sleep_level if "weights" in record.asleep else 1
+            yield from self._command(partial(ReleaseMemory, level=level))
+            if "weights" not in record.asleep:
+                yield from self._command(RestoreWeights)
+        logger.info("the workers have version %d of the weights again", record.version)
+        return self.status

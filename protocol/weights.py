@@ -1,0 +1,118 @@
+"""Weights that change while an engine serves: the calls of frontends, and the state that a core leaves to the next one.
+
+Every weight set has a version: 0 for the weights that an engine starts with, and one more after each update.
+"""
+
+from typing import Literal, TypeAlias
+
+import msgspec
+
+PauseMode: TypeAlias = Literal["abort", "wait", "keep"]
+"""What happens to live requests: they end with finish reason "abort", they finish first, or they stop where they are
+and continue later."""
+
+InFlightMode: TypeAlias = Literal["recompute", "continue"]
+"""What happens to requests that an update meets: their keys and values are computed again with the new weights, or they
+keep those of the old ones. Tokens that were drawn stay in both cases."""
+
+WakeTag: TypeAlias = Literal["weights", "kv_cache"]
+WAKE_TAGS: tuple[WakeTag, ...] = ("weights", "kv_cache")
+
+
+class PauseGeneration(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pause_generation"):
+    """Draw no more tokens until `ResumeGeneration`; new requests wait. Result: `WeightsStatus`, once no step is in
+    flight and no request runs that `mode` wants to end."""
+
+    mode: PauseMode = "abort"
+    clear_cache: bool = True
+    """Forget all cached prefixes too."""
+
+
+class ResumeGeneration(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="resume_generation"):
+    """End a pause. Result: `WeightsStatus`."""
+
+
+class UpdateWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="update_weights"):
+    """Compute with other weights. Result: `WeightsStatus`, or `CallFailed`.
+
+    Steps pause by themselves meanwhile. A core that takes over repeats the call, so `update_id` tells it whether it was
+    done already.
+    """
+
+    update_id: str
+    path: str
+    """Of a checkpoint for the same model, on the engine's machine."""
+    label: str = ""
+    is_partial: bool = False
+    """It may lack tensors, which stay as they are."""
+    in_flight: InFlightMode = "recompute"
+    is_kept: bool = True
+    """The checkpoint stays where it is, so that workers and cores that take over can read it again. False: once they
+    are replaced, the engine refuses to serve until it gets all weights anew."""
+
+
+class Sleep(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="sleep"):
+    """Pause, and free the memory of the cache and of weights. Result: `WeightsStatus`."""
+
+    level: int = 1
+    """1: weights move to host memory, 2: they are dropped."""
+    mode: PauseMode = "abort"
+
+
+class WakeUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="wake_up"):
+    """Take memory again. Requests continue once all is back. Result: `WeightsStatus`."""
+
+    tags: list[WakeTag] = []
+    """[]: all of them."""
+
+
+class GetWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="get_weights"):
+    """Result: `WeightsStatus`."""
+
+
+WeightsCall = PauseGeneration | ResumeGeneration | UpdateWeights | Sleep | WakeUp | GetWeights
+
+
+class WeightsStatus(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="weights_status"):
+    """The weights of an engine, and whether it computes."""
+
+    version: int
+    label: str = ""
+    is_paused: bool = False
+    """By `PauseGeneration`."""
+    sleep_level: int = 0
+    """0: it is awake."""
+    asleep: list[WakeTag] = []
+    """What `WakeUp` has not brought back yet."""
+    fault: str = ""
+    """Why the engine refuses to serve until all weights are updated; "": it does not."""
+
+
+class WeightSource(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A checkpoint that was loaded by an update."""
+
+    path: str
+    is_partial: bool = False
+
+
+class WeightsRecord(msgspec.Struct, frozen=True):
+    """What a core leaves to its successor, and restores in workers that are replaced."""
+
+    version: int = 0
+    label: str = ""
+    digest: str = ""
+    """Of all weights together."""
+    sources: list[WeightSource] = []
+    """To load in this order, after those that the engine was started with; the first may replace all of these."""
+    update_id: str = ""
+    """Of the latest update."""
+    is_lost: bool = False
+    """Whether they cannot be loaded again from `sources`."""
+    pause: PauseMode | None = None
+    """The mode of the present pause; None: there is none."""
+    sleep_level: int = 0
+    asleep: list[WakeTag] = []
+    fault: str = ""
+    """Why there is nothing to compute with; "": there is."""
+    is_dropped: bool = False
+    """The fault is a sleep of level 2: requests wait instead of being rejected."""

@@ -1,0 +1,77 @@
+"""Weights that change while an engine serves: LLM, over real processes."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from octavo import LLM, SamplingParams
+from octavo.protocol.errors import OctavoError, RequestFailedError
+
+PROMPTS = ["the quick brown fox", "one request, one batch, one block", "and then the dog tells"]
+PARAMS = SamplingParams(temperature=0.8, seed=5, max_tokens=24, ignore_eos=True, logprobs=1)
+SETTINGS = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 8}
+
+
+def changed(model: Path, folder: Path, factor: float = 1.5) -> Path:
+    """Write a checkpoint for the same model with other weights."""
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    tensors = load_file(model / "model.safetensors")
+    save_file({name: (tensor * factor).contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return changed(model, tmp_path_factory.mktemp("other") / "model")
+
+
+def bits(llm: LLM) -> list[tuple]:
+    """Return tokens and logprobs of some requests."""
+    return [
+        (output.token_ids, output.cumulative_logprob)
+        for (output,) in [one.outputs for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, other: Path) -> tuple[list, list]:
+    """Return the bits of engines that were started with the old weights, and with the new ones."""
+    with LLM(str(model), **SETTINGS) as before, LLM(str(other), **SETTINGS) as after:
+        return bits(before), bits(after)
+
+
+def test_updates_leave_the_bits_of_a_fresh_engine(model, other, expected, tmp_path):
+    with LLM(str(model), **SETTINGS) as llm:
+        identity = llm.client.facts.identity
+        assert bits(llm) == expected[0]
+        assert llm.update_weights(str(other), label="other") == 1
+        assert bits(llm) == expected[1]
+        (status,) = llm.weights_status().values()
+        assert (status.version, status.label) == (1, "other")
+        assert llm.client.facts.identity != identity
+        (output,) = llm.generate(PROMPTS[0], PARAMS, use_tqdm=False)
+        assert output.outputs[0].weight_versions == [(0, 24, 1)]
+        assert llm.update_weights(load_file(model / "model.safetensors")) == 2
+        assert bits(llm) == expected[0]
+        with pytest.raises(RequestFailedError, match="lacks"):
+            llm.update_weights({"model.norm.weight": load_file(model / "model.safetensors")["model.norm.weight"]})
+        with pytest.raises(OctavoError, match="no checkpoint in"):
+            llm.update_weights(tmp_path / "absent")
+        assert bits(llm) == expected[0]
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_sleep_frees_memory_and_requests_wait(model, expected, level):
+    with LLM(str(model), **SETTINGS) as llm:
+        llm.sleep(level)
+        assert llm.is_sleeping() and llm.is_paused()
+        if level == 2:
+            llm.wake_up(["weights"])
+            llm.update_weights(str(model))
+        llm.wake_up()
+        assert not llm.is_sleeping() and not llm.is_paused()
+        assert bits(llm) == expected[0]

@@ -1,0 +1,169 @@
+"""`LiveModel`: the model of a worker, whose weights change, leave and come back between steps.
+
+Runs no steps. It fails softly: a command about weights that cannot be carried out returns why, and the worker lives on.
+"""
+
+import gc
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import give_back_pages
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ProtocolError, StartupError
+from octavo.protocol.identity import weights_digest
+from octavo.protocol.steps import LoadWeights
+from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.weights.load import packer_of
+from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite
+
+logger = logging.getLogger(__name__)
+
+Adopt = Callable[[Model | None], None]
+"""Given a model, compute with it from now on; None: hold no reference to the present one."""
+
+_CPU = torch.device("cpu")
+
+
+class LiveModel:
+    """One rank's model. Its memory is given up and taken again on command.
+
+    Args:
+        config: of the engine.
+        model: with its weights.
+        adopt: called when another object takes its place.
+    """
+
+    def __init__(self, config: ResolvedConfig, model: Model, adopt: Adopt) -> None:
+        self._config = config
+        self._model: Model | None = model
+        self._adopt = adopt
+        self._store: WeightStore | None = None
+        """The weights while there is no model."""
+        self._placement = model.parameters.placement
+        self._library: NativeLibrary | None = model.library
+        self._exchange = model.exchange
+        self.stage = model.stage
+        """The layers that are here."""
+
+    @property
+    def model(self) -> Model:
+        """The model; there is none between `release` and `restore`, and after a load that has failed."""
+        if self._model is None:
+            raise ProtocolError("a step was planned for a model without weights")
+        return self._model
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether there is a model to compute with."""
+        return self._model is not None
+
+    @torch.inference_mode()
+    def load(self, command: LoadWeights, *, in_place: bool) -> tuple[str, str]:
+        """Load the weights of a checkpoint, or only look at it.
+
+        Args:
+            command: which.
+            in_place: keep all tensors where they are, because graphs know their addresses.
+
+        Returns:
+            Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
+        """
+        try:
+            update = check_update(self._config, self._placement, Path(command.path), is_partial=command.is_partial)
+            if not self.has_weights and self._store is None and command.is_partial:
+                return "there are no weights: load a whole checkpoint first", ""
+            if command.is_check:
+                return "", ""
+            digest = weights_digest(update.facts)
+            if in_place and self._model is not None:
+                packer = packer_of(self._config, self._placement.device, self._library)
+                overwrite(self._config, self._model, update, packer)
+            else:
+                self._replace(update)
+        except (StartupError, OSError, RuntimeError, MemoryError) as error:
+            hint = f" ({error.hint})" if isinstance(error, StartupError) and error.hint else ""
+            logger.exception("weights of %s: %s", command.path, error) if not command.is_check else None
+            return f"{error}{hint}", ""
+        return "", digest
+
+    @torch.inference_mode()
+    def release(self, level: int) -> None:
+        """Give up the memory of weights: they move to host memory (level 1), or are dropped (2).
+
+        On a CPU, level 1 leaves them where they are; pages that a file can bring back are given to the system.
+        """
+        if self._placement.device.type == "cpu" and level == 1:
+            if self._model is not None:
+                give_back_pages(_buffers(self._model))
+            return
+        store = self._take_apart()
+        if level == 1:
+            store.to(_CPU)
+            self._store = store
+        self._free()
+
+    @torch.inference_mode()
+    def restore(self) -> None:
+        """Make a model of weights in host memory again; without any, wait for those of a `load`."""
+        if self._model is not None or self._store is None:
+            return
+        store, self._store = self._store, None
+        store.to(self._placement.device)
+        model = build_model(self._config.model, self._placement)
+        model.parameters.adopt(store.tensors, store.packed)
+        self._use(model)
+
+    def _replace(self, update: Update) -> None:
+        store = self._store
+        if self._model is not None:
+            store = self._take_apart()
+        self._store = None
+        if store is not None and self._placement.device.type != "cpu":
+            store.to(self._placement.device)
+        packer = packer_of(self._config, self._placement.device, self._library)
+        model = load_update(self._config, self._placement, update, packer, store)
+        self._use(model)
+
+    def _take_apart(self) -> WeightStore:
+        """Return the weights; nothing else refers to them."""
+        model, self._model = self.model, None
+        store = WeightStore.of(model)
+        del model
+        self._adopt(None)
+        self._collect()
+        return store
+
+    def _use(self, model: Model) -> None:
+        model.library, model.exchange = self._library, self._exchange
+        if self._config.enable_prompt_embeds:
+            model.take_given_rows(self._config.max_num_batched_tokens)
+        self._model = model
+        self._adopt(model)
+        self._collect()
+
+    def _collect(self) -> None:
+        """Free models in reference cycles; what is left need not be looked at again."""
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
+
+    def _free(self) -> None:
+        give_back_freed_memory()
+        if self._placement.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _buffers(model: Model) -> list[torch.Tensor]:
+    """Return the memory of all weights that the native library has packed."""
+    buffers = []
+    for packed in model.parameters.packed.values():
+        native = getattr(packed.product, "packed", None)
+        if native is not None:
+            buffers += native.to_buffers()[1].values()
+    return buffers

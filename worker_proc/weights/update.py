@@ -1,0 +1,328 @@
+"""Exchanges the weights of a model that serves, layer by layer, so that they are in memory only once.
+
+An update is loaded as a start loads: into a new model. On a CPU that model takes the place of the old one, whose layers
+are freed one by one. On a GPU, whose graphs know addresses, each layer is copied over the old one.
+"""
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear import PackedLinear, Packer
+from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.weight_files import LAYOUTS, has_weights
+from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
+from octavo.worker_proc.models.origins import MissingTensorsError
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.models.streamed_packing import StreamedPacking
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.weights.load import computes_on_codes
+from octavo.worker_proc.weights.reader import read_weights
+
+logger = logging.getLogger(__name__)
+
+_NOT_OF_WEIGHTS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
+"""Keys of config.json that may differ between two sets of weights for one model."""
+
+Weights = Iterator[tuple[str, Tensor | QuantizedMatrix]]
+
+
+@dataclass(slots=True)
+class WeightStore:
+    """The weights of a model that cannot compute any more: the only references to them."""
+
+    tensors: dict[str, Tensor]
+    """The plain ones."""
+    packed: dict[str, PackedLinear]
+
+    @classmethod
+    def of(cls, model: Model) -> "WeightStore":
+        """Take the weights of a model, which must not be used any more."""
+        parameters = model.parameters
+        packed = {weight.name: weight.give_up_packed() for weight in parameters.linears}
+        tensors = {}
+        for name, tensor in parameters.tensors.items():
+            tensors[name] = tensor.detach()
+            if tensor.device.type == "cpu":  # on a GPU the product of a tied embedding has the same tensor
+                tensor.set_()  # type: ignore[call-overload]  # other references to it hold no memory
+        return cls(tensors, packed)
+
+    def to(self, device: torch.device) -> None:
+        """Move all tensors; those that share memory still do."""
+        moved: dict[int, Tensor] = {}
+        for name, tensor in self.tensors.items():
+            self.tensors[name] = moved[tensor.data_ptr()] = tensor.to(device)
+        for name, packed in self.packed.items():
+            self.packed[name] = replace(packed, product=_moved(packed.product, device, moved))
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A checkpoint whose names and shapes have been compared with a model."""
+
+    facts: ModelFacts
+    is_partial: bool
+    taken: frozenset[str]
+    """The names, in the model, of the tensors that it fills."""
+
+
+def facts_of_update(config: ResolvedConfig, path: Path) -> ModelFacts:
+    """Return the facts of the engine's model with the weights in `path`.
+
+    Raises:
+        ConfigError: there are none, or they belong to another model.
+    """
+    if not path.exists():
+        raise ConfigError(f"no checkpoint in {path}", hint="the path must exist on the machine of the engine")
+    load_format = _load_format(path)
+    if (load_format == "gguf") != (config.model.load_format == "gguf"):
+        raise ConfigError(
+            f"{path} has weights in format {load_format}, and the engine was started with {config.model.load_format}",
+            hint="quantized and unquantized weights cannot take each other's place: replace the engine",
+        )
+    if (own := path / "config.json").is_file():
+        _require_same_model(config.model.hf_config, own)
+    return msgspec.structs.replace(config.model, model_path=str(path), load_format=load_format)
+
+
+def _load_format(path: Path) -> Any:
+    if path.is_file():
+        return "gguf" if path.suffix == ".gguf" else "safetensors" if path.suffix == ".safetensors" else "pt"
+    found = next((name for name in LAYOUTS if has_weights(path, name)), None)
+    if found is None:
+        raise ConfigError(f"no weights in {path}", hint="it needs *.safetensors, or files of torch.save")
+    return found
+
+
+def _require_same_model(expected: dict[str, Any], path: Path) -> None:
+    try:
+        given = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+    shared = (expected.keys() & given.keys()) - _NOT_OF_WEIGHTS
+    if ("quantization_config" in expected) != ("quantization_config" in given):
+        raise ConfigError(f"{path}: quantization_config differs from that of the engine's model")
+    for key in sorted(shared):
+        if given[key] != expected[key]:
+            raise ConfigError(
+                f"{path} belongs to another model: {key} is {given[key]!r}, and {expected[key]!r} in the engine's",
+                hint="an update exchanges weights only: start or replace an engine for another model",
+            )
+
+
+@torch.inference_mode()
+def check_update(config: ResolvedConfig, placement: Placement, path: Path, *, is_partial: bool) -> Update:
+    """Compare names and shapes of a checkpoint with the model. Reads no weights, except quantized embeddings.
+
+    Args:
+        config: of the engine.
+        placement: of its model.
+        path: of the checkpoint.
+        is_partial: whether it may lack tensors.
+
+    Raises:
+        ConfigError: the update would fail; the message says why.
+    """
+    facts = facts_of_update(config, path)
+    shapes = build_model(config.model, replace(placement, device=torch.device("meta")))
+    seen = _Names(shapes.parameters)
+    weights = read_weights(facts, lambda fraction: None, shapes.parameters.wants)
+    try:
+        shapes.load_weights(_without_values(weights), packing=seen)
+    except MissingTensorsError:
+        if not is_partial:
+            raise
+    except NotImplementedError as error:  # a rule of the family that must see values
+        logger.info("weights in %s are checked while they are loaded: %s", path, error)
+    seen.require_whole()
+    return Update(facts, is_partial, frozenset(seen.taken))
+
+
+def _without_values(weights: Weights) -> Weights:
+    for name, values in weights:
+        yield name, values.to("meta") if isinstance(values, Tensor) else values
+
+
+class _Names(StreamedPacking):
+    """Notes which tensors were read, and packs nothing."""
+
+    def __init__(self, parameters: Parameters) -> None:
+        super().__init__([], Packer(torch.device("cpu")), keeps_quantized=False)
+        self._linears = list(parameters.linears)
+        self.taken: set[str] = set()
+
+    def take(self, name: str) -> None:
+        """See `StreamedPacking`."""
+        self.taken.add(name)
+
+    def require_whole(self) -> None:
+        """Raise ConfigError if a part of a packed weight is missing."""
+        for weight in self._linears:
+            missing = weight.tensor_names - self.taken
+            if missing and len(missing) < len(weight.tensor_names):
+                raise ConfigError(
+                    f"the update has {_listed(weight.tensor_names & self.taken)}, and lacks {_listed(missing)}",
+                    hint="these tensors are packed together: an update must have all of them, or none",
+                )
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
+
+
+@torch.inference_mode()
+def load_update(
+    config: ResolvedConfig, placement: Placement, update: Update, packer: Packer, store: WeightStore | None
+) -> Model:
+    """Return a model with the weights of an update.
+
+    Args:
+        config: of the engine.
+        placement: of its model.
+        update: from `check_update`.
+        packer: of the model.
+        store: the weights so far; each is freed before its successor is packed. None: there are none.
+
+    Raises:
+        ConfigError, OSError, RuntimeError: the checkpoint cannot be read or packed. The store is not whole any more.
+    """
+    model = build_model(config.model, placement)
+    old = store or WeightStore({}, {})
+    _share_unchanged(model.parameters, old, update)
+    _load(config, model, update, packer, _Replacing(model.parameters, packer, config, old, update))
+    return model
+
+
+@torch.inference_mode()
+def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Packer) -> None:
+    """Copy the weights of an update over those of a model, whose tensors stay where they are.
+
+    Raises:
+        ConfigError, OSError, RuntimeError: as `load_update`; some weights are overwritten.
+    """
+    parameters = model.parameters
+    new = build_model(config.model, parameters.placement)
+    for name, tensor in new.parameters.tensors.items():
+        if update.is_partial:
+            tensor.copy_(parameters.tensors[name])
+    copying = _Overwriting(new.parameters, packer, config, parameters)
+    _load(config, new, update, packer, copying)
+    for name, tensor in new.parameters.tensors.items():
+        parameters.tensors[name].copy_(tensor)
+    for refresh in parameters.derived:
+        refresh()
+
+
+def _load(config: ResolvedConfig, model: Model, update: Update, packer: Packer, packing: "_Packing") -> None:
+    weights = read_weights(update.facts, lambda fraction: None, model.parameters.wants)
+    try:
+        model.load_weights(weights, packing=packing)
+    except MissingTensorsError:
+        if not update.is_partial:
+            raise
+    for weight in model.parameters.linears:
+        if weight.is_packed:
+            continue
+        names = {weight.shared_name} if weight.shared_name else weight.tensor_names
+        if update.is_partial and not names & update.taken:
+            packing.keep(weight)
+        else:
+            packing.pack(weight)
+    model.parameters.pack(packer)
+    give_back_freed_memory()
+
+
+class _Packing(StreamedPacking):
+    """Packs the weights of an update."""
+
+    def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig) -> None:
+        super().__init__(parameters.linears, packer, keeps_quantized=computes_on_codes(config))
+
+    def keep(self, weight: LinearWeight) -> None:
+        """Take the old packed form of a weight that the update does not have."""
+        raise NotImplementedError
+
+
+class _Replacing(_Packing):
+    """Frees each old weight before its successor is packed."""
+
+    def __init__(
+        self, parameters: Parameters, packer: Packer, config: ResolvedConfig, old: WeightStore, update: Update
+    ) -> None:
+        super().__init__(parameters, packer, config)
+        self._old = old
+
+    def pack(self, weight: LinearWeight) -> None:
+        """See `StreamedPacking`."""
+        self._old.packed.pop(weight.name, None)
+        super().pack(weight)
+
+    def keep(self, weight: LinearWeight) -> None:
+        """See `_Packing`."""
+        weight.packed = self._old.packed.pop(weight.name)
+
+
+class _Overwriting(_Packing):
+    """Copies each weight over its predecessor, and frees it."""
+
+    def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig, target: Parameters) -> None:
+        super().__init__(parameters, packer, config)
+        self._target = target.packed
+
+    def pack(self, weight: LinearWeight) -> None:
+        """See `StreamedPacking`."""
+        super().pack(weight)
+        _copy(weight.packed.product, self._target[weight.name].product)
+        weight.packed = self._target[weight.name]
+
+    def keep(self, weight: LinearWeight) -> None:
+        """See `_Packing`."""
+        weight.packed = self._target[weight.name]
+
+
+def _share_unchanged(parameters: Parameters, old: WeightStore, update: Update) -> None:
+    """Take the plain tensors that the update does not have; the old ones that it has are freed."""
+    for name, tensor in parameters.tensors.items():
+        previous = old.tensors.pop(name, None)
+        if update.is_partial and previous is not None and name not in update.taken:
+            # Parts of a stacked tensor are filled through views, so it keeps its memory.
+            tensor.copy_(previous)
+
+
+def _tensors_of(product: object) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a product that hold tensors, or other products."""
+    if is_dataclass(product):
+        for field in fields(product):
+            value = getattr(product, field.name)
+            if isinstance(value, Tensor) or is_dataclass(value):
+                yield field.name, value
+
+
+def _copy(source: Any, target: Any) -> None:
+    """Copy all tensors of a product over those of another one of the same kind."""
+    for name, value in _tensors_of(source):
+        if isinstance(value, Tensor):
+            getattr(target, name).copy_(value)
+        else:
+            _copy(value, getattr(target, name))
+
+
+def _moved(product: Any, device: torch.device, moved: dict[int, Tensor]) -> Any:
+    """Return a product whose tensors are on another device; `moved`: tensors that are there, by their old addresses."""
+    changes = {}
+    for name, value in _tensors_of(product):
+        if not isinstance(value, Tensor):
+            changes[name] = _moved(value, device, moved)
+        else:
+            changes[name] = moved[value.data_ptr()] if value.data_ptr() in moved else value.to(device)
+    return replace(product, **changes) if changes else product
