@@ -19,7 +19,7 @@ from octavo.kernels.linear import cpu
 from octavo.kernels.linear.codebooks import CODEBOOKS, codebook_bits
 from octavo.kernels.linear.native import Epilogue, NativeLinear, arguments
 from octavo.kernels.linear.packing import pack_coded, pack_plain, pack_quantized
-from octavo.kernels.linear.quantization import quantize_weight
+from octavo.kernels.linear.quantization import GROUP_SIZE, quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.arguments import Matrix, OperationEntry, ProgramArguments, StepArguments
 from octavo.kernels.native.library import NativeLibrary, load
@@ -46,6 +46,8 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
 COLD_BYTES = 160 << 20
 """Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
+CODE_GROUP = 64
+"""Inputs that share a scale, of e4m3 and nf4."""
 OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "nf4")
 
 
@@ -58,6 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--rows", nargs="+", type=int, default=[1, 2, 4, 8, 16, 32, 64, 128, 512])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--group-size", type=int, default=GROUP_SIZE, help="of int8 and int4")
     parser.add_argument("--level", help="instruction set, such as avx512_bf16; default: the best")
     parser.add_argument("--seconds", type=float, default=0.3, help="for each cell of the table")
     parser.add_argument("--no-torch", action="store_true")
@@ -73,7 +76,7 @@ def main() -> None:
             continue
         for kind in options.kinds:
             weight = torch.randn(num_outputs, num_inputs) / num_inputs**0.5
-            cell = Cell(library, weight, kind, epilogue, options.threads, with_torch=not options.no_torch)
+            cell = Cell(library, weight, kind, epilogue, options, with_torch=not options.no_torch)
             for rows in options.rows:
                 print(f"{name:10}{kind:8}{rows:>5}" + cell.measure(rows, options.seconds))
 
@@ -82,9 +85,17 @@ class Cell:
     """All copies of one weight, packed for both libraries."""
 
     def __init__(
-        self, library: NativeLibrary, weight: Tensor, kind: str, epilogue: Epilogue, threads: int, *, with_torch: bool
+        self,
+        library: NativeLibrary,
+        weight: Tensor,
+        kind: str,
+        epilogue: Epilogue,
+        options: argparse.Namespace,
+        *,
+        with_torch: bool,
     ) -> None:
-        self.library, self.kind, self.epilogue, self.threads = library, kind, epilogue, threads
+        self.library, self.kind, self.epilogue = library, kind, epilogue
+        self.threads, self.group_size = options.threads, options.group_size
         self.num_outputs, self.num_inputs = weight.shape
         first = self._pack(weight)
         self.num_copies = max(2, -(-COLD_BYTES // first.num_bytes))
@@ -103,11 +114,11 @@ class Cell:
             assert packed is not None
             return packed
         if self.kind in CODEBOOKS:
-            groups = torch.rand(len(weight), -(-weight.shape[1] // 64))
+            groups = torch.rand(len(weight), -(-weight.shape[1] // CODE_GROUP))
             codes = torch.randint(0, 2 ** codebook_bits(self.kind), weight.shape, dtype=torch.uint8).clamp_(max=126)
-            coded = QuantizedWeight(codes, groups, None, 0, codebook_bits(self.kind), 64, codebook=self.kind)
+            coded = QuantizedWeight(codes, groups, None, 0, codebook_bits(self.kind), CODE_GROUP, codebook=self.kind)
             return pack_quantized(self.library, coded)
-        return pack_quantized(self.library, quantize_weight(self.library, weight, self.kind))
+        return pack_quantized(self.library, quantize_weight(self.library, weight, self.kind, self.group_size))
 
     def measure(self, rows: int, seconds: float) -> str:
         """Return the columns of one line of the table."""

@@ -15,7 +15,6 @@ namespace {
 
 // Up to this many rows are computed in vector registers.
 constexpr int kMaxVectorRows = 2;
-constexpr int kMaxVectorChannelRows = 4;  // of u8_channel
 
 // Makes the calling thread take subnormals for zeros, as matrix registers do.
 class SubnormalsAreZero {
@@ -98,28 +97,29 @@ class MatrixRegisters {
     MatrixRegisters() = default;
     MatrixRegisters(const MatrixRegisters&) = delete;
     ~MatrixRegisters() {
-        if (configured_rows != 0) _tile_release();
-        configured_rows = 0;
+        if (configured_shape != 0) _tile_release();
+        configured_shape = 0;
     }
 
-    // Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of a group.
-    static void configure(int rows) {
-        if (configured_rows == rows) return;
+    // Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of `steps` steps, at most 16.
+    static void configure(int rows, int steps = kGroupSteps) {
+        if (configured_shape == rows * 32 + steps) return;
         struct alignas(64) {
             uint8_t palette = 1, start_row = 0, reserved[14] = {};
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
             uint8_t rows[16] = {};
         } configuration;
+        configuration.row_bytes[4] = static_cast<uint16_t>(steps * 4);
         for (int tile = 0; tile < 8; ++tile)
-            configuration.rows[tile] = static_cast<uint8_t>(tile < 5 ? rows : kGroupSteps);
+            configuration.rows[tile] = static_cast<uint8_t>(tile < 5 ? rows : steps);
         // g++ 12 takes the instruction for one that reads 8 bytes, and the loads of tiles for ones that read none.
         asm volatile("" ::"r"(&configuration) : "memory");
         _tile_loadconfig(&configuration);
-        configured_rows = rows;
+        configured_shape = rows * 32 + steps;
     }
 
    private:
-    static inline thread_local int configured_rows = 0;  // 0: none
+    static inline thread_local int configured_shape = 0;  // 0: none
 };
 
 // The running sums of a tile of kCount blocks in registers 0 to 3: zeros, or the result of the previous slice.
@@ -213,44 +213,6 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
     }
     end_matrix_tile<kCount>(sums);
     prefetcher = prefetching;
-}
-
-// A tile of u8_channel: 64 inputs, a register of the weight, at a time. The sums have the bits of `ChannelTiles`.
-template <int kRows, int kCount>
-void channel_in_matrix(
-    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
-    const char* weights = slice.weights;
-    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
-    const int64_t row_bytes = args.x.row_bytes;
-    Prefetcher prefetching = prefetcher;
-
-    MatrixRegisters::configure(kRows);
-    begin_matrix_tile<kCount>(slice, sums);
-    const auto fetch = [&] { prefetching.fetch_group<kRows, kCount, kStepBytes>(kChannelSteps / kCount); };
-    for (int64_t step = slice.begin; step < slice.end; step += kChannelSteps) {
-        _tile_loadd(4, x, row_bytes);
-        _tile_loadd(5, weights, kStepBytes);
-        _tile_dpbsud(0, 4, 5);
-        fetch();
-        _tile_loadd(6, weights + kVectorBytes, kStepBytes);
-        _tile_dpbsud(1, 4, 6);
-        fetch();
-        if constexpr (kCount == 4) {
-            _tile_loadd(7, weights + 2 * kVectorBytes, kStepBytes);
-            _tile_dpbsud(2, 4, 7);
-            fetch();
-            _tile_loadd(5, weights + 3 * kVectorBytes, kStepBytes);
-            _tile_dpbsud(3, 4, 5);
-            fetch();
-        }
-        x += 4 * kChannelSteps;
-        weights += kStepBytes * kChannelSteps;
-    }
-    end_matrix_tile<kCount>(sums);
-    asm volatile("" ::: "memory");
-    prefetcher = prefetching;
-    if (slice.end == args.weight.num_steps()) apply_channel_scales(args, slice, first_row, kRows, kCount, sums);
 }
 
 }  // namespace

@@ -22,8 +22,8 @@
 //
 // The inputs are padded with zeros to whole steps, those of u8 and u4 to whole groups. Scales and minimums of u8 and u4
 // are f16 or f32, in separate buffers: 64 per group of a panel, panel by panel. The value of a level is
-// `scale * (level - offset) + minimum`, that of a code of e4m3 and float4 `scale * number`, rounded to bf16. The inputs of u8_channel are one group, padded to a multiple of 64; its scales
-// and minimums are f32, one for each output.
+// `scale * (level - offset) + minimum`, that of a code of e4m3 and float4 `scale * number`, rounded to bf16. The inputs of
+// u8_channel are one group, padded to a multiple of 64; its scales and minimums are f32, one for each output.
 #pragma once
 
 #include "native/step.h"
@@ -34,7 +34,17 @@ namespace octavo {
 constexpr int64_t kPanelOutputs = 64;
 constexpr int kBlocks = 4;  // of a panel
 
-enum class Kind : int32_t { bf16 = 0, f32 = 1, f16 = 2, u8 = 3, u4 = 4, bf16_12 = 5, u8_channel = 6, e4m3 = 7, float4 = 8 };
+enum class Kind : int32_t {
+    bf16 = 0,
+    f32 = 1,
+    f16 = 2,
+    u8 = 3,
+    u4 = 4,
+    bf16_12 = 5,
+    u8_channel = 6,
+    e4m3 = 7,
+    float4 = 8,
+};
 
 inline bool is_quantized(Kind kind) { return kind == Kind::u8 || kind == Kind::u4 || kind == Kind::u8_channel; }
 

@@ -1,7 +1,7 @@
 // The tiles of each kind of weight, by the number of rows.
 #pragma once
 
-#include "linear/matrix_tile.h"
+#include "linear/integer_matrix_tile.h"
 #include "linear/tile.h"
 
 namespace octavo {
@@ -23,7 +23,7 @@ constexpr Tiles tiles_of(std::integer_sequence<int, kLess...>) {
 template <typename Family>
 constexpr Tiles kTiles = tiles_of<Family>(std::make_integer_sequence<int, kMaxRows>{});
 
-// Those of bf16, bf16_12 and u8_channel.
+// Those of bf16 and of what is unpacked to it, and of quantized weights.
 #if defined(OCTAVO_AMX)
 template <typename Format, int kRows, int kCount>
 constexpr Tile tile_of() {
@@ -56,11 +56,37 @@ constexpr Tiles channel_tiles_of(std::integer_sequence<int, kLess...>) {
 }
 
 constexpr Tiles kChannelTiles = channel_tiles_of(std::make_integer_sequence<int, kMaxMatrixRows>{});
+
+template <typename Format, bool kIsAffine, int kRows, int kCount>
+constexpr Tile group_tile_of() {
+    if constexpr (kRows <= kMaxVectorGroupRows)
+        return in_blocks<QuantizedTiles<Format, kIsAffine>, kRows, kCount>;
+    else
+        return groups_in_matrix<Format, kIsAffine, kRows, kCount>;
+}
+
+template <typename Format, bool kIsAffine, int... kLess>
+constexpr Tiles group_tiles_of(std::integer_sequence<int, kLess...>) {
+    return {{group_tile_of<Format, kIsAffine, kLess + 1, kBlocks>()...},
+            {group_tile_of<Format, kIsAffine, kLess + 1, kBlocks / 2>()...}, kMaxMatrixRows, 1};
+}
+
+template <typename Format, bool kIsAffine>
+constexpr Tiles kGroupTiles = group_tiles_of<Format, kIsAffine>(std::make_integer_sequence<int, kMaxMatrixRows>{});
 #else
 template <typename Format>
 constexpr Tiles kPairTiles = kTiles<FloatTiles<Format>>;
 constexpr Tiles kChannelTiles = kTiles<ChannelTiles>;
 #endif
+
+template <typename Format, bool kIsAffine>
+inline const Tiles& group_tiles_for(const PackedWeight& weight) {
+#if defined(OCTAVO_AMX)
+    if (weight.group_size >= kMinMatrixGroup) return kGroupTiles<Format, kIsAffine>;
+#endif
+    (void)weight;
+    return kTiles<QuantizedTiles<Format, kIsAffine>>;
+}
 
 inline const Tiles& tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
@@ -72,11 +98,11 @@ inline const Tiles& tiles_for(const PackedWeight& weight) {
         case Kind::f32: return kTiles<FloatTiles<FloatFormat<float>>>;
         case Kind::f16: return kTiles<FloatTiles<FloatFormat<f16>>>;
         case Kind::u8:
-            return is_affine ? kTiles<QuantizedTiles<ByteFormat, true>> : kTiles<QuantizedTiles<ByteFormat, false>>;
+            return is_affine ? group_tiles_for<ByteFormat, true>(weight) : group_tiles_for<ByteFormat, false>(weight);
         case Kind::u8_channel: return kChannelTiles;
         case Kind::u4: break;
     }
-    return is_affine ? kTiles<QuantizedTiles<NibbleFormat, true>> : kTiles<QuantizedTiles<NibbleFormat, false>>;
+    return is_affine ? group_tiles_for<NibbleFormat, true>(weight) : group_tiles_for<NibbleFormat, false>(weight);
 }
 
 }  // namespace

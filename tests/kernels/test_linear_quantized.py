@@ -52,6 +52,7 @@ FORMATS = {
     "Q6_K": (8, 16, 32, False),
     "Q5_1": (8, 32, 0, True),
     "wide": (4, 128, 8, False),
+    "wide affine": (8, 64, 0, True),
 }
 
 
@@ -67,11 +68,11 @@ def test_products(native_library: NativeLibrary, inputs: int, outputs: int, name
         assert_product(native_library, x, packed, product(x, weight, bias), TOLERANCE)
 
 
-@pytest.mark.parametrize("bits", [4, 8])
-def test_every_number_of_rows(native_library: NativeLibrary, bits: int) -> None:
-    weight = quantized(70, 37, bits=bits, group_size=16, offset=0, affine=True)
+@pytest.mark.parametrize(("bits", "group_size", "inputs"), [(4, 16, 37), (8, 16, 37), (4, 64, 300), (8, 128, 300)])
+def test_every_number_of_rows(native_library: NativeLibrary, bits: int, group_size: int, inputs: int) -> None:
+    weight = quantized(70, inputs, bits=bits, group_size=group_size, offset=3, affine=group_size != 128)
     packed = pack_quantized(native_library, weight)
-    x = random(200, 37)
+    x = random(200, inputs)
     whole = multiply(native_library, x, packed)
     for rows in (*range(41), 199):
         assert torch.equal(multiply(native_library, x[:rows], packed, num_threads=2), whole[:rows]), rows
