@@ -16,6 +16,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
 from octavo.worker_proc.sampling.processors import Processors
@@ -58,6 +59,7 @@ def driver(
     processors: Processors | None = None,
     *,
     has_graphs: bool = True,
+    adapters: AdapterLoader | None = None,
 ) -> PipelineDriver:
     with torch.inference_mode():
         core = PipelineDriver(
@@ -70,6 +72,7 @@ def driver(
                 max_model_len=config.max_model_len,
                 num_states=NUM_BLOCKS,
                 processors=processors,
+                adapters=adapters,
             ),
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,

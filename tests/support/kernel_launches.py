@@ -34,6 +34,9 @@ from octavo.kernels.linear.gpu_product import InvariantLinear, TpInvariantLinear
 from octavo.kernels.linear.gpu_tiles import H100, Gpu
 from octavo.kernels.logprobs import gpu as logprobs
 from octavo.kernels.logprobs.memory import LogprobsMemory
+from octavo.kernels.lora import gpu as lora
+from octavo.kernels.lora.rows import AdapterRows
+from octavo.kernels.lora.shape import LoraShape
 from octavo.kernels.multiply import gpu as multiply_rows
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention import gpu as paged_attention
@@ -100,6 +103,14 @@ def rotate_and_store(
     norm = QKNorm(empty(head_dim), empty(head_dim), 1e-6) if has_norm else None
     cache = empty(64, 16, num_kv_heads, head_dim, dtype=cache_dtype)
     rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
+
+
+def add_adapters(num_rows: int, max_rank: int) -> None:
+    """Add the adapters of 8 slots to the queries, keys and values of some rows."""
+    shape = LoraShape(4096, (4096, 1024, 1024), 8, max_rank, BF16)
+    rows = AdapterRows(8)
+    rows.slots_T = empty(num_rows, dtype=I64)
+    lora.GpuLora(shape, torch.device("meta")).add(empty(num_rows, 4096), empty(num_rows, 6144), rows)
 
 
 GPUS = {
@@ -314,6 +325,8 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "linear, 8192 rows, a segment of 8 ranks": lambda: multiply_segments(8192, num_ranks=8),
     "linear, 64 rows, a segment of 8 ranks": lambda: multiply_segments(64, num_ranks=8),
     "logprobs and top_k": lambda: logprobs.logprobs_of_rows(logits(), empty(8, dtype=I64), 50),
+    "lora, 64 rows, rank 16": lambda: add_adapters(64, 16),
+    "lora, 64 rows, rank 64": lambda: add_adapters(64, 64),
     "multiply, LFM2": lambda: multiply_rows.multiply(empty(8, 2048), empty(8, 2048), has_silu=False),
     "paged_attention, heads of 64": lambda: attend(AttentionShape(32, 8, 64, 0.1)),
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),
@@ -369,7 +382,7 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
-    | {name: (80, 89, 90) for name in LAUNCHES if "latent" in name or name.startswith("head_linear")}
+    | {name: (80, 89, 90) for name in LAUNCHES if "latent" in name or name.startswith(("head_linear", "lora"))}
     | quantized_launches.ONLY_ON
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its

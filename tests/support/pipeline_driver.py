@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from worker_plans import Running, step_embeds
 
+from octavo.protocol.adapters import NO_ADAPTER, AdapterLoad
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.prompt_embeds import PromptEmbeds
@@ -38,6 +39,8 @@ class PipelineDriver:
         self._plans: deque[list[tuple[Running, bool]]] = deque()
         """Of each step in flight: its entries, and which of them draw."""
         self._sequence = 0
+        self.adapter_loads: list[AdapterLoad] = []
+        """Of the next plan."""
         self._released: list[int] = []
         self._admitted: list[Running] = []
 
@@ -48,9 +51,11 @@ class PipelineDriver:
         sampling: SamplingSpec,
         outputs: Iterable[int] = (),
         embeds: PromptEmbeds | None = None,
+        adapter_slot: int = NO_ADAPTER,
     ) -> Running:
         """Add a request to the batch with the next step."""
-        request = Running(slot, sampling, len(prompt), [*prompt, *outputs], embeds=embeds)
+        tokens = [*prompt, *outputs]
+        request = Running(slot, sampling, len(prompt), tokens, embeds=embeds, adapter_slot=adapter_slot)
         self.running[slot] = request
         self._num_pending[slot] = 0
         self._admitted.append(request)
@@ -95,6 +100,7 @@ class PipelineDriver:
                 [list(r.block_ids)] * self._num_lists,
                 r.sampling,
                 embed_spans=r.embeds.spans if r.embeds else [],
+                adapter_slot=r.adapter_slot,
             )
             for r in self._admitted
         ]
@@ -106,10 +112,11 @@ class PipelineDriver:
             scheduled,
             masks is not None,
             prompt_embeds=step_embeds(self.running, scheduled),
+            adapter_loads=self.adapter_loads,
         )
         self._plans.append(entries)
         self._sequence += 1
-        self._released, self._admitted = [], []
+        self._released, self._admitted, self.adapter_loads = [], [], []
         self.executor.begin(plan, masks or tuple)
 
     def run(self, num_steps: int) -> None:

@@ -9,6 +9,7 @@ import torch
 
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.kernels.native import library
+from octavo.protocol.adapters import NO_ADAPTER, AdapterLoad
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
@@ -19,6 +20,7 @@ from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbeds, StepEmbedsBu
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.runner import ReceiveMasks
+from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.weights.load import load_model
 
@@ -59,6 +61,7 @@ class Running:
     logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     embeds: PromptEmbeds | None = None
+    adapter_slot: int = NO_ADAPTER
 
     @property
     def outputs(self) -> list[int]:
@@ -77,7 +80,9 @@ def step_embeds(running: dict[int, Running], scheduled: list[Scheduled]) -> Step
 class HostExecutor:
     """An executor whose device is the host: each plan gives its result at once."""
 
-    def __init__(self, model: Model, config: ResolvedConfig, num_blocks: int) -> None:
+    def __init__(
+        self, model: Model, config: ResolvedConfig, num_blocks: int, adapters: AdapterLoader | None = None
+    ) -> None:
         self._results: list[StepResult] = []
         self._executor = open_executor(
             model,
@@ -87,6 +92,7 @@ class HostExecutor:
             num_blocks=num_blocks,
             num_states=num_blocks,
             max_model_len=config.max_model_len,
+            adapters=adapters,
         )
 
     def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult:
@@ -119,6 +125,8 @@ class Driver:
         self.running: dict[int, Running] = {}
         self.sequence = 0
         self._released: list[int] = []
+        self.adapter_loads: list[AdapterLoad] = []
+        """Of the next plan."""
         self._admitted: list[Running] = []
 
     def admit(
@@ -128,9 +136,11 @@ class Driver:
         sampling: SamplingSpec,
         outputs: Iterable[int] = (),
         embeds: PromptEmbeds | None = None,
+        adapter_slot: int = NO_ADAPTER,
     ) -> Running:
         """Add a request to the batch with the next step."""
-        request = Running(slot, sampling, len(prompt), [*prompt, *outputs], embeds=embeds)
+        tokens = [*prompt, *outputs]
+        request = Running(slot, sampling, len(prompt), tokens, embeds=embeds, adapter_slot=adapter_slot)
         self.running[slot] = request
         self._admitted.append(request)
         return request
@@ -166,6 +176,7 @@ class Driver:
                 self._of_groups(r.block_ids),
                 r.sampling,
                 embed_spans=r.embeds.spans if r.embeds else [],
+                adapter_slot=r.adapter_slot,
             )
             for r in self._admitted
         ]
@@ -176,8 +187,9 @@ class Driver:
             appended,
             scheduled,
             prompt_embeds=step_embeds(self.running, scheduled),
+            adapter_loads=self.adapter_loads,
         )
-        self._released, self._admitted = [], []
+        self._released, self._admitted, self.adapter_loads = [], [], []
         self.sequence += 1
         result = self.executor.execute(plan)
         self._keep(plan, result)

@@ -3,6 +3,8 @@
 Knows no request: arrays go in, one token per sampled row comes out. Kernels read only static buffers of the device.
 """
 
+# long: launching and capturing share the buffers of a step
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -217,12 +219,14 @@ class StepGraphs:
             return Sampled(self._tokens_N, self._logprobs if step.reports else None)
         views = step.samples.views
         if logits_NV is None:
+            self._follow_adapters(views["sample_slots"])
             logits_NV = self._model.logits(self._hidden_rows(views["sample_rows"]))
         memory = LogprobsMemory.allocate(len(logits_NV), logits_NV.device) if step.reports else None
         return Sampled(self._sampled(views, logits_NV, None, memory, raw_NV), memory)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
+        self._follow_adapters(self._current.inputs.views["token_slots"][rows_R])
         return self._model.logits(self._hidden_rows(rows_R)).float()
 
     def send_changes(self) -> None:
@@ -315,6 +319,7 @@ class StepGraphs:
 
         def sample() -> None:
             assert self._hidden_TD is not None, "graphs that compute are captured first"
+            self._follow_adapters(fields.views["sample_slots"])
             logits_NV = self._model.logits(self._hidden_TD.index_select(0, fields.views["sample_rows"]))
             self._sampled(fields.views, logits_NV, self._tokens_N[:size], memory)
 
@@ -368,8 +373,14 @@ class StepGraphs:
             [block_table_RP[: slots_R.shape[0]] for block_table_RP in self._block_tables],
         )
         slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
+        self._follow_adapters(views["token_slots"])
         self._layers.follow(self._attention, slot_mappings, state_slots(views))
         return self._model.forward(token_ids_T, views["positions"], self._layers)
+
+    def _follow_adapters(self, slots_T: Tensor) -> None:
+        """Have layers use the adapters of the requests in these slots, for the rows that they are called with next."""
+        if self._model.adapter_rows is not None:
+            self._model.adapter_rows.slots_T = self._table.adapters_of(slots_T)
 
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:
         assert self._step_hidden_TD is not None, "compute() comes first"

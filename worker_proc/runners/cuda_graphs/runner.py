@@ -115,7 +115,7 @@ class CudaGraphRunner:
             self.graphs.send_changes()
             self._table.grow(widths.sampling)
         for admitted, state in zip(plan.admitted, states, strict=True):
-            self._table.admit(admitted.slot, state, admitted.block_ids[:num_groups])
+            self._table.admit(admitted.slot, state, admitted.block_ids[:num_groups], admitted.adapter_slot)
         for appended in plan.appended:
             num_blocks = batch.rows[appended.slot].num_blocks[:num_groups]
             block_ids = appended.block_ids[:num_groups]

@@ -14,11 +14,12 @@ from torch import Tensor
 from octavo.kernels.paged_attention.gpu_prefixes import SegmentLabels
 from octavo.kernels.sample import RequestTable
 from octavo.kernels.sample.table import COLUMNS, LISTS, SamplingWidths, addresses_of, width_of
+from octavo.protocol.adapters import NO_ADAPTER
 from octavo.worker_proc.runners.cuda_graphs.slot_memory import Column, SlotMemory
 from octavo.worker_proc.sampling.columns import list_columns, scalar_columns
 from octavo.worker_proc.sampling.state import SamplingState
 
-BLOCK_IDS, LAST_TOKEN = "block_ids", "last_token"
+BLOCK_IDS, LAST_TOKEN, ADAPTER = "block_ids", "last_token", "adapter"
 """Columns beside those of sampling; each cache group has a column of block ids."""
 
 MIN_SEEN = 1024
@@ -78,6 +79,7 @@ class SlotTable:
         self.block_ids = [self._memory.tensor(name) for name in _block_columns(widths)]
         """block_ids_SP of each cache group."""
         self.last_token_S = self._memory.tensor(LAST_TOKEN)
+        self._adapter_S = self._memory.tensor(ADAPTER)
         for name, column in COLUMNS.items():
             if column.initial:
                 self._memory.tensor(name).fill_(column.initial)
@@ -103,8 +105,15 @@ class SlotTable:
             self._lists.tensor(name)[:, : source.shape[1]].copy_(source)
         self.requests = self._find_lists()
 
-    def admit(self, slot: int, state: SamplingState, block_ids: Sequence[Sequence[int]]) -> None:
+    def adapters_of(self, slots_T: Tensor) -> Tensor:
+        """Return the slots of the adapters of the requests in some slots, `NO_ADAPTER` for those without one."""
+        return self._adapter_S[slots_T] - 1
+
+    def admit(
+        self, slot: int, state: SamplingState, block_ids: Sequence[Sequence[int]], adapter_slot: int = NO_ADAPTER
+    ) -> None:
         """Give a slot to a request whose lists fit into the table."""
+        self._set(slot, ADAPTER, adapter_slot + 1)
         for name, numbers in scalar_columns(state).items():
             self._set(slot, name, *numbers)
         for name, values in list_columns(state).items():
@@ -153,7 +162,7 @@ _INITIAL: dict[str, tuple[float, ...]] = {
     name: (column.initial,) * (column.width or 1)
     for name, column in COLUMNS.items()
     if not isinstance(column.width, str)
-}
+} | {ADAPTER: (0,)}
 """The values of a slot before its first request; lists are empty."""
 
 
@@ -164,7 +173,7 @@ def _fixed_columns(widths: Widths) -> list[Column]:
         if name not in LISTS
     ]
     blocks = [Column(name, torch.int32, widths.blocks) for name in _block_columns(widths)]
-    return [*sampling, Column(LAST_TOKEN, torch.int64), *blocks]
+    return [*sampling, Column(LAST_TOKEN, torch.int64), Column(ADAPTER, torch.int64), *blocks]
 
 
 def _list_columns(widths: SamplingWidths) -> list[Column]:

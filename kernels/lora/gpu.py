@@ -1,0 +1,250 @@
+"""`lora` on a GPU: tiles of rows, each of which goes through the A and B of the adapters that occur in it.
+
+The host knows nothing of the rows, so steps remain CUDA graphs. A row's sums are its own column of a tensor core
+product, in segments of the inputs that are added in order: neither other rows nor their adapters change its bits.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo.kernels.lora.rows import AdapterRows
+from octavo.kernels.lora.shape import LoraPart, LoraShape
+
+_ROWS = 16
+"""Rows of a tile: the fewest of a tensor core product, because most tiles are those of decodes."""
+_MAX_RANKS = 64
+"""Ranks that a program takes at a time."""
+_OUTPUTS = 128
+_INPUTS = 64
+_SEGMENT_INPUTS = 1024
+"""Inputs that a program of `lora_shrink` adds up."""
+_MAX_SEGMENTS = 8
+
+
+def new_slots(shape: LoraShape, device: torch.device) -> "GpuLora":
+    """Return empty slots."""
+    return GpuLora(shape, device)
+
+
+class GpuLora:
+    """The adapters of one layer. Tensors stay where they are, so captured graphs see what is put into a slot."""
+
+    def __init__(self, shape: LoraShape, device: torch.device) -> None:
+        self.shape = shape
+        num_parts, self._ranks_at_once = len(shape.parts), min(_MAX_RANKS, max(16, _power_of_two(shape.max_rank)))
+        self._max_rank = -(-shape.max_rank // self._ranks_at_once) * self._ranks_at_once
+        a_dims = (num_parts, self._max_rank, shape.num_inputs)
+        if shape.is_table:
+            a_dims = (num_parts, shape.num_inputs, self._max_rank)
+        self._a = torch.zeros(shape.num_slots, *a_dims, dtype=shape.dtype, device=device)
+        self._b = torch.zeros(shape.num_slots, shape.num_outputs, self._max_rank, dtype=shape.dtype, device=device)
+        self._ranks_SP = torch.zeros(shape.num_slots, num_parts, dtype=torch.int32, device=device)
+        self._scales_SP = torch.zeros(shape.num_slots, num_parts, device=device)
+        starts = torch.tensor([0, *shape.parts]).cumsum(0)
+        self._starts = starts.tolist()
+        self._starts_P = starts.int().to(device)
+        self._num_segments = max(1, min(_MAX_SEGMENTS, shape.num_inputs // _SEGMENT_INPUTS))
+        if shape.is_table:
+            self._num_segments = 1
+
+    @property
+    def num_bytes(self) -> int:
+        """See `octavo.kernels.lora.LoraSlots`."""
+        return self._a.nbytes + self._b.nbytes
+
+    def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
+        """See `octavo.kernels.lora.LoraSlots`. Work that was launched before still sees the earlier adapter."""
+        ranks, scales = [0] * len(parts), [0.0] * len(parts)
+        for index, part in enumerate(parts):
+            if part is None:
+                continue
+            part.check(self.shape, index)
+            ranks[index], scales[index] = part.rank, part.scale
+            # Programs read whole blocks of ranks: those beyond the adapter's are zero.
+            self._a[slot, index].zero_()
+            if self.shape.is_table:
+                self._a[slot, index, :, : part.rank] = part.a_RI.t().to(self._a)
+            else:
+                self._a[slot, index, : part.rank] = part.a_RI.to(self._a)
+            rows = slice(self._starts[index], self._starts[index + 1])
+            self._b[slot, rows].zero_()
+            self._b[slot, rows, : part.rank] = part.b_OR.to(self._b)
+        self._ranks_SP[slot] = torch.tensor(ranks, dtype=torch.int32).to(self._ranks_SP)
+        self._scales_SP[slot] = torch.tensor(scales).to(self._scales_SP)
+
+    def clear(self, slot: int) -> None:
+        """See `octavo.kernels.lora.LoraSlots`."""
+        self._ranks_SP[slot].zero_()
+
+    def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
+        """See `octavo.kernels.lora.lora`."""
+        slots_T, num_rows = self._slots_of(rows, y_TO), len(x_TI)
+        if not num_rows:
+            return y_TO
+        x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
+        num_parts, num_blocks = len(self.shape.parts), self._max_rank // self._ranks_at_once
+        sums_TX = x_TI.new_empty(num_rows, num_parts * self._num_segments * self._max_rank, dtype=torch.float32)
+        _shrink_kernel[triton.cdiv(num_rows, _ROWS), num_parts * num_blocks, self._num_segments](
+            x_TI,
+            self._a,
+            self._ranks_SP,
+            slots_T,
+            sums_TX,
+            num_rows,
+            self.shape.num_inputs,
+            x_TI.stride(0),
+            MAX_RANK=self._max_rank,
+            NUM_PARTS=num_parts,
+            NUM_SEGMENTS=self._num_segments,
+            ROWS=_ROWS,
+            RANKS=self._ranks_at_once,
+            INPUTS=_INPUTS,
+        )
+        return self._expanded(y_TO, sums_TX, slots_T)
+
+    def add_lookup(self, token_ids_T: Tensor, first_id: int, y_TO: Tensor, rows: AdapterRows) -> Tensor:
+        """See `octavo.kernels.lora.lora_embedding`."""
+        slots_T = self._slots_of(rows, y_TO)
+        if not len(y_TO):
+            return y_TO
+        ids_T = token_ids_T - first_id
+        is_here_T1 = ((ids_T >= 0) & (ids_T < self.shape.num_inputs))[:, None]
+        a_TR = self._a[slots_T.clamp(min=0), 0, ids_T.clamp(0, self.shape.num_inputs - 1)].float()
+        return self._expanded(y_TO, torch.where(is_here_T1, a_TR, 0.0), slots_T)
+
+    def _slots_of(self, rows: AdapterRows, y_TO: Tensor) -> Tensor:
+        assert rows.slots_T is not None and len(rows.slots_T) == len(y_TO), "the runner sets the slots of all rows"
+        return rows.slots_T
+
+    def _expanded(self, y_TO: Tensor, sums_TX: Tensor, slots_T: Tensor) -> Tensor:
+        y_TO = y_TO if y_TO.stride(1) == 1 else y_TO.contiguous()
+        num_parts = len(self.shape.parts)
+        _expand_kernel[triton.cdiv(len(y_TO), _ROWS), triton.cdiv(max(self.shape.parts), _OUTPUTS), num_parts](
+            y_TO,
+            self._b,
+            self._ranks_SP,
+            self._scales_SP,
+            self._starts_P,
+            slots_T,
+            sums_TX,
+            len(y_TO),
+            self.shape.num_outputs,
+            y_TO.stride(0),
+            MAX_RANK=self._max_rank,
+            NUM_PARTS=num_parts,
+            NUM_SEGMENTS=self._num_segments,
+            ROWS=_ROWS,
+            RANKS=self._ranks_at_once,
+            OUTPUTS=_OUTPUTS,
+        )
+        return y_TO
+
+
+def _power_of_two(number: int) -> int:
+    return 1 << (number - 1).bit_length()
+
+
+@triton.jit
+def _tile_slots(slots_ptr, num_rows, ROWS: tl.constexpr):
+    """Return the rows of a tile, their slots, and the first and the last slot that occurs; the last is -1 if none."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    slots = tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1).to(tl.int32)
+    return rows.to(tl.int64), slots, tl.min(tl.where(slots < 0, 1 << 30, slots), 0), tl.max(slots, 0)
+
+
+@triton.jit  # long: arguments take a line each
+def _shrink_kernel(
+    x_ptr,
+    a_ptr,
+    ranks_ptr,
+    slots_ptr,
+    sums_ptr,
+    num_rows,
+    num_inputs,
+    x_stride,
+    MAX_RANK: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    rows, slots, first, last = _tile_slots(slots_ptr, num_rows, ROWS)
+    NUM_BLOCKS: tl.constexpr = MAX_RANK // RANKS
+    part, block, segment = tl.program_id(1) // NUM_BLOCKS, tl.program_id(1) % NUM_BLOCKS, tl.program_id(2)
+    num_steps = tl.cdiv(num_inputs, INPUTS)
+    begin = (num_steps * segment // NUM_SEGMENTS) * INPUTS
+    end = (num_steps * (segment + 1) // NUM_SEGMENTS) * INPUTS
+    ranks = block * RANKS + tl.arange(0, RANKS)
+    result = tl.zeros((ROWS, RANKS), tl.float32)
+    for slot in range(first, last + 1):
+        is_own = slots == slot
+        rank = tl.load(ranks_ptr + slot * NUM_PARTS + part)
+        if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > block * RANKS):
+            a_rows = ((slot * NUM_PARTS + part) * MAX_RANK + ranks.to(tl.int64)) * num_inputs
+            sums = tl.zeros((ROWS, RANKS), tl.float32)
+            for start in range(begin, end, INPUTS):
+                inputs = start + tl.arange(0, INPUTS)
+                is_input = (inputs < num_inputs)[None, :]
+                x_places = rows[:, None] * x_stride + inputs[None, :]
+                x = tl.load(x_ptr + x_places, mask=is_own[:, None] & is_input, other=0.0)
+                a = tl.load(a_ptr + a_rows[:, None] + inputs[None, :], mask=is_input, other=0.0)
+                sums = tl.dot(x.to(a.dtype), a.T, sums, input_precision="ieee")
+            result = tl.where(is_own[:, None], sums, result)
+    places = rows * (NUM_PARTS * NUM_SEGMENTS * MAX_RANK) + (part * NUM_SEGMENTS + segment) * MAX_RANK
+    tl.store(sums_ptr + places[:, None] + ranks[None, :], result, mask=(slots >= 0)[:, None])
+
+
+@triton.jit  # long: arguments take a line each
+def _expand_kernel(
+    y_ptr,
+    b_ptr,
+    ranks_ptr,
+    scales_ptr,
+    starts_ptr,
+    slots_ptr,
+    sums_ptr,
+    num_rows,
+    num_outputs,
+    y_stride,
+    MAX_RANK: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    NUM_SEGMENTS: tl.constexpr,
+    ROWS: tl.constexpr,
+    RANKS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+):
+    rows, slots, first, last = _tile_slots(slots_ptr, num_rows, ROWS)
+    part = tl.program_id(2)
+    part_end = tl.load(starts_ptr + part + 1)
+    outputs = tl.load(starts_ptr + part) + tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    is_output = outputs < part_end
+    ranks = tl.arange(0, RANKS)
+    result = tl.zeros((ROWS, OUTPUTS), tl.float32)
+    is_changed = slots < -1
+    for slot in range(first, last + 1):
+        is_own = slots == slot
+        rank = tl.load(ranks_ptr + slot * NUM_PARTS + part)
+        if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > 0):
+            scale = tl.load(scales_ptr + slot * NUM_PARTS + part)
+            b_rows = (slot * num_outputs + outputs.to(tl.int64)) * MAX_RANK
+            places = rows * (NUM_PARTS * NUM_SEGMENTS * MAX_RANK) + part * NUM_SEGMENTS * MAX_RANK
+            sums = tl.zeros((ROWS, OUTPUTS), tl.float32)
+            for block in range(0, rank, RANKS):
+                h = tl.zeros((ROWS, RANKS), tl.float32)
+                for segment in tl.static_range(NUM_SEGMENTS):
+                    h_places = places + segment * MAX_RANK + block
+                    h += tl.load(sums_ptr + h_places[:, None] + ranks[None, :], mask=is_own[:, None], other=0.0)
+                b_places = b_rows[:, None] + block + ranks[None, :]
+                b = tl.load(b_ptr + b_places, mask=is_output[:, None], other=0.0)
+                sums = tl.dot((h * scale).to(b.dtype), b.T, sums, input_precision="ieee")
+            result = tl.where(is_own[:, None], sums, result)
+            is_changed |= is_own
+    y_places = rows[:, None] * y_stride + outputs[None, :]
+    is_written = is_changed[:, None] & is_output[None, :]
+    y = tl.load(y_ptr + y_places, mask=is_written, other=0.0).to(tl.float32)
+    tl.store(y_ptr + y_places, (y + result).to(y_ptr.dtype.element_ty), mask=is_written)
