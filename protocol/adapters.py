@@ -32,7 +32,13 @@ class Adapter(msgspec.Struct, array_like=True, gc=False, frozen=True):
     path: str
     """Directory of its files, on every machine with workers."""
     rank: int
-    """The largest rank of its modules."""
+    """The largest rank of its modules. 0: it is a soft prompt, which frontends put before prompts; the core and the
+    workers never see it."""
+
+    @property
+    def is_soft_prompt(self) -> bool:
+        """Whether it has rows for prompts, and no factors."""
+        return self.rank == 0
 
 
 class AdapterLoad(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -63,7 +63,7 @@ def _run(argv: list[str]) -> int:
     if settings.get("join"):
         return _join(joining_server(settings))
     engine, server = configurations(settings)
-    check_flags(server, has_adapters=engine.lora.enable_lora)
+    check_flags(server, has_adapters=engine.lora.enable_lora or engine.model.enable_prompt_embeds)
     if engine.parallel.node_rank:
         return _run_node(engine)
     if server.headless:

@@ -17,6 +17,7 @@ from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.generation.soft_prompt import SoftPrompts
 from octavo.frontend.generation.spec import (
     check_cache_salt,
     check_volume,
@@ -43,7 +44,7 @@ MANY_TOKEN_IDS = 4096
 """Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
 
 NO_PROMPT_LOGPROBS = (
-    "prompt_logprobs and echo need the tokens of the prompt, and prompt_embeds has none: leave them out"
+    "prompt_logprobs and echo need tokens, which prompt_embeds and soft prompts have not: leave them out"
 )
 
 
@@ -74,6 +75,7 @@ class RequestPreparer:
         self._grammars = grammars
         self._encode = encode
         self._live = live
+        self._soft_prompts = SoftPrompts(config)
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
         self._child_counter = itertools.count()
@@ -102,7 +104,7 @@ class RequestPreparer:
             request_id: as in `AsyncClient.generate`.
             priority: as in `AsyncClient.generate`.
             cache_salt: as in `AsyncClient.generate`.
-            adapter: the LoRA adapter to use.
+            adapter: the LoRA adapter to use, or the soft prompt.
 
         Raises:
             InvalidRequestError: names the field and the remedy.
@@ -112,6 +114,8 @@ class RequestPreparer:
         if not isinstance(prompt, TokenizedPrompt):  # else the server has just verified them
             params.verify()
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
+        if adapter is not None and adapter.is_soft_prompt:
+            tokenized, adapter = await self._soft_prompts.before(tokenized, adapter), None
         num_prompt_tokens = len(tokenized.token_ids)
         check_volume(params, num_prompt_tokens, 1, self._config)
         if tokenized.embeds is not None and params.prompt_logprobs is not None:
@@ -153,6 +157,8 @@ class RequestPreparer:
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if tokenized.embeds is not None:
             raise InvalidRequestError("a beam search takes no prompt_embeds: send text or token ids", "prompt_embeds")
+        if adapter is not None and adapter.is_soft_prompt:
+            raise InvalidRequestError(f"a beam search takes no soft prompt, as {adapter.name!r} is", "model")
         search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
         spec = make_beam_spec(
             params,

@@ -60,7 +60,9 @@ def make_app_state(
         execute=execute,
     )
     _check_chat_template(state)
-    open_resolver(config, client.adapters, has_adapters=client.config.lora is not None)
+    # Soft prompts need no slots.
+    has_adapters = client.config.lora is not None or client.config.enable_prompt_embeds
+    open_resolver(config, client.adapters, has_adapters=has_adapters)
     return state
 
 

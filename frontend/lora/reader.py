@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from octavo.frontend.generation.soft_prompt import has_soft_prompt, read_soft_prompt
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.adapters import Adapter, adapter_digest, adapter_files
 from octavo.protocol.config import ModelFacts, ResolvedConfig
@@ -36,9 +37,17 @@ def read_adapter(name: str, path: str, config: ResolvedConfig) -> Adapter:
     Raises:
         InvalidRequestError: names the field or the tensor at fault.
     """
+    directory = Path(path).expanduser().absolute()
+    try:
+        if has_soft_prompt(directory):
+            read_soft_prompt(directory, config)
+            return Adapter(name, adapter_digest(directory), str(directory), 0)
+    except ConfigError as error:
+        raise InvalidRequestError(error.message, "lora_path") from error
+    except OSError as error:
+        raise InvalidRequestError(f"cannot read the adapter in {directory}: {error.strerror}", "lora_path") from error
     if config.lora is None:
         raise InvalidRequestError("this engine has no adapters: start it with --enable-lora", "lora_request")
-    directory = Path(path).expanduser().absolute()
     try:
         settings_file, weights_file = adapter_files(directory)
         rank = read_peft_lora(settings_file.read_bytes(), str(settings_file)).max_rank

@@ -68,7 +68,11 @@ def check_flags(config: ServerConfig, *, has_adapters: bool) -> None:
     }
     flag = next((flag for flag, value in given.items() if value), None)
     if flag and (config.headless or not has_adapters):
-        needed = "an HTTP server, which --headless has not" if config.headless else "an engine with --enable-lora"
+        needed = (
+            "an HTTP server, which --headless has not"
+            if config.headless
+            else "an engine with --enable-lora, or with --enable-prompt-embeds for soft prompts"
+        )
         raise ConfigError(f"{flag} needs {needed}", phase="configuration", hint=f"leave out {flag}")
     _resolver_dir(config)
 

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -12,14 +13,18 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from peft_adapters import tokens_of_peft, write_soft_prompt
 from safetensors.torch import save
 from servers import Server, descendants, serve
 from waiting import until, wait_until
 
-from octavo import LLM, AsyncClient, SamplingParams
+from octavo import LLM, AsyncClient, LoRARequest, SamplingParams
+from octavo.frontend.generation.prompt import TokenizedPrompt
+from octavo.frontend.generation.soft_prompt import has_soft_prompt, read_soft_prompt, with_soft_prompt
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol import restarts
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import BeamSearchParams
 
 SETTINGS: dict[str, Any] = {
@@ -42,6 +47,10 @@ def reference(model: Path) -> transformers.PreTrainedModel:
 def taking(model: Path) -> Iterator[LLM]:
     with LLM(str(model), **SETTINGS) as llm:
         yield llm
+
+
+def embeds_of_model(model: Path, tokens: list[int]) -> torch.Tensor:
+    return embeds_of(transformers.AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), tokens)
 
 
 def embeds_of(reference: transformers.PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -93,6 +102,52 @@ def test_ranks_and_stages_have_the_bits_of_one_worker(taking: LLM, model: Path) 
     expected = list(map(result, taking.generate(prompts, SAMPLED.clone(max_tokens=9), use_tqdm=False)))
     with LLM(str(model), **SETTINGS, tensor_parallel_size=2, pipeline_parallel_size=2) as several:
         assert list(map(result, several.generate(prompts, SAMPLED.clone(max_tokens=9), use_tqdm=False))) == expected
+
+
+@pytest.fixture(scope="module")
+def soft_prompt(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A soft prompt of 7 rows that peft has written."""
+    directory = tmp_path_factory.mktemp("soft")
+    write_soft_prompt(model, directory, num_rows=7)
+    return directory
+
+
+def test_soft_prompts_come_before_tokens_and_rows(taking: LLM, soft_prompt: Path, model: Path) -> None:
+    config, tokens = taking.client.config, list(range(3, 30))
+    rows = read_soft_prompt(soft_prompt, config)
+    plain = TokenizedPrompt("shown", pack_ids(tokens))
+    (output,) = taking.generate([with_soft_prompt(plain, rows)], GREEDY, use_tqdm=False)
+    assert output.outputs[0].token_ids == tokens_of_peft(model, soft_prompt, tokens, 6)
+    twice = with_soft_prompt(with_soft_prompt(plain, rows), rows)
+    assert twice.embeds is not None
+    assert twice.embeds.spans == [(0, 7), (7, 7)]
+    both = torch.frombuffer(bytearray(twice.embeds.data.data), dtype=torch.float32).view(14, -1)
+    own = {"prompt_embeds": torch.cat((both, embeds_of_model(model, tokens)))}
+    of_spans, of_rows = taking.generate([twice, own], GREEDY, use_tqdm=False)
+    assert result(of_spans) == result(of_rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "PREFIX_TUNING"}, "prefix tuning"),
+        ({"peft_type": "P_TUNING"}, "p-tuning"),
+        ({"num_virtual_tokens": 8}, "7 rows"),
+        ({"num_transformer_submodules": 2}, "num_transformer_submodules 2"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "task_type"),
+        ({"a_new_field": 1}, "a_new_field"),
+    ],
+)
+def test_other_prompts_of_peft_are_refused(
+    taking: LLM, soft_prompt: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    settings = json.loads((soft_prompt / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(settings | changes))
+    (tmp_path / "adapter_model.safetensors").symlink_to(soft_prompt / "adapter_model.safetensors")
+    with pytest.raises(InvalidRequestError, match=message) as found:
+        assert has_soft_prompt(tmp_path)
+        read_soft_prompt(tmp_path, taking.client.config)
+    assert found.value.param == "lora_path"
 
 
 def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,9 +207,9 @@ async def until_steps(client: AsyncClient, num_steps: int) -> None:
 
 
 @pytest.fixture(scope="module")
-def embeds_server(model: Path) -> Iterator[Server]:
+def embeds_server(model: Path, soft_prompt: Path) -> Iterator[Server]:
     flags = ("--dtype", "float32", "--max-model-len", "128", "--enable-prompt-embeds", "--served-model-name", "tiny")
-    with serve(model, *flags) as server:
+    with serve(model, *flags, "--lora-modules", f"soft={soft_prompt}") as server:
         yield server.wait_until_ready()
 
 
@@ -181,3 +236,21 @@ def test_completions(embeds_server: Server, reference: transformers.PreTrainedMo
         refused = embeds_server.post("/v1/completions", {**body, "prompt_embeds": encoded[0], **changes})
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == param, refused.text
+
+
+def test_a_soft_prompt_is_a_model(embeds_server: Server, taking: LLM, soft_prompt: Path, model: Path) -> None:
+    tokens = list(range(3, 30))
+    expected = tokens_of_peft(model, soft_prompt, tokens, 6)
+    body = {"prompt": tokens, "max_tokens": 6, "temperature": 0, "ignore_eos": True, "return_token_ids": True}
+    answer = embeds_server.post("/v1/completions", {**body, "model": "soft"}).json()
+    assert answer["choices"][0]["token_ids"] == expected
+    assert answer["usage"]["prompt_tokens"] == 7 + len(tokens)
+    assert answer["model"] == "soft"
+    plain = embeds_server.post("/v1/completions", {**body, "model": "tiny"}).json()
+    assert plain["choices"][0]["token_ids"] != expected
+    assert {one["id"] for one in embeds_server.get("/v1/models").json()["data"]} == {"tiny", "soft"}
+    request = LoRARequest("soft", 1, str(soft_prompt))
+    (output,) = taking.generate([tokens], GREEDY, use_tqdm=False, lora_request=request)
+    assert output.outputs[0].token_ids == expected
+    with pytest.raises(InvalidRequestError, match="soft prompts have not"):
+        taking.generate([tokens], GREEDY.clone(prompt_logprobs=1), use_tqdm=False, lora_request=request)

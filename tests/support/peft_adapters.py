@@ -39,3 +39,27 @@ def adapter_at(path: Path, name: str = "adapter", rank: int = 8) -> Adapter:
 def load_of(path: Path, slot: int = 0) -> AdapterLoad:
     """Return the load of an adapter."""
     return AdapterLoad(slot, adapter_at(path, f"adapter {slot}"))
+
+
+def write_soft_prompt(model: Path, directory: Path, num_rows: int) -> None:
+    """Write a soft prompt with random rows, as peft's prompt tuning does."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # as above
+        tuned = peft.get_peft_model(base, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=num_rows))
+        rows = tuned.prompt_encoder["default"].embedding.weight
+        rows.data = torch.randn(rows.shape, generator=torch.Generator().manual_seed(9)) * 0.3
+        tuned.save_pretrained(str(directory))
+
+
+def tokens_of_peft(model: Path, directory: Path, tokens: list[int], num_tokens: int) -> list[int]:
+    """Return what peft generates greedily after a soft prompt and some tokens."""
+    base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    ids = torch.tensor([tokens])
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        tuned = peft.PeftModel.from_pretrained(base, str(directory))
+        for _ in range(num_tokens):
+            ids = torch.cat((ids, tuned(input_ids=ids).logits[:, -1:].argmax(-1)), 1)
+    found: list[int] = ids[0, len(tokens) :].tolist()
+    return found
