@@ -209,13 +209,13 @@ def _k_quant_value(row: bytes, index: int, kind: Type) -> float:
 
 def test_unsupported_types_are_named_with_their_tensor(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    _, block_bytes = gguf.GGML_QUANT_SIZES[Type.Q2_K]
-    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, block_bytes), np.uint8), raw_dtype=Type.Q2_K)
+    _, block_bytes = gguf.GGML_QUANT_SIZES[Type.Q8_K]
+    writer.add_tensor("blk.0.attn_q.weight", np.zeros((2, block_bytes), np.uint8), raw_dtype=Type.Q8_K)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight in model\.gguf is of type Q2_K"):
+    with pytest.raises(ConfigError, match=r"blk\.0\.attn_q\.weight in model\.gguf is of type Q8_K"):
         list(read_gguf(tmp_path / "model.gguf"))
 
 

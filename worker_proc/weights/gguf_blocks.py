@@ -14,6 +14,8 @@ a block holds 32 values, a K-quant's 256 in groups of 32 or 16:
     Q6_K   128 bytes of two low halves, 256 x 2 high bits, 16 signed s, d d * s * (q - 32)
     MXFP4  e, 16 bytes of two numbers (e2m1)                              2 ** (e - 127) * number
 
+`gguf_small.py` has the types with fewer bits.
+
 `d` and `m` are float16. The scales of the first five types are therefore exact in float16. Those of K-quants are
 products with 17 to 19 significant bits; they are rounded to nearest, with a relative error of at most 2**-11. (Products
 below float16's smallest normal number are exact, because every float16 is a multiple of 2**-24.)
@@ -23,7 +25,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from gguf.constants import GGML_QUANT_SIZES
 from gguf.constants import GGMLQuantizationType as Type
@@ -33,27 +34,11 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Shard
-
-Bytes = npt.NDArray[np.uint8]
-Floats = npt.NDArray[np.float16] | npt.NDArray[np.float32]
+from octavo.worker_proc.weights.gguf_parts import Bytes, Floats, Parts, halves, nibbles
+from octavo.worker_proc.weights.gguf_small import SMALL_TYPES
 
 _VALUES_PER_ROW = 2**14
 """A power of two, and a multiple of every type's block."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Parts:
-    """What the blocks of a tensor hold; the first dimension of each array counts blocks."""
-
-    levels: Bytes
-    """Any further shape, in the order of the values; at most 4 bits for `bits` = 4."""
-    scales: Floats
-    """One per group."""
-    minimums: Floats | None = None
-    """One per group."""
-    bits: int = 4
-    offset: int = 0
-    """The level that means 0, if there are no minimums."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,66 +122,52 @@ def dequantized(data: Bytes, kind: Type) -> Tensor:
     return torch.from_numpy(dequantize(data.reshape(-1, blocks_per_row * block_bytes), kind)).view(-1)
 
 
-def _halves(blocks: Bytes, start: int, count: int = 1) -> npt.NDArray[np.float16]:
-    """Return `count` float16 numbers of each block, from byte `start` on."""
-    return np.ascontiguousarray(blocks[:, start : start + 2 * count]).view(np.float16)
+def _unpack_q4_0(blocks: Bytes) -> Parts:
+    return Parts(nibbles(blocks[:, 2:]), halves(blocks, 0), offset=8)
 
 
-def _nibbles(packed: Bytes) -> Bytes:
-    """Return the low 4 bits of the bytes of the last dimension, then the high ones, along a new dimension before it."""
-    levels = np.empty((*packed.shape[:-1], 2, packed.shape[-1]), np.uint8)
-    # Written in place: 70 ms for 100 million levels, a fifth of what a broadcast shift takes.
-    np.bitwise_and(packed, 15, out=levels[..., 0, :])
-    np.right_shift(packed, 4, out=levels[..., 1, :])
-    return levels
-
-
-def _unpack_q4_0(blocks: Bytes) -> _Parts:
-    return _Parts(_nibbles(blocks[:, 2:]), _halves(blocks, 0), offset=8)
-
-
-def _unpack_q4_1(blocks: Bytes) -> _Parts:
-    return _Parts(_nibbles(blocks[:, 4:]), _halves(blocks, 0), _halves(blocks, 2))
+def _unpack_q4_1(blocks: Bytes) -> Parts:
+    return Parts(nibbles(blocks[:, 4:]), halves(blocks, 0), halves(blocks, 2))
 
 
 # Levels of symmetric types with more than 4 bits are offset to 128, so that the parts of a layer may be of different
 # types.
 
 
-def _unpack_q5_0(blocks: Bytes) -> _Parts:
+def _unpack_q5_0(blocks: Bytes) -> Parts:
     levels = _five_bits(blocks[:, 2:6], blocks[:, 6:])
     levels += 128 - 16
-    return _Parts(levels, _halves(blocks, 0), bits=8, offset=128)
+    return Parts(levels, halves(blocks, 0), bits=8, offset=128)
 
 
-def _unpack_q5_1(blocks: Bytes) -> _Parts:
-    return _Parts(_five_bits(blocks[:, 4:8], blocks[:, 8:]), _halves(blocks, 0), _halves(blocks, 2), bits=8)
+def _unpack_q5_1(blocks: Bytes) -> Parts:
+    return Parts(_five_bits(blocks[:, 4:8], blocks[:, 8:]), halves(blocks, 0), halves(blocks, 2), bits=8)
 
 
 def _five_bits(high: Bytes, low: Bytes) -> Bytes:
     """Return 32 levels for each block of 4 bytes of fifth bits and 16 of lower ones."""
-    levels = _nibbles(low).reshape(-1, 32)
+    levels = nibbles(low).reshape(-1, 32)
     levels |= np.unpackbits(high, axis=1, bitorder="little") << 4
     return levels
 
 
-def _unpack_q8_0(blocks: Bytes) -> _Parts:
+def _unpack_q8_0(blocks: Bytes) -> Parts:
     # Flipping the sign bit of a two's complement number adds 128.
-    return _Parts(blocks[:, 2:] ^ np.uint8(128), _halves(blocks, 0), bits=8, offset=128)
+    return Parts(blocks[:, 2:] ^ np.uint8(128), halves(blocks, 0), bits=8, offset=128)
 
 
-def _unpack_q4_k(blocks: Bytes) -> _Parts:
+def _unpack_q4_k(blocks: Bytes) -> Parts:
     scales, minimums = _k_scales(blocks)
-    return _Parts(_nibbles(blocks[:, 16:].reshape(-1, 4, 32)), scales, minimums)
+    return Parts(nibbles(blocks[:, 16:].reshape(-1, 4, 32)), scales, minimums)
 
 
-def _unpack_q5_k(blocks: Bytes) -> _Parts:
+def _unpack_q5_k(blocks: Bytes) -> Parts:
     scales, minimums = _k_scales(blocks)
-    levels = _nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
+    levels = nibbles(blocks[:, 48:].reshape(-1, 4, 32)).reshape(-1, 8, 32)
     fifth_bits = blocks[:, 16:48]
     for group in range(8):
         levels[:, group] |= (fifth_bits >> group & 1) << 4
-    return _Parts(levels, scales, minimums, bits=8)
+    return Parts(levels, scales, minimums, bits=8)
 
 
 def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
@@ -208,30 +179,30 @@ def _k_scales(blocks: Bytes) -> tuple[Floats, Floats]:
         4-7   eeaaaaaa ffbbbbbb ggcccccc hhdddddd
         8-11  eeeeEEEE ffffFFFF ggggGGGG hhhhHHHH      their lower four
     """
-    halves = _halves(blocks, 0, 2).astype(np.float32)
+    both = halves(blocks, 0, 2).astype(np.float32)
     first, second, third = blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16]
     scales = np.concatenate([first & 63, first >> 6 << 4 | third & 15], axis=1)
     minimums = np.concatenate([second & 63, second >> 6 << 4 | third >> 4], axis=1)
-    return halves[:, :1] * scales, -halves[:, 1:] * minimums
+    return both[:, :1] * scales, -both[:, 1:] * minimums
 
 
-def _unpack_q6_k(blocks: Bytes) -> _Parts:
+def _unpack_q6_k(blocks: Bytes) -> Parts:
     # Each half of a block: 64 bytes with the lower 4 bits of its quarters 0 | 2 and 1 | 3, 32 with all upper ones.
-    low = _nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
+    low = nibbles(blocks[:, :128].reshape(-1, 2, 64)).reshape(-1, 2, 4, 32)
     high = blocks[:, 128:192].reshape(-1, 2, 32)
     for quarter in range(4):
         low[:, :, quarter] |= (high >> 2 * quarter & 3) << 4
     low += 128 - 32
-    scales = _halves(blocks, 208).astype(np.float32) * blocks[:, 192:208].view(np.int8)
-    return _Parts(low, scales, bits=8, offset=128)
+    scales = halves(blocks, 208).astype(np.float32) * blocks[:, 192:208].view(np.int8)
+    return Parts(low, scales, bits=8, offset=128)
 
 
-def _unpack_mxfp4(blocks: Bytes) -> _Parts:
+def _unpack_mxfp4(blocks: Bytes) -> Parts:
     exponents = blocks[:, :1].astype(np.int32) - 128  # of halves
     if (exponents < -24).any():
         raise ConfigError("the GGUF file has MXFP4 blocks with scales that are not float16 numbers")
-    levels = _MXFP4_LEVELS[_nibbles(blocks[:, 1:])]
-    return _Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12)
+    levels = _MXFP4_LEVELS[nibbles(blocks[:, 1:])]
+    return Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12)
 
 
 _MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).astype(
@@ -239,7 +210,7 @@ _MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -1
 ) + np.uint8(12)
 """Twice the value of each number, plus 12."""
 
-_TAKE_APART: Mapping[Type, Callable[[Bytes], _Parts]] = {
+_TAKE_APART: Mapping[Type, Callable[[Bytes], Parts]] = {
     Type.Q4_0: _unpack_q4_0,
     Type.Q4_1: _unpack_q4_1,
     Type.Q5_0: _unpack_q5_0,
@@ -249,6 +220,7 @@ _TAKE_APART: Mapping[Type, Callable[[Bytes], _Parts]] = {
     Type.Q5_K: _unpack_q5_k,
     Type.Q6_K: _unpack_q6_k,
     Type.MXFP4: _unpack_mxfp4,
+    **SMALL_TYPES,
 }
 SUPPORTED_TYPES = frozenset(_TAKE_APART)
 """Quantized types that can be read."""
