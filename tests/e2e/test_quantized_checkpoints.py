@@ -2,15 +2,19 @@
 
 import shutil
 from pathlib import Path
+from typing import Any
 
-import msgspec
 import pytest
 import torch
-from model_logprobs import difference, kinds, logprobs
+from model_logprobs import PROMPT, difference, kinds, logprobs
 from quantized_checkpoints import KINDS, write
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
-from worker_plans import loaded, worker_config
+from transformers import AutoModelForCausalLM
+from worker_plans import Driver, alone, loaded, spec, worker_config
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.models.base import Model
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 ON_CODES = {
@@ -22,7 +26,8 @@ ON_CODES = {
     **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks"), "e4m3"),
     **dict.fromkeys(("nf4", "fp4-nested"), "float4"),
 }
-"""Formats with which native kernels multiply, and the kind of the packed weight."""
+"""Formats with which native kernels multiply, and the kind of the packed weight. All others are dequantized."""
+MIXED = {"u4", "e4m3", "u8_channel"}
 
 
 @pytest.fixture(scope="module")
@@ -49,9 +54,54 @@ def test_the_values_are_those_of_the_format(kind: str, source: Path, tmp_path: P
     config = worker_config(tmp_path / "quantized")
     assert config.quantization == "none"
     torch.testing.assert_close(logprobs(config), exact, rtol=0.0, atol=2e-4)
-    own = worker_config(tmp_path / "quantized", dtype="bfloat16").quantization
-    quantized = msgspec.structs.replace(config, quantization=own)
+    quantized = on_codes(tmp_path / "quantized")
     model = loaded(quantized)
-    assert kinds(model) == ({"f32", ON_CODES[kind]} if kind in ON_CODES else {"f32"})
+    on_levels = MIXED if kind == "mixed" else {ON_CODES[kind]} if kind in ON_CODES else set()
+    assert kinds(model) == {"f32"} | on_levels
     # Products with integers round activations to 8 bits, those with float codes weights and activations to bfloat16.
-    assert difference(logprobs(quantized, model=model), exact) < (0.1 if kind in ON_CODES else 0.02)
+    assert difference(logprobs(quantized, model=model), exact) < (0.1 if on_levels else 0.001)
+    assert_batches_change_no_bit(model, quantized)
+
+
+def on_codes(path: Path, **settings: Any) -> ResolvedConfig:
+    """Return the configuration that computes in float32 with the weights as they are."""
+    own = worker_config(path, **{**settings, "dtype": "bfloat16"}).quantization
+    assert own != "none"
+    return worker_config(path, **settings, quantization=own)
+
+
+def assert_batches_change_no_bit(model: Model, config: ResolvedConfig) -> None:
+    """Compare requests in chunks and in one batch with each of them alone."""
+    prompts = [[(7 * slot + 3 * place) % 300 for place in range(length)] for slot, length in enumerate((5, 40, 70))]
+    driver = Driver(model, config)
+    requests = [driver.admit(slot, prompt, spec(logprobs=2)) for slot, prompt in enumerate(prompts)]
+    driver.step({0: 5, 1: 13, 2: 31})
+    driver.step({0: 1, 1: 27, 2: 39})
+    driver.run(4)
+    for prompt, request in zip(prompts, requests, strict=True):
+        expected = alone(model, config, prompt, spec(logprobs=2), len(request.outputs))
+        assert (request.token_ids, request.logprobs) == (expected.token_ids, expected.logprobs)
+
+
+def test_transformers_computes_the_same_from_dequantized_weights(source: Path, tmp_path: Path) -> None:
+    plain = twin(source, write("gptq-act-order", source, tmp_path / "quantized"), tmp_path / "plain")
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=torch.float32)
+    with torch.inference_mode():
+        expected = model(torch.tensor([PROMPT])).logits[0, :-1].log_softmax(-1)
+    torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), expected, rtol=0.0, atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "w8a8", "fp8-blocks", "mixed"])
+def test_experts_are_quantized_one_by_one(kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 4}
+    source = make_tiny("Qwen3MoeForCausalLM", tmp_path / "source", **sizes, num_hidden_layers=1)
+    values = write(kind, source, tmp_path / "quantized")
+    assert sum(".experts." in name for name in values) == 12
+    exact = logprobs(worker_config(twin(source, values, tmp_path / "plain")))
+    torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), exact, rtol=0.0, atol=2e-4)
+    config = on_codes(tmp_path / "quantized")
+    model = loaded(config)
+    # Attention is dequantized where nothing multiplies with its format, experts too.
+    assert kinds(model) & {"u4", "u8_channel", "e4m3"}
+    assert difference(logprobs(config, model=model), exact) < 0.2
+    assert_batches_change_no_bit(model, config)

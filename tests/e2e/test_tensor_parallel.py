@@ -15,6 +15,7 @@ from gguf import GGMLQuantizationType
 from gguf_files import write_gguf
 from gguf_k_quants import quantize_k
 from pairwise import pairwise
+from quantized_checkpoints import write
 from rank_threads import on_ranks
 from safetensors.numpy import load_file
 from tiny_families import FAMILIES
@@ -113,6 +114,13 @@ def test_the_number_of_ranks_changes_no_bit(
     assert all(result == results[0] for result in results[1:]), "ranks disagree"
     if "load_format" not in settings:  # every rank makes up its own part of dummy weights
         assert results[:1] == on_size(models[arch], 1, **settings)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gptq", 4), ("nf4", 2), ("fp8-blocks", 2), ("gptq-act-order", 2)])
+def test_ranks_divide_quantized_checkpoints(kind: str, size: int, models: dict[str, Path], tmp_path: Path) -> None:
+    write(kind, models["LlamaForCausalLM"], tmp_path / "quantized")
+    results = on_size(tmp_path / "quantized", size, dtype="bfloat16")
+    assert results == on_size(tmp_path / "quantized", 1, dtype="bfloat16") * size
 
 
 @pytest.mark.parametrize(

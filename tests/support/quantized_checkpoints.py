@@ -35,7 +35,7 @@ def write(kind: str, source: Path, folder: Path) -> Tensors:
     tensors, values = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        if tensor.ndim != 2 or "embed" in name or layer == SKIPPED:
+        if tensor.ndim != 2 or "embed" in name or layer == SKIPPED or layer.endswith((".mlp.gate", ".gate_up_proj")):
             tensors[name] = tensor
             continue
         parts, values[name] = quantize(layer, tensor.float())
@@ -247,6 +247,28 @@ def compressed(
     return config.to_dict(), quantize
 
 
+def mixed() -> tuple[dict[str, Any], Quantize]:
+    """Three groups of layers: 4-bit attention but for its outputs in 8-bit floats, 8-bit mlps with 8-bit rows."""
+    groups = {
+        r"re:.*\.(q|k|v)_proj$": compressed("pack-quantized", {"num_bits": 4, "symmetric": False, **_GROUP}),
+        r"re:.*\.o_proj$": compressed("float-quantized", {**_E4M3, "strategy": "channel"}),
+        "Linear": compressed("int-quantized", {"num_bits": 8, "strategy": "channel"}, _TOKEN),
+    }
+    section = next(iter(groups.values()))[0] | {"format": "mixed-precision"}
+    section["config_groups"] = {
+        f"group_{index}": {**group["config_groups"]["group_0"], "targets": [target]}
+        for index, (target, (group, _)) in enumerate(groups.items())
+    }
+    attention, outputs, others = (quantize for _, quantize in groups.values())
+
+    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
+        if layer.endswith("o_proj"):
+            return outputs(layer, weight_OI)
+        return (attention if "self_attn" in layer else others)(layer, weight_OI)
+
+    return section, quantize
+
+
 def with_transformers(quantization: Callable[[], Any]) -> Callable[[Path, Path], Tensors]:
     """As `transformers` saves a model that it quantized while loading."""
 
@@ -338,6 +360,7 @@ FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
         {**_E4M3, "strategy": "block", "block_structure": [32, 32]},
         {**_E4M3, "strategy": "group", "group_size": 32, "dynamic": True},
     ),
+    "mixed": mixed,
 }
 TOOLS: dict[str, Callable[[Path, Path], Tensors]] = {
     "nf4": with_transformers(_nf4),

@@ -1,0 +1,192 @@
+"""`quantization_config` of checkpoints: what is read, and what is refused by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
+from octavo.worker_proc.parallel.sharding import Shard
+from octavo.worker_proc.weights.quantized.assembly import Assembly, open_format
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, sorted_by_group, unpack
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
+WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
+LAYER = "model.layers.3.mlp.up_proj"
+
+
+def compressed(weights: Mapping[str, Any] = WEIGHTS, **changes: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": {**weights}, "input_activations": None, **changes.pop("group", {})}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "ignore": ["lm_head"],
+        "config_groups": {"group_0": group},
+        "kv_cache_scheme": None,
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({**GPTQ, "checkpoint_format": "marlin"}, "'checkpoint_format' is 'marlin'"),
+        ({**GPTQ, "is_marlin_format": True}, "'is_marlin_format'"),
+        ({**GPTQ, "bits": 5}, "'bits' in 'quantization_config' is 5"),
+        ({**GPTQ, "group_size": 24}, "'group_size' in 'quantization_config' is 24"),
+        ({**GPTQ, "rotation": "hadamard"}, r"'rotation' \('hadamard'\) in 'quantization_config' is unknown for gptq"),
+        ({**GPTQ, "dynamic": {r".*up_proj": {"bits": 8, "rotate": 1}}}, "'rotate' of 'dynamic'"),
+        ({"quant_method": "gptq", "group_size": 32}, "'bits' is None"),
+        ({"quant_method": "awq", "version": "gemv_fast"}, "'version' in 'quantization_config' is 'gemv_fast'"),
+        ({"quant_method": "awq", "bits": 3}, "AWQ has 4 only"),
+        ({"quant_method": "fp8", "fmt": "e5m2"}, "'fmt' is 'e5m2'"),
+        ({"quant_method": "fp8", "activation_scheme": "block"}, "'activation_scheme' is 'block'"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "'weight_block_size'"),
+        ({"quant_method": "bitsandbytes", "llm_int8_has_fp16_weight": True}, "'llm_int8_has_fp16_weight'"),
+        ({"quant_method": "bitsandbytes", "new": 1}, "'new'"),
+        ({"quant_method": "torchao", "new": 1}, "'new'"),
+        ({"quant_method": "mxfp4", "new": 1}, "'new'"),
+        (compressed(format="marlin-24"), "'format' is 'marlin-24'"),
+        (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparsity_config' .* 'sparse-24-bitmask'"),
+        (compressed(transform_config={"config_groups": {"u": {}}}), "'transform_config' .* rotations"),
+        (compressed(group={"output_activations": {"num_bits": 8}}), "'output_activations'"),
+        (compressed(group={"extra": 1}), "'extra'"),
+        (compressed({**WEIGHTS, "strategy": "attn_head"}), "'strategy' is 'attn_head'"),
+        (compressed({**WEIGHTS, "num_bits": 6, "type": "float"}), "type 'float' with 6 bits"),
+        (compressed({**WEIGHTS, "new": 1}), "'new'"),
+        (compressed(config_groups={"W4A16": ["Linear"]}), "'config_groups' .* preset"),
+        (compressed(config_groups=None), "'config_groups' is None"),
+    ],
+)
+def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        open_format(config, {})
+
+
+def gptq_tensors(bits: int = 4) -> dict[str, Tensor]:
+    """A layer of 64 inputs and 16 outputs."""
+    return {
+        "qweight": torch.zeros(64 * bits // 32, 16, dtype=torch.int32),
+        "qzeros": torch.zeros(2, 16 * bits // 32, dtype=torch.int32),
+        "scales": torch.ones(2, 16, dtype=torch.float16),
+        "g_idx": torch.arange(64, dtype=torch.int32) // 32,
+    }
+
+
+def assembled(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor | QuantizedMatrix]]:
+    form = open_format(config, {})
+    assert form is not None
+    assembly = Assembly(form, set(tensors))
+    taken = (assembly.take(name, tensor) for name, tensor in tensors.items())
+    return [item for item in taken if item is not None]
+
+
+def of_layer(tensors: Mapping[str, Tensor], layer: str = LAYER) -> dict[str, Tensor]:
+    return {f"{layer}.{part}": tensor for part, tensor in tensors.items()}
+
+
+def test_a_layer_is_complete_with_its_last_tensor() -> None:
+    other = {"model.norm.weight": torch.ones(4), f"{LAYER}.bias": torch.ones(16)}
+    first, *rest = of_layer(gptq_tensors()).items()
+    taken = assembled(GPTQ, dict([first, *other.items(), *rest]))
+    assert [name for name, _ in taken] == [*other, f"{LAYER}.weight"]
+    matrix = taken[-1][1]
+    assert isinstance(matrix, StoredMatrix) and matrix.shape == (16, 64)
+    assert matrix.dequantized().eq(-1).all()  # zero points are stored minus one
+
+
+def test_names_without_quantization_say_what_other_stages_hold() -> None:
+    form = open_format(GPTQ, {})
+    assert form is not None
+    assembly = Assembly(form, of_layer(gptq_tensors()))
+    assert assembly.plain_name(f"{LAYER}.g_idx") == assembly.plain_name(f"{LAYER}.qweight") == f"{LAYER}.weight"
+    assert assembly.plain_name(f"{LAYER}.bias") == f"{LAYER}.bias"
+
+
+def test_rules_of_layers() -> None:
+    rules = {r"-:.*\.0\..*": {}, r".*\.up_proj": {"bits": 8}, r"+:.*mlp.*": {"bits": 2}}
+    ((_, eight),) = assembled({**GPTQ, "dynamic": rules}, of_layer(gptq_tensors(8)))
+    assert eight.shape == (16, 64)
+    ((_, two),) = assembled({**GPTQ, "dynamic": rules}, of_layer(gptq_tensors(2), "model.layers.3.mlp.gate_proj"))
+    assert two.shape == (16, 64)
+    with pytest.raises(ConfigError, match=r"leaves out 'model\.layers\.0\.mlp\.up_proj'"):
+        assembled({**GPTQ, "dynamic": rules}, of_layer(gptq_tensors(), "model.layers.0.mlp.up_proj"))
+
+
+def test_names_come_before_classes() -> None:
+    weights = {"weight": torch.ones(16, 64, dtype=torch.int8), "weight_scale": torch.ones(16, 2)}
+    eight = {**WEIGHTS, "num_bits": 8}
+    groups = {
+        "group_0": {"targets": ["Linear"], "weights": eight},
+        "group_1": {"targets": [r"re:.*\.3\..*up"], "weights": {**eight, "group_size": None, "strategy": "group"}},
+    }
+    config = compressed(config_groups=groups)
+    ((_, matrix),) = assembled(config, of_layer(weights))
+    quantized = matrix.quantized() if isinstance(matrix, StoredMatrix) else None
+    assert quantized is not None and quantized.group_size == 32 and quantized.dequantize().eq(1).all()
+    with pytest.raises(ConfigError, match="no group in 'config_groups'"):
+        assembled(
+            compressed(config_groups={"group_1": groups["group_1"]}), of_layer(weights, "model.layers.4.mlp.up_proj")
+        )
+
+
+def test_missing_and_wrong_tensors_are_named() -> None:
+    tensors = gptq_tensors()
+    del tensors["scales"]
+    with pytest.raises(ConfigError, match=rf"lacks '{LAYER}.scales'"):
+        assembled(GPTQ, of_layer(tensors))
+    with pytest.raises(ConfigError, match=rf"'{LAYER}.weight' of type torch.int8, without scales"):
+        assembled(compressed(), of_layer({"weight": torch.ones(4, 4, dtype=torch.int8)}))
+    with pytest.raises(ConfigError, match=f"lacks '{LAYER}.input_scale'"):
+        static = {"weight": torch.zeros(4, 16).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1)}
+        assembled({"quant_method": "fp8", "activation_scheme": "static"}, of_layer(static))
+    ((_, matrix),) = assembled(GPTQ, of_layer(gptq_tensors() | {"scales": torch.ones(3, 16).half()}))
+    with pytest.raises(ConfigError, match=f"the tensors of '{LAYER}' do not fit"):
+        matrix.dequantized() if isinstance(matrix, StoredMatrix) else None
+
+
+def test_scales_of_the_cache_are_left_out() -> None:
+    names = ("self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.output_scale")
+    assert assembled(GPTQ, {f"model.layers.0.{name}": torch.ones(1) for name in names}) == []
+
+
+def test_groups_that_ranks_would_divide_are_refused() -> None:
+    ((_, matrix),) = assembled(GPTQ, of_layer(gptq_tensors()))
+    assert isinstance(matrix, StoredMatrix)
+    assert matrix.part(Shard(1, 64, (range(32, 64),))).quantized() is not None
+    part = matrix.part(Shard(1, 64, (range(16),)))
+    assert part.dequantized().shape == (16, 16)
+    with pytest.raises(ConfigError, match="64 inputs in groups of 32, which the ranks cannot divide"):
+        part.quantized()
+
+
+def test_parts_of_parts() -> None:
+    tensors = gptq_tensors()
+    tensors["qweight"] = torch.randint(-(2**31), 2**31 - 1, (8, 16)).int()
+    ((_, matrix),) = assembled(GPTQ, of_layer(tensors))
+    assert isinstance(matrix, StoredMatrix)
+    dense = matrix.dequantized()
+    rows = matrix.part(Shard(0, 16, (range(8, 16), range(4)))).part(Shard(0, 12, (range(1, 12, 2),)))
+    assert torch.equal(rows.dequantized(), dense[[9, 11, 13, 15, 1, 3]])
+    inner = rows.part(Shard(1, 64, (range(32, 64),)))
+    assert torch.equal(inner.dequantized(), dense[[9, 11, 13, 15, 1, 3]][:, 32:])
+
+
+def test_orders_of_inputs() -> None:
+    assert sorted_by_group(torch.arange(64) // 32, 32, LAYER) is None
+    order = sorted_by_group(torch.tensor([1, 0] * 32), 32, LAYER)
+    assert order is not None and order.tolist() == [*range(1, 64, 2), *range(0, 64, 2)]
+    with pytest.raises(ConfigError, match="an order of inputs"):
+        sorted_by_group(torch.zeros(64), 32, LAYER)
+
+
+@pytest.mark.parametrize("bits", [2, 3, 4, 8])
+def test_unpacking(bits: int) -> None:
+    levels = torch.randint(0, 2**bits, (3, 64))
+    number = [sum(int(level) << (bits * place) for place, level in enumerate(row)) for row in levels]
+    words = torch.tensor([[(value >> (32 * word)) & 0xFFFFFFFF for word in range(2 * bits)] for value in number])
+    signed = torch.where(words >= 2**31, words - 2**32, words).int()
+    assert torch.equal(unpack(signed, bits).long(), levels)
