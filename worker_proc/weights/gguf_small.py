@@ -18,6 +18,7 @@ the gguf package decodes those, and a division by the scale gives the integers b
 from collections.abc import Callable, Mapping
 
 import numpy as np
+import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import IQ4_NL, dequantize
 
@@ -95,7 +96,8 @@ def _iq1_m_scales(blocks: Bytes) -> Floats:
     bits = words[:, 0] >> 12 | words[:, 1] >> 8 & 0xF0 | words[:, 2] >> 4 & 0xF00 | words[:, 3] & 0xF000
     scales = np.stack([words >> shift & 7 for shift in (0, 3, 6, 9)], axis=2).reshape(len(blocks), -1)
     d = bits.astype(np.uint16).view(np.float16).astype(np.float32)[:, None]
-    return d * ((scales.astype(np.float32) * 2 + 1) / 8)
+    factors: npt.NDArray[np.float32] = (scales.astype(np.float32) * 2 + 1) / np.float32(8)
+    return (d * factors).astype(np.float32)
 
 
 def _ternary_scales(blocks: Bytes) -> Floats:
