@@ -20,7 +20,7 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".cache" / "octavo" / "triton"))
-    sys.path.append(str(ROOT / "tests" / "support"))
+    sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "scripts")]
     # Triton reads the environment when it is imported.
     import triton
     from compiled_kernels import measure

@@ -19,8 +19,12 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 _MAX_SPLITS = 8
 _LEAST_INPUTS = 512
 """Of a split: fewer would not fill the pipeline."""
-_GOOD_SHARE = 0.9
-"""Of the multiprocessors that are busy on average: codes become numbers at no more than the rate of the memory."""
+_SHARING = 1.5
+"""Programs for each multiprocessor from which most of them share one."""
+_ALONE_COST = 1.4
+"""Of a program without another one that works while it waits. Assumed."""
+_END_BLOCKS = 1.5
+"""What the end of a program costs beside its blocks of inputs."""
 _ROWS = (16, 32, 64, 128)
 """Of a tile."""
 _FLOAT8_CAPABILITY = (8, 9)
@@ -73,19 +77,18 @@ class QuantizedProduct:
 
     @property
     def num_splits(self) -> int:
-        """The parts of the inputs that are added up separately: the fewest that keep most multiprocessors busy."""
-        weight = self.weight
+        """The parts of the inputs that are added up separately, for which a decode should take the least time."""
+        weight, num_multiprocessors = self.weight, self.gpu.num_multiprocessors
         num_tiles = -(-weight.num_outputs // TILE_OUTPUTS)
-        splits = best = 1
-        best_share = 0.0
-        while splits <= _MAX_SPLITS and (splits == 1 or weight.num_inputs // splits >= _LEAST_INPUTS):
-            waves = num_tiles * splits / self.gpu.num_multiprocessors
-            share = waves / -(-waves // 1)
-            if share > best_share:
-                best, best_share = splits, share
-            if share >= _GOOD_SHARE:
-                break
-            splits *= 2
+        most = min(_MAX_SPLITS, max(1, weight.num_inputs // _LEAST_INPUTS))
+
+        def cost(num_splits: int) -> float:
+            num_programs = num_tiles * num_splits
+            waves = -(-num_programs // num_multiprocessors)
+            is_alone = num_programs < _SHARING * num_multiprocessors
+            return waves * (-(-weight.num_blocks // num_splits) + _END_BLOCKS) * (_ALONE_COST if is_alone else 1.0)
+
+        best = min(range(1, most + 1), key=cost)
         blocks = -(-weight.num_blocks // best)
         return -(-weight.num_blocks // blocks)  # no split is empty
 

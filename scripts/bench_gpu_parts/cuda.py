@@ -18,6 +18,7 @@ from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts.calls import Calls
 from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, Sampling, ServedLoad, StepTime
+from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, write_model
 from bench_gpu_parts.workloads import Load
@@ -59,6 +60,14 @@ class CudaGpu:
         """See `Gpu`; a process in which a kernel failed is not used again."""
         try:
             return float(self._kernels().call("attention", limit_s, kernel=kernel, **asdict(case)))
+        except EngineFailure:
+            self.close()
+            raise
+
+    def quantized_layer(self, name: QuantizedName, num_rows: int, limit_s: float) -> float:
+        """See `Gpu`; a process in which a kernel failed is not used again."""
+        try:
+            return float(self._kernels().call("quantized_layer", limit_s, name=name, num_rows=num_rows))
         except EngineFailure:
             self.close()
             raise

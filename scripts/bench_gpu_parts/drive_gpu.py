@@ -10,6 +10,8 @@ import triton
 from bench_gpu_parts import kernels, serving
 from bench_gpu_parts.callee import serve
 from bench_gpu_parts.machine import AttentionCase, KernelName, Sampling
+from bench_gpu_parts.quantized import QuantizedName
+from bench_gpu_parts.quantized_layers import Layer
 from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.workloads import Load
 
@@ -26,6 +28,12 @@ def facts() -> dict[str, Any]:
 def attention(kernel: KernelName, **case: int) -> float:
     """Return the seconds of one layer's attention."""
     return kernels.attention(kernel, AttentionCase(**case))
+
+
+def quantized_layer(name: QuantizedName, num_rows: int) -> float:
+    """Return the seconds of a layer's products with quantized weights."""
+    with torch.inference_mode():
+        return Layer(name).seconds(num_rows)
 
 
 def open_steps(model: str, max_tokens: int, max_batch: int, settings: dict[str, Any]) -> None:
@@ -57,10 +65,12 @@ def serve_load(model: str, settings: dict[str, Any], load: dict[str, Any], trace
     }
 
 
+STEP_FUNCTIONS = (open_steps, step, mixed_step, serve_load)
+
 if __name__ == "__main__":
     serve(
         {
             function.__name__: function
-            for function in (facts, kernels.ceilings, attention, open_steps, step, mixed_step, serve_load)
+            for function in (facts, kernels.ceilings, attention, quantized_layer, *STEP_FUNCTIONS)
         }
     )

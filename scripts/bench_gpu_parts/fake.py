@@ -9,6 +9,7 @@ from bench_cpu_parts.workloads import Workload
 
 from bench_gpu_parts import roofline
 from bench_gpu_parts.machine import AttentionCase, EngineName, KernelName, Sampling, ServedLoad, StepTime
+from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.sections import cost_of
 from bench_gpu_parts.shapes import ShapeName
@@ -52,6 +53,10 @@ class FakeGpu:
                 H200, case.batch, case.context, case.num_kv_heads, case.head_dim
             )
         return self._slowness(kernel) * least_s
+
+    def quantized_layer(self, name: QuantizedName, num_rows: int, limit_s: float) -> float:
+        """Return a multiple of the bound."""
+        return self._slowness("octavo") * roofline.quantized_seconds(H200, name, num_rows)
 
     @contextmanager
     def steps(

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 from bench_cpu_parts.workloads import Workload
 
+from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import ShapeName
 from bench_gpu_parts.workloads import Load
@@ -106,6 +107,9 @@ class Gpu(Protocol):
 
     def attention(self, kernel: KernelName, case: AttentionCase, limit_s: float) -> float:
         """Return the seconds of one layer's attention."""
+
+    def quantized_layer(self, name: QuantizedName, num_rows: int, limit_s: float) -> float:
+        """Return the seconds of the products of a layer of Llama-3.1-8B with quantized weights."""
 
     def steps(
         self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from bench_cpu_parts.roofline import ModelCost
 from bench_cpu_parts.workloads import Workload
 
+from bench_gpu_parts.quantized import FORMATS, LAYER, MODEL, QuantizedName
+from bench_gpu_parts.shapes import SHAPES, weight_shapes
+
 
 @dataclass(frozen=True)
 class GpuCeilings:
@@ -51,6 +54,19 @@ def workload_seconds(cost: ModelCost, ceilings: GpuCeilings, workload: Workload)
         seconds += _products_seconds(cost, ceilings, len(running), len(running))
         seconds += num_seen * cost.kv_bytes / ceilings.copy_bytes
     return seconds
+
+
+def quantized_seconds(ceilings: GpuCeilings, name: QuantizedName, num_rows: int) -> float:
+    """Return the bound of a layer's products with quantized weights; those of 8-bit numbers have twice the rate."""
+    form, shapes = FORMATS[name], weight_shapes(SHAPES[MODEL])
+    matrix_flops = ceilings.matrix_flops * (2 if form.kind in ("s8", "f8") else 1)
+    return sum(
+        max(
+            (form.weight_bytes(n, k) + 2 * num_rows * (n + k)) / ceilings.copy_bytes,
+            2.0 * num_rows * n * k / matrix_flops,
+        )
+        for n, k in (shapes[part] for part in LAYER)
+    )
 
 
 def decode_attention_seconds(

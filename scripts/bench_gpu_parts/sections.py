@@ -11,6 +11,7 @@ from bench_cpu_parts.workloads import Workload
 from bench_gpu_parts import roofline, workloads
 from bench_gpu_parts.budget import Share, Slot
 from bench_gpu_parts.machine import MIXED_CHUNKS, AttentionCase, EngineName, Gpu, KernelName, Steps
+from bench_gpu_parts.quantized import FORMATS, QuantizedName
 from bench_gpu_parts.roofline import GpuCeilings
 from bench_gpu_parts.shapes import SHAPES, ShapeName
 
@@ -28,6 +29,8 @@ START_S = 25.0
 """Start of a process with a model of 8 B random weights."""
 STEP_CASE_S = 4.0
 ATTENTION_CASE_S = 3.0
+QUANTIZED_CASE_S = 1.5
+QUANTIZED_ROWS = (16, 2048)
 MEMORY_SHARE = 0.88
 """Share of the GPU's memory for weights and cache together."""
 
@@ -189,6 +192,23 @@ def measure_attention(run: Run, slot: Slot) -> None:
             _attention_of(run, slot, "octavo", case)
 
 
+def measure_quantized(run: Run, slot: Slot) -> None:
+    """Measure the products of a layer with quantized weights, in a decode of 16 requests and a prompt."""
+    for name in tuple(FORMATS)[:1] if run.quick else FORMATS:
+        for num_rows in QUANTIZED_ROWS:
+            target = (Target("ceiling", 0.75),) if num_rows == QUANTIZED_ROWS[0] else ()
+            title = f"products of a layer, {name}, {num_rows} rows"
+            metric = Metric(f"quantized-{name}-{num_rows}", title, "us", False, target)
+
+            def measure(name: QuantizedName = name, num_rows: int = num_rows, metric: Metric = metric) -> None:
+                seconds = run.gpu.quantized_layer(name, num_rows, slot.left_s())
+                least_s = roofline.quantized_seconds(run.ceilings(), name, num_rows)
+                run.add(metric, "octavo", 1e6 * seconds, least_s / seconds)
+
+            if slot.allows(title, QUANTIZED_CASE_S):
+                run.attempt(metric, "octavo", measure)
+
+
 def measure_nano_vllm(run: Run, slot: Slot) -> None:
     """Measure nano-vllm's workload end to end: octavo in both modes, and transformers on the same weights."""
     seconds: dict[EngineName, float] = {}
@@ -235,6 +255,7 @@ SECTIONS = (
     Section("fp8", measure_fp8_cache, Share(35, 0)),
     Section("host", measure_host, Share(20, 15)),
     Section("attention", measure_attention, Share(50, 15)),
+    Section("quantized", measure_quantized, Share(30, 10)),
     Section("served", measure_served, Share(90, 40)),
     Section("nano-vllm", measure_nano_vllm, Share(130, 80)),
     Section("8b", measure_eight_b, Share(130, 85)),

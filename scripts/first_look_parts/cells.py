@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from bench_gpu_parts.mixtures import MIXTURES, MixtureName
+from bench_gpu_parts.quantized import ROWS as QUANTIZED_ROWS
+from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 
@@ -55,6 +57,7 @@ def all_cells() -> list[Cell]:
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         _sinks(),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
+        _quantized("GPTQ"),  # scripts/bench_gpu measures all formats
         *(_mixture(name) for name in MIXTURES),
         *(_recurrence(name) for name in RECURRENCES),
         Cell("bits-tp", "the bits of products that ranks divide", "kernels", "tp_invariant", TP_INVARIANT, 20, 60),
@@ -97,6 +100,11 @@ def _sinks() -> Cell:
 def _mixture(name: MixtureName) -> Cell:
     arguments = {"name": name, "rows": list(ROWS)}
     return Cell(f"experts-{name}", f"experts of a layer, {name}", "kernels", "mixture", arguments, 5, 40)
+
+
+def _quantized(name: QuantizedName) -> Cell:
+    arguments = {"name": name, "rows": list(QUANTIZED_ROWS)}
+    return Cell(f"quantized-{name}", f"products of a layer, {name}", "kernels", "quantized", arguments, 2, 25)
 
 
 def _recurrence(name: RecurrenceName) -> Cell:

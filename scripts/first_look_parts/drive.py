@@ -26,7 +26,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, latent, mixtures, products, ranks, recurrences
+from first_look_parts import bits, early, latent, mixtures, products, quantized, ranks, recurrences
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -98,6 +98,11 @@ def latent_attention(num_heads: int) -> dict[str, Any]:
 def mixture(**layer: Any) -> dict[str, Any]:
     """Return the times of the experts of a layer, and whether the bits of a token depend on its batch."""
     return mixtures.mixture(**_tiny(layer, rows=[1, 3]))
+
+
+def quantized_products(**layer: Any) -> dict[str, Any]:
+    """Return the times of a layer's products with quantized weights, and whether a row's bits depend on its batch."""
+    return quantized.quantized(**_tiny(layer, rows=[1, 3]))
 
 
 def recurrence(**layer: Any) -> dict[str, Any]:
@@ -252,6 +257,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "agreeing_rows": agreeing_rows,
     "products": measure_products,
     "mixture": mixture,
+    "quantized": quantized_products,
     "recurrence": recurrence,
     "attention_bits": attention_bits,
     "attention": attention,

@@ -26,7 +26,7 @@ EXPERT_PRODUCTS = {"gate_up_kernel": 8, "down_kernel": 4}
 
 PROGRAM = """
 import json, sys
-sys.path.append(sys.argv[1])
+sys.path += [sys.argv[1], sys.argv[1] + "/../../scripts"]
 from compiled_kernels import compiled
 from kernel_launches import EARLY, LAUNCHES, AttentionShape, paged_attention
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]

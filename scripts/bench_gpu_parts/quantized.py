@@ -1,0 +1,53 @@
+"""Formats of quantized weights that are measured and estimated; imports no torch."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from bench_gpu_parts.shapes import ShapeName
+
+QuantizedName = Literal["GPTQ", "Q4_K", "mxfp4", "Q8_0", "w8a16", "block fp8 of Ampere", "w8a8", "block fp8", "fp8"]
+ROWS = (1, 16, 64, 2048, 8192)
+MODEL: ShapeName = "Llama-3.1-8B"
+LAYER = ("qkv", "out", "gate_up", "down")
+"""The products of a layer."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """A packed form; see `octavo.kernels.linear.gpu_quantized_layout`."""
+
+    kind: Literal["u4", "e2m1", "u8", "e4m3", "s8", "f8"]
+    group_size: int
+    """0: one scale per output."""
+    other: Literal["none", "shift", "minimum"]
+    scale_type: Literal["bfloat16", "float16", "float32"]
+    loop_instructions: tuple[int, int]
+    """Of a warp on Hopper, for a block of inputs: of a tile of 16 rows, and of the largest; counted in machine code."""
+
+    @property
+    def code_bits(self) -> int:
+        """Of a weight."""
+        return 4 if self.kind in ("u4", "e2m1") else 8
+
+    @property
+    def scale_bytes(self) -> float:
+        """Of a group: a word has the scales of two groups if they have nothing beside them."""
+        return 4.0 if self.other != "none" or self.scale_type == "float32" else 2.0
+
+    def weight_bytes(self, num_outputs: int, num_inputs: int) -> float:
+        """Return the bytes of a weight."""
+        num_groups = num_inputs / self.group_size if self.group_size else 1
+        return num_outputs * (num_inputs * self.code_bits / 8 + num_groups * self.scale_bytes)
+
+
+FORMATS: dict[QuantizedName, Format] = {
+    "GPTQ": Format("u4", 128, "shift", "bfloat16", (378, 243)),
+    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (413, 288)),
+    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (502, 362)),
+    "Q8_0": Format("u8", 32, "none", "float16", (368, 255)),
+    "w8a16": Format("u8", 0, "none", "float32", (251, 157)),
+    "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (401, 242)),
+    "w8a8": Format("s8", 0, "none", "float32", (89, 88)),
+    "block fp8": Format("f8", 128, "none", "float32", (153, 213)),
+    "fp8": Format("f8", 0, "none", "float32", (105, 152)),
+}

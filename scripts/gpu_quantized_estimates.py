@@ -1,0 +1,142 @@
+"""What products with quantized weights should take on a GPU, by arithmetic; measures nothing. Prints the table of
+docs/gpu.md.
+
+Tiles and splits are those of `kernels/linear/gpu_quantized.py`. The instructions are counted in the machine code for
+Hopper; `tests/kernels/test_quantized_instructions.py` compares them. Other rates are those of `gpu_estimates`.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from bench_gpu_parts.quantized import FORMATS, LAYER, MODEL, ROWS, Format, QuantizedName
+from bench_gpu_parts.quantized_layers import weight_of
+from bench_gpu_parts.shapes import SHAPES, weight_shapes
+from gpu_estimates import (
+    DEVICES,
+    FIXED_S,
+    KERNEL_S,
+    LATENCY_S,
+    PORT_BYTES,
+    TENSOR_SHARE,
+    Device,
+    DeviceName,
+)
+
+from octavo.kernels.linear.gpu_quantized import QuantizedProduct
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
+from octavo.kernels.linear.gpu_tiles import H100
+
+ISSUED, ISSUED_ALONE = 0.7, 0.5
+"""Instructions per clock of a scheduler, if programs share a multiprocessor or not. Assumed."""
+END_INSTRUCTIONS = (790, 1020)
+"""Of a warp, outside of the loop over inputs, by the size of tiles. The most of all launches."""
+NUM_SCHEDULERS = 4
+"""Of a multiprocessor."""
+SHARING = 1.5
+"""Programs for each multiprocessor from which most of them share one."""
+EIGHT_BIT_RATE = 2.0
+"""Products of int8 or float8 beside those of bfloat16."""
+
+
+@dataclass(frozen=True)
+class QuantizedEstimate:
+    """What a product should take."""
+
+    parts_s: dict[str, float]
+    """Each limit by itself: memory, cache, multiprocessor. The longest counts."""
+    fixed_s: float
+    """Launches, the first copies, and adding up splits."""
+    num_bytes: float
+    flops: float
+    roofline_s: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole product."""
+        return max(self.parts_s.values()) + self.fixed_s
+
+
+def estimate_product(
+    name: QuantizedName, num_rows: int, num_outputs: int, num_inputs: int, device: DeviceName
+) -> QuantizedEstimate:
+    """Estimate a product of rows with a weight."""
+    form, rates = FORMATS[name], DEVICES[device]
+    weight = weight_of(name, num_outputs, num_inputs, torch.device("meta"))
+    product = QuantizedProduct(weight, None, H100, torch.empty(0, device="meta"))
+    launch = product.launch(num_rows)
+    is_8_bit = form.kind in ("s8", "f8")
+    row_tiles, output_tiles = -(-num_rows // launch.rows), num_outputs // TILE_OUTPUTS
+    weight_bytes = form.weight_bytes(num_outputs, num_inputs)
+    rows_bytes, out_bytes = num_rows * num_inputs * (1 if is_8_bit else 2), 2 * num_rows * num_outputs
+    sums_bytes = 2 * 4 * launch.rows * row_tiles * num_outputs * launch.num_splits * launch.is_spread
+    num_items = launch.num_tiles * (launch.num_splits if launch.is_spread else 1)
+    splits_of_item = 1 if launch.is_spread else launch.num_splits
+    blocks = -(-weight.num_blocks // launch.num_splits) * splits_of_item
+    issued = ISSUED if num_items * launch.num_warps >= 4 * SHARING * H100.num_multiprocessors else ISSUED_ALONE
+    issued *= NUM_SCHEDULERS / launch.num_warps * rates.clocks
+    is_largest = launch.num_warps > NUM_SCHEDULERS
+    item_s = blocks * _block_seconds(
+        form, launch.rows, form.loop_instructions[is_largest] / issued, weight.chunk * weight.num_chunks, rates
+    )
+    item_s += splits_of_item * END_INSTRUCTIONS[is_largest] / issued
+    # Programs that share a multiprocessor take turns, so what counts is how many each has.
+    waves = -(-num_items // H100.num_multiprocessors)
+    flops = 2.0 * num_rows * num_outputs * num_inputs
+    matrix_flops = rates.matrix_flops * (EIGHT_BIT_RATE if is_8_bit else 1.0)
+    fixed_s = FIXED_S
+    if launch.is_spread:
+        fixed_s += LATENCY_S + 4 * launch.rows * TILE_OUTPUTS * launch.num_splits / (PORT_BYTES * rates.clocks)
+    if is_8_bit:
+        fixed_s += KERNEL_S + 3 * num_rows * num_inputs / rates.cache_bytes
+    num_bytes = weight_bytes + 2 * num_rows * num_inputs + out_bytes
+    return QuantizedEstimate(
+        parts_s={
+            "memory": (weight_bytes + rows_bytes + out_bytes) / rates.memory_bytes,
+            "cache": (rows_bytes * output_tiles + weight_bytes * row_tiles + out_bytes + sums_bytes)
+            / rates.cache_bytes,
+            "multiprocessor": waves * item_s,
+        },
+        fixed_s=fixed_s,
+        num_bytes=num_bytes,
+        flops=flops,
+        roofline_s=max(num_bytes / rates.memory_bytes, flops / matrix_flops),
+    )
+
+
+def _block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: Device) -> float:
+    """Return the time of a block of inputs of a tile on a multiprocessor: the longest of copies, instructions and
+    products, which overlap with those of the other program. `issue_s`: time of the instructions."""
+    is_8_bit = form.kind in ("s8", "f8")
+    group_bytes = TILE_OUTPUTS * form.scale_bytes * block / form.group_size if form.group_size else 0.0
+    copied = TILE_OUTPUTS * block * form.code_bits / 8 + group_bytes + rows * block * (1 if is_8_bit else 2)
+    matrix_flops = TENSOR_SHARE * rates.matrix_flops / H100.num_multiprocessors * (EIGHT_BIT_RATE if is_8_bit else 1)
+    return max(
+        copied / (PORT_BYTES * rates.clocks),
+        issue_s,
+        2 * rows * TILE_OUTPUTS * block / matrix_flops,
+    )
+
+
+def estimate_layer(name: QuantizedName, num_rows: int, device: DeviceName) -> tuple[float, float, str]:
+    """Return the seconds of a layer's products, the share of the roofline, and what limits the largest of them."""
+    shapes = weight_shapes(SHAPES[MODEL])
+    found = [estimate_product(name, num_rows, *shapes[part], device) for part in LAYER]
+    seconds = sum(each.seconds for each in found)
+    largest = max(found, key=lambda each: each.seconds)
+    limit = max(largest.parts_s, key=lambda part: largest.parts_s[part])
+    return seconds, sum(each.roofline_s for each in found) / seconds, limit
+
+
+def table(device: DeviceName) -> str:
+    """Return the estimates of all formats as a table in Markdown."""
+    lines = ["| weights | " + " | ".join(f"{rows:,} rows" for rows in ROWS) + " |", "| --- " * (1 + len(ROWS)) + "|"]
+    for name in FORMATS:
+        found = [estimate_layer(name, rows, device) for rows in ROWS]
+        cells = [f"{1e6 * seconds:,.0f} µs, {share:.0%} ({limit})" for seconds, share, limit in found]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    for device in DEVICES:
+        print(f"\n{device}\n\n{table(device)}")

@@ -1,0 +1,59 @@
+"""The machine code of products with quantized weights on Hopper, compiled without a GPU."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gpu_quantized_estimates
+import pytest
+from bench_gpu_parts.quantized import FORMATS, QuantizedName
+
+SUPPORT = Path(__file__).parents[1] / "support"
+TENSOR_CORES = {"s8": "IGMMA", "f8": "QGMMA"}
+ROWS = (16, 8192)
+
+PROGRAM = """
+import json, sys
+sys.path += [sys.argv[1], sys.argv[1] + "/../../scripts"]
+from compiled_kernels import compiled
+from quantized_launches import LAUNCHES
+found = {}
+for name, instruction in json.loads(sys.argv[2]).items():
+    (kernel,) = [one for one in compiled(LAUNCHES[name], 90) if one.kernel == "quantized_linear_kernel"]
+    loops = kernel.loops(instruction)
+    found[name] = {"loop": loops[0], "total": loops[0].total(), "end": len(kernel.listing()) - loops[0].total()}
+print(json.dumps(found))
+"""
+
+
+def key(name: QuantizedName, num_rows: int) -> str:
+    return f"quantized_linear, {name}, {num_rows} rows"
+
+
+@pytest.fixture(scope="module")
+def compiled() -> dict[str, Any]:
+    """Return instructions of each launch; from a process where nothing is interpreted."""
+    wanted = {key(name, rows): TENSOR_CORES.get(form.kind, "HGMMA") for name, form in FORMATS.items() for rows in ROWS}
+    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(wanted)]
+    environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str, Any], name: QuantizedName) -> None:
+    counted = tuple(compiled[key(name, rows)]["total"] for rows in ROWS)
+    assert counted == FORMATS[name].loop_instructions
+    for rows, most in zip(ROWS, gpu_quantized_estimates.END_INSTRUCTIONS, strict=True):
+        assert compiled[key(name, rows)]["end"] <= most
+
+
+def test_the_loops_wait_for_no_copy(compiled: dict[str, Any]) -> None:
+    """Codes, scales and rows are copied while a tile before is multiplied."""
+    for name, found in compiled.items():
+        assert found["loop"]["LDGSTS"], name
+        assert "LDG" not in found["loop"], name
