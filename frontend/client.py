@@ -366,7 +366,13 @@ class AsyncClient:
             self._live.discard(generation)
 
     async def score_tokens(
-        self, prompt: Prompt, tokens: Several[int], *, priority: int = 0, cache_salt: str | None = None
+        self,
+        prompt: Prompt,
+        tokens: Several[int],
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        lora_request: LoRARequest | None = None,
     ) -> list[float]:
         """Return the logprob of each token after the prompt and the tokens before it: the bits that sampling reports.
 
@@ -378,11 +384,14 @@ class AsyncClient:
             tokens: which follow the prompt; any, not only likely ones.
             priority: as in `generate`.
             cache_salt: as in `generate`.
+            lora_request: as in `generate`.
 
         Raises:
             OctavoError: as in `generate`, or `--logprobs-mode` is not raw_logprobs.
         """
-        return await score_tokens(self, prompt, tokens, priority=priority, cache_salt=cache_salt)
+        return await score_tokens(
+            self, prompt, tokens, priority=priority, cache_salt=cache_salt, lora_request=lora_request
+        )
 
     async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long.

@@ -165,26 +165,39 @@ class LLM:
         return self._run(self._search_all(several, params, adapters, concurrency_limit, use_tqdm=use_tqdm))
 
     @overload
-    def score_tokens(self, prompts: Prompt, tokens: Sequence[int]) -> list[float]: ...
+    def score_tokens(
+        self, prompts: Prompt, tokens: Sequence[int], *, lora_request: LoRARequest | None = None
+    ) -> list[float]: ...
 
     @overload
-    def score_tokens(self, prompts: Sequence[Prompt], tokens: Sequence[Sequence[int]]) -> list[list[float]]: ...
+    def score_tokens(
+        self,
+        prompts: Sequence[Prompt],
+        tokens: Sequence[Sequence[int]],
+        *,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+    ) -> list[list[float]]: ...
 
-    def score_tokens(self, prompts: Any, tokens: Any) -> Any:
+    def score_tokens(self, prompts: Any, tokens: Any, *, lora_request: Any = None) -> Any:
         """Return the logprobs of tokens that follow a prompt, with the bits that sampling reports.
 
         Args:
             prompts: one prompt, or several.
             tokens: those that follow the prompt; if there are several, a list for each.
+            lora_request: as for `generate`.
 
         Raises:
             InvalidRequestError: a prompt or a token is invalid, or `--logprobs-mode` is not raw_logprobs.
             EngineDeadError: the engine has died or was closed.
         """
         if all(isinstance(token, int) for token in tokens):
-            return self._run(self.client.score_tokens(prompts, tokens))
+            return self._run(self.client.score_tokens(prompts, tokens, lora_request=lora_request))
         several = _one_per_prompt("tokens", tokens, len(prompts))
-        works = [partial(self.client.score_tokens, prompt, each) for prompt, each in zip(prompts, several, strict=True)]
+        adapters = _one_per_prompt("lora_request", lora_request, len(prompts))
+        works = [
+            partial(self.client.score_tokens, prompt, each, lora_request=adapter)
+            for prompt, each, adapter in zip(prompts, several, adapters, strict=True)
+        ]
         return self._run(_each(works, MAX_IN_FLIGHT, use_tqdm=False))
 
     def get_tokenizer(self) -> Tokenizer:

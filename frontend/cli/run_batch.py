@@ -143,9 +143,13 @@ class Batch:
         from octavo.frontend.conversation.settings import ChatSettings
         from octavo.frontend.http.app import make_app
         from octavo.frontend.http.configure import make_app_state
+        from octavo.frontend.lora.startup import check_flags, load_modules
 
-        ChatSettings.of(server)  # reject wrong flags before the engine starts
+        # Reject wrong flags before the engine starts.
+        ChatSettings.of(server)
+        check_flags(server, has_adapters=config.lora.enable_lora)
         async with AsyncClient.launch(config=config) as client:
+            await load_modules(server, client.adapters)
             app = make_app(make_app_state(client, server), server, keys=())
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
             with tqdm(total=self._num_lines, initial=self._num_before, unit="line", disable=None) as bar:

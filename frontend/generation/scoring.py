@@ -5,6 +5,7 @@ from typing import Protocol
 
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt
+from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -24,13 +25,26 @@ class Generates(Protocol):
         """Checks prompts."""
 
     def generate(
-        self, prompt: Prompt, params: SamplingParams, /, *, priority: int, cache_salt: str | None
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        /,
+        *,
+        priority: int,
+        cache_salt: str | None,
+        lora_request: LoRARequest | None,
     ) -> AsyncIterator[RequestOutput]:
         """See `AsyncClient.generate`."""
 
 
 async def score_tokens(
-    client: Generates, prompt: Prompt, tokens: Sequence[int], *, priority: int, cache_salt: str | None
+    client: Generates,
+    prompt: Prompt,
+    tokens: Sequence[int],
+    *,
+    priority: int,
+    cache_salt: str | None,
+    lora_request: LoRARequest | None = None,
 ) -> list[float]:
     """Return a logprob for each token; see `AsyncClient.score_tokens`."""
     mode = client.config.logprobs_mode
@@ -59,7 +73,7 @@ async def score_tokens(
         output_kind=OutputKind.FINAL_ONLY,
     )
     scored = TokenizedPrompt(None, pack_ids([*given.token_ids, *known[:-1]]))
-    outputs = client.generate(scored, params, priority=priority, cache_salt=cache_salt)
+    outputs = client.generate(scored, params, priority=priority, cache_salt=cache_salt, lora_request=lora_request)
     (output,) = [output async for output in outputs]
     (drawn,) = output.outputs
     if not drawn.logprobs:  # aborted before its only token

@@ -1,9 +1,12 @@
 """Engines with LoRA adapters: equal to peft's merged weights, the same bits in any batch, across loads and deaths."""
 
 import asyncio
+import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,6 +79,8 @@ def test_bits_do_not_depend_on_the_adapters_of_others(llm: LLM, requests: list[A
     prompts, adapters = zip(*pairs, strict=True)
     together = llm.generate(list(prompts), PARAMS, lora_request=list(adapters))
     assert [result(output) for output in together] == alone
+    scored = llm.score_tokens(list(prompts), [tokens for tokens, _ in alone], lora_request=list(adapters))
+    assert scored == [logprobs for _, logprobs in alone]
 
 
 def test_a_reloaded_name_never_meets_stale_keys(llm: LLM, merged: dict[Path, Any], tmp_path: Path, requests) -> None:
@@ -115,8 +120,7 @@ def test_an_adapter_of_another_model_is_refused_by_its_tensor(llm: LLM, tmp_path
         llm.generate(PROMPTS[0], PARAMS, lora_request=LoRARequest("other", 30, str(path)))
 
 
-@pytest.mark.parametrize("victim", ["core", "worker"])
-def test_adapters_are_loaded_again_after_a_death(model: Path, requests: list[Any], victim: str) -> None:
+def test_adapters_are_loaded_again_after_deaths(model: Path, requests: list[Any]) -> None:
     async def ask(client: AsyncClient, prompt: list[int], request: LoRARequest | None) -> Any:
         tokens: list[int] = []
         async for output in client.generate(prompt, LONG, lora_request=request):
@@ -124,23 +128,54 @@ def test_adapters_are_loaded_again_after_a_death(model: Path, requests: list[Any
         return tokens
 
     async def ask_all(client: AsyncClient) -> list[Any]:
-        return await asyncio.gather(*(ask(client, prompt, one) for prompt in PROMPTS for one in requests))
+        return await asyncio.gather(*(ask(client, prompt, one) for prompt in PROMPTS[:2] for one in requests))
 
     async def use() -> None:
         # Native kernels would be done before this process has killed anybody.
         async with AsyncClient.launch(str(model), **SETTINGS, cpu_kernels="torch") as client:
             expected = await ask_all(client)
-            await client.reset_prefix_cache()
             assert client.engine is not None
-            core = client.engine.core_pid
-            pid = core if victim == "core" else descendants(core)[-1]
-            steps = (await client.engine_stats()).num_steps
-            running = asyncio.create_task(ask_all(client))
-            await until(lambda: client.latest_stats.num_steps > steps + 5)
-            os.kill(pid, signal.SIGKILL)
-            assert await running == expected
+            for victim in ("worker", "core"):
+                await client.reset_prefix_cache()
+                core = client.engine.core_pid
+                pid = core if victim == "core" else descendants(core)[-1]
+                steps = (await client.engine_stats()).num_steps
+                running = asyncio.create_task(ask_all(client))
+                await until(lambda seen=steps: client.latest_stats.num_steps > seen + 5)
+                os.kill(pid, signal.SIGKILL)
+                assert await running == expected
 
     asyncio.run(use())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["pipeline_parallel_size", "data_parallel_size", "tensor_parallel_size"])
+def test_several_workers(llm: LLM, model: Path, requests: list[Any], name: str) -> None:
+    prompts, adapters = zip(*((prompt, request) for prompt in PROMPTS for request in requests), strict=True)
+    expected = [result(one) for one in llm.generate(list(prompts), PARAMS, lora_request=list(adapters))]
+    memory = 16 << 20
+    with LLM(str(model), **SETTINGS, **{name: 2}, num_threads=1, kv_cache_memory_bytes=memory) as several:
+        found = [result(one) for one in several.generate(list(prompts), PARAMS, lora_request=list(adapters))]
+    if name == "tensor_parallel_size":  # the sums over the inputs of a divided layer are those of two ranks
+        assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    else:
+        assert found == expected
+
+
+@pytest.mark.long
+def test_a_batch_file_names_adapters(model: Path, merged: dict[Path, Any], tmp_path: Path) -> None:
+    first = next(iter(merged))
+    source, results = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    bodies = [{"model": name, "prompt": PROMPTS[1], "max_tokens": 4, "temperature": 0} for name in ("first", "other")]
+    lines = [{"custom_id": one["model"], "method": "POST", "url": "/v1/completions", "body": one} for one in bodies]
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    flags = ["--enable-lora", "--lora-modules", f"first={first}", "--dtype", "float32", "--max-model-len", "256"]
+    words = [sys.executable, "-P", "-m", "octavo", "run-batch", str(model), "-i", source, "-o", results, *flags]
+    subprocess.run(words, check=True, capture_output=True)
+    codes = {
+        line["custom_id"]: line["response"]["status_code"] for line in map(json.loads, results.read_text().splitlines())
+    }
+    assert codes == {"first": 200, "other": 404}
 
 
 def test_all_processes_of_a_server_have_the_same_adapters(model: Path, merged: dict[Path, Any], tmp_path: Path) -> None:
