@@ -96,6 +96,7 @@ def test_what_is_refused(taking: LLM, llm: LLM) -> None:
         taking.generate({"prompt_embeds": rows}, GREEDY.clone(max_tokens=400), use_tqdm=False)
 
 
+@pytest.mark.long
 def test_ranks_and_stages_have_the_bits_of_one_worker(taking: LLM, model: Path) -> None:
     rows = torch.randn(50, taking.client.config.model.embedding_width, generator=torch.Generator().manual_seed(7))
     prompts = [{"prompt_embeds": rows}, [5, 6, 7], {"prompt_embeds": rows[:9]}]
