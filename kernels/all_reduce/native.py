@@ -7,6 +7,7 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.direct import run
 from octavo.kernels.native.rank_group import SharedMemoryGroup
 from octavo.kernels.native.value import Buffer, Node, Value, as_tensor, value_of
 
@@ -33,6 +34,14 @@ def record(x_TD: Tensor, group: SharedMemoryGroup, bias_D: Tensor | None) -> Ten
     value = value_of(x_TD)
     node = _node(value, group, bias_D, Buffer(value.width))
     return as_tensor(value.recorder.append(node, value.dims))
+
+
+def add_up(x_TD: Tensor, group: SharedMemoryGroup) -> Tensor:
+    """Return the sum of all ranks' `x`, float32, outside of programs. Blocks until: every rank has called it."""
+    out_TD = torch.empty_like(x_TD)
+    arguments = AllReduceArguments(Matrix.of(x_TD), Matrix(), Matrix(), Matrix.of(out_TD), group.address)
+    run(group.library, "all_reduce", arguments, num_rows=len(x_TD))
+    return out_TD
 
 
 def _node(

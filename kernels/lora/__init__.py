@@ -5,7 +5,7 @@
 adapter as they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -45,16 +45,23 @@ class LoraSlots(Protocol):
 _SLOTS = {"cpu": cpu.new_slots, "cuda": lazy("octavo.kernels.lora.gpu", cpu.new_slots)}
 
 
-def new_slots(shape: LoraShape, device: torch.device, library: NativeLibrary | None = None) -> LoraSlots:
+def new_slots(
+    shape: LoraShape,
+    device: torch.device,
+    library: NativeLibrary | None = None,
+    gather: Callable[[Tensor], Tensor] | None = None,
+) -> LoraSlots:
     """Return empty slots for the adapters of one layer.
 
     Args:
         shape: of the layer, or of this rank's part of it.
         device: of its weight.
         library: that computes; None: torch, or Triton on a GPU.
+        gather: for a layer whose inputs ranks divide: returns the sums of all ranks, given those of this one, in a
+            native program. None: a rank adds what its own inputs give.
     """
     if library is not None:
-        return native.NativeLora(shape, library)
+        return native.NativeLora(shape, library, gather)
     return choose("lora", _SLOTS, device)(shape, device)
 
 

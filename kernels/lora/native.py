@@ -2,7 +2,7 @@
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -64,13 +64,22 @@ class NativeLora:
     """The packed adapters of one layer; programs point to them, and a slot can change between two steps.
 
     Memory is resident only where an adapter was put.
+
+    Args:
+        shape: of the layer here.
+        library: that computes.
+        gather: returns the sums of all ranks, given those of this one; None: no other rank has inputs.
     """
 
-    def __init__(self, shape: LoraShape, library: NativeLibrary) -> None:
+    def __init__(
+        self, shape: LoraShape, library: NativeLibrary, gather: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
+        assert gather is not None or shape.num_ranks == 1, "ranks that divide inputs gather their sums"
         self.shape = shape
+        self._gather = gather
         self._library = library
         num_parts = len(shape.parts)
-        self._max_rank = -(-shape.max_rank // LANES) * LANES
+        self._max_rank = padded_rank(shape.max_rank)
         self._per_word = 2 if shape.dtype == torch.bfloat16 else 1
         self._num_words = -(-shape.num_inputs // self._per_word)
         blocks = [-(-width // LANES) for width in shape.parts]
@@ -84,7 +93,9 @@ class NativeLora:
             a_dims = (shape.num_inputs, self._max_rank)
         self._a = _allocate(shape, a_dims)
         self._b = _allocate(shape, (sum(blocks), self._max_rank // self._per_word, LANES, self._per_word))
-        self._num_segments = 1 if shape.is_table else max(1, min(MAX_SEGMENTS, shape.num_inputs // SEGMENT_INPUTS))
+        self._num_segments = shape.num_segments or max(1, min(MAX_SEGMENTS, shape.num_inputs // SEGMENT_INPUTS))
+        if shape.is_table:
+            self._num_segments = 1
 
     @property
     def num_bytes(self) -> int:
@@ -134,6 +145,7 @@ class NativeLora:
         if x_TI.device.type == "recorded":
             x, y = value_of(x_TI), value_of(y_TO)
             return self._record_expand(y, self._shrink_node(x, Buffer(self.sums_width)))
+        assert self._gather is None, "ranks exchange rows in programs only"
         if rows.grouped is None:
             return y_TO
         sums = Matrix.of(sums_TX := x_TI.new_empty(len(x_TI), self.sums_width, dtype=torch.float32))
@@ -181,9 +193,12 @@ class NativeLora:
     def _record_expand(self, y: Value, source: Node) -> Tensor:
         recorder = y.recorder
         sums = recorder.append(source, (self.sums_width,))
+        if self._gather is not None:
+            sums = value_of(self._gather(as_tensor(sums)))
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self._structure())
+            slots = self._structure(self._num_segments * self.shape.num_ranks)
+            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], slots)
 
         work = self.shape.max_rank * self.shape.num_outputs
         node = Node(
@@ -198,7 +213,7 @@ class NativeLora:
         )
         return as_tensor(recorder.append(node, (self.shape.num_outputs,)))
 
-    def _structure(self) -> SlotsStructure:
+    def _structure(self, num_segments: int | None = None) -> SlotsStructure:
         """Return the structure for C++. It points into the tensors and does not keep them alive."""
         return SlotsStructure(
             self._a.data_ptr(),
@@ -212,10 +227,15 @@ class NativeLora:
             len(self.shape.parts),
             self._max_rank,
             self.shape.num_inputs,
-            self._num_segments,
+            num_segments or self._num_segments,
             TYPES[self.shape.dtype],
             0,
         )
+
+
+def padded_rank(rank: int) -> int:
+    """Return the sums that a segment of a layer has for adapters of up to this rank."""
+    return -(-rank // LANES) * LANES
 
 
 def step_of(grouped: GroupedRows, num_rows: int, *, num_slots: int) -> StepArguments:

@@ -22,6 +22,10 @@ class LoraShape:
     """Of A and B, and of the rows."""
     is_table: bool = False
     """The layer is an embedding: its inputs are tokens, and A is looked up."""
+    num_segments: int | None = None
+    """Parts in which native products with A add up the inputs here; None: as many as are fast."""
+    num_ranks: int = 1
+    """Ranks that hold as many inputs each and gather the sums of their segments."""
 
     @property
     def num_outputs(self) -> int:

@@ -107,6 +107,7 @@ class SharedMemoryGroup:
         offset: int = 0,
         links: NodeLinks | None = None,
     ) -> None:
+        self.library = library
         self.rank = rank
         self.size = size
         self.area_bytes = _whole_pages(area_bytes)

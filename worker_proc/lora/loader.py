@@ -4,6 +4,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
+import torch
+
 from octavo.protocol.adapters import Adapter, AdapterFault, AdapterLoad
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
@@ -24,9 +26,9 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
         ConfigError: the model or its settings do not go with adapters.
     """
     assert config.lora is not None, "an engine without adapters"
-    if config.enable_tp_invariant_inference:
+    if config.enable_tp_invariant_inference and model.library is None:
         raise ConfigError(
-            "--enable-tp-invariant-inference: the sums of adapters depend on the number of ranks",
+            "--enable-tp-invariant-inference: without native kernels, sums of adapters depend on the number of ranks",
             hint="leave --enable-lora or --enable-tp-invariant-inference out",
         )
     if config.lora.is_fully_sharded and config.tensor_parallel_size > 1:
@@ -34,7 +36,15 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
             "--fully-sharded-loras is not supported",
             hint="leave it out: each worker then holds a part of one factor, and all of the other",
         )
-    return AdapterLoader(AdapterSlots(model, config.lora), config.lora.max_cpu_loras)
+    group = model.parameters.group
+
+    def agree(is_loaded: bool) -> bool:
+        assert group is not None
+        failures_11 = torch.full((1, 1), float(not is_loaded), device=model.device)
+        return float(group.all_reduce(failures_11, None, torch.float32)) == 0.0
+
+    slots = AdapterSlots(model, config.lora)
+    return AdapterLoader(slots, config.lora.max_cpu_loras, None if group is None else agree)
 
 
 class AdapterLoader:

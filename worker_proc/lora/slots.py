@@ -1,12 +1,14 @@
 """The adapters of all layers of a model, in slots; and how the tensors of a PEFT adapter are divided among them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.lora import LoraSlots, lora, lora_embedding, new_slots
+from octavo.kernels.lora.native import padded_rank
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 from octavo.protocol.config.lora import ResolvedLoRA
@@ -49,15 +51,7 @@ class AdapterSlots:
         for layer in model.parameters.adaptable:
             self._parts |= {part: (layer, index) for index, part in enumerate(layer.parts)}
             if layer.is_here:
-                shape = LoraShape(
-                    layer.num_inputs,
-                    tuple(layer.parts.values()),
-                    config.max_loras,
-                    config.max_rank,
-                    self._dtype,
-                    layer.is_table,
-                )
-                self._layers[layer] = slots = new_slots(shape, model.device, model.library)
+                self._layers[layer] = slots = self._new_slots(layer, model, config)
                 layer.add = _addition(layer, slots, self.rows)
 
     def move_to(self, model: Model) -> dict[LayerAdapters, LayerAdapters]:
@@ -74,6 +68,31 @@ class AdapterSlots:
         for layer, slots in self._layers.items():
             layer.add = _addition(layer, slots, self.rows)
         return new_of
+
+    def _new_slots(self, layer: LayerAdapters, model: Model, config: ResolvedLoRA) -> LoraSlots:
+        shape = LoraShape(
+            layer.num_inputs,
+            tuple(layer.parts.values()),
+            config.max_loras,
+            config.max_rank,
+            self._dtype,
+            layer.is_table,
+        )
+        sharding, group, library = layer.input_sharding, model.parameters.group, model.library
+        if sharding is None or library is None or not model.is_recordable:
+            return new_slots(shape, model.device, library)
+        # The same segments on any number of ranks, as those of the layer's own products, give the same bits.
+        num_segments = sharding.num_segments
+        while num_segments > 1 and layer.num_inputs * sharding.size % (2 * num_segments):
+            num_segments //= 2
+        own = num_segments // sharding.size if num_segments % sharding.size == 0 else 1
+        shape = replace(shape, num_segments=own, num_ranks=sharding.size)
+        if sharding.size == 1 or group is None:
+            return new_slots(shape, model.device, library)
+        layer.follows_exchange = True
+        width = own * padded_rank(config.max_rank)
+        gather = partial(group.all_gather, first=sharding.rank * width, width=sharding.size * width)
+        return new_slots(shape, model.device, library, gather)
 
     @property
     def num_bytes(self) -> int:

@@ -34,7 +34,10 @@ class SharedMemoryRanks:
         self._group = group
 
     def all_reduce(self, partial_TD: Tensor, bias_D: Tensor | None, dtype: torch.dtype) -> Tensor:
-        """See `TensorParallelGroup`. All rows of a program are float32."""
+        """See `TensorParallelGroup`. All rows of a program are float32; outside of programs there is no bias."""
+        if partial_TD.device.type != "recorded":
+            assert bias_D is None, "only programs add biases"
+            return all_reduce.add_up(partial_TD, self._group)
         return all_reduce.record(partial_TD, self._group, bias_D)
 
     def all_gather(self, columns_TP: Tensor, first: int, width: int) -> Tensor:

@@ -9,6 +9,8 @@ from torch.distributed import FileStore, Store, TCPStore  # type: ignore[attr-de
 
 from octavo.kernels.all_reduce.native import exchanged_bytes
 from octavo.kernels.experts.exchange import ExpertExchange, exchange_area_bytes
+from octavo.kernels.linear.native import NUM_SEGMENTS
+from octavo.kernels.lora.native import padded_rank
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup, group_bytes
 from octavo.kernels.stage_exchange.link import SharedMemoryLink, link_bytes
@@ -185,7 +187,10 @@ def _area_bytes(config: ResolvedConfig) -> int:
     size, width, top_k = config.tensor_parallel_size, _width(config), _num_chosen_experts(config)
     max_logits = max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS)
     max_rows = max(config.max_num_batched_tokens, max_logits)
-    return max(top_k * exchanged_bytes(max_rows, width, size), max_logits * config.model.vocab_size * 4)
+    rows_bytes = top_k * exchanged_bytes(max_rows, width, size)
+    if config.lora is not None:  # the sums of the segments of a layer's inputs
+        rows_bytes = max(rows_bytes, max_rows * max(NUM_SEGMENTS) * padded_rank(config.lora.max_rank) * 4)
+    return max(rows_bytes, max_logits * config.model.vocab_size * 4)
 
 
 def _width(config: ResolvedConfig) -> int:

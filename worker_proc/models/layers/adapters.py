@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
-from octavo.worker_proc.parallel.sharding import Shard
+from octavo.worker_proc.parallel.sharding import Shard, Sharding
 
 
 class LayerAdapters:
@@ -20,6 +20,7 @@ class LayerAdapters:
         is_table: whether the layer is an embedding.
         first_id: of the table.
         is_here: False: another pipeline stage has the layer.
+        input_sharding: the ranks that divide the inputs, be it only one; None: they are never divided.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class LayerAdapters:
         is_table: bool = False,
         first_id: int = 0,
         is_here: bool,
+        input_sharding: Sharding | None = None,
     ) -> None:
         self.num_inputs = num_inputs
         self.parts = parts
@@ -38,6 +40,9 @@ class LayerAdapters:
         self.is_table = is_table
         self.first_id = first_id
         self.is_here = is_here
+        self.input_sharding = input_sharding
+        self.follows_exchange = False
+        """Whether `add` gets the products of all ranks together."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
         """From the inputs and the products of the layer to products with adapters; None: the engine has none. A table
         gets token ids as inputs."""

@@ -51,9 +51,14 @@ class Linear:
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the outputs, shape TO."""
         product_TO = linear(x_TI, self._weight.packed)
-        if self._adapters is not None and self._adapters.add is not None:
-            product_TO = self._adapters.add(x_TI, product_TO)
-        return product_TO if self._weight.exchange is None else self._weight.exchange(product_TO)
+        adapters, exchange = self._adapters, self._weight.exchange
+        if adapters is None or adapters.add is None:
+            return product_TO if exchange is None else exchange(product_TO)
+        if exchange is None:
+            return adapters.add(x_TI, product_TO)
+        if adapters.follows_exchange:
+            return adapters.add(x_TI, exchange(product_TO))
+        return exchange(adapters.add(x_TI, product_TO))
 
     def silu_and_mul(self, x_TI: Tensor) -> Tensor:
         """Return the gated activation of the outputs, half as many: see `octavo.kernels.silu_and_mul`."""
@@ -66,4 +71,6 @@ class Linear:
 def _adapters_of(parameters: Parameters, weight: LinearWeight) -> LayerAdapters:
     shards = {part: parameters.shard_of(f"{part}.weight") for part in weight.parts}
     is_here = parameters.stage.holds(weight.name, is_output=True)
-    return parameters.adapts(LayerAdapters(weight.num_inputs, weight.parts, shards, is_here=is_here))
+    return parameters.adapts(
+        LayerAdapters(weight.num_inputs, weight.parts, shards, is_here=is_here, input_sharding=weight.input_sharding)
+    )

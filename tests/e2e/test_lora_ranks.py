@@ -1,0 +1,86 @@
+"""LoRA adapters on several ranks and stages: the bits of one worker, and loads that fail on all of them."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft_adapters import load_of, write_adapter
+from rank_threads import on_ranks
+from tiny_models import make_tiny
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, spec, worker_config
+
+from octavo.kernels.all_reduce.native import exchanged_bytes
+from octavo.kernels.native import library
+from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.worker_proc.lora.loader import open_adapters
+from octavo.worker_proc.parallel.group import SharedMemoryRanks
+from octavo.worker_proc.weights.load import load_model
+
+SIZES = {
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_size": 256,
+    "head_dim": 32,
+    "intermediate_size": 512,
+    "tie_word_embeddings": True,
+}
+TARGETS = ["q_proj", "k_proj", "o_proj", "gate_proj", "down_proj", "embed_tokens", "lm_head"]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
+    folder = tmp_path_factory.mktemp("lora")
+    model = make_tiny("LlamaForCausalLM", folder / "model", **SIZES)
+    adapters = [folder / "a", folder / "b"]
+    write_adapter(model, adapters[0], 0, r=8, target_modules=TARGETS)
+    write_adapter(model, adapters[1], 1, r=5, target_modules=["down_proj", "v_proj"])
+    return model, adapters
+
+
+def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = None, **settings: Any) -> list[Any]:
+    """Return what each of `size` ranks generates, and the faults of its loads; one rank may not find the files."""
+    path, adapters = paths
+    limits = {"max_model_len": 128, "max_num_seqs": 4, "enable_lora": True, "max_loras": 2}
+    config = worker_config(path, tensor_parallel_size=size, **limits, **settings)
+    kernels = library.load()
+
+    def compute(group: SharedMemoryGroup) -> Any:
+        ranks = SharedMemoryRanks(group) if size > 1 else None
+        model = load_model(config, lambda _: None, library=kernels, rank=group.rank, group=ranks)
+        executor = HostExecutor(model, config, NUM_BLOCKS, open_adapters(model, config))
+        driver = Driver(model, config, executor)
+        loads = [load_of(path, slot) for slot, path in enumerate(adapters)]
+        if group.rank == fails_on:
+            adapter = loads[1].adapter
+            gone = type(adapter)(adapter.name, adapter.digest, adapter.path + "-gone", adapter.rank)
+            loads[1] = type(loads[1])(1, gone)
+        driver.adapter_loads = loads
+        requests = [
+            driver.admit(
+                slot, [(7 * slot + 3 * place) % 300 for place in range(20)], spec(logprobs=1), adapter_slot=slot - 1
+            )
+            for slot in range(3)
+        ]
+        faults = driver.step({0: 5, 1: 13, 2: 7}).adapter_faults
+        driver.step({0: 15, 1: 7, 2: 13})
+        driver.run(4)
+        return [(request.token_ids, request.logprobs) for request in requests], [fault.slot for fault in faults]
+
+    torch.set_num_threads(1)
+    area_bytes = max(exchanged_bytes(config.max_num_batched_tokens, 3 * 256, size), 64 * config.model.vocab_size * 4)
+    return on_ranks(kernels, size, area_bytes, compute)
+
+
+@pytest.mark.parametrize(("size", "dtype"), [(2, "bfloat16"), (4, "float32")])
+def test_the_number_of_ranks_changes_no_bit(paths: tuple[Path, list[Path]], size: int, dtype: str) -> None:
+    (alone,) = on_size(paths, 1, dtype=dtype)
+    assert len({tuple(tokens) for tokens, _ in alone[0]}) == 3
+    assert on_size(paths, size, dtype=dtype) == [alone] * size
+
+
+def test_a_load_that_one_rank_misses_fails_on_all(paths: tuple[Path, list[Path]]) -> None:
+    (alone,) = on_size(paths, 1)
+    for requests, faults in on_size(paths, 2, fails_on=1):
+        assert faults == [1] and requests[:2] == alone[0][:2]
+        assert requests[2] != alone[0][2]
