@@ -15,6 +15,13 @@ from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, ExtraKey, h
 LIVE_COST_TOKENS = 128
 """Cost of a request that runs or waits, in prompt tokens: it slows down every step of its engine."""
 
+ADAPTER_COST_TOKENS = 2 * LIVE_COST_TOKENS
+"""Cost of a LoRA adapter on an engine that has not had it, in prompt tokens: it is loaded between steps, and takes a
+slot from another one. So it spreads to a further engine when those that have it have two requests more."""
+
+MAX_ADAPTERS = 4096
+"""Adapters whose engines are remembered at least, and at most twice as many."""
+
 PENDING_DIVISOR = 2
 """A token that waits to be computed counts half: it delays one prompt, while one that is computed though another engine
 has it cached takes time from all later ones, and memory. In the simulation of ADR 24 this finds 3 % more in caches."""
@@ -65,6 +72,10 @@ class PrefixRouter:
         """The engines to which a span was sent lately."""
         self._sent_before = SpanMap()
         """The same in the time before."""
+        self._with_adapter: dict[str | bytes, int] = {}
+        """The engines that have got requests with an adapter, as bits, by its digest."""
+        self._with_adapter_before: dict[str | bytes, int] = {}
+        """The same of adapters that were used before these."""
         self._turn_s = clock()
         self._hashes: dict[int, tuple[bytes, int]] = {}
         """The hash of the last block of a span, and its short form, by the span's quick hash."""
@@ -92,8 +103,14 @@ class PrefixRouter:
         data = token_ids.tobytes()
         keys = self._keys(data, extra_keys)
         cached = self._cached_spans(keys, data, extra_keys, self._bits)
-        chosen, num_spans = self._cheapest(cached)
+        adapter = next((key.value for key in extra_keys if key.kind == "adapter"), None)
+        having = 0
+        if adapter is not None:
+            having = self._with_adapter.get(adapter, 0) | self._with_adapter_before.get(adapter, 0)
+        chosen, num_spans = self._cheapest(cached, having & self._bits)
         self._last = chosen
+        if adapter is not None:
+            self._remember_adapter(adapter, having | 1 << chosen)
         self._remember(keys, chosen, can_expire=not self._bits & ~self.view.reporting)
         return chosen, len(token_ids) - num_spans * self.span_tokens
 
@@ -102,10 +119,19 @@ class PrefixRouter:
         self.view.forget(engine)
         self._sent.forget(engine)
         self._sent_before.forget(engine)
+        for adapters in (self._with_adapter, self._with_adapter_before):
+            for digest in adapters:
+                adapters[digest] &= ~(1 << engine)
 
-    def _cheapest(self, cached: list[tuple[int, int]]) -> tuple[int, int]:
-        """Return the cheapest of the candidates, and how many spans it has cached; see `_cached_spans`."""
+    def _cheapest(self, cached: list[tuple[int, int]], having: int) -> tuple[int, int]:
+        """Return the cheapest of the candidates, and how many spans it has cached; see `_cached_spans`.
+
+        `having`: the candidates that have the prompt's adapter, as bits; 0: none has it, or there is no adapter.
+        """
         costs = [self._loads[engine] for engine in self._candidates]
+        if having:
+            for position, engine in enumerate(self._candidates):
+                costs[position] += 0 if having >> engine & 1 else ADAPTER_COST_TOKENS
         # perf: most engines have equally much of a prompt, so only costs of the others are changed.
         usual = max(cached, key=lambda group: group[0].bit_count())[1]
         for engines, num_spans in cached:
@@ -173,6 +199,12 @@ class PrefixRouter:
             self._hashes, self._hashes_before = {}, self._hashes
         self._hashes[key] = found
         return found
+
+    def _remember_adapter(self, digest: str | bytes, engines: int) -> None:
+        """Note which engines have got requests with an adapter, and forget those that were not used for long."""
+        if digest not in self._with_adapter and len(self._with_adapter) >= MAX_ADAPTERS:
+            self._with_adapter, self._with_adapter_before = {}, self._with_adapter
+        self._with_adapter[digest] = engines
 
     def _remember(self, keys: Sequence[int], engine: int, *, can_expire: bool) -> None:
         """Note that a prompt was sent to an engine, and forget older ones if all engines report or there are many."""

@@ -4,7 +4,7 @@ import random
 from collections.abc import ItemsView
 
 from octavo.frontend.routing.cache_view import MIN_COMPACTED, SpanMap
-from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, PENDING_DIVISOR, PrefixRouter
+from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, MAX_ADAPTERS, PENDING_DIVISOR, PrefixRouter
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import CacheUpdate
 from octavo.protocol.ids import IdArray, pack_ids
@@ -178,3 +178,26 @@ def test_the_log_of_an_engine_is_as_long_as_its_cache() -> None:
     assert len(spans.engines_of) == 200 and len(spans._logs[3]) <= MIN_COMPACTED
     spans.forget(3)
     assert spans.engines_of == {}
+
+
+def test_an_adapter_stays_where_it_is_until_others_have_clearly_less_to_do() -> None:
+    routes, keys = router(), (ExtraKey(0, "adapter", "sql"),)
+    home, _ = choose(routes, prompt(2), keys, [0, 1, 2])
+    busy = {**IDLE, home: (0, 1)}
+    assert all(choose(routes, prompt(2, seed), keys, [0, 1, 2], busy)[0] == home for seed in range(1, 5))
+    assert choose(routes, prompt(2, seed=5), (), [0, 1, 2], busy)[0] != home, "the model alone goes anywhere"
+    second, _ = choose(routes, prompt(2, seed=6), keys, [0, 1, 2], {**IDLE, home: (0, 3)})
+    assert second != home
+    found = {choose(routes, prompt(2, seed), keys, [0, 1, 2])[0] for seed in range(7, 13)}
+    assert found == {home, second}, "both have it now"
+    routes.forget(home)
+    routes.forget(second)
+    found = {choose(routes, prompt(2, seed), (ExtraKey(0, "adapter", str(seed)),), [0, 1, 2])[0] for seed in range(6)}
+    assert found == {0, 1, 2}, "new adapters take turns"
+
+
+def test_adapters_that_were_not_used_for_long_are_forgotten() -> None:
+    routes = router()
+    for number in range(2 * MAX_ADAPTERS + 1):
+        choose(routes, prompt(0), (ExtraKey(0, "adapter", str(number)),), [0, 1])
+    assert len(routes._with_adapter) + len(routes._with_adapter_before) <= 2 * MAX_ADAPTERS
