@@ -79,7 +79,7 @@ def main() -> None:
     args = _arguments()
     cases = [Case.parse(text) for text in args.cases.split(",")]
     config = _config(args, cases)
-    model = load_model(config, lambda fraction: None, library=load(), cache_dir=Env.read().cache_dir)
+    model = load_model(config, lambda fraction: None, library=load(args.level), cache_dir=Env.read().cache_dir)
     longest = max(case.context_len for case in cases)
     num_states = max(case.num_requests for case in cases)
     forward = build_programs(
@@ -96,6 +96,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--load-format", default="auto", help="dummy: random weights")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--quantization", help="see the flag of the server")
+    parser.add_argument("--level", help="instruction set, such as avx512_bf16; default: the best")
     parser.add_argument("--kv-cache-dtype", default="auto")
     parser.add_argument("--num-threads", type=int, help="default: as many as there are cores")
     parser.add_argument("--cases", default=CASES, help=f"requests x tokens @ context, by commas; default: {CASES}")
