@@ -6,22 +6,30 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from gguf import GGMLQuantizationType
+from gguf_files import write_gguf
 from model_runner import Runner, load, prompts
 from pairwise import pairwise_first
 from peft_adapters import load_of, write_adapter
+from safetensors.numpy import load_file as load_numpy
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 from tiny_models import ARCHITECTURES, VOCAB_SIZE, make_tiny
 from torch import Tensor
+from transformers import AutoModelForCausalLM
+from worker_plans import worker_config
 
 from octavo.kernels.native import library
 from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.lora.slots import AdapterSlots
+from octavo.worker_proc.weights.load import load_model
 
+TARGETS = ["q_proj", "k_proj", "o_proj", "up_proj", "down_proj"]
 TOKENS = prompts(VOCAB_SIZE)
 CONFIG = ResolvedLoRA(max_loras=3, max_rank=16, max_cpu_loras=3, dtype="float32")
 
@@ -119,6 +127,29 @@ def test_weights_of_torch(tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = merged(TOKENS[1][None]).logits[0]
     torch.testing.assert_close(logits_of(runner, 1, 0).log_softmax(1), expected.log_softmax(1), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4", "gguf"])
+def test_adapters_of_quantized_weights(quantization: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    path = make_tiny("LlamaForCausalLM", tmp_path / "model", **sizes)
+    merged = write_adapter(path, tmp_path / "adapter", target_modules=TARGETS)
+    config = worker_config(path, quantization="int8" if quantization == "gguf" else quantization)
+    if quantization == "gguf":  # its rows of queries and keys are in another order
+        tensors, kind = load_numpy(path / "model.safetensors"), GGMLQuantizationType.Q8_0
+        file = write_gguf(tmp_path / "x.gguf", "llama", tensors, num_heads=4, num_kv_heads=2, kind=kind)
+        facts = msgspec.structs.replace(config.model, load_format="gguf", model_path=str(file))
+        config = msgspec.structs.replace(config, model=facts, quantization="gguf")
+    model = load_model(config, lambda fraction: None, library=library.load())
+    loader = AdapterLoader(AdapterSlots(model, CONFIG), 1)
+    runner = Runner(model, torch.float32)
+    assert loader.apply([load_of(tmp_path / "adapter")]) == []
+    base = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    with torch.inference_mode():
+        expected, before = (weights(TOKENS[1][None]).logits[0] for weights in (merged, base))
+    update = logits_of(runner, 1, 0) - logits_of(runner, 1, NO_ADAPTER)
+    # The weights are rounded, the adapter is not.
+    assert (update - (expected - before)).norm() < (0.5 if quantization == "int4" else 0.1) * (expected - before).norm()
 
 
 @pytest.mark.parametrize(
