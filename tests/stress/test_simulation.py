@@ -22,6 +22,7 @@ from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
 from octavo.frontend.request_stream import RequestStream
 from octavo.protocol.codec import Frame
 from octavo.protocol.ids import pack_ids
+from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbedsBuilder
 from octavo.protocol.requests import Submit
 
 NUM_REQUESTS = 60
@@ -152,6 +153,12 @@ def release_and_forget_one(link: CoreLink, max_count: int) -> list[tuple[InFligh
     return release_requests(link, max_count)[:-1]
 
 
+def send_the_first_rows(builder: StepEmbedsBuilder, slot: int, embeds: PromptEmbeds, start: int, end: int) -> None:
+    """Chunks that come with the rows from the start of their prompt."""
+    add_rows(builder, slot, embeds, 0, end - start)
+
+
+add_rows = StepEmbedsBuilder.add
 adopt, release_requests = InFlightRequests.adopt, CoreLink.release
 release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers
 put, take_unsent = Outbox.put, InFlightRequests.take_unsent
@@ -183,6 +190,7 @@ def first_failure(is_right_kind: Callable[[Failure], bool], num_ranks: int = 1, 
         pytest.param((Scheduler, "lose_workers", keep_the_contents), id="lost blocks are shared"),
         pytest.param((Outbox, "put", send_the_last_alone), id="events are lost"),
         pytest.param((InFlightRequests, "take_unsent", resume_without_outputs), id="tokens come twice"),
+        pytest.param((StepEmbedsBuilder, "add", send_the_first_rows), id="a chunk has the rows of another"),
         pytest.param((InFlightRequests, "lose_core", lambda in_flight: None), id="nothing is asked again"),
     ],
     indirect=True,

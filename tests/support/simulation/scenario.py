@@ -10,13 +10,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from core_fakes import core_config
+from msgspec import structs
 
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.config.lora import ResolvedLoRA
-from octavo.protocol.ids import pack_ids
+from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
 from simulation.model import DAMAGED_MARK, SALT_MARK
@@ -135,6 +137,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     duration = num_requests * step_scale / load
     style = _Style(rng, engine["max_model_len"], seed)
     engine["lora"] = style.lora
+    engine["enable_prompt_embeds"], engine["dtype"] = True, "float32"
+    engine["model"] = structs.replace(core_config().model, hf_config={"hidden_size": 1})  # a token id, as bytes
     times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
@@ -225,6 +229,14 @@ def _adapter(index: int, rng: random.Random) -> Adapter:
     return Adapter(f"adapter {index}", f"{mark}{index}", f"/adapters/{index}", 8)
 
 
+def _embeds(token_ids: IdArray, rng: random.Random) -> PromptEmbeds:
+    """Return rows for one or two parts of a prompt, whose content is the token ids there."""
+    length = len(token_ids)
+    edges = sorted(rng.sample(range(length + 1), 4 if length >= 3 and rng.random() < 0.3 else 2))
+    spans = [(start, end - start) for start, end in zip(edges[::2], edges[1::2], strict=True)]
+    return PromptEmbeds.pack(spans, b"".join([token_ids[start : start + num].tobytes() for start, num in spans]))
+
+
 class _Style:
     """How the requests of one scenario are drawn."""
 
@@ -247,6 +259,8 @@ class _Style:
         self._adapters = [_adapter(index, self._adapting) for index in range(self._adapting.randint(1, 6))]
         max_loras = self._adapting.randint(1, 4)
         self.lora = ResolvedLoRA(max_loras=max_loras, max_rank=8, max_cpu_loras=max_loras, dtype="float32")
+        self._embedding = random.Random(f"embeds {seed}")
+        self._embedded = self._embedding.choice([0.0, 0.0, 0.3])
         self._with_logprobs = rng.choice([0.0, 0.2])
         self._salts = rng.choice([[None], [None, "a", "b"]])
         self._intervals = rng.choice([[1], [1, 1, 3, 32]])
@@ -274,6 +288,8 @@ class _Style:
             stream_interval=rng.choice(self._intervals),
             grammar=grammar,
         )
+        if self._embedding.random() < self._embedded and submit.params.prompt_logprobs is None:
+            submit = structs.replace(submit, prompt_embeds=_embeds(submit.prompt_token_ids, self._embedding))
         leaves_after = rng.randint(0, self._max_tokens) if rng.random() < self._leaving else None
         return Ask(frontend, time, submit, leaves_after)
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import pack_ids
+from octavo.protocol.ids import ID_BYTES, pack_ids, unpack_ids
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask
 from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state
 
@@ -62,6 +62,7 @@ class SimulatedWorker:
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._vocab_size = config.model.vocab_size
+        self._embedding_bytes = config.embedding_bytes
         self._num_blocks = num_blocks
         self._is_pipelined = config.pipeline_parallel_size > 1
         self._groups = groups
@@ -82,6 +83,7 @@ class SimulatedWorker:
         faults = self._load_adapters(plan)
         self._change_rows(plan)
         self._check_size(plan)
+        self._check_embeds(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
         for part in plan.scheduled:
             self._write(part)
@@ -149,6 +151,21 @@ class SimulatedWorker:
         require(0 < num_tokens <= self._max_num_batched_tokens, f"a step of {num_tokens} tokens")
         require(len({part.slot for part in plan.scheduled}) == len(plan.scheduled), "a slot is scheduled twice")
         self.num_computed_tokens += num_tokens
+
+    def _check_embeds(self, plan: StepPlan) -> None:
+        """Verify that the step has the rows of all given positions that it computes, and no others."""
+        found = [] if plan.prompt_embeds is None else plan.prompt_embeds.places
+        wanted = [
+            (part.slot, begin, end - begin)
+            for part in plan.scheduled
+            for first, num in self.rows[part.slot].admitted.embed_spans
+            if (begin := max(part.start, first)) < (end := min(part.start + part.num_tokens, first + num))
+        ]
+        require(list(found) == wanted, f"the rows of a step are {found}, not {wanted}")
+        if plan.prompt_embeds is not None and self._embedding_bytes == ID_BYTES:
+            tokens = [self.rows[slot].token_ids[at : at + num] for slot, at, num in wanted]
+            given = unpack_ids(bytes(plan.prompt_embeds.data.data)).tolist()
+            require(given == [*chain.from_iterable(tokens)], "a step has rows of other positions")
 
     def _write(self, part: Scheduled) -> None:
         row, size = self.rows[part.slot], self._block_size
