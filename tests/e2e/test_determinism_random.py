@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from quantized_checkpoints import write
 from small_engine import Result, SmallEngine, TimedRequest
 from tiny_families import FAMILIES
 from tiny_models import MOE_ARCHITECTURES, make_tiny
@@ -49,9 +50,10 @@ class Case(NamedTuple):
     changes: dict[str, Any]
     settings: dict[str, Any]
     is_native: bool = True
+    quantized: str | None = None
+    """What `quantized_checkpoints` makes of it."""
 
 
-MISTRAL = ("MistralForCausalLM", {"sliding_window": 24})
 MIXED = (
     "Qwen3ForCausalLM",
     {
@@ -78,12 +80,19 @@ CASES = [
     family("gemma2"),
     family("Qwen2MoeForCausalLM"),
     family("mamba2"),
-    Case("quantized", *MISTRAL, {"dtype": "bfloat16", "quantization": "int4", "kv_cache_dtype": "int8"}),
+    Case(
+        "quantized",
+        "MistralForCausalLM",
+        {"sliding_window": 24, "hidden_size": 96},
+        {"dtype": "bfloat16", "kv_cache_dtype": "int8"},
+        quantized="mixed",
+    ),
     Case("windows-torch", *MIXED, is_native=False),
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
 """Windows in some layers, in all and in none, both kinds of norm, learned and rotary positions, soft caps, experts,
-recurrent states, every dtype, and 4-bit weights with an 8-bit cache. All through native kernels, some through torch."""
+recurrent states, every dtype, and a checkpoint of three quantized formats with an 8-bit cache. All through native
+kernels, some through torch."""
 
 
 GRAMMARS = [
@@ -111,6 +120,9 @@ class Loaded(NamedTuple):
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     case: Case = request.param
     path = make_tiny(case.arch, tmp_path_factory.mktemp("model"), **case.changes)
+    if case.quantized:
+        path, plain = path.with_name("quantized"), path
+        write(case.quantized, plain, path)
     config = worker_config(path, max_model_len=MAX_LEN, **case.settings)
     compiler = GrammarCompiler(timeout_s=5)
     compiler.set_vocabulary(vocabulary_of(Tokenizer.load(path), VOCAB, config.model.eos_token_ids))

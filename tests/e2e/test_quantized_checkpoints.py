@@ -1,5 +1,6 @@
 """Quantized checkpoints of every format: their values, and what is computed with them."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 from model_logprobs import PROMPT, difference, kinds, logprobs
-from quantized_checkpoints import KINDS, write
+from quantized_checkpoints import KINDS, add_section, write
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from transformers import AutoModelForCausalLM
 from worker_plans import Driver, alone, loaded, spec, worker_config
 
+from octavo.kernels.native import library
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.weights import packed_cache
+from octavo.worker_proc.weights.load import load_model
 
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "head_dim": 32}
 ON_CODES = {
@@ -27,6 +31,8 @@ ON_CODES = {
     **dict.fromkeys(("nf4", "fp4-nested"), "float4"),
 }
 """Formats with which native kernels multiply, and the kind of the packed weight. All others are dequantized."""
+LONG = ("gptq-v2", "gptq-2", "fp8-static", "w4a16-channel", "w8a8-static", "w8a8-float-tensor", "torchao-int8")
+"""Formats that others nearly cover."""
 MIXED = {"u4", "e4m3", "u8_channel"}
 
 
@@ -46,7 +52,7 @@ def twin(source: Path, values: dict[str, torch.Tensor], folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LONG)) for kind in KINDS])
 def test_the_values_are_those_of_the_format(kind: str, source: Path, tmp_path: Path) -> None:
     values = write(kind, source, tmp_path / "quantized")
     plain = twin(source, values, tmp_path / "plain")
@@ -91,7 +97,7 @@ def test_transformers_computes_the_same_from_dequantized_weights(source: Path, t
     torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), expected, rtol=0.0, atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", ["gptq", "awq", "w8a8", "fp8-blocks", "mixed"])
+@pytest.mark.parametrize("kind", ["gptq", "fp8-blocks", "mixed"])
 def test_experts_are_quantized_one_by_one(kind: str, tmp_path: Path) -> None:
     sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 4}
     source = make_tiny("Qwen3MoeForCausalLM", tmp_path / "source", **sizes, num_hidden_layers=1)
@@ -105,3 +111,64 @@ def test_experts_are_quantized_one_by_one(kind: str, tmp_path: Path) -> None:
     assert kinds(model) & {"u4", "u8_channel", "e4m3"}
     assert difference(logprobs(config, model=model), exact) < 0.2
     assert_batches_change_no_bit(model, config)
+
+
+@pytest.mark.parametrize("kind", ["gptq-8", "awq", "mixed", "fp8-tensor", "nf4", "llm-int8"])
+def test_made_up_weights_have_the_layout_of_the_checkpoint(kind: str, source: Path, tmp_path: Path) -> None:
+    """`--load-format dummy` needs the memory of the real weights."""
+    write(kind, source, tmp_path / "quantized")
+    config = on_codes(tmp_path / "quantized")
+    real, made_up = loaded(config), loaded(on_codes(tmp_path / "quantized", load_format="dummy"))
+    expected, actual = real.parameters.packed, made_up.parameters.packed
+    assert {name: packed.product.packed.kind for name, packed in actual.items()} == {
+        name: packed.product.packed.kind for name, packed in expected.items()
+    }
+    assert abs(made_up.weights_bytes - real.weights_bytes) <= 0.02 * real.weights_bytes
+    assert logprobs(config, model=made_up).isfinite().all()
+
+
+@pytest.mark.parametrize(("quantization", "kind"), [("fp8", "e4m3"), ("bitsandbytes", "float4")])
+def test_quantized_while_loading(quantization: str, kind: str, source: Path) -> None:
+    config = worker_config(source, quantization=quantization)
+    model = loaded(config)
+    assert kinds(model) == {"f32", kind}
+    head = model.parameters.packed["lm_head"].product.packed
+    assert head.kind == "f32"
+    assert difference(logprobs(config, model=model), logprobs(worker_config(source))) < 0.5
+    # Through torch, the numbers of the codes are multiplied.
+    assert difference(logprobs(config, is_native=False), logprobs(config, model=model)) < 0.1
+
+
+def test_packed_weights_of_several_formats_are_mapped_again(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(packed_cache, "MIN_KEPT_BYTES", 0)
+    caplog.set_level("INFO", "octavo")
+    write("mixed", source, tmp_path / "quantized")
+    config = on_codes(tmp_path / "quantized")
+    first, second = (
+        load_model(config, lambda fraction: None, library=library.load(), cache_dir=tmp_path / "cache")
+        for _ in range(2)
+    )
+    assert torch.equal(logprobs(config, model=first), logprobs(config, model=second))
+    assert "4-bit integers with groups of 32 and zero points): products with 4-bit levels" in caplog.text
+    assert "mapped packed weights" in caplog.text
+    other = tmp_path / "other"
+    shutil.copytree(tmp_path / "quantized", other)
+    section = json.loads((other / "config.json").read_text())["quantization_config"]
+    section["config_groups"]["group_1"]["weights"]["observer"] = "mse"
+    add_section(other, section)
+    places = [
+        packed_cache.PackedCache.of(on_codes(path), library.load(), tmp_path)
+        for path in (tmp_path / "quantized", other)
+    ]
+    assert places[0] and places[1] and places[0].key != places[1].key
+
+
+def test_what_is_dequantized_is_said(source: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write("gptq-act-order", source, tmp_path / "quantized")
+    loaded(on_codes(tmp_path / "quantized"))
+    assert (
+        "8 weights (4-bit integers with groups of 32, sorted by group (act-order)): dequantized to float32"
+        in caplog.text
+    )

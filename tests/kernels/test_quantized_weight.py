@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import bitsandbytes.functional
 import pytest
 import torch
 from kernel_checks import random
@@ -11,6 +12,7 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear.codebooks import CODEBOOKS, codebook, codebook_bits
 from octavo.kernels.linear.packing import native_form, pack_quantized
+from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
 from octavo.kernels.native.library import load
 from octavo.kernels.quantize import quantize
@@ -150,3 +152,21 @@ def test_codebooks() -> None:
     assert codebook("e2m1").tolist()[:8] == [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     for name in ("nf4", "fp4"):
         assert sorted(codebook(name).tolist())[-1] == 1.0
+
+
+def test_nf4_is_that_of_bitsandbytes() -> None:
+    values = random(8, 256, seed=5)
+    packed, state = bitsandbytes.functional.quantize_4bit(values, blocksize=64, quant_type="nf4")
+    state.dtype = torch.float32
+    expected = bitsandbytes.functional.dequantize_4bit(packed, state)
+    ours = quantize_weight(None, values, "nf4")
+    assert torch.equal(ours.scale_OG.flatten(), state.absmax)
+    torch.testing.assert_close(ours.dequantize(), expected, rtol=1e-6, atol=1e-7)
+
+
+def test_fp8_uses_the_whole_range() -> None:
+    values = torch.cat([random(3, 40, seed=6), torch.zeros(1, 40)])
+    ours = quantize_weight(None, values.bfloat16(), "fp8")
+    assert (ours.dequantize() - values.bfloat16().float()).abs().max() <= values.abs().max() * 2**-4
+    assert (ours.dequantize().abs().amax(1) - values.bfloat16().float().abs().amax(1)).abs().max() < 1e-6
+    assert ours.dequantize()[3].eq(0).all()

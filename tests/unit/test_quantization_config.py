@@ -78,7 +78,6 @@ def gptq_tensors(bits: int = 4) -> dict[str, Tensor]:
 
 def assembled(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor | QuantizedMatrix]]:
     form = open_format(config, {})
-    assert form is not None
     assembly = Assembly(form, set(tensors))
     taken = (assembly.take(name, tensor) for name, tensor in tensors.items())
     return [item for item in taken if item is not None]
@@ -100,7 +99,6 @@ def test_a_layer_is_complete_with_its_last_tensor() -> None:
 
 def test_names_without_quantization_say_what_other_stages_hold() -> None:
     form = open_format(GPTQ, {})
-    assert form is not None
     assembly = Assembly(form, of_layer(gptq_tensors()))
     assert assembly.plain_name(f"{LAYER}.g_idx") == assembly.plain_name(f"{LAYER}.qweight") == f"{LAYER}.weight"
     assert assembly.plain_name(f"{LAYER}.bias") == f"{LAYER}.bias"

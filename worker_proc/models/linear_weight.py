@@ -86,13 +86,19 @@ class LinearWeight:
         self._packed: PackedLinear | None = None
 
     @property
-    def _is_head(self) -> bool:
+    def is_head(self) -> bool:
+        """Whether it is the output weight of the model."""
         return self._is_shared or role_of(self.name) is Role.VOCABULARY
 
     @property
     def is_packed(self) -> bool:
         """Whether it has its packed form."""
         return self._packed is not None
+
+    @property
+    def has_quantized_parts(self) -> bool:
+        """Whether it was given a quantized matrix, and is not packed yet."""
+        return any(not isinstance(values, Tensor) for values in self._values.values())
 
     @property
     def tensor_names(self) -> set[str]:
@@ -172,7 +178,7 @@ class LinearWeight:
             packed = packer.pack(
                 self.dense(),
                 self._bias_O,
-                quantizes=self.is_quantizable and (packer.quantizes_heads or not self._is_head),
+                quantizes=self.is_quantizable and (packer.quantizes_heads or not self.is_head),
                 is_grouped=self.is_grouped,
                 whole_outputs=self.whole_outputs,
             )

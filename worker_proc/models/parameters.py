@@ -257,11 +257,14 @@ class Parameters:
         rows_11 = torch.tensor([[rows]], device=self._device)
         return int(self.group.all_gather(rows_11, sharding.rank, sharding.size).max())
 
-    def named(self) -> Iterator[tuple[str, Tensor]]:
-        """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name."""
+    def named(self, *, is_unquantized: bool = False) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over all tensors for writing into them, before they are packed; stacked ones under their own name.
+
+        `is_unquantized`: leave out weights that have quantized parts.
+        """
         yield from self._tensors.items()
         for name, weight in self._linears.items():
-            if weight not in self._tied.values():
+            if weight not in self._tied.values() and not (is_unquantized and weight.has_quantized_parts):
                 yield f"{name}.weight", weight.dense()
         yield from self._biases.items()
 

@@ -24,6 +24,8 @@ from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage, StageExchange,
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.formats import log_formats
 from octavo.worker_proc.weights.packed_cache import PackedCache
+from octavo.worker_proc.weights.quantized.assembly import open_format
+from octavo.worker_proc.weights.quantized.layout import quantize_dummy
 from octavo.worker_proc.weights.reader import read_weights
 
 logger = logging.getLogger(__name__)
@@ -133,7 +135,11 @@ def _load(
         return model
     keeps_quantized = computes_on_codes(config)
     if config.model.load_format == "dummy":
-        fill_dummy(model.named_parameters(), config.seed, rank=rank, divided=model.parameters.divided)
+        if keeps_quantized and (section := config.model.hf_config.get("quantization_config")):
+            quantize_dummy(model.parameters.linears, open_format(section, {}).layout, f"{config.seed} {rank}")
+        fill_dummy(
+            model.parameters.named(is_unquantized=True), config.seed, rank=rank, divided=model.parameters.divided
+        )
     else:
         weights = read_weights(config.model, report, model.parameters.wants)
         try:

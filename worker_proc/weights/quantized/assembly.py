@@ -10,6 +10,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import WeightFiles
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.safetensors import read_header, read_safetensors
 
 _CACHE_SCALES = re.compile(r"\.([kqv]_scale|kv_scale|prob_output_scale|[kqv]_proj\.output_scale)$")
@@ -35,9 +36,12 @@ class Format(Protocol):
             ConfigError: a tensor is missing, or does not fit the others or the configuration.
         """
 
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory, for made-up weights; None: it is not quantized."""
 
-def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Format | None:
-    """Return the format of a checkpoint; None: the model takes its tensors as they are (MXFP4).
+
+def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Format:
+    """Return the format of a checkpoint.
 
     Args:
         config: `quantization_config` of config.json.
@@ -72,11 +76,28 @@ def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Forma
 
             return TorchAo(config, metadata)
         case "mxfp4":
-            checked = CheckedConfig(config)
-            ignore(checked, "quant_method", "modules_to_not_convert", "dequantize")
-            checked.reject_unread("mxfp4", section="quantization_config")
-            return None
+            return Mxfp4(config)
     raise ConfigError(f"no reader for quantized weights of the method {config.get('quant_method')!r}")
+
+
+class Mxfp4:
+    """The format of GPT-OSS. Its tensors are those of all experts of a layer, which the model takes as they are."""
+
+    markers: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        checked = CheckedConfig(config)
+        ignore(checked, "quant_method", "modules_to_not_convert", "dequantize")
+        checked.reject_unread("mxfp4", section="quantization_config")
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
+        """Return the matrix of a layer."""
+        raise NotImplementedError("octavo.worker_proc.weights.mxfp4 reads them")
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        return Layout(4, 32, "e2m1") if ".experts." in layer else None
 
 
 class Assembly:
@@ -145,9 +166,6 @@ def read_quantized(
     """
     names, metadata = read_header(checkpoint)
     form = open_format(config, metadata)
-    if form is None:
-        yield from read_safetensors(checkpoint, wants)
-        return
     assembly = Assembly(form, names)
     num_bytes = 0
     for name, tensor, tensor_bytes in read_safetensors(

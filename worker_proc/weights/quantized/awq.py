@@ -16,6 +16,7 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, unpack, zero_of_groups
 
 _HARMLESS = """
@@ -33,7 +34,8 @@ class Awq:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        ignore(config, *_HARMLESS.split(), "modules_to_not_convert")
+        ignore(config, *_HARMLESS.split())
+        self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
         bits = optional(config, "bits", optional(config, "w_bit", 4))
         if bits != 4:
             raise ConfigError(f"config.json: 'bits' in 'quantization_config' is {bits}; AWQ has 4 only")
@@ -45,6 +47,12 @@ class Awq:
             )
         self._group_size = optional(config, "group_size", optional(config, "q_group_size", 128))
         config.reject_unread("awq", section="quantization_config")
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, [HEAD, *self._skipped]):
+            return None
+        return Layout(4, None if self._group_size == -1 else self._group_size, has_zeros=True)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""

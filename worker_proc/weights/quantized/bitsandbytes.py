@@ -21,6 +21,7 @@ from octavo.kernels.linear.codebooks import Codebook, codebook
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
 
 _HARMLESS = """
@@ -46,7 +47,16 @@ class BitsAndBytes:
         ignore(config, *_HARMLESS.split())
         if optional(config, "llm_int8_has_fp16_weight", False):
             raise ConfigError("config.json: 'llm_int8_has_fp16_weight' in 'quantization_config' is not supported")
+        self._skipped: list[str] = optional(config, "llm_int8_skip_modules", [])
+        self._is_int8 = optional(config, "load_in_8bit", False)
+        self._kind: Codebook = "nf4" if config.get("bnb_4bit_quant_type") == "nf4" else "fp4"
         config.reject_unread("bitsandbytes", section="quantization_config")
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, [HEAD, *self._skipped]):
+            return None
+        return Layout(8, None) if self._is_int8 else Layout(4, 64, self._kind)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""

@@ -19,10 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from octavo.kernels.linear.codebooks import Codebook
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
 
 _FORMATS = (
@@ -39,6 +41,7 @@ class _Scheme:
 
     targets: Sequence[str]
     bits: int
+    is_float: bool
     is_symmetric: bool
     group_size: int | None
     """None: scales say it."""
@@ -57,7 +60,8 @@ class CompressedTensors:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version", "ignore")
+        ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version")
+        self._ignored: list[str] = optional(config, "ignore", [])
         ignore(config, "run_compressed", "moe_sparsity_config")  # of a model whose other experts are gone
         ignore(config, "kv_cache_scheme")  # protocol/config/checkpoint_quantization.py
         _check_format(config)
@@ -80,6 +84,22 @@ class CompressedTensors:
             f"the checkpoint holds {layer!r} quantized, but no group in 'config_groups' of config.json has it",
             hint="check that config.json belongs to the checkpoint",
         )
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        is_target = any(
+            _matches(target, layer, is_class=is_class)
+            for scheme in self._schemes
+            for target in scheme.targets
+            for is_class in (False, True)
+        )
+        if not is_target or any(_matches(pattern, layer, is_class=False) for pattern in self._ignored):
+            return None
+        scheme = self._scheme_of(layer)
+        bits = 8 if scheme.bits > 4 else 4
+        codes: Codebook | None = None if not scheme.is_float else "e4m3" if bits == 8 else "e2m1"
+        group_size = scheme.group_size or (scheme.block[1] if scheme.block else None)
+        return Layout(bits, group_size, codes, not scheme.is_symmetric, scheme.rows)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
@@ -130,8 +150,9 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
     scheme = _Scheme(
         targets=required(group, "targets", list),
         bits=bits,
+        is_float=kind == "float",
         is_symmetric=optional(weights, "symmetric", True),
-        group_size=weights.get("group_size") if optional(weights, "strategy", "") == "group" else None,
+        group_size=weights.get("group_size") if optional(weights, "strategy", "").endswith("group") else None,
         block=(int(block[0]), int(block[1])) if block else None,
         rows=_rows(group.get("input_activations")),
     )

@@ -15,6 +15,7 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
 
 FLOAT8 = torch.float8_e4m3fn
@@ -29,8 +30,8 @@ class Fp8:
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
         # The scales that tensors have say where a number is e8m0; a limit of dynamic scales changes weights of nobody.
-        ignore(config, "quant_method", "modules_to_not_convert", "ignored_layers", "scale_fmt", "activation_scale_ub")
-        ignore(config, "quant_type", "dequantize")
+        ignore(config, "quant_method", "scale_fmt", "activation_scale_ub", "quant_type", "dequantize")
+        self._skipped: list[str] = optional(config, "modules_to_not_convert", optional(config, "ignored_layers", []))
         reject_unless(config, "fmt", ("e4m3", None))
         reject_unless(config, "activation_scheme", ("dynamic", "static", None))
         self._is_static = config.get("activation_scheme") == "static"
@@ -39,6 +40,12 @@ class Fp8:
             raise ConfigError(f"config.json: 'weight_block_size' in 'quantization_config' is {block!r}")
         self._block = (int(block[0]), int(block[1])) if block else None
         config.reject_unread("fp8", section="quantization_config")
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, [HEAD, *self._skipped]):
+            return None
+        return Layout(8, self._block[1] if self._block else None, "e4m3")
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""

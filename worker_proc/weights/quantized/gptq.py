@@ -18,6 +18,7 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
 
 _HARMLESS = """
@@ -46,6 +47,8 @@ class Gptq:
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
         ignore(config, *_HARMLESS.split())
+        self._is_symmetric = optional(config, "sym", True)
+        self._quantizes_head = optional(config, "lm_head", False)
         reject_unless(config, "checkpoint_format", ("gptq", "gptq_v2", None))
         reject_unless(config, "pack_dtype", ("int32", None))
         self._settings = _settings(config)
@@ -73,6 +76,16 @@ class Gptq:
                     )
                 return settings
         return self._settings
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if (layer == HEAD and not self._quantizes_head) or any(
+            pattern.startswith("-:") and re.match(pattern.removeprefix("-:"), layer) for pattern in self._dynamic
+        ):
+            return None
+        settings = self._settings_of(layer)
+        group_size = None if settings.group_size == -1 else settings.group_size
+        return Layout(8 if settings.bits == 8 else 4, group_size, has_zeros=not self._is_symmetric)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""

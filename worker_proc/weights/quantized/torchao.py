@@ -16,8 +16,9 @@ from torch import Tensor
 
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import CheckedConfig, ignore
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, zero_of_groups
 
 _PREFIX = "_weight_"
@@ -32,10 +33,19 @@ class TorchAo:
     def __init__(self, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         config = CheckedConfig(config)
         # How each tensor was quantized is in the metadata.
-        ignore(config, "quant_method", "quant_type", "quant_type_kwargs", "modules_to_not_convert")
+        ignore(config, "quant_method", "quant_type_kwargs")
+        self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
+        self._type = str(config.get("quant_type"))
         ignore(config, "include_input_output_embeddings", "untie_embedding_weights")
         config.reject_unread("torchao", section="quantization_config")
         self._metadata = metadata
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, [HEAD, *self._skipped]):
+            return None
+        rows: RowType | None = "int8_token" if "DynamicActivation" in self._type else None
+        return Layout(8, None, "e4m3") if "Float8" in self._type else Layout(8, None, rows=rows)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""

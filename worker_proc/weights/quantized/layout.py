@@ -1,0 +1,102 @@
+"""What a quantized layer takes in memory, by the configuration alone; and made-up weights of that layout."""
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.codebooks import Codebook, codebook
+from octavo.kernels.linear.quantized import QuantizedWeight, RowType
+from octavo.worker_proc.models.linear_weight import LinearWeight
+from octavo.worker_proc.parallel.sharding import Shard
+
+HEAD = "lm_head"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """See `QuantizedWeight`."""
+
+    bits: int
+    group_size: int | None
+    """None: one group of all inputs."""
+    codebook: Codebook | None = None
+    has_zeros: bool = False
+    rows: RowType | None = None
+
+
+def is_listed(layer: str, patterns: Iterable[str] | None) -> bool:
+    """Return whether a list of modules has a layer: by its name, a part of it, or a pattern ("re:")."""
+    for pattern in patterns or ():
+        if pattern.startswith("re:"):
+            if re.match(pattern.removeprefix("re:"), layer):
+                return True
+        elif re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer) or re.fullmatch(pattern.replace("*", ".*"), layer):
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DummyMatrix:
+    """A matrix of random levels; see `octavo.worker_proc.models.linear_weight.QuantizedMatrix`."""
+
+    shape: tuple[int, int]
+    layout: Layout
+    key: str
+    """The same key gives the same numbers."""
+
+    def dequantized(self) -> Tensor:
+        """Return the float32 values, with a deviation of about 1 / sqrt(inputs)."""
+        return self.quantized().dequantize()
+
+    def quantized(self) -> QuantizedWeight:
+        """Return levels and scales."""
+        layout, (num_outputs, num_inputs) = self.layout, self.shape
+        generator = torch.Generator().manual_seed(zlib.crc32(self.key.encode()))
+        group_size = min(layout.group_size or num_inputs, num_inputs)
+        groups = (num_outputs, -(-num_inputs // group_size))
+        middle = 0 if layout.codebook else 2 ** (layout.bits - 1)
+        if layout.codebook == "e4m3":
+            numbers = torch.randn(self.shape, generator=generator)
+            levels_OI, deviation = numbers.to(torch.float8_e4m3fn).view(torch.uint8), 1.0
+        else:
+            levels_OI = torch.randint(0, 2**layout.bits, self.shape, dtype=torch.uint8, generator=generator)
+            deviation = float(codebook(layout.codebook).std()) if layout.codebook else 2**layout.bits / math.sqrt(12)
+        zeros = torch.randint(max(middle - 1, 0), middle + 1, groups, dtype=torch.uint8, generator=generator)
+        return QuantizedWeight(
+            levels_OI,
+            torch.full(groups, 1 / (deviation * math.sqrt(num_inputs))),
+            None,
+            0 if layout.has_zeros else middle,
+            8 if layout.bits == 8 else 4,
+            group_size,
+            zero_OG=zeros if layout.has_zeros else None,
+            codebook=layout.codebook,
+            row_type=layout.rows,
+        )
+
+    def part(self, shard: Shard) -> "DummyMatrix":
+        """Return the part that a rank holds."""
+        num_outputs, num_inputs = shard.part(self.shape)
+        return DummyMatrix((num_outputs, num_inputs), self.layout, f"{self.key} {shard.ranges}")
+
+
+def quantize_dummy(weights: Iterable[LinearWeight], layout_of: Callable[[str], Layout | None], key: str) -> None:
+    """Give the weights that a configuration quantizes made-up levels.
+
+    Args:
+        weights: of the linear layers that are here.
+        layout_of: of a layer, by its name in checkpoints; None: it is not quantized.
+        key: the same one gives the same numbers.
+    """
+    for weight in weights:
+        if not weight.is_quantizable or (weight.is_head and HEAD not in weight.parts):
+            continue
+        for part, num_outputs in weight.parts.items():
+            name = part if part == HEAD else f"model.{part}"
+            if (layout := layout_of(name)) is not None:
+                weight.take(part, DummyMatrix((num_outputs, weight.num_inputs), layout, f"{key} {part}"))
