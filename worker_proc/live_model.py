@@ -98,7 +98,9 @@ class LiveModel:
 
         On a CPU, level 1 leaves them where they are; pages that a file can bring back are given to the system.
         """
+        self._collect()  # the cache, which has been given up before
         if self._placement.device.type == "cpu" and level == 1:
+            self._free()
             if self._model is not None:
                 give_back_pages(_buffers(self._model))
             return

@@ -64,7 +64,7 @@ def test_updates_leave_the_bits_of_a_fresh_engine(model, other, expected, tmp_pa
         assert bits(llm) == expected[0]
 
 
-@pytest.mark.parametrize("level", [1, 2])
+@pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_sleep_frees_memory_and_requests_wait(model, expected, level):
     with LLM(str(model), **SETTINGS) as llm:
         llm.sleep(level)

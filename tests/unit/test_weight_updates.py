@@ -1,5 +1,6 @@
 """Weights of a model that are exchanged in a worker: the bits of a model that was loaded with them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from octavo.protocol.env import Env
 from octavo.protocol.steps import LoadWeights
 from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.weights.load import load_model
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.weights.load import load_model, packer_of
+from octavo.worker_proc.weights.update import WeightStore, check_update, overwrite
 
 
 def config_of(path: Path, **settings) -> ResolvedConfig:
@@ -39,6 +42,16 @@ def require_same(model: Model, other: Model) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
+def make_copy(path: Path, folder: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    """Write the same model with other weights."""
+    folder.mkdir(exist_ok=True)
+    for file in path.iterdir():
+        if file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
 def live(config: ResolvedConfig, kernels) -> LiveModel:
     return LiveModel(config, load_model(config, lambda fraction: None, library=kernels), lambda model: None)
 
@@ -49,16 +62,11 @@ def models(tmp_path_factory) -> dict[str, Path]:
     found = {}
     for architecture in ("LlamaForCausalLM", "Qwen3MoeForCausalLM", "DeepseekV2ForCausalLM", "GPT2LMHeadModel"):
         path = make_tiny(architecture, tmp_path_factory.mktemp(architecture))
-        other = tmp_path_factory.mktemp(f"{architecture}-other")
-        for file in path.iterdir():
-            if file.suffix != ".safetensors":
-                (other / file.name).write_bytes(file.read_bytes())
         tensors = load_file(path / "model.safetensors")
-        save_file(
-            {name: (tensor * 1.25 + 0.01).contiguous() for name, tensor in tensors.items()}, other / "model.safetensors"
-        )
+        other = {name: (tensor * 1.25 + 0.01).contiguous() for name, tensor in tensors.items()}
         found[architecture] = path
-        found[f"{architecture} other"] = other
+        folder = tmp_path_factory.mktemp(f"{architecture}-other")
+        found[f"{architecture} other"] = make_copy(path, folder, other)
     return found
 
 
@@ -93,11 +101,7 @@ def test_a_partial_update_changes_what_it_has(models, tmp_path):
     save_file(changed, tmp_path / "part.safetensors")
     updated = live(config, kernels)
     assert updated.load(LoadWeights(0, str(tmp_path), is_partial=True), in_place=False)[0] == ""
-    whole = tmp_path / "whole"
-    whole.mkdir()
-    for file in path.iterdir():
-        (whole / file.name).write_bytes(file.read_bytes())
-    save_file({**tensors, **changed}, whole / "model.safetensors")
+    whole = make_copy(path, tmp_path / "whole", {**tensors, **changed})
     fresh = load_model(config_of(whole, dtype="float32"), lambda fraction: None, library=kernels)
     require_same(updated.model, fresh)
 
@@ -124,7 +128,43 @@ def test_a_checkpoint_that_does_not_fit_changes_nothing(models, tmp_path, change
     save_file(tensors, tmp_path / "model.safetensors")
     updated = live(config, library.load())
     fault, _ = updated.load(LoadWeights(0, str(tmp_path), is_partial=is_partial), in_place=False)
-    import re
-
     assert re.search(expected, fault), fault
     require_same(updated.model, load_model(config, lambda fraction: None, library=library.load()))
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3MoeForCausalLM", "GPT2LMHeadModel"])
+def test_weights_that_graphs_know_stay_where_they_are(models, tmp_path, architecture, is_partial):
+    """As on a GPU; float32 weights are packed in one size."""
+    path, other = models[architecture], models[f"{architecture} other"]
+    config, kernels = config_of(path, dtype="float32"), library.load()
+    tensors = load_file(path / "model.safetensors")
+    changed = load_file(other / "model.safetensors")
+    if is_partial:
+        changed = {name: changed[name] for name in list(changed) if "embed" in name or "norm" in name or ".wte" in name}
+        save_file(changed, tmp_path / "part.safetensors")
+        whole = make_copy(path, tmp_path / "whole", {**tensors, **changed})
+    model = load_model(config, lambda fraction: None, library=kernels)
+    before = {name: tensor.data_ptr() for name, tensor in weights_of(model).items()}
+    with torch.inference_mode():
+        placement = model.parameters.placement
+        update = check_update(config, placement, tmp_path if is_partial else other, is_partial=is_partial)
+        overwrite(config, model, update, packer_of(config, placement.device, kernels))
+    assert {name: tensor.data_ptr() for name, tensor in weights_of(model).items()} == before
+    fresh = config_of(whole if is_partial else other, dtype="float32")
+    require_same(model, load_model(fresh, lambda fraction: None, library=kernels))
+
+
+def test_weights_move_to_the_host_and_back(models):
+    """As in a sleep of level 1 on a GPU, without the device."""
+    config, kernels = config_of(models["GPT2LMHeadModel"], dtype="float32"), library.load()
+    model = load_model(config, lambda fraction: None, library=kernels)
+    placement = model.parameters.placement
+    with torch.inference_mode():
+        store = WeightStore.of(model)
+        store.to(torch.device("cpu"))
+        again = build_model(config.model, placement)
+        again.parameters.adopt(store.tensors, store.packed)
+    require_same(again, load_model(config, lambda fraction: None, library=kernels))
+    with pytest.raises(AssertionError, match="is not packed yet"):
+        weights_of(model)

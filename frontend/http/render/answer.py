@@ -2,9 +2,12 @@
 
 from dataclasses import dataclass, field
 
+from msgspec import UNSET, UnsetType
+
 from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.outputs import CompletionOutput, WeightRange
 from octavo.protocol.config import ServerConfig
 
 
@@ -46,9 +49,21 @@ class AnswerStyle:
     chat: AnswerRendering = field(default_factory=AnswerRendering)
     """Chat: how the output becomes a message."""
     has_token_ids: bool = False
+    has_weight_versions: bool = False
+    """Also if one version of the weights has drawn all tokens."""
     has_usage: bool = False
     """In streams: a last chunk with the usage."""
     has_running_usage: bool = False
     """In streams: the usage so far in every chunk."""
     has_metrics: bool = False
     """How long it took, where there is one choice; in streams with the usage."""
+
+    @property
+    def shows_tokens(self) -> bool:
+        """Whether chunks of streams say something about each token."""
+        return self.has_token_ids or self.has_weight_versions
+
+    def weight_versions(self, choice: CompletionOutput) -> list[WeightRange] | UnsetType:
+        """Return which weights drew the tokens of a choice, if the caller wants to know or several did."""
+        ranges = choice.weight_versions
+        return ranges if self.has_weight_versions or len(ranges) > 1 else UNSET

@@ -65,7 +65,7 @@ class ChatChunks:
         self._n = n
         self._usage = UsageCount()
         self._has_begun = False
-        self._is_plain = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
+        self._is_plain = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
         """The frame of each choice whose chunks hold only text."""
         parser = style.chat.parser
@@ -131,7 +131,7 @@ class ChatChunks:
 
     def _shows_tokens(self, choice: CompletionOutput) -> bool:
         """True when there are tokens to show, with or without a text."""
-        return bool(choice.token_ids) and (choice.logprobs is not None or self._style.has_token_ids)
+        return bool(choice.token_ids) and (choice.logprobs is not None or self._style.shows_tokens)
 
     def _fresh(self, choice: CompletionOutput, delta: Delta) -> ChunkChoice:
         return ChunkChoice(
@@ -139,6 +139,7 @@ class ChatChunks:
             delta=delta,
             logprobs=_logprobs(choice, self._style),
             token_ids=choice.token_ids if self._style.has_token_ids else UNSET,
+            weight_versions=self._style.weight_versions(choice),
         )
 
     def _chunk(self, choice: ChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
@@ -171,6 +172,7 @@ def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
         finish_reason=TOOL_CALLS if is_calling else choice.finish_reason,
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if style.has_token_ids else UNSET,
+        weight_versions=style.weight_versions(choice),
     )
 
 

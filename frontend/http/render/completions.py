@@ -45,7 +45,7 @@ class CompletionAnswer:
         self._echo = echo
         self._shows_prompt_logprobs = shows_prompt_logprobs
         self._usage = UsageCount()
-        is_short = style.num_logprobs is None and not (style.has_token_ids or style.has_running_usage)
+        is_short = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._is_plain = is_short and echo is None and not shows_prompt_logprobs
         self._frames: dict[int, TextFrame] = {}
         """The frame of each choice whose chunks hold only text."""
@@ -78,8 +78,8 @@ class CompletionAnswer:
                 continue
             is_first = prompt_index * self._n + choice.index not in self._places
             rendered = self._choice(output, choice, prompt_index)
-            is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.has_token_ids)
-            if is_news or (choice.token_ids and (rendered.logprobs is not None or self._style.has_token_ids)):
+            is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.shows_tokens)
+            if is_news or (choice.token_ids and (rendered.logprobs is not None or self._style.shows_tokens)):
                 chunks.append(_encode(self._response([rendered], self._running_usage())))
         return chunks
 
@@ -122,6 +122,7 @@ class CompletionAnswer:
             logprobs=self._logprobs(output, choice, prompt_index, shows_completion=shows_completion),
             finish_reason=choice.finish_reason,
             stop_reason=choice.stop_reason,
+            weight_versions=self._style.weight_versions(choice) if shows_completion else UNSET,
         )
         if self._style.has_token_ids:
             rendered.token_ids = choice.token_ids if shows_completion else []

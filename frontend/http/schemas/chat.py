@@ -8,6 +8,7 @@ from octavo.frontend.http.schemas.completions import PromptLogprobs
 from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
+from octavo.frontend.outputs import WeightRange
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -138,6 +139,7 @@ class ChatChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightRange] | UnsetType = UNSET
 
 
 class ChatCompletion(Struct, kw_only=True):
@@ -189,6 +191,7 @@ class ChunkChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | UnsetType | None = UNSET
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightRange] | UnsetType = UNSET
 
 
 class ChatChunk(Struct, kw_only=True):

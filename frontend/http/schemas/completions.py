@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
+from octavo.frontend.outputs import WeightRange
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -55,6 +56,8 @@ class CompletionChoice(Struct, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_ids: list[int] | UnsetType = UNSET
+    weight_versions: list[WeightRange] | UnsetType = UNSET
+    """Which weights drew the tokens: first index, index after the last, version."""
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 

@@ -72,6 +72,8 @@ class SamplingFields(StructuredFields, kw_only=True):
     request_id: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None
     return_token_ids: bool | None = None
+    return_weight_versions: bool = False
+    """Say which version of the weights drew which tokens, also if there is only one."""
     return_tokens_as_token_ids: bool | None = None
     echo: bool = False
     user: str | None = None

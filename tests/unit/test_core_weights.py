@@ -1,0 +1,217 @@
+"""Changes of weights in the core, without workers: what is sent to them, and what follows from their answers."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from core_fakes import CLIENT, FakeEngine
+
+from octavo.core_proc.weights.control import WeightsControl
+from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
+from octavo.core_proc.workers.commands import Answer
+from octavo.protocol.events import CallFailed, Failed
+from octavo.protocol.steps import AllocateCache, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp, WorkerCommand
+from octavo.protocol.weights import (
+    PauseGeneration,
+    ResumeGeneration,
+    Sleep,
+    UpdateWeights,
+    WakeUp,
+    WeightsRecord,
+    WeightsStatus,
+)
+
+
+class Workers:
+    """Keeps commands until they are answered."""
+
+    def __init__(self) -> None:
+        self.is_ready = True
+        self.sent: list[WorkerCommand] = []
+        self._on_done: list[Callable[[Answer], None]] = []
+
+    @property
+    def cache_plan(self):
+        return type("Plan", (), {"blocks_per_group": [4], "max_model_len": 64})
+
+    def command(self, make, on_done) -> None:
+        self.sent.append(make(len(self.sent)))
+        self._on_done.append(on_done)
+
+    def answer(self, fault: str = "", digest: str = "new") -> None:
+        self._on_done.pop(0)(Answer(fault, bool(fault), digest))
+
+
+class Front:
+    """A control over a small scheduler, and what it does to frontends."""
+
+    def __init__(self, folder: Path, record: WeightsRecord | None = None) -> None:
+        self.engine = FakeEngine()
+        self.workers = Workers()
+        self.journal = WeightsJournal(folder)
+        self.folder = folder
+        self.control = WeightsControl(
+            self.engine.scheduler,
+            self.workers,
+            record or WeightsRecord(digest="old"),
+            self.journal,
+            lambda digest, version: f"{digest} {version}",
+        )
+        self.is_open, self.events, self.announced, self.replies = True, [], [], []
+        self.control.serve(self)
+
+    @property
+    def has_forwarded(self) -> bool:
+        return self.engine.scheduler.has_requests
+
+    def abort_all(self) -> None:
+        self.engine.abort(*[key[1] for key in list(self.engine.scheduler.requests)])
+
+    def hold(self, *, is_open: bool) -> None:
+        self.is_open = is_open
+
+    def deliver(self, events) -> None:
+        self.events += events
+
+    def announce(self, changed) -> None:
+        self.announced.append(changed)
+
+    def call(self, call) -> None:
+        self.control.call(call, self.replies.append)
+        self.control.advance()
+
+    def answer(self, fault: str = "", digest: str = "new") -> None:
+        self.workers.answer(fault, digest)
+        self.control.advance()
+
+    @property
+    def status(self) -> WeightsStatus:
+        return self.control.status
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Front:
+    return Front(tmp_path)
+
+
+UPDATE = UpdateWeights("1", "/new", "label")
+
+
+def test_an_update_checks_then_loads_then_tells(front: Front):
+    front.call(UPDATE)
+    assert not front.control.may_plan
+    assert front.workers.sent == [LoadWeights(0, "/new", is_check=True)]
+    front.answer()
+    assert front.workers.sent[1:] == [LoadWeights(1, "/new")]
+    front.answer()
+    assert front.control.may_plan
+    assert front.replies == [WeightsStatus(1, "label")]
+    (changed,) = front.announced
+    assert (changed.identity, changed.weights_digest, changed.weight_version) == ("new 1", "new", 1)
+    assert read_weights_record(front.folder).sources[0].path == "/new"
+    front.call(UPDATE)  # a client repeats it, as it has had no answer
+    assert front.replies[1].version == 1 and len(front.workers.sent) == 2
+
+
+def test_a_checkpoint_that_is_refused_changes_nothing(front: Front):
+    front.call(UPDATE)
+    front.answer("it lacks a tensor")
+    assert isinstance(front.replies[0], CallFailed) and "still has version 0" in front.replies[0].message
+    assert front.control.may_plan and front.status.version == 0 and not front.announced
+
+
+def test_an_update_that_fails_in_the_middle_ends_requests_until_all_weights_are_there(front: Front):
+    front.engine.submit("r", [1, 2, 3])
+    front.call(UPDATE)
+    front.answer()
+    front.answer("the file is damaged")
+    assert "must be updated again" in front.replies[0].message
+    (failed,) = [event for client, event in front.events if client == CLIENT]
+    assert isinstance(failed, Failed) and not front.control.may_plan
+    assert "damaged" in front.control.refusal
+    front.call(UpdateWeights("2", "/part", is_partial=True))
+    assert "a partial update needs all other weights" in front.replies[1].message
+    front.call(UpdateWeights("3", "/whole"))
+    front.answer()
+    front.answer()
+    assert front.control.may_plan and not front.control.refusal and front.status.version == 1
+
+
+def test_workers_that_die_in_an_update_come_back_with_the_version_before(front: Front):
+    front.call(UpdateWeights("0", "/first"))
+    front.answer()
+    front.answer()
+    front.call(UPDATE)
+    front.answer()
+    front.workers.is_ready = False
+    front.answer("worker 0 has died")
+    assert "come back with version 1" in front.replies[1].message and not front.control.refusal
+    front.workers.is_ready = True
+    front.control.on_replaced()
+    assert not front.control.may_plan
+    front.control.advance()
+    assert front.workers.sent[-1] == LoadWeights(4, "/first")
+    front.answer()
+    assert front.control.may_plan
+
+
+def test_a_successor_repeats_full_and_partial_updates_in_order(front: Front, tmp_path: Path):
+    for number, (path, is_partial) in enumerate([("/a", False), ("/b", True), ("/c", False), ("/d", True)]):
+        front.call(UpdateWeights(str(number), path, is_partial=is_partial))
+        front.answer()
+        front.answer()
+    record = read_weights_record(front.folder)
+    (tmp_path / "next").mkdir()
+    successor = Front(tmp_path / "next", record)
+    successor.control.advance()
+    successor.answer()
+    successor.answer()
+    assert successor.workers.sent == [LoadWeights(0, "/c"), LoadWeights(1, "/d", is_partial=True)]
+    assert successor.control.may_plan and successor.engine.scheduler.weight_version == 4
+    assert read_weights_record(tmp_path / "next") == record
+
+
+def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_old_ones(tmp_path: Path, front: Front):
+    front.call(UPDATE)
+    front.answer()
+    front.answer()
+    front.control.on_replaced()
+    front.control.advance()
+    front.answer("no checkpoint in /new")
+    assert "cannot be loaded again" in front.control.refusal and not front.control.may_plan
+
+
+def test_a_pause_waits_for_what_it_says(front: Front):
+    front.engine.submit("r", [1, 2, 3], max_tokens=2)
+    front.call(PauseGeneration("wait"))
+    assert front.control.may_plan and not front.is_open and not front.replies
+    front.engine.run()
+    front.control.advance()
+    assert front.replies[0].is_paused, "all requests have ended"
+    front.call(ResumeGeneration())
+    assert front.is_open and not front.status.is_paused
+    front.call(PauseGeneration("keep"))
+    assert front.is_open and not front.control.may_plan
+
+
+def test_sleep_and_wake_up(front: Front):
+    front.call(Sleep(2, "keep"))
+    assert front.workers.sent == [ReleaseMemory(0, 2)]
+    front.answer()
+    assert front.status.asleep == ["weights", "kv_cache"] and not front.control.refusal
+    front.call(UPDATE)
+    assert "wake them up" in front.replies[1].message
+    front.call(WakeUp(["kv_cache", "weights"]))
+    for _ in range(3):
+        front.answer()
+    assert front.workers.sent[1:] == [RestoreWeights(1), AllocateCache(2, [4], 64), WarmUp(3)]
+    assert not front.status.asleep and not front.status.is_paused
+    assert "update all of them" in front.status.fault and not front.control.may_plan, "there are no weights yet"
+    front.call(UPDATE)
+    front.answer()
+    front.answer()
+    assert front.control.may_plan
+    front.call(Sleep(3))
+    assert isinstance(front.replies[-1], CallFailed)
+    front.call(WakeUp(["all"]))
+    assert "nothing is called 'all'" in front.replies[-1].message
