@@ -64,6 +64,7 @@ def _check_requests(scheduler: Scheduler) -> None:
             continue
         _require(not request.block_ids and request.slot is None, f"waiting {request.request_id} holds something")
         _require(request.num_computed_tokens == 0, f"waiting {request.request_id} has computed tokens")
+        _require(request.adapter_slot == NO_ADAPTER, f"waiting {request.request_id} holds a slot of an adapter")
     for request in running:
         _check_progress(scheduler, request)
         is_allowed = scheduler.allowed is None or request.key in scheduler.allowed
