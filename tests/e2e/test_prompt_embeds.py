@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from peft_adapters import tokens_of_peft, write_soft_prompt
+from peft_adapters import tokens_of_peft, write_adapter, write_soft_prompt
 from safetensors.torch import save
 from servers import Server, descendants, serve
 from waiting import until, wait_until
@@ -94,6 +94,23 @@ def test_what_is_refused(taking: LLM, llm: LLM) -> None:
         taking.generate({"prompt_embeds": rows / 0}, use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="max_tokens 400"):
         taking.generate({"prompt_embeds": rows}, GREEDY.clone(max_tokens=400), use_tqdm=False)
+
+
+def test_rows_with_a_lora_adapter(model: Path, reference: transformers.PreTrainedModel, tmp_path: Path) -> None:
+    """An adapter of linear layers works on rows, and one of the embedding leaves them as they are."""
+    tokens = list(range(3, 60))
+    rows = embeds_of(reference, tokens)
+    linear, table = LoRARequest("linear", 1, str(tmp_path / "l")), LoRARequest("table", 2, str(tmp_path / "t"))
+    write_adapter(model, Path(linear.lora_path))
+    write_adapter(model, Path(table.lora_path), target_modules=["embed_tokens"])
+    with LLM(str(model), **SETTINGS, enable_lora=True, max_lora_rank=8) as llm:
+        prompts = [tokens, {"prompt_embeds": rows}]
+        (base, _), (changed, also), (other, same) = (
+            llm.generate(prompts, GREEDY, use_tqdm=False, lora_request=request) for request in (None, linear, table)
+        )
+    assert result(changed) == result(also) != result(base)
+    before, by_token, by_row = ((one.outputs[0].logprobs or [])[0] for one in (base, other, same))
+    assert by_row == before != by_token, "outputs are looked up in the table of the adapter"
 
 
 @pytest.mark.long
