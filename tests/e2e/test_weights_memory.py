@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from octavo.kernels.native import library
+from octavo.kernels.native.memory import SLAB_BYTES
 from octavo.worker_proc.models.streamed_packing import KEPT_BYTES
 
 WIDTH, INNER_WIDTH, NUM_LAYERS, VOCAB_SIZE = 1024, 1024, 10, 1024
@@ -68,3 +69,10 @@ def test_weights_are_packed_while_they_are_read(model: Path) -> None:
     bound = streamed["weights"] + LARGEST_BYTES + SLACK_BYTES
     assert streamed["peak"] <= bound
     assert copied["peak"] > bound, "the measurement must see the memory of tensors"
+
+
+def test_an_update_takes_no_second_copy(model: Path) -> None:
+    updated = measured(model, "updated")
+    assert updated["weights"] > 100 * 2**20
+    # Small weights share slabs, which are freed with the last of them.
+    assert updated["peak"] <= LARGEST_BYTES + SLAB_BYTES + SLACK_BYTES

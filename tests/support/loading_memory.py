@@ -1,6 +1,7 @@
 """Loads a model and prints the anonymous memory that it took, in bytes: at most, and at the end. Run as a program.
 
-Arguments: the directory of the model, and "streamed", or "copied": all tensors are copied before one is packed.
+Arguments: the directory of the model, and "streamed", or "copied": all tensors are copied before one is packed; or
+"updated": the weights are exchanged afterwards, and the memory is that above the loaded model.
 """
 
 import json
@@ -15,8 +16,13 @@ from msgspec.structs import replace
 from octavo.frontend.model_files import read_model_facts
 from octavo.kernels.linear import Packer
 from octavo.kernels.native import library
+from octavo.protocol.config import resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
+from octavo.protocol.steps import LoadWeights
+from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.live_model import LiveModel
+from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.reader import read_weights
@@ -53,6 +59,22 @@ class Peak:
             self.note()
 
 
+def measure_update(model: Model, directory: str) -> tuple[int, Peak]:
+    """Exchange the weights for the same ones; return the memory before, and the peak."""
+    given = engine_config({"model": directory, "skip_tokenizer_init": True, "dtype": "bfloat16"})
+    config = resolve(given, read_model_facts(given.model, Env.read()), device="cpu", num_cores=1)
+    model.library = library.load()
+    live, num_bytes = LiveModel(config, model, lambda adopted: None), model.weights_bytes
+    del model
+    give_back_freed_memory()
+    before = anonymous_bytes()
+    with Peak() as peak:
+        fault, _ = live.load(LoadWeights(0, directory), in_place=False)
+    assert not fault, fault
+    assert live.model.weights_bytes == num_bytes
+    return before, peak
+
+
 def main(directory: str, when: str) -> None:
     torch.set_num_threads(1)
     facts = read_model_facts(engine_config({"model": directory, "skip_tokenizer_init": True}).model, Env.read())
@@ -65,7 +87,10 @@ def main(directory: str, when: str) -> None:
             weights = [(name, values.clone()) for name, values in weights]
         model.load_weights(weights, packer)
         model.pack(packer)
-    print(json.dumps({"peak": peak.bytes - before, "weights": model.weights_bytes}))
+    weights_bytes = model.weights_bytes
+    if when == "updated":
+        before, peak = measure_update(model, directory)
+    print(json.dumps({"peak": peak.bytes - before, "weights": weights_bytes}))
 
 
 if __name__ == "__main__":

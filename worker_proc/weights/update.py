@@ -24,7 +24,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatri
 from octavo.worker_proc.models.origins import MissingTensorsError
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import build_model
-from octavo.worker_proc.models.streamed_packing import StreamedPacking
+from octavo.worker_proc.models.streamed_packing import KEPT_BYTES, StreamedPacking
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.load import computes_on_codes
 from octavo.worker_proc.weights.reader import read_weights
@@ -149,8 +149,19 @@ def check_update(config: ResolvedConfig, placement: Placement, path: Path, *, is
 
 
 def _without_values(weights: Weights) -> Weights:
+    """Yield shapes in place of tensors. Some readers copy rows, whose memory the C library would keep."""
+    num_bytes = 0
     for name, values in weights:
-        yield name, values.to("meta") if isinstance(values, Tensor) else values
+        if not isinstance(values, Tensor):
+            yield name, values
+            continue
+        num_bytes += values.nbytes
+        shape = values.to("meta")
+        del values
+        if num_bytes >= KEPT_BYTES:
+            give_back_freed_memory()
+            num_bytes = 0
+        yield name, shape
 
 
 class _Names(StreamedPacking):
