@@ -132,6 +132,11 @@ class PackedLinear:
         return self.product.padded_rows(num_rows) if isinstance(self.product, PaddingProduct) else num_rows
 
 
+_HEAD_QUANTIZATION: dict[Quantization | None, Quantization] = {"w8a8": "int8", "int8": "int8", "int4": "int4"}
+"""Of the output weight: float codes are for all others, as in vLLM. One scale for each of its outputs would cost about
+as much quality as all other weights together."""
+
+
 class Packer:
     """Packs the weights of one model. Test results for one weight are reused for weights of the same shape.
 
@@ -161,17 +166,13 @@ class Packer:
         self._library = native
         self._quantization = quantization
 
-    @property
-    def quantizes_heads(self) -> bool:
-        """Whether it quantizes the output weight of a model; float codes are for all others, as in vLLM."""
-        return self._quantization in ("w8a8", "int8", "int4")
-
     def pack(
         self,
         weight_OI: Tensor,
         bias_O: Tensor | None = None,
         *,
         quantizes: bool = True,
+        is_head: bool = False,
         is_grouped: bool = False,
         whole_outputs: int | None = None,
     ) -> PackedLinear:
@@ -182,6 +183,7 @@ class Packer:
             bias_O: of the same dtype.
             quantizes: False: the weight stays as it is. True: in the packer's quantization, or in the numbers of it
                 where nothing multiplies with its codes.
+            is_head: it is the output weight of a model.
             is_grouped: `experts` or `head_linear` multiplies it together with others, in place of `linear`.
             whole_outputs: of all ranks that divide the outputs; None: it is not divided.
 
@@ -193,8 +195,9 @@ class Packer:
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
         )
-        if self._quantization is not None and quantizes:
-            quantized = quantize_weight(self._library, weight_OI, self._quantization)
+        quantization = _HEAD_QUANTIZATION.get(self._quantization) if is_head else self._quantization
+        if quantization is not None and quantizes:
+            quantized = quantize_weight(self._library, weight_OI, quantization)
             if (packed := self.pack_quantized(quantized, bias_O)) is not None:
                 return packed
             weight_OI = quantized.dequantize().to(weight_OI.dtype)

@@ -178,7 +178,8 @@ class LinearWeight:
             packed = packer.pack(
                 self.dense(),
                 self._bias_O,
-                quantizes=self.is_quantizable and (packer.quantizes_heads or not self.is_head),
+                quantizes=self.is_quantizable,
+                is_head=self.is_head,
                 is_grouped=self.is_grouped,
                 whole_outputs=self.whole_outputs,
             )
