@@ -14,6 +14,7 @@ from tiny_models import make_tiny
 from transformers import AutoModelForCausalLM
 from worker_plans import Driver, alone, loaded, spec, worker_config
 
+from octavo.frontend.cli.main import main
 from octavo.kernels.native import library
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.models.base import Model
@@ -172,3 +173,20 @@ def test_what_is_dequantized_is_said(source: Path, tmp_path: Path, caplog: pytes
         "8 weights (4-bit integers with groups of 32, sorted by group (act-order)): dequantized to float32"
         in caplog.text
     )
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("form", ["int8", "int4", "fp8", "gptq", "awq"])
+def test_what_octavo_quantizes_octavo_reads(form: str, source: Path, tmp_path: Path) -> None:
+    out, text = tmp_path / "out", tmp_path / "text.txt"
+    text.write_text("the quick brown fox jumps over the lazy dog and then the dog tells the fox. " * 40)
+    flags = ["--format", form, "--no-evaluation"] + (["--group-size", "32"] if form not in ("int8", "fp8") else [])
+    flags += (
+        ["--calibration", str(text), "--num-samples", "4", "--sample-tokens", "64"] if form in ("gptq", "awq") else []
+    )
+    assert main(["quantize", str(source), str(out), *flags]) == 0
+    config = on_codes(out)
+    model = loaded(config)
+    assert kinds(model) == {"f32", {"int8": "u8_channel", "fp8": "e4m3"}.get(form, "u4")}
+    assert difference(logprobs(config, model=model), logprobs(worker_config(out))) < 0.1
+    assert difference(logprobs(worker_config(out)), logprobs(worker_config(source))) < 0.7
