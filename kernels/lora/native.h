@@ -21,7 +21,8 @@ struct LoraSlots {
     int64_t a_slot_bytes;
     int64_t b_slot_bytes;
     int64_t num_parts;
-    int64_t max_rank;         // a multiple of 16
+    int64_t max_rank;         // a multiple of 16; of `lora_shrink` that of the rows of A that are here
+    int64_t group_rank;       // of each worker that has some rows of A; max_rank: one has all
     int64_t num_inputs;
     int64_t num_segments;     // of the inputs
     Type type;                // of a and b
@@ -31,8 +32,11 @@ struct LoraSlots {
     // Elements that a word of 4 bytes broadcasts: pairs of bf16, or one number.
     int64_t per_word() const { return type == Type::bf16 ? 2 : 1; }
     int64_t vector_bytes() const { return type == Type::f16 ? 2 * kLanes : 4 * kLanes; }
-    // The sums of one row: [part][segment][max_rank].
-    int64_t sums_at(int64_t part, int64_t segment) const { return (part * num_segments + segment) * max_rank; }
+    // The sums of one row: [worker][part][segment][group_rank].
+    int64_t sums_at(int64_t part, int64_t segment, int64_t rank) const {
+        const int64_t worker = rank / group_rank;
+        return ((worker * num_parts + part) * num_segments + segment) * group_rank + rank % group_rank;
+    }
 };
 
 struct LoraShrinkArgs {
@@ -208,7 +212,7 @@ inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thre
                 for (int n = 0; n < size; ++n) {
                     const int64_t row = chunk.rows[first + n];
                     x[n] = args.x.row<const char>(row) + begin * 4;
-                    out[n] = args.sums.row<float>(row) + slots.sums_at(part, segment) + block * kLanes;
+                    out[n] = args.sums.row<float>(row) + slots.sums_at(part, segment, block * kLanes);
                 }
                 shrink_tile<Element, size>(a, x, end - begin, has_half_word, out);
             });
@@ -279,9 +283,9 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
                 for (int64_t n = 0; n < chunk.count; ++n) {
                     const float* sums = args.sums.row<const float>(chunk.rows[n]);
                     for (int64_t i = 0; i < rank; i += kLanes) {
-                        F32x16 sum = load(sums + slots.sums_at(part, 0) + i);
+                        F32x16 sum = load(sums + slots.sums_at(part, 0, i));
                         for (int64_t segment = 1; segment < slots.num_segments; ++segment)
-                            sum = sum + load(sums + slots.sums_at(part, segment) + i);
+                            sum = sum + load(sums + slots.sums_at(part, segment, i));
                         store(h[n] + i, sum * scale);
                     }
                 }

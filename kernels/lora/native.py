@@ -35,6 +35,7 @@ class SlotsStructure(ctypes.Structure):
         ("b_slot_bytes", ctypes.c_int64),
         ("num_parts", ctypes.c_int64),
         ("max_rank", ctypes.c_int64),
+        ("group_rank", ctypes.c_int64),
         ("num_inputs", ctypes.c_int64),
         ("num_segments", ctypes.c_int64),
         ("type", ctypes.c_int32),
@@ -68,26 +69,29 @@ class NativeLora:
     Args:
         shape: of the layer here.
         library: that computes.
-        gather: returns the sums of all ranks, given those of this one; None: no other rank has inputs.
+        gather: returns the sums of all workers, given those of this one; None: it has all inputs and all of A.
     """
 
     def __init__(
         self, shape: LoraShape, library: NativeLibrary, gather: Callable[[Tensor], Tensor] | None = None
     ) -> None:
-        assert gather is not None or shape.num_ranks == 1, "ranks that divide inputs gather their sums"
+        assert gather is not None or shape.num_ranks == shape.num_a_parts == 1, "workers that divide A gather sums"
         self.shape = shape
         self._gather = gather
         self._library = library
         num_parts = len(shape.parts)
-        self._max_rank = padded_rank(shape.max_rank)
+        self._group_rank = padded_rank(shape.max_rank, shape.num_a_parts)
+        self._max_rank = self._group_rank * shape.num_a_parts
         self._per_word = 2 if shape.dtype == torch.bfloat16 else 1
         self._num_words = -(-shape.num_inputs // self._per_word)
         blocks = [-(-width // LANES) for width in shape.parts]
         self._columns = torch.tensor([0, *shape.parts]).cumsum(0)
         self._blocks = torch.tensor([0, *blocks]).cumsum(0)
         self._ranks_SP = torch.zeros(shape.num_slots, num_parts, dtype=torch.int32)
+        self._own_ranks_SP = torch.zeros_like(self._ranks_SP)
+        """Rows of A that are here."""
         self._scales_SP = torch.zeros(shape.num_slots, num_parts)
-        rank_blocks = self._max_rank // LANES
+        rank_blocks = self._group_rank // LANES
         a_dims: tuple[int, ...] = (num_parts, rank_blocks, self._num_words, LANES, self._per_word)
         if shape.is_table:
             a_dims = (shape.num_inputs, self._max_rank)
@@ -110,7 +114,7 @@ class NativeLora:
     @property
     def sums_width(self) -> int:
         """Sums of one row."""
-        return len(self.shape.parts) * self._num_segments * self._max_rank
+        return len(self.shape.parts) * self._num_segments * self._group_rank
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
@@ -119,10 +123,12 @@ class NativeLora:
             if part is None:
                 continue
             part.check(self.shape, index)
-            rank, padding = part.rank, -part.rank % LANES
-            a_RI = torch.nn.functional.pad(part.a_RI.to(self.shape.dtype), (0, 0, 0, padding))
+            rank, first_rank = part.rank, self.shape.a_part * self._group_rank
+            own_RI = part.a_RI[first_rank : first_rank + self._group_rank].to(self.shape.dtype)
+            self._own_ranks_SP[slot, index] = len(own_RI)
+            a_RI = torch.nn.functional.pad(own_RI, (0, 0, 0, -len(own_RI) % LANES))
             if self.shape.is_table:
-                self._a[slot, :, : rank + padding] = a_RI.t()
+                self._a[slot, :, : len(a_RI)] = a_RI.t()
             else:
                 a_RI = torch.nn.functional.pad(a_RI, (0, -self.shape.num_inputs % self._per_word))
                 packed = a_RI.view(-1, LANES, self._num_words, self._per_word).transpose(1, 2)
@@ -138,7 +144,7 @@ class NativeLora:
 
     def clear(self, slot: int) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
-        self._ranks_SP[slot] = 0
+        self._ranks_SP[slot] = self._own_ranks_SP[slot] = 0
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""
@@ -197,8 +203,7 @@ class NativeLora:
             sums = value_of(self._gather(as_tensor(sums)))
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            slots = self._structure(self._num_segments * self.shape.num_ranks)
-            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], slots)
+            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self._structure(of_all_workers=True))
 
         work = self.shape.max_rank * self.shape.num_outputs
         node = Node(
@@ -213,29 +218,31 @@ class NativeLora:
         )
         return as_tensor(recorder.append(node, (self.shape.num_outputs,)))
 
-    def _structure(self, num_segments: int | None = None) -> SlotsStructure:
+    def _structure(self, *, of_all_workers: bool = False) -> SlotsStructure:
         """Return the structure for C++. It points into the tensors and does not keep them alive."""
+        ranks_SP = self._ranks_SP if of_all_workers else self._own_ranks_SP
         return SlotsStructure(
             self._a.data_ptr(),
             self._b.data_ptr(),
-            self._ranks_SP.data_ptr(),
+            ranks_SP.data_ptr(),
             self._scales_SP.data_ptr(),
             self._columns.data_ptr(),
             self._blocks.data_ptr(),
             self._a.stride(0) * self._a.itemsize,
             self._b.stride(0) * self._b.itemsize,
             len(self.shape.parts),
-            self._max_rank,
+            self._max_rank if of_all_workers else self._group_rank,
+            self._group_rank,
             self.shape.num_inputs,
-            num_segments or self._num_segments,
+            self._num_segments * (self.shape.num_ranks if of_all_workers else 1),
             TYPES[self.shape.dtype],
             0,
         )
 
 
-def padded_rank(rank: int) -> int:
-    """Return the sums that a segment of a layer has for adapters of up to this rank."""
-    return -(-rank // LANES) * LANES
+def padded_rank(rank: int, num_workers: int = 1) -> int:
+    """Return the sums of a segment of a layer on each worker, for adapters of up to this rank."""
+    return -(-rank // (LANES * num_workers)) * LANES
 
 
 def step_of(grouped: GroupedRows, num_rows: int, *, num_slots: int) -> StepArguments:

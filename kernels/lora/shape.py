@@ -26,6 +26,9 @@ class LoraShape:
     """Parts in which native products with A add up the inputs here; None: as many as are fast."""
     num_ranks: int = 1
     """Ranks that hold as many inputs each and gather the sums of their segments."""
+    a_part: int = 0
+    num_a_parts: int = 1
+    """Workers that hold as many rows of A each, in order, and gather the sums; and which of them this one is."""
 
     @property
     def num_outputs(self) -> int:

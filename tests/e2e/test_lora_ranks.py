@@ -33,7 +33,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     folder = tmp_path_factory.mktemp("lora")
     model = make_tiny("LlamaForCausalLM", folder / "model", **SIZES)
     adapters = [folder / "a", folder / "b"]
-    write_adapter(model, adapters[0], 0, r=8, target_modules=TARGETS)
+    write_adapter(model, adapters[0], 0, r=24, target_modules=TARGETS)
     write_adapter(model, adapters[1], 1, r=5, target_modules=["down_proj", "v_proj"])
     return model, adapters
 
@@ -41,7 +41,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
 def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = None, **settings: Any) -> list[Any]:
     """Return what each of `size` ranks generates, and the faults of its loads; one rank may not find the files."""
     path, adapters = paths
-    limits = {"max_model_len": 128, "max_num_seqs": 4, "enable_lora": True, "max_loras": 2}
+    limits = {"max_model_len": 128, "max_num_seqs": 4, "enable_lora": True, "max_loras": 2, "max_lora_rank": 24}
     config = worker_config(path, tensor_parallel_size=size, **limits, **settings)
     kernels = library.load()
 
@@ -72,11 +72,16 @@ def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = No
     return on_ranks(kernels, size, area_bytes, compute)
 
 
-@pytest.mark.parametrize(("size", "dtype"), [(2, "bfloat16"), (4, "float32")])
-def test_the_number_of_ranks_changes_no_bit(paths: tuple[Path, list[Path]], size: int, dtype: str) -> None:
-    (alone,) = on_size(paths, 1, dtype=dtype)
+@pytest.mark.parametrize(
+    ("size", "dtype", "is_fully_sharded"), [(2, "bfloat16", False), (4, "float32", False), (2, "bfloat16", True)]
+)
+def test_the_number_of_ranks_changes_no_bit(
+    paths: tuple[Path, list[Path]], size: int, dtype: str, is_fully_sharded: bool
+) -> None:
+    settings = {"dtype": dtype, "fully_sharded_loras": is_fully_sharded}
+    (alone,) = on_size(paths, 1, **settings)
     assert len({tuple(tokens) for tokens, _ in alone[0]}) == 3
-    assert on_size(paths, size, dtype=dtype) == [alone] * size
+    assert on_size(paths, size, **settings) == [alone] * size
 
 
 def test_a_load_that_one_rank_misses_fails_on_all(paths: tuple[Path, list[Path]]) -> None:

@@ -1,20 +1,19 @@
 """The adapters of all layers of a model, in slots; and how the tensors of a PEFT adapter are divided among them."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from octavo.kernels.lora import LoraSlots, lora, lora_embedding, new_slots
-from octavo.kernels.lora.native import padded_rank
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.peft_lora import PHASE
 from octavo.worker_proc.lora.checkpoint import AdapterTensors, ModuleFactors
+from octavo.worker_proc.lora.division import Division, divide
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.layers.adapters import LayerAdapters
 
@@ -47,12 +46,13 @@ class AdapterSlots:
         self._dtype = _DTYPES[config.dtype]
         self.rows = model.adapter_rows = AdapterRows(config.max_loras)
         self._layers: dict[LayerAdapters, LoraSlots] = {}
+        self._divisions: dict[LayerAdapters, Division] = {}
         self._parts: dict[str, tuple[LayerAdapters, int]] = {}
         for layer in model.parameters.adaptable:
             self._parts |= {part: (layer, index) for index, part in enumerate(layer.parts)}
             if layer.is_here:
                 self._layers[layer] = slots = self._new_slots(layer, model, config)
-                layer.add = _addition(layer, slots, self.rows)
+                layer.add = _addition(layer, slots, self.rows, self._divisions[layer])
 
     def move_to(self, model: Model) -> dict[LayerAdapters, LayerAdapters]:
         """Add what is in the slots in another model with the same layers.
@@ -65,8 +65,10 @@ class AdapterSlots:
         self._parameters, model.adapter_rows = parameters, self.rows
         self._parts = {part: (new_of[layer], index) for part, (layer, index) in self._parts.items()}
         self._layers = {new_of[layer]: slots for layer, slots in self._layers.items()}
+        self._divisions = {new_of[layer]: division for layer, division in self._divisions.items()}
         for layer, slots in self._layers.items():
-            layer.add = _addition(layer, slots, self.rows)
+            layer.follows_exchange = self._divisions[layer].follows_exchange
+            layer.add = _addition(layer, slots, self.rows, self._divisions[layer])
         return new_of
 
     def _new_slots(self, layer: LayerAdapters, model: Model, config: ResolvedLoRA) -> LoraSlots:
@@ -78,21 +80,10 @@ class AdapterSlots:
             self._dtype,
             layer.is_table,
         )
-        sharding, group, library = layer.input_sharding, model.parameters.group, model.library
-        if sharding is None or library is None or not model.is_recordable:
-            return new_slots(shape, model.device, library)
-        # The same segments on any number of ranks, as those of the layer's own products, give the same bits.
-        num_segments = sharding.num_segments
-        while num_segments > 1 and layer.num_inputs * sharding.size % (2 * num_segments):
-            num_segments //= 2
-        own = num_segments // sharding.size if num_segments % sharding.size == 0 else 1
-        shape = replace(shape, num_segments=own, num_ranks=sharding.size)
-        if sharding.size == 1 or group is None:
-            return new_slots(shape, model.device, library)
-        layer.follows_exchange = True
-        width = own * padded_rank(config.max_rank)
-        gather = partial(group.all_gather, first=sharding.rank * width, width=sharding.size * width)
-        return new_slots(shape, model.device, library, gather)
+        division = divide(layer, shape, model, is_fully_sharded=config.is_fully_sharded)
+        self._divisions[layer] = division
+        layer.follows_exchange = division.follows_exchange
+        return new_slots(division.shape, model.device, model.library, division.gather)
 
     @property
     def num_bytes(self) -> int:
@@ -170,6 +161,8 @@ class AdapterSlots:
             a_RI = torch.cat([a_RI[:, part.start : part.stop] for part in shard.ranges], dim=1)
         elif shard is not None:
             b_OR = shard.of(b_OR)
+        if layer.is_here and (own := self._divisions[layer].outputs) is not None:
+            b_OR = b_OR[own.start : own.stop]
         return LoraPart(a_RI.to(self._dtype).contiguous(), b_OR.to(self._dtype).contiguous(), factors.scale)
 
     def _check_base(self, module: str, shape: tuple[int, ...], where: str) -> None:
@@ -185,10 +178,22 @@ class AdapterSlots:
                 )
 
 
-def _addition(layer: LayerAdapters, slots: LoraSlots, rows: AdapterRows) -> Callable[[Tensor, Tensor], Tensor]:
+def _addition(
+    layer: LayerAdapters, slots: LoraSlots, rows: AdapterRows, division: Division
+) -> Callable[[Tensor, Tensor], Tensor]:
     if layer.is_table:
         return partial(_add_lookup, slots=slots, rows=rows, first_id=layer.first_id)
-    return partial(lora, slots=slots, rows=rows)
+    add = partial(lora, slots=slots, rows=rows)
+    own, gather_outputs = division.outputs, division.gather_outputs
+    if own is None or gather_outputs is None:
+        return add
+
+    def add_own_outputs(x_TI: Tensor, y_TO: Tensor) -> Tensor:
+        width = y_TO.shape[1]
+        _, own_TP, _ = y_TO.split([own.start, len(own), width - own.stop], dim=1)
+        return gather_outputs(add(x_TI, own_TP))
+
+    return add_own_outputs
 
 
 def _add_lookup(token_ids_T: Tensor, y_TD: Tensor, *, slots: LoraSlots, rows: AdapterRows, first_id: int) -> Tensor:

@@ -181,6 +181,10 @@ def _store(spec: WorkerSpec) -> Store:
     )
 
 
+MAX_PARTS = 8
+"""Layers of a checkpoint that are stacked into one, at most."""
+
+
 def _area_bytes(config: ResolvedConfig) -> int:
     """Return the bytes of the largest exchange: all logits of a step, or of each row the hidden state, or the outputs
     of its experts."""
@@ -189,7 +193,9 @@ def _area_bytes(config: ResolvedConfig) -> int:
     max_rows = max(config.max_num_batched_tokens, max_logits)
     rows_bytes = top_k * exchanged_bytes(max_rows, width, size)
     if config.lora is not None:  # the sums of the segments of a layer's inputs
-        rows_bytes = max(rows_bytes, max_rows * max(NUM_SEGMENTS) * padded_rank(config.lora.max_rank) * 4)
+        rank = padded_rank(config.lora.max_rank, size) * size
+        num_parts = MAX_PARTS if config.lora.is_fully_sharded else 1
+        rows_bytes = max(rows_bytes, max_rows * max(NUM_SEGMENTS) * num_parts * rank * 4)
     return max(rows_bytes, max_logits * config.model.vocab_size * 4)
 
 

@@ -47,6 +47,11 @@ class LayerAdapters:
         """From the inputs and the products of the layer to products with adapters; None: the engine has none. A table
         gets token ids as inputs."""
 
+    @property
+    def has_divided_outputs(self) -> bool:
+        """Whether other ranks have other outputs of the layer."""
+        return not self.is_table and any(shard is not None and shard.dim == 0 for shard in self.shards.values())
+
     def whole_shape(self, part: str) -> tuple[int, int]:
         """Return outputs and inputs of a part, of all ranks together."""
         width, shard = self.parts[part], self.shards[part]
