@@ -3,6 +3,7 @@
 `launch.py` waits for the core to become ready.
 """
 
+import contextlib
 import logging
 import os
 import shutil
@@ -105,7 +106,10 @@ class SpawnedEngine:
             self._lock_step = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             self._lock_step.bind(self.lock_step_path)
             self._lock_step.listen(MAX_WAITING_ENGINES)
-        self.child = self._spawn(config, self.address)
+        with contextlib.ExitStack() as unless_spawned:
+            unless_spawned.callback(self._weights_dir.remove if self._weights_dir else lambda: None)
+            self.child = self._spawn(config, self.address)
+            unless_spawned.pop_all()
 
     @property
     def run_dir(self) -> Path:

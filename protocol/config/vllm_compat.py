@@ -269,8 +269,9 @@ def _unsupported() -> Iterator[VllmSetting]:
         "sleep_mode_backend kv_offloading_backend offload_backend offload_num_in_group offload_prefetch_step",
     )
     yield from _group("list", _NO_OFFLOAD, _EMPTY, "cpu_offload_params offload_params sleep_preserve_parameter_names")
+    yield from _group("switch", _NO_OFFLOAD, _OFF, "enable_cumem_allocator sleep_mode_offload_cudagraph")
     yield from _group(
-        "switch", _NO_OFFLOAD, _OFF, "enable_sleep_mode enable_cumem_allocator sleep_mode_offload_cudagraph"
+        "switch", "every engine can sleep; --enable-dev-routes serves /sleep and /wake_up", None, "enable_sleep_mode"
     )
     yield from _group("value", _NO_POOLING, ("auto", "generate"), "runner")
     yield from _group("value", _NO_POOLING, ("auto", "none"), "convert")
