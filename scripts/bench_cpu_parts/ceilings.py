@@ -1,5 +1,7 @@
 """The machine's ceilings: memory bandwidth and dot-product rates, measured by a small C++ library that is built here.
 
+On processors with AMX the rates are those of matrix registers, if Linux grants them.
+
 The needs of a model are computed in roofline.py.
 """
 
