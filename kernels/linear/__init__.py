@@ -53,6 +53,10 @@ class SizedProduct(Protocol):
     def num_bytes(self) -> int:
         """Of the weight in memory."""
 
+    @property
+    def description(self) -> str:
+        """What it computes with, for the log."""
+
 
 @runtime_checkable
 class SegmentedProduct(Protocol):
@@ -198,7 +202,8 @@ class Packer:
         quantization = _HEAD_QUANTIZATION.get(self._quantization) if is_head else self._quantization
         if quantization is not None and quantizes:
             quantized = quantize_weight(self._library, weight_OI, quantization)
-            if (packed := self.pack_quantized(quantized, bias_O)) is not None:
+            packed = self.pack_quantized(quantized, bias_O, dtype=weight_OI.dtype, is_grouped=is_grouped)
+            if packed is not None:
                 return packed
             weight_OI = quantized.dequantize().to(weight_OI.dtype)
         if self._library is not None:

@@ -11,11 +11,19 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.linear.gpu_quantized_kernels import quantized_linear_kernel
-from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, assembly, pack
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, Kind, assembly, pack
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 from octavo.kernels.linear.gpu_tiles import Gpu
 from octavo.kernels.linear.quantized import QuantizedWeight
 
+_DESCRIPTIONS: dict[Kind, str] = {
+    "u4": "4-bit levels",
+    "e2m1": "4-bit floats",
+    "u8": "8-bit levels",
+    "e4m3": "8-bit floats",
+    "s8": "8-bit levels and rows with one scale each",
+    "f8": "8-bit floats and rows of 8-bit floats",
+}
 _MAX_SPLITS = 8
 _LEAST_INPUTS = 512
 """Of a split: fewer would not fill the pipeline."""
@@ -74,6 +82,11 @@ class QuantizedProduct:
     def num_bytes(self) -> int:
         """Of the packed weight."""
         return self.weight.num_bytes
+
+    @property
+    def description(self) -> str:
+        """What it computes with, for the log."""
+        return _DESCRIPTIONS[self.weight.kind]
 
     @property
     def num_splits(self) -> int:

@@ -34,7 +34,7 @@ QuantizationName: TypeAlias = Literal[
 ]
 QuantizationChoice: TypeAlias = QuantizationName | Literal["gptq_marlin", "awq_marlin", "fbgemm_fp8"]
 KVCacheDtypeName: TypeAlias = Literal["bfloat16", "float16", "float32", "int8", "fp8"]
-KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3"]
+KVCacheDtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "int8", "fp8", "fp8_e4m3", "fp8_e5m2"]
 SchedulingPolicy: TypeAlias = Literal["fcfs", "priority"]
 DeviceName: TypeAlias = Literal["cpu", "cuda"]
 KernelChoice: TypeAlias = Literal["auto", "native", "torch"]
@@ -176,8 +176,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_cache_dtype: Annotated[
         KVCacheDtypeChoice,
         Meta(
-            description="Type of keys and values in the cache: auto (--dtype), int8 on a CPU, or fp8 (fp8_e4m3) on a "
-            "GPU from Ada on."
+            description="Type of keys and values in the cache: auto (--dtype, or fp8 on a GPU if the checkpoint has "
+            "scales for it), int8 on a CPU, or fp8 (fp8_e4m3) on a GPU from Ada on. fp8_e5m2 is refused."
         ),
     ] = "auto"
     gpu_memory_utilization: Annotated[

@@ -23,7 +23,7 @@ from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
-from octavo.protocol.config.weight_format import resolve_quantization
+from octavo.protocol.config.weight_format import asks_for_float8_cache, resolve_quantization
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
@@ -256,7 +256,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             *config.processor_code,
         ],
         block_size=config.cache.block_size,
-        kv_cache_dtype=_kv_cache_dtype(config, dtype, chosen_device),
+        kv_cache_dtype=_kv_cache_dtype(config, facts, dtype, chosen_device),
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
@@ -388,13 +388,28 @@ def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, dev
     requested = config.model.quantization
     if requested in ("w8a8", "int8", "int4"):
         _require_native(config, f"--quantization {requested}", device)
-    return resolve_quantization(requested, facts, dtype, config.cache.kv_cache_dtype)
+    return resolve_quantization(requested, facts, dtype)
 
 
-def _kv_cache_dtype(config: EngineConfig, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
+def _kv_cache_dtype(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
     requested = config.cache.kv_cache_dtype
+    if requested == "auto" and asks_for_float8_cache(facts):
+        if device == "cuda":
+            return "fp8"
+        raise ConfigError(
+            "config.json: 'kv_cache_scheme' in 'quantization_config' asks for a cache of 8-bit floats, which only GPUs "
+            "have here",
+            phase="configuration",
+            hint=f"choose the type of the cache: --kv-cache-dtype {dtype} or int8",
+        )
     if requested == "auto" or requested == dtype:
         return dtype
+    if requested == "fp8_e5m2":
+        raise ConfigError(
+            "kv_cache_dtype fp8_e5m2: keys and values of 8-bit floats have three bits of mantissa here",
+            phase="configuration",
+            hint="use --kv-cache-dtype fp8 (fp8_e4m3), which has scales, on a GPU, or int8 on a CPU",
+        )
     if requested == "int8":
         _require_native(config, "--kv-cache-dtype int8", device)
         return requested

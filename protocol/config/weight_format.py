@@ -54,29 +54,21 @@ def checkpoint_quantization(facts: ModelFacts) -> QuantizationName | None:
     return name
 
 
-def resolve_quantization(
-    requested: QuantizationChoice | None, facts: ModelFacts, dtype: DtypeName, kv_cache_dtype: str
-) -> QuantizationName:
+_CACHE_SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+
+
+def resolve_quantization(requested: QuantizationChoice | None, facts: ModelFacts, dtype: DtypeName) -> QuantizationName:
     """Return the format in which products have the weights.
 
     Args:
         requested: `--quantization`.
         facts: of the model.
         dtype: of the activations. Users of float32 want the weights of the checkpoint as exact as possible.
-        kv_cache_dtype: `--kv-cache-dtype`.
 
     Raises:
         ConfigError: the checkpoint has another format.
     """
     own = checkpoint_quantization(facts)
-    scheme = (facts.hf_config.get("quantization_config") or {}) if own not in (None, "gguf") else {}
-    if scheme.get("kv_cache_scheme") and kv_cache_dtype == "auto":
-        raise ConfigError(
-            "config.json: 'kv_cache_scheme' in 'quantization_config' asks for a quantized cache, whose scales are not "
-            "supported",
-            phase=_PHASE,
-            hint="choose the type of the cache with --kv-cache-dtype; its scales are not read then",
-        )
     if requested is None:
         return "none" if own is None or dtype == "float32" else own
     if requested in ("none", "w8a8", "int8", "int4"):
@@ -99,3 +91,24 @@ def resolve_quantization(
         phase=_PHASE,
         hint="leave it out to use the format of the checkpoint" if own else f"use {choices}, or a quantized checkpoint",
     )
+
+
+def asks_for_float8_cache(facts: ModelFacts) -> bool:
+    """Return whether the checkpoint has scales for keys and values in 8-bit floats (`kv_cache_scheme`).
+
+    Raises:
+        ConfigError: it asks for another quantized cache.
+    """
+    section = facts.hf_config.get("quantization_config")
+    scheme = section.get("kv_cache_scheme") if isinstance(section, Mapping) else None
+    if not scheme:
+        return False
+    found = {name: scheme.get(name, usual) for name, usual in _CACHE_SCHEME.items()}
+    if found != _CACHE_SCHEME:
+        raise ConfigError(
+            f"config.json: 'kv_cache_scheme' in 'quantization_config' asks for {found}; of quantized caches with "
+            f"scales octavo has {_CACHE_SCHEME}",
+            phase=_PHASE,
+            hint="choose the type of the cache with --kv-cache-dtype; its scales are not read then",
+        )
+    return True

@@ -144,7 +144,14 @@ def test_rows_are_quantized(device: torch.device, seed: int, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "num_multiprocessors", "num_splits"),
-    [("gptq", 2, 2), ("Q8_0", 2, 2), ("w8a8", 2, 2), ("fp8 of blocks", 2, 2), ("mxfp4", 1, 2)],
+    [
+        ("gptq", 2, 2),
+        ("w8a8", 2, 2),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("Q8_0", 2, 2), ("fp8 of blocks", 2, 2), ("mxfp4", 1, 2))
+        ),
+    ],
 )
 def test_a_row_has_the_same_bits_in_every_tile(
     device: torch.device, seed: int, name: str, num_multiprocessors: int, num_splits: int

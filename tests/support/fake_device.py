@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import zmq
@@ -43,6 +44,9 @@ class RowByRow:
             return torch.cat([torch.nn.functional.linear(row, weight_OI, bias_O) for row in x_TI.split(1)])
 
         return product
+
+    def pack_quantized(self, *arguments: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        return Packer(is_batch_invariant=True).pack_quantized(*arguments)
 
 
 def one_by_one(q_TNH, k_TKH, v_TKH, rotation, *cache) -> torch.Tensor:

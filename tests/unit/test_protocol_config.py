@@ -138,7 +138,7 @@ def test_resolve_is_pure() -> None:
             "one of none, w8a8, int8, int4, gguf, gptq, awq, compressed-tensors, fp8, bitsandbytes, torchao, mxfp4, "
             "gptq_marlin, awq_marlin, fbgemm_fp8",
         ),
-        ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3"),
+        ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3, fp8_e5m2"),
         ("max_model_len", "long", "see octavo serve --help"),
     ],
 )
@@ -175,6 +175,9 @@ def test_only_gguf_files_have_a_quantization_of_their_own() -> None:
         resolved(quantization="gguf")
 
 
+FLOAT8 = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+
+
 def quantized(section: dict[str, Any] | None, load_format: str = "safetensors", **settings: str) -> str:
     hf_config = {**FACTS.hf_config, **({"quantization_config": section} if section else {})}
     facts = msgspec.structs.replace(FACTS, load_format=load_format, hf_config=hf_config)
@@ -201,7 +204,12 @@ def test_a_checkpoint_keeps_its_quantization() -> None:
         (None, {"quantization": "awq"}, "quantization awq, but the checkpoint is not quantized"),
         ({"quant_method": "quark"}, {}, r"quantized \(quark\), which is not supported"),
         ({"quant_method": "gptq"}, {"load_format": "pt"}, r"quantized \(gptq\), and its weights are pt"),
-        ({"quant_method": "compressed-tensors", "kv_cache_scheme": {"num_bits": 8}}, {}, "'kv_cache_scheme'"),
+        ({"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}, {}, "which only GPUs have here"),
+        (
+            {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8 | {"type": "int"}},
+            {},
+            "'kv_cache_scheme' .* asks for .*'type': 'int'",
+        ),
     ],
 )
 def test_other_quantizations_are_refused(section: Any, settings: dict[str, str], message: str) -> None:
@@ -217,6 +225,21 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype float32 with a model of bfloat16 on cpu") as caught:
         resolved(kv_cache_dtype="float32")
     assert "int8" in caught.value.hint
+
+
+def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one_on_gpus() -> None:
+    section = {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}
+    hf_config = {**FACTS.hf_config, "quantization_config": section}
+    facts = msgspec.structs.replace(FACTS, load_format="safetensors", hf_config=hf_config)
+
+    def cache(device: str, kv_cache_dtype: str) -> str:
+        said = engine_config({"model": "m", "kv_cache_dtype": kv_cache_dtype})
+        return resolve(said, facts, device=device, num_cores=1).kv_cache_dtype
+
+    assert cache("cuda", "auto") == cache("cuda", "fp8") == "fp8"
+    assert cache("cuda", "bfloat16") == cache("cpu", "bfloat16") == "bfloat16"
+    with pytest.raises(ConfigError, match="fp8_e5m2"):
+        cache("cuda", "fp8_e5m2")
 
 
 @pytest.mark.parametrize("word", ["fp8", "fp8_e4m3"])

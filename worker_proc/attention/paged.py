@@ -1,6 +1,6 @@
 """Attention over the paged cache. Does not own the blocks or choose the slots."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -25,11 +25,19 @@ class PagedCacheAttention:
         storage: of keys and values.
         groups: of the layers with attention.
         states: of layers with a state; None: there are none.
+        scales: by layer, of keys and values that are stored in 8 bits; those of other layers are 1.
     """
 
-    def __init__(self, storage: KVStorage, groups: Sequence[CacheGroup], states: StateStorage | None = None) -> None:
+    def __init__(
+        self,
+        storage: KVStorage,
+        groups: Sequence[CacheGroup],
+        states: StateStorage | None = None,
+        scales: Mapping[int, tuple[float, float]] | None = None,
+    ) -> None:
         self._storage = storage
         self._states = states
+        self._scales = scales or {}
         self._state_slots: Slots | None = None
         self._groups = groups
         self._places = places_of_layers(groups)
@@ -76,12 +84,16 @@ class PagedCacheAttention:
         group, place = self._places[layer_index]
         k_cache_PSKH, v_cache_PSKH = self._storage.layer(place)
         slot_mapping_T = self._slot_mappings[group]
+        k_scale, v_scale = self._scales.get(layer_index, (1.0, 1.0))
+        if v_TKH is None:
+            v_scale = k_scale  # values are the beginnings of keys
+        scales = {"k_scale": k_scale, "v_scale": v_scale}
         if rotation is None:
-            store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
+            store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, **scales)
         else:
             assert v_TKH is not None, "heads without values are rotated before"
-            q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T)
-        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N)
+            q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, **scales)
+        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N, **scales)
 
     def state(self, layer_index: int) -> LayerState:
         """See `octavo.worker_proc.attention.base.Attention`."""

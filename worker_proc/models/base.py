@@ -1,7 +1,7 @@
 """What the worker needs from every model. Knows no architecture."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
@@ -103,6 +103,8 @@ class Model(ABC):
         """Rows in place of token embeddings; None: this worker takes none."""
         self.adapter_rows: AdapterRows | None = None
         """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
+        self.cache_scales: Mapping[int, tuple[float, float]] = {}
+        """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage

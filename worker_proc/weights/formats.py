@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Iterable
 
-from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear import PackedLinear, SizedProduct
 from octavo.kernels.linear.native import NativeProduct
 from octavo.worker_proc.models.linear_weight import LinearWeight
 
@@ -37,4 +37,6 @@ def _computed(packed: PackedLinear) -> tuple[str, bool]:
     """Return what a product computes with, and whether that is quantized."""
     if isinstance(packed.product, NativeProduct) and (kind := packed.product.packed.kind) not in _FLOATS:
         return _KINDS.get(kind, kind), True
+    if isinstance(packed.product, SizedProduct):
+        return packed.product.description, True
     return str(packed.dtype).removeprefix("torch."), False

@@ -21,6 +21,7 @@ from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
 from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage, StageExchange, split_layers, stages_of
+from octavo.worker_proc.weights.cache_scales import read_cache_scales
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.formats import log_formats
 from octavo.worker_proc.weights.packed_cache import PackedCache
@@ -130,6 +131,9 @@ def _load(
     cache = PackedCache.of(config, library, cache_dir, rank, layers) if cache_dir else None
     model = build_model(config.model, placement)
     model.library = library
+    if config.kv_cache_dtype == "fp8":
+        model.cache_scales = read_cache_scales(config.model, model.stage.layers)
+        logger.info("keys and values in 8-bit floats: %d layers have scales", len(model.cache_scales))
     if cache and cache.restore(model.parameters, packer):
         log_formats(model.parameters.linears)
         return model

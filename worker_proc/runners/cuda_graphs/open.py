@@ -85,7 +85,7 @@ def open_runner(
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     graphs = StepGraphs(
         model,
-        PagedCacheAttention(storage, groups, states),
+        PagedCacheAttention(storage, groups, states, model.cache_scales),
         attention,
         block_tables,
         stream,

@@ -14,7 +14,7 @@ from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.safetensors import read_header, read_safetensors
 
 _CACHE_SCALES = re.compile(r"\.([kqv]_scale|kv_scale|prob_output_scale|[kqv]_proj\.output_scale)$")
-"""Scales of keys and values, for caches of 8-bit floats, which have scales of 1 here."""
+"""Scales of keys and values, for caches of 8-bit floats: `worker_proc/weights/cache_scales.py` reads them."""
 
 
 class Format(Protocol):

@@ -63,7 +63,7 @@ class CompressedTensors:
         ignore(config, "quant_method", "global_compression_ratio", "quantization_status", "version")
         self._ignored: list[str] = optional(config, "ignore", [])
         ignore(config, "run_compressed", "moe_sparsity_config")  # of a model whose other experts are gone
-        ignore(config, "kv_cache_scheme")  # protocol/config/checkpoint_quantization.py
+        ignore(config, "kv_cache_scheme")  # protocol/config/weight_format.py
         _check_format(config)
         sparsity: dict[str, Any] = optional(config, "sparsity_config", {})
         if sparsity.get("format", "dense") != "dense":
