@@ -77,7 +77,10 @@ def _arguments() -> argparse.Namespace:
         "--openvino-python", type=Path, metavar="FILE", help="the Python that has openvino-genai and optimum-intel"
     )
     parser.add_argument(
-        "--engines", type=_words, help="of octavo, octavo-w8a8, octavo-int8, octavo-int4, llama, vllm, openvino"
+        "--engines",
+        type=_words,
+        help="of octavo, octavo-w8a8, octavo-int8, octavo-int4, llama, vllm, openvino (the default: all that are "
+        "there), llama-q8_0, llama-q4_0",
     )
     parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
     parser.add_argument("--rounds", type=int, help=f"turns per engine and row; default: {ROUNDS}")
@@ -114,16 +117,20 @@ def _engines(args: argparse.Namespace) -> list[Engine]:
         path: Path | None = getattr(args, flag)
         name = f"--{flag.replace('_', '-')}"
         if path is None:
-            print(f"without {make.title}: no {name}")
+            print(f"no {name}: without this engine")
         elif not os.access(path, os.X_OK):
             raise SystemExit(f"{name}: {path} is not a program")
         else:
             # Do not resolve: the Python of a virtual environment is a symbolic link.
             engine = make(path.absolute())
             found[engine.key] = engine
+    defaults = list(found)
+    if args.llama_server is not None:
+        quantized = [LlamaCpp(args.llama_server.absolute(), kind) for kind in ("Q8_0", "Q4_0")]
+        found |= {engine.key: engine for engine in quantized}
     if unknown := set(args.engines or ()) - found.keys():
         raise SystemExit(f"--engines: {', '.join(sorted(unknown))} not there; there are {', '.join(found)}")
-    return [found[key] for key in args.engines or found]
+    return [found[key] for key in args.engines or defaults]
 
 
 def _measure(

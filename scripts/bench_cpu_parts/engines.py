@@ -15,6 +15,7 @@ import msgspec
 
 from bench_cpu_parts import models
 from bench_cpu_parts.models import ModelName
+from octavo.kernels.native.isa import Processor
 from octavo.protocol.config import ModelConfig
 
 PARTS = Path(__file__).parent
@@ -98,31 +99,44 @@ class Octavo:
 
 @dataclass(frozen=True)
 class LlamaCpp:
-    """llama.cpp's server; no other part of llama.cpp batches requests."""
+    """llama.cpp's server, with the model's own file or one of quantized blocks; no other part of llama.cpp batches
+    requests.
+    """
 
     binary: Path
-    key: ClassVar[str] = "llama"
-    title: ClassVar[str] = "llama.cpp"
+    quantization: str | None = None
+    """Q8_0 or Q4_0: the counterparts of int8 and int4."""
     is_split_by_streams: ClassVar[bool] = True
 
     # Slots divide the cache equally, so this is the smallest number that suffices.
     max_streams = 64
     tokens_per_stream = 640
 
+    @property
+    def key(self) -> str:
+        return f"llama-{self.quantization.lower()}" if self.quantization else "llama"
+
+    @property
+    def title(self) -> str:
+        return f"llama.cpp {self.quantization}" if self.quantization else "llama.cpp"
+
     def runs(self, model: ModelName) -> bool:
-        return True
+        return not self.quantization or model == "smollm2"
 
     def session(self, model: ModelName, streams: Streams, port: int) -> Command:
-        command = self._command(models.gguf(model), 1 if streams == "one" else self.max_streams, port)
+        path = models.quantized_gguf(self.quantization) if self.quantization else models.gguf(model)
+        command = self._command(path, 1 if streams == "one" else self.max_streams, port)
         return _driver(Path(sys.executable), "llama", {"command": command, "port": port})
 
     def server(self, model: Path, port: int) -> Command | None:
-        beside = model.with_name(f"{model.name}.gguf")
+        beside = model.with_name(f"{model.name}{f'.{self.quantization}' if self.quantization else ''}.gguf")
         return Command(tuple(self._command(beside, self.max_streams, port))) if beside.is_file() else None
 
     def _command(self, model: Path, num_streams: int, port: int) -> list[str]:
         context = MAX_MODEL_LEN if num_streams == 1 else num_streams * self.tokens_per_stream
         command = [str(self.binary), "--model", str(model), "--port", str(port), "--no-ui"]
+        if self.quantization and "amx_tile" in Processor.read().features:
+            command.append("--no-repack")  # its products in tile registers end with a segmentation fault
         command += ["--parallel", str(num_streams), "--ctx-size", str(context), "--no-kv-unified"]
         return [*command, "--threads", str(len(os.sched_getaffinity(0)))]
 

@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,23 @@ def directory(name: ModelName) -> Path:
 def gguf(name: ModelName) -> Path:
     """Return the model as a GGUF file."""
     return fetch_default_model.fetch() if name == "smollm2-q4_1" else _bf16(name).gguf
+
+
+def quantized_gguf(kind: str) -> Path:
+    """Return SmolLM2 as a GGUF file of this type of blocks, such as Q8_0, which `octavo quantize` writes.
+
+    Raises:
+        SystemExit: it cannot; the message has its last lines.
+    """
+    source = directory("smollm2")
+    target = Env.read().cache_dir / "models" / f"{source.name}.{kind}.gguf"
+    if not target.is_file():
+        program = Path(sys.executable).parent / "octavo"
+        command: list[str | Path] = [program, "quantize", source, target, "--format", "gguf", "--gguf-type", kind]
+        done = subprocess.run([*command, "--no-evaluation"], capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SystemExit("octavo quantize failed:\n" + "\n".join(done.stderr.splitlines()[-15:]))
+    return target
 
 
 def config(name: ModelName) -> dict[str, Any]:
