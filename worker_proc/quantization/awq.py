@@ -16,6 +16,7 @@ from octavo.worker_proc.quantization.rounding import to_groups
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Whose blocks have the modules of `_scaled_together`."""
 _EXPONENTS = [step / 20 for step in range(20)]
+_WHOLE_RANGE = (1.0,)
 _COMPARED_ROWS = 512
 """Of the inputs of a layer; by their outputs exponents are compared."""
 
@@ -115,7 +116,7 @@ def _best_scale(weights: list[Tensor], activations: Activations, group_size: int
         scale_I = mean_I**exponent
         scale_I = scale_I / (scale_I.max() * scale_I.min()).sqrt()
         inputs = activations.divided(scale_I)
-        groups = to_groups(weight_OI * scale_I, group_size, is_symmetric=False, importance_I=inputs.square_I)
+        groups = to_groups(weight_OI * scale_I, group_size, is_symmetric=False, shrinks=_WHOLE_RANGE)
         loss = float((inputs.rows_TI @ groups.values().T - wanted_TO).square().mean())
         if loss < least:
             best_I, least = scale_I, loss

@@ -3,6 +3,7 @@
 Levels of 4 bits go from 0 to 15. A symmetric group has its zero at 8, an affine one anywhere.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -12,7 +13,7 @@ MAX_LEVEL = 15
 SYMMETRIC_ZERO = 8
 FP8_MAX = 448.0
 """Largest number of float8_e4m3fn."""
-_SHRINKS = torch.linspace(1.0, 0.7, 16).tolist()
+SHRINKS: Sequence[float] = torch.linspace(1.0, 0.7, 16).tolist()
 """Of the range of a group. A smaller range rounds most weights better, and a few large ones worse."""
 
 
@@ -57,7 +58,14 @@ def levels_of(weight_OGI: Tensor, scale_OG: Tensor, zero_OG: Tensor) -> Tensor:
     return ((weight_OGI / scale_OG.unsqueeze(2)).round() + zero_OG.unsqueeze(2)).clamp(0, MAX_LEVEL)
 
 
-def to_groups(weight_OI: Tensor, group_size: int, *, is_symmetric: bool, importance_I: Tensor | None = None) -> Groups:
+def to_groups(
+    weight_OI: Tensor,
+    group_size: int,
+    *,
+    is_symmetric: bool,
+    importance_I: Tensor | None = None,
+    shrinks: Sequence[float] = SHRINKS,
+) -> Groups:
     """Round a weight to 4 bits in groups, each with the range that loses the least.
 
     Args:
@@ -65,13 +73,14 @@ def to_groups(weight_OI: Tensor, group_size: int, *, is_symmetric: bool, importa
         group_size: inputs that share a scale.
         is_symmetric: whether all zeros are 8.
         importance_I: how much the squared error of each input counts; None: the same.
+        shrinks: of the range of a group, to choose from.
     """
     num_outputs, num_inputs = weight_OI.shape
     weight_OGI = weight_OI.float().reshape(num_outputs, -1, group_size)
     factors_GI = 1.0 if importance_I is None else importance_I.float().view(-1, group_size)
     least_OG = torch.full(weight_OGI.shape[:2], torch.inf)
     best_OG = torch.ones(weight_OGI.shape[:2])
-    for shrink in _SHRINKS:
+    for shrink in shrinks:
         scale_OG, zero_OG = scales_of(weight_OGI, is_symmetric=is_symmetric, shrink=shrink)
         levels_OGI = levels_of(weight_OGI, scale_OG, zero_OG)
         values_OGI = (levels_OGI - zero_OG.unsqueeze(2)) * scale_OG.unsqueeze(2)
