@@ -153,7 +153,7 @@ def ours(weight: Tensor, quantization: str) -> Tensor:
     from octavo.kernels.linear.quantization import quantize_weight
     from octavo.kernels.native.library import load
 
-    library = load(Path.home() / ".cache/octavo")
+    library = load()
     return quantize_weight(library, weight.bfloat16().contiguous(), quantization).dequantize()  # type: ignore[arg-type]
 
 
@@ -201,7 +201,7 @@ FORMATS: dict[str, Callable[[argparse.Namespace, str], tuple[Path | None, dict[s
     **dict.fromkeys(("int8", "int4", "fp8", "gptq", "awq"), by_octavo),
     **{f"gguf {kind}": by_octavo for kind in GGUF_TYPES},
     **dict.fromkeys(("bitsandbytes nf4", "bitsandbytes fp4", "bitsandbytes int8"), by_bitsandbytes),
-    **dict.fromkeys(("--quantization=int8", "--quantization=int4"), at_load),
+    **dict.fromkeys(("--quantization=int8", "--quantization=int4", "--quantization=w8a8"), at_load),
 }
 
 if __name__ == "__main__":
