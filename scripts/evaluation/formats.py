@@ -1,9 +1,10 @@
 """What each format of quantized weights loses: perplexity and top-1 agreement with the original on a fixed text.
 
-Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32. The
-reference is transformers in float32 with the dequantized weights, by the format's tool or its published formula. Its
-loss is what the rounding of the weights costs; the difference to octavo's loss is what our kernels add, for example by
-rounding activations to 8 bits. It must not exceed 1e-3 nats.
+Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32, with
+`--quantization`: without it float32 would stand for dequantized weights. The reference is transformers in float32 with
+the dequantized weights, by the format's tool or its published formula. Its loss is what the rounding of the weights
+costs; the difference to octavo's loss is what our kernels add, for example by rounding activations to 8 bits. It must
+not exceed 1e-3 nats.
 """
 
 import argparse
@@ -98,9 +99,12 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
         return model
     tensors = load_file(path / "model.safetensors") if path else {}
     config = json.loads((path / "config.json").read_text())["quantization_config"] if path else settings
+    has_8_bit_rows = config.get("format") == "int-quantized" or config.get("quantization") == "w8a8"
     for name, layer in model.named_modules():
         if isinstance(layer, nn.Linear) and name != "lm_head":
             layer.weight.copy_(dequantized(name, layer.weight, tensors, config))
+            if has_8_bit_rows:
+                layer.register_forward_pre_hook(in_8_bits)
     for name, values in tensors.items():  # norms that AWQ has scaled
         if name.endswith("norm.weight"):
             model.get_parameter(name).copy_(values)
@@ -132,6 +136,12 @@ def dequantized(name: str, weight: Tensor, tensors: dict[str, Tensor], config: d
     return ours(weight, method)
 
 
+def in_8_bits(layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
+    """Return the inputs of a layer rounded to 8 bits with one scale for each token, as w8a8 defines it."""
+    scale = rows[0].abs().amax(-1, keepdim=True) / 127
+    return (rows[0] / scale).round() * scale
+
+
 def nibbles(words: Tensor) -> Tensor:
     """Return the levels in the last dimension of int32 words, the lowest four bits first."""
     return torch.stack([words >> shift & 15 for shift in range(0, 32, 4)], -1).flatten(-2)
@@ -153,8 +163,7 @@ def ours(weight: Tensor, quantization: str) -> Tensor:
     from octavo.kernels.linear.quantization import quantize_weight
     from octavo.kernels.native.library import load
 
-    library = load()
-    return quantize_weight(library, weight.bfloat16().contiguous(), quantization).dequantize()  # type: ignore[arg-type]
+    return quantize_weight(load(), weight.bfloat16().contiguous(), quantization).dequantize()  # type: ignore[arg-type]
 
 
 def by_octavo(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
@@ -173,7 +182,7 @@ def by_octavo(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, A
             gguf_metadata=gguf_metadata(options.model) if gguf_type else {},
         )
         do(job)
-    return out, {}
+    return out, {"quantization": "gguf" if gguf_type else kind if kind in CALIBRATED else "compressed-tensors"}
 
 
 def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
@@ -189,7 +198,7 @@ def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[
             f"t.AutoTokenizer.from_pretrained({str(options.model)!r}).save_pretrained({str(out)!r})"
         )
         subprocess.run([sys.executable, "-P", "-W", "ignore", "-c", code], check=True)
-    return out, {}
+    return out, {"quantization": "bitsandbytes"}
 
 
 def at_load(options: argparse.Namespace, name: str) -> tuple[None, dict[str, Any]]:
