@@ -1,6 +1,6 @@
 """What each format of quantized weights loses: perplexity and top-1 agreement with the original on a fixed text.
 
-Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32, with
+Every format is written from one model by `octavo quantize` or the format's own tool, and read by octavo in float32 with
 `--quantization`: without it float32 would stand for dequantized weights. The reference is transformers in float32 with
 the dequantized weights, by the format's tool or its published formula. Its loss is what the rounding of the weights
 costs; the difference to octavo's loss is what our kernels add, for example by rounding activations to 8 bits. It must
