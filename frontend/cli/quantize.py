@@ -7,7 +7,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 from tqdm import tqdm
@@ -15,7 +15,6 @@ from tqdm import tqdm
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
 from octavo.frontend.evaluation.quality import Reading, fixed_text, read
-from octavo.frontend.model_files.gguf.export import gguf_metadata
 from octavo.frontend.model_files.locate import locate_model
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
@@ -48,7 +47,7 @@ def parser() -> CommandParser:
     parser = CommandParser("octavo quantize", _DESCRIPTION, "MODEL OUT --format FORMAT [FLAG ...]")
     parser.add_argument("model", metavar="MODEL", help="directory or hub id (org/name)")
     parser.add_argument("out", metavar="OUT", help="a new directory; a .gguf file for --format gguf")
-    parser.add_argument("--format", choices=get_args(Format), required=True)
+    parser.add_argument("--format", choices=get_args(Format), required=True, help="one of those above")
     parser.add_argument(
         "--group-size",
         type=int,
@@ -84,7 +83,7 @@ def run(argv: list[str]) -> int:
     source = locate_model(ModelConfig(model=options.model, revision=options.revision), Env.read())
     out = Path(options.out).expanduser().resolve()
     text = _evaluation_text(options.evaluation_text)
-    metadata = gguf_metadata(source) if options.format == "gguf" else {}
+    metadata = _gguf_metadata(source) if options.format == "gguf" else {}
     job = QuantizationJob(
         source=str(source),
         out=str(out),
@@ -165,6 +164,12 @@ def _check(options: argparse.Namespace) -> None:
         raise CommandError("--num-samples must be 1 or more, and --sample-tokens 16 or more")
     if (options.format == "gguf") != options.out.endswith(".gguf"):
         raise CommandError("OUT must be a .gguf file for --format gguf, and for no other format")
+
+
+def _gguf_metadata(source: Path) -> dict[str, Any]:
+    from octavo.frontend.model_files.gguf.export import gguf_metadata  # imported here: it loads tokenizers
+
+    return gguf_metadata(source)
 
 
 def _evaluation_text(path: str | None) -> str:

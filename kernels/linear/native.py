@@ -183,16 +183,15 @@ class NativeLinear:
         if kind is None or not all(isinstance(number, int) for number in numbers):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_inputs, num_outputs, group_size, offset, num_segments = (int(number or 0) for number in numbers)
-        is_segmented = (
-            num_segments in NUM_SEGMENTS
-            and kind != "u8_channel"
-            and num_inputs % (num_segments * (group_size if kind in QUANTIZED else WORD_INPUTS[kind])) == 0
+        is_whole = _is_group_size(kind, num_inputs, group_size) and (
+            num_segments == 1
+            or (
+                num_segments in NUM_SEGMENTS
+                and kind != "u8_channel"
+                and num_inputs % (num_segments * (group_size if kind in QUANTIZED else WORD_INPUTS[kind])) == 0
+            )
         )
-        if (
-            min(num_inputs, num_outputs) < 1
-            or not _is_group_size(kind, num_inputs, group_size)
-            or not (num_segments == 1 or is_segmented)
-        ):
+        if min(num_inputs, num_outputs) < 1 or not is_whole:
             raise ValueError(f"not the header of a packed weight: {header}")
         num_panels = -(-num_outputs // PANEL_OUTPUTS)
         scale_bytes = (

@@ -1,5 +1,7 @@
 """The native `linear` on quantized weights, and their exchange format."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,7 +13,7 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear import Packer, linear
 from octavo.kernels.linear.native import PANEL_OUTPUTS, NativeLinear
-from octavo.kernels.linear.packing import pack_quantized
+from octavo.kernels.linear.packing import EXACT_GROUP, pack_quantized
 from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight, concatenate
 from octavo.kernels.native.library import NativeLibrary, load
@@ -25,7 +27,7 @@ TOLERANCE = 1e-5
 def quantized(
     outputs: int, inputs: int, *, bits: int, group_size: int, offset: int, affine: bool, seed: int = 1
 ) -> QuantizedWeight:
-    """Levels of the whole range, and scales and minimums of a usual size."""
+    """Levels of the whole range, and scales and minimums of a usual size; for 8-bit rows in its groups."""
     generator = torch.Generator().manual_seed(seed)
     groups = (outputs, -(-inputs // group_size))
     return QuantizedWeight(
@@ -35,6 +37,7 @@ def quantized(
         offset,
         bits,
         group_size,
+        row_type="int8_tensor" if group_size > EXACT_GROUP else None,
     )
 
 
@@ -226,7 +229,10 @@ PARTS = {
 @pytest.mark.parametrize("inputs", [128, 70])
 def test_concatenating_changes_no_value(name: str, inputs: int) -> None:
     parts = [
-        quantized(5 + index, inputs, bits=bits, group_size=group_size, offset=offset, affine=affine, seed=index)
+        replace(
+            quantized(5 + index, inputs, bits=bits, group_size=group_size, offset=offset, affine=affine, seed=index),
+            row_type=None,
+        )
         for index, (bits, group_size, offset, affine) in enumerate(PARTS[name])
     ]
     whole = concatenate(parts)

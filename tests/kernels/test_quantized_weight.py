@@ -141,10 +141,18 @@ def test_what_the_native_kernels_do_not_take() -> None:
         assert native_form(weight(layout)) is None
     for scale in (1e6, 1e-7):
         tiny = weight("offset", dtype=torch.float32)
-        form = native_form(replace(tiny, scale_OG=tiny.scale_OG * scale))
+        form = native_form(replace(tiny, scale_OG=tiny.scale_OG * scale, row_type="int8_tensor"))
         assert form is not None and torch.equal(form.scale_OG, tiny.scale_OG * scale)
     with pytest.raises(ShapeError, match="no native kernel"):
         pack_quantized(load(), weight("order"))
+
+
+def test_rows_that_should_have_16_bits_are_rounded_in_small_groups() -> None:
+    for group_size in (64, INPUTS):
+        wide = weight("offset", group_size=group_size)
+        form = native_form(wide)
+        assert form is not None and form.group_size == 32
+        assert torch.equal(form.dequantize(), wide.dequantize())
 
 
 def test_codebooks() -> None:
