@@ -97,9 +97,9 @@ class PlacedRows:
 
     @property
     def stride(self) -> int:
-        """Elements from one place to the next: whole cache lines."""
+        """Elements from one place to the next: an odd number of cache lines, see `octavo.kernels.native.layout`."""
         multiple = ALIGNMENT // self.type.itemsize
-        return -(-self.width // multiple) * multiple
+        return (-(-self.width // multiple) | 1) * multiple
 
     @property
     def buffer_width(self) -> int:
@@ -109,7 +109,7 @@ class PlacedRows:
     def matrix(self, buffer: Matrix) -> Matrix:
         """Return the rows by place, given the rows of the buffer."""
         row_bytes = self.stride * self.type.itemsize
-        assert buffer.row_bytes == self.top_k * row_bytes, "rows of the buffer lie apart"
+        assert buffer.row_bytes >= self.top_k * row_bytes, "rows of the buffer are too short"
         return Matrix(buffer.data, row_bytes, self.width, buffer.type, 0)
 
 

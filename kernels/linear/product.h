@@ -35,11 +35,12 @@ constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
 #else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 #endif
-// The same for bf16_12, which has short slices below this number of rows; see kShortCodedSlice.
+// The same for bf16_12, whose slices are short below kLongCodedFrom rows; see kShortCodedSlice. With matrix registers the
+// packed slice has to be in the first-level cache too.
 #if defined(OCTAVO_AMX)
-constexpr int64_t kLongCodedFrom = 192;
+constexpr int64_t kLongCodedSlice = 96, kLongCodedFrom = 160;
 #else
-constexpr int64_t kLongCodedFrom = 24;
+constexpr int64_t kLongCodedSlice = kLongSlice, kLongCodedFrom = 24;
 #endif
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
@@ -289,8 +290,8 @@ inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
     const int64_t width = is_gated ? weight.num_outputs / 2 : weight.num_outputs;
     const bool is_coded = octavo::is_coded(weight.kind);
-    const bool is_short = num_rows < (is_coded ? kLongCodedFrom : kLongFrom);
-    const int64_t most_steps = !is_short ? kLongSlice : is_coded ? kShortCodedSlice : kShortSlice;
+    const int64_t most_steps = is_coded ? num_rows < kLongCodedFrom ? kShortCodedSlice : kLongCodedSlice
+                               : num_rows < kLongFrom ? kShortSlice : kLongSlice;
     const Tiles& tiles = tiles_for(weight);
     const int64_t unit = weight.group_steps() * tiles.unit;
     const int64_t num_units = (weight.num_steps() / weight.num_segments + unit - 1) / unit;  // of a segment

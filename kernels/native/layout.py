@@ -8,6 +8,8 @@ phases.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import torch
+
 from octavo.kernels.native.value import Buffer, Node, Value
 
 ALIGNMENT = 64
@@ -25,8 +27,13 @@ class Layout:
 
 
 def row_bytes(buffer: Buffer) -> int:
-    """Return the bytes from one row of a buffer to the next."""
-    return -(-buffer.width * buffer.type.itemsize // ALIGNMENT) * ALIGNMENT
+    """Return the bytes from one row of a buffer to the next.
+
+    Those of bfloat16 are an odd number of cache lines. Matrix registers read 16 rows at once; if these were a large power
+    of two apart, they would share a few sets of the first-level cache and displace one another.
+    """
+    num_lines = -(-buffer.width * buffer.type.itemsize // ALIGNMENT)
+    return (num_lines | 1 if buffer.type == torch.bfloat16 else num_lines) * ALIGNMENT
 
 
 def lay_out(nodes: list[Node], results: Iterable[Value], max_rows: int) -> Layout:
