@@ -97,9 +97,10 @@ class PlacedRows:
 
     @property
     def stride(self) -> int:
-        """Elements from one place to the next: an odd number of cache lines, see `octavo.kernels.native.layout`."""
+        """Elements from one place to the next: whole cache lines, of bfloat16 an odd number (see `row_bytes`)."""
         multiple = ALIGNMENT // self.type.itemsize
-        return (-(-self.width // multiple) | 1) * multiple
+        num_lines = -(-self.width // multiple)
+        return (num_lines | 1 if self.type == torch.bfloat16 else num_lines) * multiple
 
     @property
     def buffer_width(self) -> int:
