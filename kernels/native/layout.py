@@ -29,8 +29,8 @@ class Layout:
 def row_bytes(buffer: Buffer) -> int:
     """Return the bytes from one row of a buffer to the next.
 
-    Those of bfloat16 are an odd number of cache lines. Matrix registers read 16 rows at once; if these were a large power
-    of two apart, they would share a few sets of the first-level cache and displace one another.
+    Those of bfloat16 are an odd number of cache lines. Matrix registers read 16 rows at once; if these were a large
+    power of two apart, they would share a few sets of the first-level cache and displace one another.
     """
     num_lines = -(-buffer.width * buffer.type.itemsize // ALIGNMENT)
     return (num_lines | 1 if buffer.type == torch.bfloat16 else num_lines) * ALIGNMENT
