@@ -22,5 +22,6 @@ def record(gate_up_T2F: Tensor, uses_tanh: bool) -> Tensor:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return GeluAndMulArguments(inputs[0], outputs[0], int(uses_tanh))
 
-    node = Node("gelu_and_mul", [value], [Buffer(width)], bind, is_row_wise=True)
+    activation = "gelu_tanh_and_mul" if uses_tanh else "gelu_and_mul"
+    node = Node("gelu_and_mul", [value], [Buffer(width)], bind, is_row_wise=True, activation=activation)
     return as_tensor(value.recorder.append(node, (width,)))

@@ -6,7 +6,7 @@ A packed weight is a small header and flat buffers, so that it can lie in a file
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self
+from typing import Literal, Self, get_args
 
 import torch
 from torch import Tensor
@@ -57,9 +57,11 @@ NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
 
-Epilogue = Literal["none", "silu_and_mul", "gelu", "gelu_tanh", "relu"]
-EPILOGUES: tuple[Epilogue, ...] = ("none", "silu_and_mul", "gelu", "gelu_tanh", "relu")
+Epilogue = Literal["none", "silu_and_mul", "gelu", "gelu_tanh", "relu", "gelu_and_mul", "gelu_tanh_and_mul"]
+EPILOGUES: tuple[Epilogue, ...] = get_args(Epilogue)
 """In the order of `octavo::Epilogue`."""
+GATED_EPILOGUES: frozenset[Epilogue] = frozenset({"silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"})
+"""Outputs are gates and ups; half as many are written."""
 
 
 class PackedWeight(ctypes.Structure):
@@ -298,7 +300,7 @@ def arguments(
 
 def can_fuse(epilogue: Epilogue, packed: NativeLinear) -> bool:
     """Return whether the operation can apply `epilogue`: gates and ups must begin at a panel."""
-    return epilogue != "silu_and_mul" or packed.num_outputs % (2 * PANEL_OUTPUTS) == 0
+    return epilogue not in GATED_EPILOGUES or packed.num_outputs % (2 * PANEL_OUTPUTS) == 0
 
 
 def panel_bytes(kind: Kind, num_inputs: int, group_size: int) -> int:

@@ -131,7 +131,14 @@ enum class Epilogue : int32_t {
     gelu = 2,
     gelu_tanh = 3,
     relu = 4,
+    gelu_and_mul = 5,  // as silu_and_mul, with other functions
+    gelu_tanh_and_mul = 6,
 };
+
+constexpr bool is_gated(Epilogue epilogue) {
+    return epilogue == Epilogue::silu_and_mul || epilogue == Epilogue::gelu_and_mul ||
+           epilogue == Epilogue::gelu_tanh_and_mul;
+}
 
 struct LinearArgs {
     Matrix x;         // bf16 for bf16 and what is unpacked to it, f32 for f32 and f16, i8 for quantized weights, then with

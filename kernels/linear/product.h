@@ -45,8 +45,11 @@ constexpr int64_t kLongCodedSlice = kLongSlice, kLongCodedFrom = 24;
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
     switch (epilogue) {
-        case Epilogue::gelu: return gelu(value);
-        case Epilogue::gelu_tanh: return gelu_by_tanh(value);
+        case Epilogue::gelu:
+        case Epilogue::gelu_and_mul: return gelu(value);
+        case Epilogue::gelu_tanh:
+        case Epilogue::gelu_tanh_and_mul: return gelu_by_tanh(value);
+        case Epilogue::silu_and_mul: return silu(value);
         case Epilogue::relu: return max(zero(), value);  // NaN as the second operand is kept
         default: return value;
     }
@@ -64,7 +67,7 @@ struct Product {
     const LinearArgs& args;
     const Tiles& tiles;
     int64_t width;        // columns that are written
-    int64_t up_panels;    // panels from a gate to its up; 0 without silu_and_mul
+    int64_t up_panels;    // panels from a gate to its up; 0 without gates
     int64_t num_slices;   // of a segment of a panel
     bool is_coded;        // its slices have to be unpacked first
 
@@ -76,7 +79,7 @@ struct Product {
         if (up_panels == 0) return activate(args.epilogue, value);
         F32x16 up = load(up_sums);
         if (bias != nullptr) up = up + load(bias + column + up_panels * kPanelOutputs);
-        return silu(value) * up;
+        return activate(args.epilogue, value) * up;
     }
 
     // Writes columns [column, column + count) of some rows.
@@ -287,8 +290,8 @@ struct Product {
 // The product with one weight, for so many rows.
 inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const PackedWeight& weight = args.weight;
-    const bool is_gated = args.epilogue == Epilogue::silu_and_mul;
-    const int64_t width = is_gated ? weight.num_outputs / 2 : weight.num_outputs;
+    const bool has_gates = is_gated(args.epilogue);
+    const int64_t width = has_gates ? weight.num_outputs / 2 : weight.num_outputs;
     const bool is_coded = octavo::is_coded(weight.kind);
     const int64_t most_steps = is_coded ? num_rows < kLongCodedFrom ? kShortCodedSlice : kLongCodedSlice
                                : num_rows < kLongFrom ? kShortSlice : kLongSlice;
@@ -297,7 +300,7 @@ inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const int64_t num_units = (weight.num_steps() / weight.num_segments + unit - 1) / unit;  // of a segment
     const int64_t units_per_slice = std::max<int64_t>(most_steps / unit, 1);
     const int64_t num_slices = (num_units + units_per_slice - 1) / units_per_slice;
-    return {args, tiles, width, is_gated ? width / kPanelOutputs : 0, num_slices, is_coded};
+    return {args, tiles, width, has_gates ? width / kPanelOutputs : 0, num_slices, is_coded};
 }
 
 }  // namespace

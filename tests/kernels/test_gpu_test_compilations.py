@@ -22,6 +22,7 @@ MOST = {
     "test_latent_attention.py": 70,
     "test_linear.py": 95,
     "test_linear_quantized.py": 80,
+    "test_lora.py": 40,
     "test_norms.py": 60,
     "test_paged_attention.py": 105,
     "test_recurrences.py": 45,

@@ -136,6 +136,10 @@ ACTIVATIONS = {
     "gelu_tanh": lambda sums: gelu(sums, uses_tanh=True),
     "relu": torch.relu,
     "silu_and_mul": lambda sums: torch.nn.functional.silu(sums.chunk(2, 1)[0]) * sums.chunk(2, 1)[1],
+    "gelu_and_mul": lambda sums: torch.nn.functional.gelu(sums.chunk(2, 1)[0]) * sums.chunk(2, 1)[1],
+    "gelu_tanh_and_mul": lambda sums: (
+        torch.nn.functional.gelu(sums.chunk(2, 1)[0], approximate="tanh") * sums.chunk(2, 1)[1]
+    ),
 }
 
 

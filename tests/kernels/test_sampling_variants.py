@@ -46,6 +46,7 @@ def variants() -> dict[str, list[dict[str, int]]]:
     """Return the instructions of every variant of every kernel; from a process where nothing is interpreted."""
     command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT)]
     environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
+    environment["PYTHONPATH"] = str(SUPPORT.parents[1] / "scripts")
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -4,7 +4,7 @@ import torch
 from native_checks import beside_others
 from torch import Tensor
 
-from octavo.kernels.linear.native import Epilogue, NativeLinear, arguments
+from octavo.kernels.linear.native import GATED_EPILOGUES, Epilogue, NativeLinear, arguments
 from octavo.kernels.native.arguments import Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
@@ -23,7 +23,7 @@ def multiply(
 ) -> Tensor:
     """Multiply rows of the type that the weight is packed for, float32 for f16, any float for quantized ones."""
     if out is None:
-        width = packed.num_outputs // 2 if epilogue == "silu_and_mul" else packed.num_outputs
+        width = packed.num_outputs // 2 if epilogue in GATED_EPILOGUES else packed.num_outputs
         out = torch.full((len(x), width), 7.0)
     inputs = [x]
     if packed.is_quantized:

@@ -187,6 +187,7 @@ def test_only_a_warm_up_without_memory_is_told_to_use_less(error: Exception, sho
         raise error
 
     worker = Worker.__new__(Worker)
+    worker._allocation = None
     worker._executor, worker._device = SimpleNamespace(warm_up=fail), SimpleNamespace(free_bytes=lambda: 0)
     with pytest.raises(shown, match=str(error)) as caught:
         worker._warm_up(1)

@@ -23,7 +23,7 @@ from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Sharding
 from octavo.worker_proc.runners.host import HostRunner
-from octavo.worker_proc.runners.native.open import open_runner
+from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.weights.load import packer_of, torch_dtype
 
 
@@ -77,7 +77,9 @@ class SamplerForward:
         self._num_groups = len(model.cache_groups)
         self._num_blocks = -(-config.max_model_len // config.block_size)
         num_blocks = self._num_blocks * self._num_groups
-        self._runner = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=config.max_model_len)
+        runner = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=config.max_model_len)
+        assert isinstance(runner, HostRunner), "the host computes"
+        self._runner = runner
 
     @torch.inference_mode()
     def logprobs(self, token_ids: Sequence[int]) -> Tensor:
