@@ -110,10 +110,9 @@ class AdapterSlots:
         Returns:
             The requests that were computed without their adapter, whatever has become of them since.
         """
-        if self._slot_of.get(fault.digest) != fault.slot:
-            return []  # another adapter has taken the slot since
-        del self._slot_of[fault.digest]
-        self.adapters[fault.slot] = None
+        if self._slot_of.get(fault.digest) == fault.slot:  # otherwise another adapter has taken the slot since
+            del self._slot_of[fault.digest]
+            self.adapters[fault.slot] = None
         requests = [request for record in steps for request in record.requests]
         return [one for one in dict.fromkeys(requests) if one.adapter and one.adapter.digest == fault.digest]
 

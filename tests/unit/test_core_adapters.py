@@ -140,12 +140,17 @@ def test_an_adapter_that_cannot_be_loaded_fails_its_own_requests_only() -> None:
     assert not any(engine.scheduler.adapters.num_users)
 
 
-def test_nothing_that_was_computed_without_its_adapter_stays_in_the_cache() -> None:
+@pytest.mark.parametrize("takes_slot", [False, True])
+def test_nothing_that_was_computed_without_its_adapter_stays_in_the_cache(takes_slot: bool) -> None:
     engine = engine_with(1)
     prompt, damaged = list(range(1, 13)), adapter("bad", digest="damaged")
     engine.submit("aborted", prompt, 5, adapter=damaged)
     engine.plan()
     engine.abort("aborted")
+    if takes_slot:
+        engine.submit("next", [1, 2], 1, adapter=adapter("good"))
+        engine.plan()
+        assert loads(engine) == [(0, "bad"), (0, "good")], "before the core knows of the fault"
     engine.run()
     assert engine.scheduler.cache.pool.cached_blocks() == {}
 
