@@ -58,6 +58,13 @@ struct LoraExpandArgs {
     LoraSlots slots;
 };
 
+// Up to kLoraRows rows of one slot. Lambdas of `run` have it, so it is not in the namespace without a name.
+struct LoraChunk {
+    int64_t slot;
+    const int32_t* rows;
+    int64_t count;
+};
+
 namespace {
 
 // Rows of one slot that are multiplied together at most: their sums and x stay in the first-level cache.
@@ -69,13 +76,6 @@ constexpr int64_t kSums = 4;
 // Blocks of outputs that a thread takes at a time.
 constexpr int64_t kTileBlocks = 8;
 
-// Up to kLoraRows rows of one slot.
-struct Chunk {
-    int64_t slot;
-    const int32_t* rows;
-    int64_t count;
-};
-
 inline int64_t num_chunks(const Step& step) {
     int64_t count = 0;
     for (int64_t slot = 0; slot < step.num_adapters; ++slot)
@@ -83,7 +83,7 @@ inline int64_t num_chunks(const Step& step) {
     return count;
 }
 
-inline Chunk chunk_at(const Step& step, int64_t index) {
+inline LoraChunk chunk_at(const Step& step, int64_t index) {
     for (int64_t slot = 0;; ++slot) {
         const int64_t begin = step.adapter_starts[slot], size = step.adapter_starts[slot + 1] - begin;
         const int64_t count = (size + kLoraRows - 1) / kLoraRows;
@@ -196,7 +196,7 @@ inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thre
     with_slot_type(slots.type, [&](auto element) {
         using Element = decltype(element);
         for (int64_t item = thread.take(); item < num_items; item = thread.take()) {
-            const Chunk chunk = chunk_at(step, item % all_chunks);
+            const LoraChunk chunk = chunk_at(step, item % all_chunks);
             const int64_t segment = item / all_chunks % slots.num_segments;
             const int64_t block = item / all_chunks / slots.num_segments % num_blocks;
             const int64_t part = item / all_chunks / slots.num_segments / num_blocks;
@@ -270,7 +270,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
             const int64_t block_bytes = slots.max_rank / per_word * Words<Element>::kBytes;
             alignas(64) Row h[kLoraRows][kMaxRank];
             for (int64_t item = thread.take(); item < num_tiles * all_chunks; item = thread.take()) {
-                const Chunk chunk = chunk_at(step, item % all_chunks);
+                const LoraChunk chunk = chunk_at(step, item % all_chunks);
                 int64_t tile = item / all_chunks, part = 0;
                 for (;; ++part) {
                     const int64_t count = (slots.blocks[part + 1] - slots.blocks[part] + kTileBlocks - 1) / kTileBlocks;
