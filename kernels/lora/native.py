@@ -188,13 +188,23 @@ class NativeLora:
             return LoraShrinkArguments(inputs[0], outputs[0], self._structure())
 
         work = self.shape.max_rank * self.shape.num_inputs * len(self.shape.parts)
-        return Node("lora_shrink", [x], [sums], bind, is_row_wise=False, keeps=[self], wants=self.input_form, work=work)
+        return Node(
+            "lora_shrink",
+            [x],
+            [sums],
+            bind,
+            is_row_wise=False,
+            is_early=True,  # it reads what the layer's product reads
+            keeps=[self],
+            wants=self.input_form,
+            work=work,
+        )
 
     def _lookup_node(self, first_id: int, sums: Buffer) -> Node:
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             return LoraLookupArguments(outputs[0], first_id, self._structure())
 
-        return Node("lora_lookup", [], [sums], bind, is_row_wise=False, keeps=[self])
+        return Node("lora_lookup", [], [sums], bind, is_row_wise=False, is_early=True, keeps=[self])
 
     def _record_expand(self, y: Value, source: Node) -> Tensor:
         recorder = y.recorder

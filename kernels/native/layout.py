@@ -1,10 +1,11 @@
 """Plans the memory of a program's buffers, and the barriers between its threads. Allocates nothing.
 
 Time is counted in phases. A phase is either a run of row-wise operations without barriers, or one operation of another
-kind. Within a phase threads may be several operations apart, so two buffers share memory only if they live in disjoint
-phases.
+kind, perhaps with an early one after it. Within a phase threads may be several operations apart, so two buffers share
+memory only if they live in disjoint phases.
 """
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -66,6 +67,10 @@ def _phases(nodes: list[Node]) -> list[int]:
     phases: list[int] = []
     for index, node in enumerate(nodes):
         continues = index > 0 and node.is_row_wise and nodes[index - 1].is_row_wise
+        if node.is_early and index > 0 and not nodes[index - 1].mixes_rows:
+            read = {value.buffer for value in node.inputs}
+            present = itertools.takewhile(lambda place: phases[place] == phases[-1], reversed(range(index)))
+            continues = read.isdisjoint(output for place in present for output in nodes[place].outputs)
         phases.append(phases[-1] + (not continues) if phases else 0)
     return phases
 

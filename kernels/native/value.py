@@ -155,6 +155,9 @@ class Node:
     bind: Bind
     is_row_wise: bool
     """Whether every thread only reads and writes the rows of its own share."""
+    is_early: bool = False
+    """Whether a thread may begin with it while others are busy with the operation before, unless it reads what that one
+    writes."""
     mixes_rows: bool = False
     """Whether it must run for all rows of a step: a row's result depends on others, or other processes take part."""
     in_place: int | None = None

@@ -146,6 +146,23 @@ def test_threads_wait_only_where_rows_meet() -> None:
     assert lay_out(model.recorder.nodes, [y], MAX_ROWS).waits == [False, False, True, True, True, True]
 
 
+def test_an_early_operation_begins_beside_the_one_before_unless_it_reads_its_results() -> None:
+    def waits(*, reads_product: bool = False, is_exchanged: bool = False) -> list[bool]:
+        model = Model()
+        x = model.rows(model.source())
+        product = model.linear(x)
+        model.recorder.nodes[-1].mixes_rows = is_exchanged
+        sums = model.linear(product if reads_product else x)
+        model.recorder.nodes[-1].is_early = True
+        y = model.rows(product, sums)
+        layout = lay_out(model.recorder.nodes, [y], MAX_ROWS)
+        assert reads_product or len({layout.offsets[value.buffer] for value in (x, product, sums)}) == 3
+        return layout.waits
+
+    assert waits() == [False, True, False, True, True]
+    assert waits(reads_product=True) == waits(is_exchanged=True) == [False, True, True, True, True]
+
+
 def test_a_row_ahead_of_the_others_finds_no_memory_that_they_still_read() -> None:
     """Between two row-wise operations nobody waits: what the first reads must outlive the second."""
     model = Model()
