@@ -8,6 +8,8 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Buffer, Node, Recorder, Value, as_tensor, ids_of, value_of
 from octavo.kernels.stage_exchange.link import SharedMemoryLink
 
@@ -26,6 +28,18 @@ class ReceiveRowsArguments(Arguments):
 
 def _max_rows(link: SharedMemoryLink, width: int) -> int:
     return link.area_bytes // (width * torch.float32.itemsize)
+
+
+def send(rows_TD: Tensor, link: SharedMemoryLink, library: NativeLibrary) -> None:
+    """Send rows of float32 outside of a program. Blocks until: there is room for them."""
+    arguments = SendRowsArguments(Matrix.of(rows_TD), Matrix(), link.address)
+    run(library, "send_rows", arguments, num_rows=len(rows_TD))
+
+
+def receive(rows_TD: Tensor, link: SharedMemoryLink, library: NativeLibrary) -> None:
+    """Fill rows of float32 with those that `send` has sent. Blocks until: they are there."""
+    arguments = ReceiveRowsArguments(Matrix.of(rows_TD), Matrix(), link.address)
+    run(library, "receive_rows", arguments, num_rows=len(rows_TD))
 
 
 def record_send(parts: Sequence[Tensor], width: int, link: SharedMemoryLink) -> None:

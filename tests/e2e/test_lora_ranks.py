@@ -1,8 +1,11 @@
 """LoRA adapters on several ranks and stages: the bits of one worker, and loads that fail on all of them."""
 
+import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from peft_adapters import load_of, write_adapter
@@ -13,8 +16,12 @@ from worker_plans import NUM_BLOCKS, Driver, HostExecutor, spec, worker_config
 from octavo.kernels.all_reduce.native import exchanged_bytes
 from octavo.kernels.native import library
 from octavo.kernels.native.rank_group import SharedMemoryGroup
+from octavo.protocol.adapters import AdapterLoad
+from octavo.protocol.control import WorkerSpec
+from octavo.protocol.env import Env
 from octavo.worker_proc.lora.loader import open_adapters
 from octavo.worker_proc.parallel.group import SharedMemoryRanks
+from octavo.worker_proc.parallel.open import join_peers
 from octavo.worker_proc.weights.load import load_model
 
 SIZES = {
@@ -38,6 +45,12 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     return model, adapters
 
 
+def gone(load: AdapterLoad) -> AdapterLoad:
+    """Return a load whose files this rank does not find."""
+    adapter = msgspec.structs.replace(load.adapter, path=load.adapter.path + "-gone")
+    return msgspec.structs.replace(load, adapter=adapter)
+
+
 def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = None, **settings: Any) -> list[Any]:
     """Return what each of `size` ranks generates, and the faults of its loads; one rank may not find the files."""
     path, adapters = paths
@@ -52,9 +65,7 @@ def on_size(paths: tuple[Path, list[Path]], size: int, fails_on: int | None = No
         driver = Driver(model, config, executor)
         loads = [load_of(path, slot) for slot, path in enumerate(adapters)]
         if group.rank == fails_on:
-            adapter = loads[1].adapter
-            gone = type(adapter)(adapter.name, adapter.digest, adapter.path + "-gone", adapter.rank)
-            loads[1] = type(loads[1])(1, gone)
+            loads[1] = gone(loads[1])
         driver.adapter_loads = loads
         requests = [
             driver.admit(
@@ -89,3 +100,33 @@ def test_a_load_that_one_rank_misses_fails_on_all(paths: tuple[Path, list[Path]]
     for requests, faults in on_size(paths, 2, fails_on=1):
         assert faults == [1] and requests[:2] == alone[0][:2]
         assert requests[2] != alone[0][2]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_last_stage_knows_what_any_stage_has_not_loaded(paths: tuple[Path, list[Path]], size: int) -> None:
+    path, adapters = paths
+    settings = {"tensor_parallel_size": size, "pipeline_parallel_size": 2, "max_model_len": 128}
+    config = worker_config(path, enable_lora=True, max_loras=2, max_lora_rank=24, **settings)
+    kernels, loads = library.load(), [load_of(adapter, slot) for slot, adapter in enumerate(adapters)]
+    descriptor = os.memfd_create("workers")
+
+    def faults(rank: int) -> list[tuple[int, str]]:
+        """Return those of two loads, of which a worker of each stage misses one, and of the same loads on all."""
+        addresses = {"plan_address": "", "result_address": ""}
+        worker = WorkerSpec(config=config, rank=rank, world_size=config.world_size, exchange_fd=descriptor, **addresses)
+        peers = join_peers(worker, kernels, torch.device("cpu"), Env.read())
+        peers.meet()
+        exchanges = {"group": peers.group, "exchange": peers.stages}
+        loader = open_adapters(load_model(config, lambda _: None, library=kernels, rank=rank, **exchanges), config)
+        missed = [0, config.world_size - 1]
+        tried = [gone(load) if rank == other else load for load, other in zip(loads, missed, strict=True)]
+        return [(fault.slot, fault.digest) for fault in loader.apply([*tried, *loads])]
+
+    torch.set_num_threads(1)
+    threads = ThreadPoolExecutor(config.world_size)
+    try:
+        *_, last = [future.result(60) for future in [threads.submit(faults, rank) for rank in range(config.world_size)]]
+    finally:
+        threads.shutdown(wait=False)
+        os.close(descriptor)
+    assert last == [(load.slot, load.adapter.digest) for load in loads]

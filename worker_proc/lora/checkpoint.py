@@ -48,8 +48,8 @@ def read_adapter(adapter: Adapter) -> AdapterTensors:
         ConfigError: they are not, or something in them is not supported; the message names it.
     """
     path = Path(adapter.path)
-    config_file, weights_file = adapter_files(path)
     try:
+        config_file, weights_file = adapter_files(path)
         if adapter_digest(path) != adapter.digest:
             raise ConfigError(
                 f"{path} has changed since the adapter {adapter.name!r} was loaded",

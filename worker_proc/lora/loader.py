@@ -16,7 +16,8 @@ from octavo.worker_proc.models.base import Model
 logger = logging.getLogger(__name__)
 
 Agree = Callable[[bool], bool]
-"""Returns whether all ranks have succeeded, given whether this one has. All ranks call it in the same order."""
+"""Returns whether all ranks of this stage and of those before it have succeeded, given whether this one has. All ranks
+call it in the same order."""
 
 
 def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
@@ -36,27 +37,29 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
             "--fully-sharded-loras needs the native kernels of CPUs",
             hint="leave it out: each worker then holds a part of one factor, and all of the other",
         )
-    group = model.parameters.group
+    group, stages, device = model.parameters.group, model.exchange, model.device
 
     def agree(is_loaded: bool) -> bool:
-        assert group is not None
-        failures_11 = torch.full((1, 1), float(not is_loaded), device=model.device)
-        return float(group.all_reduce(failures_11, None, torch.float32)) == 0.0
+        if group is not None:
+            failures_11 = torch.full((1, 1), float(not is_loaded), device=device)
+            is_loaded = float(group.all_reduce(failures_11, None, torch.float32)) == 0.0
+        return is_loaded if stages is None else stages.succeeded(is_loaded)
 
     slots = AdapterSlots(model, config.lora)
-    return AdapterLoader(slots, config.lora.max_cpu_loras, None if group is None else agree)
+    return AdapterLoader(slots, config.lora.max_cpu_loras, agree)
 
 
 class AdapterLoader:
-    """Loads adapters between steps. A load that fails leaves its slot empty, on every rank.
+    """Loads adapters between steps. A load that fails leaves its slot empty, on every rank of its stage and of those
+    after it. The last stage reports it; what stages before still have in the slot is used by no request.
 
     Args:
         slots: of the model's layers.
         max_cpu_loras: adapters that stay in host memory, those in slots included.
-        agree: among the ranks; None: this is the only one.
+        agree: among the ranks; by default this is the only one.
     """
 
-    def __init__(self, slots: AdapterSlots, max_cpu_loras: int, agree: Agree | None = None) -> None:
+    def __init__(self, slots: AdapterSlots, max_cpu_loras: int, agree: Agree = bool) -> None:
         self._slots = slots
         self._max_cpu_loras = max_cpu_loras
         self._agree = agree
@@ -86,7 +89,7 @@ class AdapterLoader:
             placed = self._placed_adapter(adapter)
         except (ConfigError, MemoryError) as error:
             message = f"{error} ({error.hint})" if isinstance(error, ConfigError) and error.hint else str(error)
-        if self._agree is not None and not self._agree(placed is not None):
+        if not self._agree(placed is not None):
             message = message or f"another worker could not load the adapter {adapter.name!r}; its log says why"
         if message or placed is None:
             logger.error("adapter %s was not loaded into slot %d: %s", adapter.name, load.slot, message)

@@ -138,7 +138,9 @@ def _through_memory(spec: WorkerSpec, library: NativeLibrary) -> Peers:
         SharedMemoryRanks(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, offset=offset))
         if size > 1
         else None,
-        SharedMemoryStages(link(stage - 1) if stage else None, link(stage) if stage < num_stages - 1 else None, width),
+        SharedMemoryStages(
+            link(stage - 1) if stage else None, link(stage) if stage < num_stages - 1 else None, width, library
+        ),
         everyone.meet,
     )
 

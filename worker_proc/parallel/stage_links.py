@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, distributed
 
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.stage_exchange import native as stage_exchange
 from octavo.kernels.stage_exchange.link import SharedMemoryLink
 from octavo.protocol.config import ModelFacts
@@ -34,12 +35,20 @@ class SharedMemoryStages:
         previous: from the stage before; None: this is the first one.
         following: to the next stage; None: this is the last one.
         width: columns of the residual stream.
+        library: of the programs.
     """
 
-    def __init__(self, previous: SharedMemoryLink | None, following: SharedMemoryLink | None, width: int) -> None:
+    def __init__(
+        self,
+        previous: SharedMemoryLink | None,
+        following: SharedMemoryLink | None,
+        width: int,
+        library: NativeLibrary,
+    ) -> None:
         self._previous = previous
         self._following = following
         self._width = width
+        self._library = library
 
     def receive(self, positions_T: Tensor, num_parts: int) -> list[Tensor]:
         """See `StageExchange`."""
@@ -50,6 +59,16 @@ class SharedMemoryStages:
         """See `StageExchange`."""
         assert self._following is not None, "the last stage sends nothing"
         stage_exchange.record_send(parts, self._width, self._following)
+
+    def succeeded(self, here: bool) -> bool:
+        """See `StageExchange`."""
+        before_11 = torch.ones(1, 1)
+        if self._previous is not None:
+            stage_exchange.receive(before_11, self._previous, self._library)
+        so_far_11 = before_11 * here
+        if self._following is not None:
+            stage_exchange.send(so_far_11, self._following, self._library)
+        return bool(so_far_11)
 
 
 class DistributedStages:
@@ -92,6 +111,18 @@ class DistributedStages:
         while len(self._unsent) > self._MAX_UNSENT:
             oldest, _ = self._unsent.popleft()
             oldest.wait()
+
+    def succeeded(self, here: bool) -> bool:
+        """See `StageExchange`."""
+        is_first = self._rank < self._distance
+        is_last = self._rank + self._distance >= distributed.get_world_size()
+        before_1D = torch.ones(1, self._width, dtype=self._dtype, device=self._device)
+        if not is_first:
+            (before_1D,) = self.receive_rows(1, 1)
+        so_far_1D = before_1D * here
+        if not is_last:
+            self.send([so_far_1D])
+        return bool(so_far_1D.all())
 
 
 class GraphStages:
@@ -141,3 +172,7 @@ class GraphStages:
     def pass_on(self, num_rows: int) -> None:
         """Send the rows of the step that was computed last; they are copied, so the next step may be computed."""
         self._link.send(list(self._computed_NTD[:, :num_rows]))
+
+    def succeeded(self, here: bool) -> bool:
+        """See `StageExchange`."""
+        return self._link.succeeded(here)

@@ -61,6 +61,13 @@ class StageExchange(Protocol):
         Blocks until: there is room for them.
         """
 
+    def succeeded(self, here: bool) -> bool:
+        """Return whether this stage and all before it have succeeded at something, and tell the next one: so the last
+        one, which answers the core, knows of all. Between two steps; all stages call it.
+
+        Blocks until: the stage before has told.
+        """
+
 
 def layer_of(name: str) -> int | None:
     """Return the index of the layer that a tensor of a checkpoint belongs to; None: it lies before or after them."""
