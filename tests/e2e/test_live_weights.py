@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import pytest
+from peft_adapters import write_adapter
 from safetensors.torch import load_file, save_file
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, LoRARequest, SamplingParams
 from octavo.protocol.errors import OctavoError, RequestFailedError
 
 PROMPTS = ["the quick brown fox", "one request, one batch, one block", "and then the dog tells"]
@@ -29,12 +30,10 @@ def other(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return changed(model, tmp_path_factory.mktemp("other") / "model")
 
 
-def bits(llm: LLM) -> list[tuple]:
+def bits(llm: LLM, adapters: list[LoRARequest | None] | None = None) -> list[tuple]:
     """Return tokens and logprobs of some requests."""
-    return [
-        (output.token_ids, output.cumulative_logprob)
-        for (output,) in [one.outputs for one in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
-    ]
+    outputs = llm.generate(PROMPTS, PARAMS, lora_request=adapters, use_tqdm=False)
+    return [(output.token_ids, output.cumulative_logprob) for (output,) in [one.outputs for one in outputs]]
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +61,21 @@ def test_updates_leave_the_bits_of_a_fresh_engine(model, other, expected, tmp_pa
         with pytest.raises(OctavoError, match="no checkpoint in"):
             llm.update_weights(tmp_path / "absent")
         assert bits(llm) == expected[0]
+
+
+def test_adapters_in_slots_are_added_to_the_new_weights(model, other, tmp_path):
+    write_adapter(model, tmp_path / "adapter")
+    adapter = LoRARequest("adapter", 1, str(tmp_path / "adapter"))
+    adapters = [adapter, None, adapter]
+    settings = {**SETTINGS, "enable_lora": True, "max_loras": 1}
+    with LLM(str(other), **settings) as fresh:
+        expected = bits(fresh, adapters)
+    with LLM(str(model), **settings) as llm:
+        before = bits(llm, adapters)
+        llm.update_weights(str(other))
+        assert bits(llm, adapters) == expected
+        llm.update_weights(load_file(model / "model.safetensors"))
+        assert bits(llm, adapters) == before
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.long), 2])
