@@ -206,7 +206,7 @@ class _Recording:
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             placed = [part.matrix(buffer) for part, buffer in zip(layouts, outputs, strict=True)]
-            arguments = QuantizeArguments(layout.matrix(inputs[0]), *placed, group_size)
+            arguments = QuantizeArguments(layout.matrix(inputs[0]), *placed, group_size, None)
             own = self._packed.own
             return QuantizePlacesArguments(arguments, inputs[1].data, own.start, len(own))
 

@@ -166,7 +166,7 @@ class Packer:
         self._packer = choose("linear", _PACKERS, device)(
             is_batch_invariant=is_batch_invariant, is_tp_invariant=is_tp_invariant
         )
-        self._is_tp_invariant = is_tp_invariant
+        self.is_tp_invariant = is_tp_invariant
         self._library = native
         self._quantization = quantization
 
@@ -235,7 +235,9 @@ class Packer:
         require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
         if self._library is not None:
             form = native_form(weight)
-            return None if form is None else self.adopt(pack_quantized(self._library, form, bias_O))
+            if form is None or (is_grouped and form.order_I is not None):
+                return None
+            return self.adopt(pack_quantized(self._library, form, bias_O))
         if dtype is None or is_grouped:
             return None
         product = self._packer.pack_quantized(weight, bias_O, dtype, self._device)
@@ -248,7 +250,7 @@ class Packer:
         assert self._library is not None, "packed by a native library and to be used without one"
         product = NativeProduct(self._library, packed)
         return PackedLinear(
-            packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product, self._is_tp_invariant
+            packed.num_inputs, packed.num_outputs, packed.dtype, self._device, product, self.is_tp_invariant
         )
 
 

@@ -11,7 +11,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear.quantized import GROUP_MULTIPLE, GROUP_SIZES
+from octavo.kernels.linear.quantized import GROUP_MULTIPLE, GROUP_SIZES, is_permutation
 from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
@@ -119,6 +119,8 @@ class NativeLinear:
     """Of bf16_12: one for each panel; of float4: the numbers of the 16 codes, float32."""
     escapes: Tensor | None = None
     """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
+    order: Tensor | None = None
+    """Of u8 and u4: the input that each column multiplies, int32 (GPTQ's act-order); None: they are in order."""
     num_segments: int = field(default=1, kw_only=True)
     """Equal parts of the inputs that are summed separately and then in halves: 1, 2, 4 or 8."""
 
@@ -151,7 +153,7 @@ class NativeLinear:
     def input_form(self) -> Form:
         """How the rows that are multiplied must be stored."""
         if self.is_quantized:
-            return Form(torch.int8, self.group_size)
+            return Form(torch.int8, self.group_size, _address(self.order))
         return Form(torch.float32 if self.kind in ("f32", "f16") else torch.bfloat16)
 
     @property
@@ -169,7 +171,7 @@ class NativeLinear:
             "offset": self.offset,
             "num_segments": self.num_segments,
         }
-        names = ("weight", "scales", "minimums", "bias", "codebooks", "escapes")
+        names = ("weight", "scales", "minimums", "bias", "codebooks", "escapes", "order")
         buffers = {name: getattr(self, name) for name in names}
         return header, {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
@@ -178,7 +180,7 @@ class NativeLinear:
         """Return the weight over buffers that are aligned to 64 bytes; they are not copied.
 
         Raises:
-            ValueError: the header, the buffer sizes or the offsets in the codebooks are invalid.
+            ValueError: the header, the buffer sizes, the offsets in the codebooks or the order are invalid.
         """
         kind = next((kind for kind in KINDS if kind == header.get("kind")), None)
         numbers = [header.get(name) for name in ("num_inputs", "num_outputs", "group_size", "offset", "num_segments")]
@@ -205,6 +207,8 @@ class NativeLinear:
             num_groups = -(-num_inputs // group_size)
             sizes["scales"] = sizes["minimums"] = num_panels * num_groups * PANEL_OUTPUTS * scale_bytes
             needed.add("scales")
+        if kind in ("u8", "u4"):
+            sizes["order"] = num_inputs * 4
         if kind == "float4":
             sizes["codebooks"] = 16 * 4
             needed.add("codebooks")
@@ -215,7 +219,10 @@ class NativeLinear:
         if not needed <= set(buffers) or any(buffer.nbytes != sizes.get(name) for name, buffer in buffers.items()):
             found = {name: buffer.nbytes for name, buffer in buffers.items()}
             raise ValueError(f"buffers of {found} bytes for a packed weight of {sizes}")
-        parts = [buffers.get(name) for name in ("scales", "minimums", "bias", "codebooks", "escapes")]
+        parts = [buffers.get(name) for name in ("scales", "minimums", "bias", "codebooks", "escapes", "order")]
+        order = buffers.get("order")
+        if order is not None and not is_permutation(order.view(torch.int32)):
+            raise ValueError(f"an order of {num_inputs} inputs that does not have each of them once")
         packed = cls(
             kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts, num_segments=num_segments
         )
@@ -265,7 +272,7 @@ class NativeProduct:
         result_TO = out_TO if out_TO.dtype == rows_TI.dtype else torch.empty_like(out_TO, dtype=rows_TI.dtype)
         inputs = [rows_TI.bfloat16() if self.packed.input_form.type == torch.bfloat16 else rows_TI]
         if self.packed.is_quantized:
-            quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads)
+            quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads, self.packed.order)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
         call = arguments([Matrix.of(tensor) for tensor in inputs], self.packed, Matrix.of(result_TO))
         run(self.library, "linear", call, num_rows=x_TI.shape[0], num_threads=num_threads)

@@ -137,8 +137,10 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     `EXACT_GROUP` are divided: then a model's loss is that of such rows.
 
     Float codes keep their codebook and exact scales, in groups of any multiple of 16, and are multiplied as bfloat16.
+
+    Columns that are sorted by group (act-order) stay so, and the inputs are sorted while rows are quantized.
     """
-    if weight.order_I is not None:
+    if weight.order_I is not None and (weight.codebook is not None or _is_channel(weight)):
         return None
     if _is_channel(weight):
         minimum_OG = _minimum_of(weight)
@@ -229,6 +231,7 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
         _pack_scales(library, form.scale_OG),
         None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
+        order=_pack_order(form.order_I),
     )
 
 
@@ -297,6 +300,14 @@ def _pack_rows(
 def _pack_scales(library: NativeLibrary, values_OG: Tensor) -> Tensor:
     kind: Kind = "f32" if values_OG.dtype == torch.float32 else "f16"
     return _pack_rows(library, kind, values_OG, values_OG.shape[1])
+
+
+def _pack_order(order_I: Tensor | None) -> Tensor | None:
+    if order_I is None:
+        return None
+    buffer = allocate(len(order_I) * 4)
+    buffer.view(torch.int32).copy_(order_I)
+    return buffer
 
 
 def _pack_bias(bias_O: Tensor | None) -> Tensor | None:

@@ -101,6 +101,10 @@ class QuantizedWeight:
             self.order_I is None or (self.order_I.shape == (num_inputs,) and self.order_I.dtype == torch.int64),
             f"quantized weight: an order that is not int64 of shape ({num_inputs},)",
         )
+        require(
+            self.order_I is None or is_permutation(self.order_I),
+            "quantized weight: an order that does not have each input once",
+        )
 
     @property
     def num_inputs(self) -> int:
@@ -216,6 +220,11 @@ class QuantizedWeight:
         if self.is_per_channel:
             return values_OG
         return values_OG.repeat_interleave(self.group_size, 1)[:, : self.num_inputs]
+
+
+def is_permutation(order_I: Tensor) -> bool:
+    """Return whether each index is in `order` once."""
+    return torch.equal(order_I.sort().values, torch.arange(len(order_I), dtype=order_I.dtype, device=order_I.device))
 
 
 def have_one_form(parts: Sequence[QuantizedWeight]) -> bool:

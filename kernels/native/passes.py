@@ -63,7 +63,7 @@ def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
             value = node.inputs[0]
             key = (value.buffer, value.start, value.width, form)
             if key not in converted:
-                conversion = quantize_node(value, form.group_size) if form.type == torch.int8 else cast_node(value)
+                conversion = quantize_node(value, form) if form.type == torch.int8 else cast_node(value)
                 narrowed.append(conversion)
                 converted[key] = [Value(value.recorder, buffer, 0, (buffer.width,)) for buffer in conversion.outputs]
             node.inputs[:1] = converted[key]

@@ -142,6 +142,8 @@ class Form:
     type: torch.dtype
     group_size: int = 0
     """Numbers that share a scale, for int8."""
+    order_address: int | None = None
+    """Of the columns of int8, an int32 permutation that the operation keeps alive; None: as they are."""
 
 
 @dataclass(eq=False, slots=True)

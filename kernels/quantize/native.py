@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.native.value import Buffer, Node, Value
+from octavo.kernels.native.value import Buffer, Form, Node, Value
 from octavo.kernels.quantize import QuantizedRows
 
 
@@ -21,22 +21,34 @@ class QuantizeArguments(Arguments):
         ("scales", Matrix),
         ("sums", Matrix),
         ("group_size", ctypes.c_int64),
+        ("order", ctypes.c_void_p),
     )
 
 
-def quantize_node(value: Value, group_size: int) -> Node:
+def quantize_node(value: Value, form: Form) -> Node:
     """Return the operation that stores a value as levels, scales and sums: its three outputs."""
+    group_size = form.group_size
     num_groups = -(-value.width // group_size)
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-        return QuantizeArguments(inputs[0], *outputs, group_size)
+        return QuantizeArguments(inputs[0], *outputs, group_size, form.order_address)
 
     outputs = [Buffer(num_groups * group_size, torch.int8), Buffer(num_groups), Buffer(num_groups, torch.int32)]
     return Node("quantize", [value], outputs, bind, is_row_wise=True)
 
 
-def quantize_rows(library: NativeLibrary, x_TI: Tensor, group_size: int, num_threads: int) -> QuantizedRows:
-    """Return `x`, float32 or bfloat16, in 8 bits; see `octavo.kernels.quantize.quantize`."""
+def quantize_rows(
+    library: NativeLibrary, x_TI: Tensor, group_size: int, num_threads: int, order: Tensor | None = None
+) -> QuantizedRows:
+    """Return `x`, float32 or bfloat16, in 8 bits; see `octavo.kernels.quantize.quantize`.
+
+    Args:
+        library: that computes it.
+        x_TI: rows.
+        group_size: columns that share a scale; with an order at most 128.
+        num_threads: of the library.
+        order: memory of an int32 permutation: `x[:, order]` is quantized. None: `x` is.
+    """
     num_rows, num_groups = x_TI.shape[0], -(-x_TI.shape[1] // group_size)
     rows = QuantizedRows(
         torch.empty(num_rows, num_groups * group_size, dtype=torch.int8),
@@ -45,6 +57,7 @@ def quantize_rows(library: NativeLibrary, x_TI: Tensor, group_size: int, num_thr
         group_size,
     )
     outputs = (Matrix.of(rows.levels_TI), Matrix.of(rows.scale_TG), Matrix.of(rows.sum_TG))
-    arguments = QuantizeArguments(Matrix.of(x_TI), *outputs, group_size)
+    order_address = None if order is None else order.data_ptr()
+    arguments = QuantizeArguments(Matrix.of(x_TI), *outputs, group_size, order_address)
     run(library, "quantize", arguments, num_rows=num_rows, num_threads=num_threads)
     return rows

@@ -14,7 +14,10 @@ struct QuantizeArgs {
     Matrix scales;  // f32, T x groups
     Matrix sums;    // i32, T x groups: of the levels
     int64_t group_size;
+    const int32_t* order;  // the column of x at each place; null: as they are. Groups have at most kMaxOrderedGroup
 };
+
+constexpr int64_t kMaxOrderedGroup = 128;
 
 // A vector with `count` numbers at `x`, then zeros; `count` may be less than 1.
 template <typename Element>
@@ -118,7 +121,13 @@ inline void run(const QuantizeArgs& args, const Step& step, const Thread& thread
             for (int64_t group = 0; group < args.scales.width; ++group) {
                 const int64_t first = group * args.group_size;
                 const int64_t count = std::min(args.group_size, args.x.width - first);
-                quantize_group(x + first, count, args.group_size, levels + first, scales + group, sums + group);
+                const Element* numbers = x + first;
+                Element gathered[kMaxOrderedGroup];
+                if (args.order != nullptr) {
+                    for (int64_t i = 0; i < count; ++i) gathered[i] = x[args.order[first + i]];
+                    numbers = gathered;
+                }
+                quantize_group(numbers, count, args.group_size, levels + first, scales + group, sums + group);
             }
         });
     });

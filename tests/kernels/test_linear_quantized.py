@@ -11,12 +11,17 @@ from linear_products import assert_product, multiply
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
+from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import Packer, linear
 from octavo.kernels.linear.native import PANEL_OUTPUTS, NativeLinear
 from octavo.kernels.linear.packing import EXACT_GROUP, pack_quantized
 from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight, concatenate
+from octavo.kernels.native.arguments import StepArguments
 from octavo.kernels.native.library import NativeLibrary, load
+from octavo.kernels.native.program import Program
+from octavo.kernels.native.recorder import ProgramRecorder
+from octavo.kernels.native.value import as_tensor, value_of
 from octavo.kernels.quantize import quantize
 
 CPU = torch.device("cpu")
@@ -205,6 +210,44 @@ def test_a_packed_weight_comes_back_from_its_buffers(affine: bool) -> None:
             NativeLinear.from_buffers({**header, **wrong}, buffers)
 
 
+@pytest.mark.parametrize(
+    ("bits", "group_size", "inputs", "num_segments"), [(4, 32, 256, 8), (8, 128, 300, 1), (4, 16, 40, 1)]
+)
+def test_columns_in_an_order_of_their_own(
+    native_library: NativeLibrary, bits: int, group_size: int, inputs: int, num_segments: int
+) -> None:
+    """They have the bits of rows that were sorted before, also in a program and from a file."""
+    usual = quantized(70, inputs, bits=bits, group_size=group_size, offset=0, affine=True)
+    order = torch.randperm(inputs, generator=torch.Generator().manual_seed(7))
+    weight = replace(usual, order_I=order)
+    x = random(40, inputs, dtype=torch.bfloat16)
+    packed = replace(pack_quantized(native_library, weight), num_segments=num_segments)
+    sorted_first = replace(pack_quantized(native_library, usual), num_segments=num_segments)
+    expected = multiply(native_library, x[:, order], sorted_first)
+    assert torch.equal(multiply(native_library, x, packed), expected)
+    assert_product(native_library, x, packed, product(x[:, order], usual), TOLERANCE)
+    layers = [Packer(CPU, native_library).adopt(part) for part in (packed, sorted_first)]
+    assert torch.equal(linear(x.float(), layers[0]), expected)
+    recorder = ProgramRecorder(torch.bfloat16)
+    rows = embedding(as_tensor(recorder.token_ids), x)
+    results = [value_of(linear(rows, layer)) for layer in layers]  # one row in two orders
+    program = Program(native_library, recorder.nodes, results, len(x))
+    ids = torch.arange(len(x))
+    program.run(StepArguments(num_rows=len(x), token_ids=ids.data_ptr()), 2)
+    assert torch.equal(program.results[0], expected)
+    assert torch.equal(program.results[1], multiply(native_library, x, sorted_first))
+    header, buffers = packed.to_buffers()
+    again = NativeLinear.from_buffers(header, {name: buffer.clone() for name, buffer in buffers.items()})
+    assert torch.equal(multiply(native_library, x, again), expected)
+    for wrong in (0, -1, inputs):
+        damaged = buffers["order"].clone()
+        damaged.view(torch.int32)[:2] = wrong
+        with pytest.raises(ValueError, match="each of them once"):
+            NativeLinear.from_buffers(header, {**buffers, "order": damaged})
+    with pytest.raises(ValueError, match="bytes for a packed weight"):
+        NativeLinear.from_buffers(header, {**buffers, "order": buffers["order"][:8]})
+
+
 def test_rows_that_are_not_finite_give_nan(native_library: NativeLibrary) -> None:
     packed = pack_quantized(native_library, quantized(70, 64, bits=4, group_size=32, offset=0, affine=True))
     x = random(4, 64)
@@ -289,3 +332,11 @@ def test_what_does_not_go_together_is_rejected() -> None:
         )
     with pytest.raises(ShapeError):
         Packer(CPU, load()).pack_quantized(QuantizedWeight(levels, scale, None, 8, 4, 16), torch.zeros(3))
+
+
+def test_experts_have_their_columns_in_the_order_of_the_inputs() -> None:
+    usual = quantized(4, 32, bits=4, group_size=16, offset=8, affine=False)
+    weight = replace(usual, order_I=torch.arange(32).flip(0))
+    packer = Packer(CPU, load())
+    assert packer.pack_quantized(usual, is_grouped=True) is not None
+    assert packer.pack_quantized(weight) is not None and packer.pack_quantized(weight, is_grouped=True) is None

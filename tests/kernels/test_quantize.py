@@ -45,6 +45,17 @@ def test_quantize(native_library: NativeLibrary, width: int, group_size: int, dt
             assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group_size"), [(576, 128), (33, 32), (7, 16)])
+def test_columns_in_another_order(
+    native_library: NativeLibrary, width: int, group_size: int, dtype: torch.dtype
+) -> None:
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
+    x = spoiled(random(7, width, dtype=dtype))
+    ours = quantize_rows(native_library, beside_others(x), group_size, 2, order.int())
+    assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), reference.quantize(x[:, order], group_size))
+
+
 def test_ties_go_to_even_levels(native_library: NativeLibrary) -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, -0.5, -2.5, 3.5]])
     for rows in (quantize(x, 16), quantize_rows(native_library, x, 16, 1)):

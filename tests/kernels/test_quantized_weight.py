@@ -119,7 +119,7 @@ def test_parts_of_other_forms() -> None:
     assert not have_one_form([weight("offset"), replace(weight("offset"), row_type="int8_token")])
 
 
-@pytest.mark.parametrize("layout", ["offset", "zeros", "minimums", "e2m1"])
+@pytest.mark.parametrize("layout", ["offset", "zeros", "minimums", "order", "e2m1"])
 @pytest.mark.parametrize(
     ("group_size", "dtype"), [(16, torch.float16), (64, torch.bfloat16), (128, torch.float32), (INPUTS, torch.float32)]
 )
@@ -131,20 +131,27 @@ def test_native_products(layout: str, group_size: int, dtype: torch.dtype) -> No
     if dtype != torch.float32 and layout != "zeros":
         assert torch.equal(form.dequantize(), original.dequantize())
     x = random(5, INPUTS)
-    rows = quantize(x, form.group_size).dequantize()
-    expected = rows.double() @ form.dequantize().double().T
+    order = torch.arange(INPUTS) if form.order_I is None else form.order_I
+    rows = quantize(x[:, order], form.group_size).dequantize()
+    expected = rows.double() @ form.dequantize()[:, order].double().T
     assert_product(load(), x, pack_quantized(load(), original), expected, 1e-5)
 
 
 def test_what_the_native_kernels_do_not_take() -> None:
-    for layout in ("order",):
-        assert native_form(weight(layout)) is None
+    order = weight("order").order_I
+    for sorted_by_group in (
+        replace(weight("nf4"), order_I=order),
+        replace(weight("offset", group_size=INPUTS), bits=8, row_type="int8_token", order_I=order),
+    ):
+        assert native_form(sorted_by_group) is None
+        with pytest.raises(ShapeError, match="no native kernel"):
+            pack_quantized(load(), sorted_by_group)
+    with pytest.raises(ShapeError, match="each input once"):
+        replace(weight("offset"), order_I=torch.zeros(INPUTS, dtype=torch.int64))
     for scale in (1e6, 1e-7):
         tiny = weight("offset", dtype=torch.float32)
         form = native_form(replace(tiny, scale_OG=tiny.scale_OG * scale, row_type="int8_tensor"))
         assert form is not None and torch.equal(form.scale_OG, tiny.scale_OG * scale)
-    with pytest.raises(ShapeError, match="no native kernel"):
-        pack_quantized(load(), weight("order"))
 
 
 def test_rows_that_should_have_16_bits_are_rounded_in_small_groups() -> None:

@@ -202,6 +202,9 @@ class LinearWeight:
         self.stored = " + ".join(dict.fromkeys(part.description for part in parts))
         if len(parts) < len(matrices) or not have_one_form(parts):
             return None
+        # Ranks that divide the inputs have values only (`StoredMatrix.quantized`), and one rank must have their bits.
+        if packer.is_tp_invariant and self.input_sharding is not None and parts[0].order_I is not None:
+            return None
         return packer.pack_quantized(concatenate(parts), self._bias_O, dtype=self._dtype, is_grouped=self.is_grouped)
 
     def _whole(self) -> Tensor | None:
