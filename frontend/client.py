@@ -56,7 +56,7 @@ from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.weights import InFlightMode, PauseMode, WakeTag, WeightsStatus
+from octavo.protocol.weights import InFlightMode, PauseMode, TransferGroup, WakeTag, WeightsStatus
 
 T = TypeVar("T")
 
@@ -445,6 +445,24 @@ class AsyncClient:
         """Return whether an engine is paused, or asleep."""
         return any(status.is_paused for status in (await self._weights.status()).values())
 
+    def get_world_size(self) -> int:
+        """Return the number of workers of all engines."""
+        return self._weights.world_size
+
+    async def init_weight_transfer_engine(self, group: TransferGroup) -> None:
+        """Make all workers join a group of torch.distributed, whose rank 0 is a trainer; `WeightSender.open` does it.
+
+        Blocks until: all ranks have joined.
+
+        Args:
+            group: its `rank_offset` is the rank of the first worker.
+
+        Raises:
+            RequestFailedError: an engine could not join; the message says why.
+            InvalidRequestError: the group has not enough ranks, or there are several engines.
+        """
+        await self._weights.join(group)
+
     async def update_weights(
         self,
         weights: Weights,
@@ -460,7 +478,7 @@ class AsyncClient:
 
         Args:
             weights: a checkpoint on the engines' machine (a folder or a file), or named tensors of this process: a
-                dict, or an iterator of pairs. They go through shared memory.
+                dict, or an iterator of pairs, which go through shared memory; or a `Transfer`, what rank 0 broadcasts.
             label: what to call them.
             is_partial: tensors may be missing, and stay as they are.
             in_flight: "recompute": requests that have begun compute keys and values again, with the new weights;

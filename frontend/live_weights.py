@@ -13,18 +13,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
+
 from octavo.frontend.engine_set import EngineSet
 from octavo.frontend.weight_upload import Tensors, links_of, write_weights
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, OctavoError, RequestFailedError
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
     InFlightMode,
+    InitWeightTransfer,
     PauseGeneration,
     PauseMode,
     ResumeGeneration,
     Sleep,
+    Transfer,
+    TransferGroup,
     UpdateWeights,
     WakeTag,
     WakeUp,
@@ -43,8 +49,8 @@ CALL_TIMEOUT_S = 3600.0
 PAUSE_MODES: tuple[PauseMode, ...] = ("abort", "wait", "keep")
 IN_FLIGHT_MODES: tuple[InFlightMode, ...] = ("recompute", "continue")
 
-Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]"
-"""A checkpoint on the engine's machine, or named tensors of this process."""
+Weights: TypeAlias = "str | os.PathLike[str] | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]] | Transfer"
+"""A checkpoint on the engine's machine, named tensors of this process, or those that rank 0 of a group broadcasts."""
 
 
 class LiveWeights:
@@ -85,6 +91,29 @@ class LiveWeights:
             _require_one_of("tags", tag, WAKE_TAGS)
         await self._each(WakeUp(chosen))
 
+    @property
+    def world_size(self) -> int:
+        """The number of workers of all engines."""
+        facts = [self._engines[index].link.facts for index in self._indices]
+        return sum(msgspec.msgpack.decode(one.config, type=ResolvedConfig).world_size for one in facts)
+
+    async def join(self, group: TransferGroup) -> None:
+        """See `AsyncClient.init_weight_transfer_engine`."""
+        if len(self._indices) != 1:
+            raise InvalidRequestError(
+                f"a trainer broadcasts to one engine, and there are {len(self._indices)}: update them from a "
+                "checkpoint, or start an engine without --data-parallel-size",
+                "weights",
+            )
+        if not 1 <= group.rank_offset <= group.world_size - self.world_size:
+            raise InvalidRequestError(
+                f"a group of {group.world_size} ranks has no room for {self.world_size} workers from rank "
+                f"{group.rank_offset} on: rank 0 is the trainer",
+                "world_size",
+            )
+        async with self._changing:
+            await self._each(InitWeightTransfer(group))
+
     async def update(
         self, weights: Weights, *, label: str, is_partial: bool, in_flight: InFlightMode, is_kept: bool
     ) -> int:
@@ -92,6 +121,11 @@ class LiveWeights:
         _require_one_of("in_flight", in_flight, IN_FLIGHT_MODES)
         async with self._changing:
             update_id = uuid.uuid4().hex
+            if isinstance(weights, Transfer):
+                paths = dict.fromkeys(self._indices, "")
+                return await self._update_all(
+                    paths, update_id, label, is_partial, in_flight, is_kept=False, transfer=weights
+                )
             if isinstance(weights, str | os.PathLike):
                 paths = dict.fromkeys(self._indices, str(Path.cwd() / weights))
                 return await self._update_all(paths, update_id, label, is_partial, in_flight, is_kept=True)
@@ -118,6 +152,7 @@ class LiveWeights:
         in_flight: InFlightMode,
         *,
         is_kept: bool,
+        transfer: Transfer | None = None,
     ) -> int:
         """Update all engines; none of several computes meanwhile."""
         paused: list[int] = []
@@ -127,7 +162,7 @@ class LiveWeights:
             await self._each(PauseGeneration("keep", clear_cache=False), paused)
         try:
             calls = {
-                index: UpdateWeights(update_id, path, label, is_partial, in_flight, is_kept)
+                index: UpdateWeights(update_id, path, label, is_partial, in_flight, is_kept, transfer)
                 for index, path in paths.items()
             }
             after = await self._each(calls)

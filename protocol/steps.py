@@ -24,6 +24,7 @@ from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import Span, StepEmbeds
+from octavo.protocol.weights import Transfer, TransferGroup
 
 TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
 """The tokens that one draw of a step may take: slot, index of the draw among those of the slot (0: its first sampled
@@ -157,11 +158,20 @@ class LoadWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="l
 
     sequence: int
     path: str
-    """Of a checkpoint for the same model: a folder or a file."""
+    """Of a checkpoint for the same model: a folder or a file; "" if there is a `transfer`."""
     is_partial: bool = False
     """It may lack tensors, which stay as they are."""
     is_check: bool = False
     """Only find out whether the checkpoint fits, and change nothing."""
+    transfer: Transfer | None = None
+    """Weights from the trainer, instead of a checkpoint."""
+
+
+class JoinWeightTransfer(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="join_weight_transfer"):
+    """Join the group of a trainer, as rank `rank_offset` plus the worker's; answered by `Acknowledged`."""
+
+    sequence: int
+    group: TransferGroup
 
 
 class ReleaseMemory(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="release_memory"):
@@ -185,7 +195,7 @@ class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="st
     sequence: int
 
 
-WeightsCommand = LoadWeights | ReleaseMemory | RestoreWeights
+WeightsCommand = JoinWeightTransfer | LoadWeights | ReleaseMemory | RestoreWeights
 
 WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | WeightsCommand | StopWorker
 

@@ -32,6 +32,49 @@ class ResumeGeneration(msgspec.Struct, array_like=True, gc=False, frozen=True, t
     """End a pause. Result: `WeightsStatus`."""
 
 
+TransferBackend: TypeAlias = Literal["gloo", "nccl"]
+
+
+class TransferGroup(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A group of torch.distributed: rank 0 is a trainer, which broadcasts weights, and the others are workers."""
+
+    address: str
+    """Where the trainer has its TCPStore."""
+    port: int
+    rank_offset: int
+    """Rank of the first worker of the engine."""
+    world_size: int
+    """Of the workers and the trainer."""
+    backend: TransferBackend = "gloo"
+    timeout_s: float = 300.0
+    """How long a rank waits for the others to join, and for each tensor."""
+
+
+class TensorShape(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """A tensor that a trainer broadcasts."""
+
+    name: str
+    """That of the checkpoint."""
+    dtype: str
+    """As torch names it: "bfloat16"."""
+    shape: list[int]
+
+
+class Transfer(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """Weights that come from rank 0 of the group, one tensor after the other."""
+
+    transfer_id: str
+    """A worker sets the key "TRANSFER_ID/RANK" in the group's store once it waits for the first tensor."""
+    tensors: list[TensorShape]
+    """In the order in which they come."""
+
+
+class InitWeightTransfer(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="init_weight_transfer"):
+    """Join the group of a trainer, and leave that of the one before. Result: `WeightsStatus`, or `CallFailed`."""
+
+    group: TransferGroup
+
+
 class UpdateWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="update_weights"):
     """Compute with other weights. Result: `WeightsStatus`, or `CallFailed`.
 
@@ -41,7 +84,7 @@ class UpdateWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
 
     update_id: str
     path: str
-    """Of a checkpoint for the same model, on the engine's machine."""
+    """Of a checkpoint for the same model, on the engine's machine; "" if there is a `transfer`."""
     label: str = ""
     is_partial: bool = False
     """It may lack tensors, which stay as they are."""
@@ -49,6 +92,8 @@ class UpdateWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     is_kept: bool = True
     """The checkpoint stays where it is, so that workers and cores that take over can read it again. False: once they
     are replaced, the engine refuses to serve until it gets all weights anew."""
+    transfer: Transfer | None = None
+    """Where weights come from instead of `path`; they are never kept."""
 
 
 class Sleep(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="sleep"):
@@ -70,7 +115,7 @@ class GetWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ge
     """Result: `WeightsStatus`."""
 
 
-WeightsCall = PauseGeneration | ResumeGeneration | UpdateWeights | Sleep | WakeUp | GetWeights
+WeightsCall = PauseGeneration | ResumeGeneration | InitWeightTransfer | UpdateWeights | Sleep | WakeUp | GetWeights
 
 
 class WeightsStatus(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="weights_status"):

@@ -14,13 +14,14 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import give_back_pages
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ProtocolError, StartupError
-from octavo.protocol.identity import weights_digest
 from octavo.protocol.steps import LoadWeights
 from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.load import packer_of
+from octavo.worker_proc.weights.transfer import WeightReceiver
 from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite
+from octavo.worker_proc.weights.update_source import Broadcast, Checkpoint, Source, facts_of_update
 
 logger = logging.getLogger(__name__)
 
@@ -37,12 +38,14 @@ class LiveModel:
         config: of the engine.
         model: with its weights.
         adopt: called when another object takes its place.
+        receiver: of weights that a trainer broadcasts.
     """
 
-    def __init__(self, config: ResolvedConfig, model: Model, adopt: Adopt) -> None:
+    def __init__(self, config: ResolvedConfig, model: Model, adopt: Adopt, receiver: WeightReceiver) -> None:
         self._config = config
         self._model: Model | None = model
         self._adopt = adopt
+        self.receiver = receiver
         self._store: WeightStore | None = None
         """The weights while there is no model."""
         self._placement = model.parameters.placement
@@ -75,12 +78,13 @@ class LiveModel:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
         try:
-            update = check_update(self._config, self._placement, Path(command.path), is_partial=command.is_partial)
+            source = self._source(command)
+            update = check_update(self._config, self._placement, source, is_partial=command.is_partial)
             if not self.has_weights and self._store is None and command.is_partial:
                 return "there are no weights: load a whole checkpoint first", ""
             if command.is_check:
                 return "", ""
-            digest = weights_digest(update.facts)
+            digest = source.digest()
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
                 overwrite(self._config, self._model, update, packer)
@@ -88,9 +92,18 @@ class LiveModel:
                 self._replace(update)
         except (StartupError, OSError, RuntimeError, MemoryError) as error:
             hint = f" ({error.hint})" if isinstance(error, StartupError) and error.hint else ""
-            logger.exception("weights of %s: %s", command.path, error) if not command.is_check else None
+            if not command.is_check:
+                logger.exception("weights of %s: %s", command.path or "a trainer", error)
+                if command.transfer is not None:
+                    self.receiver.leave()  # so that the trainer and the other workers learn of it
             return f"{error}{hint}", ""
         return "", digest
+
+    def _source(self, command: LoadWeights) -> Source:
+        if command.transfer is None:
+            return Checkpoint(facts_of_update(self._config, Path(command.path)))
+        self.receiver.check(self._config, command.transfer)
+        return Broadcast(self.receiver, command.transfer)
 
     @torch.inference_mode()
     def release(self, level: int) -> None:

@@ -27,6 +27,7 @@ from octavo.protocol.steps import (
     AllocateCache,
     CacheReady,
     CommandFailed,
+    JoinWeightTransfer,
     LoadWeights,
     Profile,
     ReleaseMemory,
@@ -56,6 +57,7 @@ from octavo.worker_proc.parallel.open import Peers, join_peers
 from octavo.worker_proc.sampling.processor_loading import load_processors
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.weights.load import load_model
+from octavo.worker_proc.weights.transfer import WeightReceiver
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +77,7 @@ class Worker:
         adapters: AdapterLoader | None = None,
     ) -> None:
         self._spec = spec
-        self._live = LiveModel(spec.config, model, self._use_model)
+        self._live = LiveModel(spec.config, model, self._use_model, WeightReceiver(spec.rank, device.torch_device))
         self._device = device
         self._processors = processors
         self._adapters = adapters
@@ -262,7 +264,7 @@ class Worker:
                 return self._warm_up(command.sequence)
             case Profile():
                 return Acknowledged(command.sequence, self._spec.rank, self._profile(command.directory))
-            case LoadWeights() | ReleaseMemory() | RestoreWeights():
+            case JoinWeightTransfer() | LoadWeights() | ReleaseMemory() | RestoreWeights():
                 return self._change_weights(command)
             case StopWorker():
                 return None
@@ -272,6 +274,8 @@ class Worker:
     def _change_weights(self, command: WeightsCommand) -> Acknowledged:
         fault = digest = ""
         match command:
+            case JoinWeightTransfer(_, group):
+                fault = self._live.receiver.join(group)
             case LoadWeights():
                 fault, digest = self._live.load(command, in_place=self._executor is not None and not self._on_host)
             case ReleaseMemory(_, level):

@@ -22,14 +22,16 @@ from octavo.core_proc.weights.journal import WeightsJournal
 from octavo.core_proc.workers.commands import Answer, CommandExecutor, MakeCommand
 from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
 from octavo.protocol.identity import DIGEST_BYTES
-from octavo.protocol.steps import AllocateCache, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp
+from octavo.protocol.steps import AllocateCache, JoinWeightTransfer, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
+    InitWeightTransfer,
     PauseGeneration,
     PauseMode,
     ResumeGeneration,
     Sleep,
+    TransferGroup,
     UpdateWeights,
     WakeUp,
     WeightsCall,
@@ -152,6 +154,8 @@ class WeightsControl:
                 job = self._pause(mode, clear_cache=clear_cache)
             case ResumeGeneration():
                 job = self._resume()
+            case InitWeightTransfer(group):
+                job = self._join_transfer(group)
             case UpdateWeights():
                 job = self._update(call)
             case Sleep(level, mode):
@@ -226,6 +230,15 @@ class WeightsControl:
             return CallFailed("the engine is asleep: wake it up")
         return self.status
 
+    def _join_transfer(self, group: TransferGroup) -> Job:
+        self._is_changing = True
+        try:
+            yield self._is_quiet
+            joined = yield from self._command(partial(JoinWeightTransfer, group=group))
+        finally:
+            self._is_changing = False
+        return CallFailed(joined.fault) if joined.fault else self.status
+
     def _update(self, call: UpdateWeights) -> Job:
         record = self._record
         if call.update_id == record.update_id:  # the core before this one was not able to answer
@@ -237,7 +250,7 @@ class WeightsControl:
         self._is_changing = True
         try:
             yield self._is_quiet
-            load = partial(LoadWeights, path=call.path, is_partial=call.is_partial)
+            load = partial(LoadWeights, path=call.path, is_partial=call.is_partial, transfer=call.transfer)
             checked = yield from self._command(partial(load, is_check=True))
             if checked.fault:
                 return CallFailed(f"{checked.fault}; the engine still has version {record.version}")
@@ -269,11 +282,13 @@ class WeightsControl:
         """Note that all workers have other weights."""
         assert self._host is not None, "jobs begin after `serve`"
         record, source = self._record, WeightSource(call.path, call.is_partial)
+        if call.transfer is not None:  # no file says what came; engines that got it together have the same weights
+            digest = hashlib.blake2b(call.transfer.transfer_id.encode(), digest_size=DIGEST_BYTES).hexdigest()
         if call.is_partial:
             both = f"{record.digest} {digest}".encode()
             digest = hashlib.blake2b(both, digest_size=DIGEST_BYTES).hexdigest()
         sources = [*record.sources, source] if call.is_partial else [source]
-        is_lost = not call.is_kept or (call.is_partial and record.is_lost)
+        is_lost = not call.is_kept or call.transfer is not None or (call.is_partial and record.is_lost)
         self._save(
             version=record.version + 1,
             label=call.label,
@@ -288,7 +303,8 @@ class WeightsControl:
         self._host.announce(self.facts)
         recomputes = call.in_flight == "recompute"
         self._host.deliver(self._scheduler.set_weights(self._record.version, recomputes=recomputes))
-        logger.info("weights have version %d %s: %s", self._record.version, call.label, call.path)
+        source_name = call.path or "from a trainer"
+        logger.info("weights have version %d %s: %s", self._record.version, call.label, source_name)
 
     @property
     def facts(self) -> FactsChanged:

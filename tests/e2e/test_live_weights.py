@@ -1,10 +1,14 @@
 """Weights that change while an engine serves: LLM, over real processes."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+import trainer
 from peft_adapters import write_adapter
 from safetensors.torch import load_file, save_file
+from waiting import wait_until
 
 from octavo import LLM, LoRARequest, SamplingParams
 from octavo.protocol.errors import OctavoError, RequestFailedError
@@ -76,6 +80,42 @@ def test_adapters_in_slots_are_added_to_the_new_weights(model, other, tmp_path):
         assert bits(llm, adapters) == expected
         llm.update_weights(load_file(model / "model.safetensors"))
         assert bits(llm, adapters) == before
+
+
+def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 60) -> subprocess.Popen:
+    words = [llm.client.address, str(weights / "model.safetensors"), mode, str(timeout_s)]
+    return subprocess.Popen([sys.executable, "-P", trainer.__file__, *words], stdout=subprocess.PIPE, text=True)
+
+
+def train(llm: LLM, weights: Path, mode: str = "whole") -> str:
+    """Return what a trainer says that broadcasts weights."""
+    with start_trainer(llm, weights, mode) as process:
+        return process.communicate(timeout=60)[0]
+
+
+def test_a_trainer_broadcasts_its_weights(model, other, expected):
+    settings = {**SETTINGS, "tensor_parallel_size": 2, "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
+    with LLM(str(model), **settings) as llm:
+        assert train(llm, other) == "version 1\nversion 2\n"
+        assert bits(llm) == expected[1]
+        assert "has shape (2,)" in train(llm, other, "shape")
+        assert bits(llm) == expected[1]
+        assert llm.weights_status()[0].version == 2
+        train(llm, model, "dies")
+        wait_until(lambda: llm.weights_status()[0].fault)
+        with pytest.raises(OctavoError, match=r"all of them must be updated again.*did not send"):
+            bits(llm)
+        assert train(llm, model) == "version 3\nversion 4\n"
+        assert bits(llm) == expected[0]
+
+
+@pytest.mark.long
+def test_a_silent_trainer_is_given_up(model, other, expected):
+    with LLM(str(model), **SETTINGS) as llm, start_trainer(llm, other, "silent", timeout_s=5) as process:
+        wait_until(lambda: llm.weights_status()[0].fault)
+        process.kill()
+        llm.update_weights(str(other))
+        assert bits(llm) == expected[1]
 
 
 @pytest.mark.parametrize("level", [pytest.param(1, marks=pytest.mark.long), 2])

@@ -26,6 +26,7 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.reader import read_weights
+from octavo.worker_proc.weights.transfer import WeightReceiver
 
 
 def anonymous_bytes() -> int:
@@ -64,7 +65,8 @@ def measure_update(model: Model, directory: str) -> tuple[int, Peak]:
     given = engine_config({"model": directory, "skip_tokenizer_init": True, "dtype": "bfloat16"})
     config = resolve(given, read_model_facts(given.model, Env.read()), device="cpu", num_cores=1)
     model.library = library.load()
-    live, num_bytes = LiveModel(config, model, lambda adopted: None), model.weights_bytes
+    receiver = WeightReceiver(0, torch.device("cpu"))
+    live, num_bytes = LiveModel(config, model, lambda adopted: None, receiver), model.weights_bytes
     del model
     give_back_freed_memory()
     before = anonymous_bytes()

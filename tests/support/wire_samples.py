@@ -36,6 +36,8 @@ FULL_SPEC = SamplingSpec(
 GRAMMAR = GrammarSpec(
     GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8)
 )
+_GROUP = weights.TransferGroup("10.0.0.1", 29500, 1, 3, "nccl", 30.0)
+_TRANSFER = weights.Transfer("cd34", [weights.TensorShape("model.norm.weight", "bfloat16", [64])])
 LOGPROBS = events.TokenLogprobs([4, 4, 9], [-0.1, -0.1, -2.0], 1)
 FACTS = events.EngineFacts(
     1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4, "same", "ab12"
@@ -67,6 +69,8 @@ _REQUESTS = [
     requests.Call(6, weights.PauseGeneration("keep", False)),
     requests.Call(7, weights.ResumeGeneration()),
     requests.Call(8, weights.UpdateWeights("ab12", "/weights", "step 1", True, "continue", False)),
+    requests.Call(8, weights.UpdateWeights("ab12", "", "step 2", transfer=_TRANSFER)),
+    requests.Call(8, weights.InitWeightTransfer(_GROUP)),
     requests.Call(9, weights.Sleep(2, "wait")),
     requests.Call(10, weights.WakeUp(["weights"])),
     requests.Call(11, weights.GetWeights()),
@@ -141,6 +145,8 @@ _COMMANDS = [
     steps.WarmUp(1),
     steps.Profile(0, None),
     steps.LoadWeights(1, "/weights", True, True),
+    steps.LoadWeights(1, "", transfer=_TRANSFER),
+    steps.JoinWeightTransfer(2, _GROUP),
     steps.ReleaseMemory(2, 1),
     steps.RestoreWeights(3),
     steps.StopWorker(0),

@@ -10,11 +10,23 @@ from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
 from octavo.core_proc.workers.commands import Answer
 from octavo.protocol.events import CallFailed, Failed
-from octavo.protocol.steps import AllocateCache, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp, WorkerCommand
+from octavo.protocol.steps import (
+    AllocateCache,
+    JoinWeightTransfer,
+    LoadWeights,
+    ReleaseMemory,
+    RestoreWeights,
+    WarmUp,
+    WorkerCommand,
+)
 from octavo.protocol.weights import (
+    InitWeightTransfer,
     PauseGeneration,
     ResumeGeneration,
     Sleep,
+    TensorShape,
+    Transfer,
+    TransferGroup,
     UpdateWeights,
     WakeUp,
     WeightsRecord,
@@ -169,6 +181,26 @@ def test_a_successor_repeats_full_and_partial_updates_in_order(front: Front, tmp
     assert successor.workers.sent == [LoadWeights(0, "/c"), LoadWeights(1, "/d", is_partial=True)]
     assert successor.control.may_plan and successor.engine.scheduler.weight_version == 4
     assert read_weights_record(tmp_path / "next") == record
+
+
+def test_a_trainers_weights_are_lost_with_the_workers(front: Front):
+    group = TransferGroup("10.0.0.1", 29500, 1, 2)
+    front.call(InitWeightTransfer(group))
+    assert front.workers.sent == [JoinWeightTransfer(0, group)] and not front.control.may_plan
+    front.answer("nobody is there")
+    assert "nobody is there" in front.replies[0].message and front.control.may_plan
+    digests = []
+    for name in ("a", "b"):
+        transfer = Transfer(name, [TensorShape("x", "float32", [1])])
+        front.call(UpdateWeights(name, "", transfer=transfer))
+        front.answer()
+        assert front.workers.sent[-1].transfer == transfer
+        front.answer(digest="")
+        digests.append(front.announced[-1].weights_digest)
+    assert len(set(digests)) == 2 and all(digests)
+    front.control.on_replaced()
+    front.control.advance()
+    assert "lost with the workers" in front.control.refusal
 
 
 def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_old_ones(tmp_path: Path, front: Front):

@@ -18,7 +18,9 @@ from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.load import load_model, packer_of
+from octavo.worker_proc.weights.transfer import WeightReceiver
 from octavo.worker_proc.weights.update import WeightStore, check_update, overwrite
+from octavo.worker_proc.weights.update_source import Checkpoint, facts_of_update
 
 
 def config_of(path: Path, **settings) -> ResolvedConfig:
@@ -53,7 +55,8 @@ def make_copy(path: Path, folder: Path, tensors: dict[str, torch.Tensor]) -> Pat
 
 
 def live(config: ResolvedConfig, kernels) -> LiveModel:
-    return LiveModel(config, load_model(config, lambda fraction: None, library=kernels), lambda model: None)
+    model = load_model(config, lambda fraction: None, library=kernels)
+    return LiveModel(config, model, lambda model: None, WeightReceiver(0, torch.device("cpu")))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +151,8 @@ def test_weights_that_graphs_know_stay_where_they_are(models, tmp_path, architec
     before = {name: tensor.data_ptr() for name, tensor in weights_of(model).items()}
     with torch.inference_mode():
         placement = model.parameters.placement
-        update = check_update(config, placement, tmp_path if is_partial else other, is_partial=is_partial)
+        source = Checkpoint(facts_of_update(config, tmp_path if is_partial else other))
+        update = check_update(config, placement, source, is_partial=is_partial)
         overwrite(config, model, update, packer_of(config, placement.device, kernels))
     assert {name: tensor.data_ptr() for name, tensor in weights_of(model).items()} == before
     fresh = config_of(whole if is_partial else other, dtype="float32")

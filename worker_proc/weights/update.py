@@ -7,34 +7,26 @@ are freed one by one. On a GPU, whose graphs know addresses, each layer is copie
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
-from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.weight_files import LAYOUTS, has_weights
 from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
+from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.models.origins import MissingTensorsError
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import build_model
-from octavo.worker_proc.models.streamed_packing import KEPT_BYTES, StreamedPacking
+from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.load import computes_on_codes
-from octavo.worker_proc.weights.reader import read_weights
+from octavo.worker_proc.weights.update_source import Source
 
 logger = logging.getLogger(__name__)
-
-_NOT_OF_WEIGHTS = frozenset({"_name_or_path", "transformers_version", "torch_dtype", "dtype", "use_cache"})
-"""Keys of config.json that may differ between two sets of weights for one model."""
-
-Weights = Iterator[tuple[str, Tensor | QuantizedMatrix]]
 
 
 @dataclass(slots=True)
@@ -68,100 +60,38 @@ class WeightStore:
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """A checkpoint whose names and shapes have been compared with a model."""
+    """Weights whose names and shapes have been compared with a model."""
 
-    facts: ModelFacts
+    source: Source
     is_partial: bool
     taken: frozenset[str]
     """The names, in the model, of the tensors that it fills."""
 
 
-def facts_of_update(config: ResolvedConfig, path: Path) -> ModelFacts:
-    """Return the facts of the engine's model with the weights in `path`.
-
-    Raises:
-        ConfigError: there are none, or they belong to another model.
-    """
-    if not path.exists():
-        raise ConfigError(f"no checkpoint in {path}", hint="the path must exist on the machine of the engine")
-    load_format = _load_format(path)
-    if (load_format == "gguf") != (config.model.load_format == "gguf"):
-        raise ConfigError(
-            f"{path} has weights in format {load_format}, and the engine was started with {config.model.load_format}",
-            hint="quantized and unquantized weights cannot take each other's place: replace the engine",
-        )
-    if (own := path / "config.json").is_file():
-        _require_same_model(config.model.hf_config, own)
-    return msgspec.structs.replace(config.model, model_path=str(path), load_format=load_format)
-
-
-def _load_format(path: Path) -> Any:
-    if path.is_file():
-        return "gguf" if path.suffix == ".gguf" else "safetensors" if path.suffix == ".safetensors" else "pt"
-    found = next((name for name in LAYOUTS if has_weights(path, name)), None)
-    if found is None:
-        raise ConfigError(f"no weights in {path}", hint="it needs *.safetensors, or files of torch.save")
-    return found
-
-
-def _require_same_model(expected: dict[str, Any], path: Path) -> None:
-    try:
-        given = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-    except (OSError, msgspec.MsgspecError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from error
-    shared = (expected.keys() & given.keys()) - _NOT_OF_WEIGHTS
-    if ("quantization_config" in expected) != ("quantization_config" in given):
-        raise ConfigError(f"{path}: quantization_config differs from that of the engine's model")
-    for key in sorted(shared):
-        if given[key] != expected[key]:
-            raise ConfigError(
-                f"{path} belongs to another model: {key} is {given[key]!r}, and {expected[key]!r} in the engine's",
-                hint="an update exchanges weights only: start or replace an engine for another model",
-            )
-
-
 @torch.inference_mode()
-def check_update(config: ResolvedConfig, placement: Placement, path: Path, *, is_partial: bool) -> Update:
-    """Compare names and shapes of a checkpoint with the model. Reads no weights, except quantized embeddings.
+def check_update(config: ResolvedConfig, placement: Placement, source: Source, *, is_partial: bool) -> Update:
+    """Compare names and shapes of weights with the model. Reads none, except quantized embeddings.
 
     Args:
         config: of the engine.
         placement: of its model.
-        path: of the checkpoint.
+        source: of the weights.
         is_partial: whether it may lack tensors.
 
     Raises:
         ConfigError: the update would fail; the message says why.
     """
-    facts = facts_of_update(config, path)
     shapes = build_model(config.model, replace(placement, device=torch.device("meta")))
     seen = _Names(shapes.parameters)
-    weights = read_weights(facts, lambda fraction: None, shapes.parameters.wants)
     try:
-        shapes.load_weights(_without_values(weights), packing=seen)
+        shapes.load_weights(source.shapes(shapes.parameters.wants), packing=seen)
     except MissingTensorsError:
         if not is_partial:
             raise
     except NotImplementedError as error:  # a rule of the family that must see values
-        logger.info("weights in %s are checked while they are loaded: %s", path, error)
+        logger.info("weights are checked while they are loaded: %s", error)
     seen.require_whole()
-    return Update(facts, is_partial, frozenset(seen.taken))
-
-
-def _without_values(weights: Weights) -> Weights:
-    """Yield shapes in place of tensors. Some readers copy rows, whose memory the C library would keep."""
-    num_bytes = 0
-    for name, values in weights:
-        if not isinstance(values, Tensor):
-            yield name, values
-            continue
-        num_bytes += values.nbytes
-        shape = values.to("meta")
-        del values
-        if num_bytes >= KEPT_BYTES:
-            give_back_freed_memory()
-            num_bytes = 0
-        yield name, shape
+    return Update(source, is_partial, frozenset(seen.taken))
 
 
 class _Names(StreamedPacking):
@@ -205,7 +135,7 @@ def load_update(
         store: the weights so far; each is freed before its successor is packed. None: there are none.
 
     Raises:
-        ConfigError, OSError, RuntimeError: the checkpoint cannot be read or packed. The store is not whole any more.
+        ConfigError, OSError, RuntimeError: the weights cannot be read or packed. The store is not whole any more.
     """
     model = build_model(config.model, placement)
     old = store or WeightStore({}, {})
@@ -235,9 +165,8 @@ def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Pack
 
 
 def _load(config: ResolvedConfig, model: Model, update: Update, packer: Packer, packing: "_Packing") -> None:
-    weights = read_weights(update.facts, lambda fraction: None, model.parameters.wants)
     try:
-        model.load_weights(weights, packing=packing)
+        model.load_weights(update.source.read(model.parameters.wants), packing=packing)
     except MissingTensorsError:
         if not update.is_partial:
             raise
