@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from octavo.worker_proc.quantization.rounding import Groups, levels_of, scales_of
+from octavo.worker_proc.quantization.rounding import Groups, best_scales, levels_of
 
 _DAMPING = 0.01
 """Of the mean of the diagonal, added to it, so that the matrix has an inverse."""
@@ -82,7 +82,7 @@ def round_weight(weight_OI: Tensor, hessian: Hessian, group_size: int, *, orders
         for column in range(begin, end):
             if column % group_size == 0:
                 group_O1I = _up_to_date(weight_OI, errors_OB, factor_II, begin, end, column, group_size).unsqueeze(1)
-                scale_O1, zero_O1 = scales_of(group_O1I, is_symmetric=True)
+                scale_O1, zero_O1 = best_scales(group_O1I, is_symmetric=True)
                 scales.append(scale_O1)
                 zeros.append(zero_O1)
             values_O = weight_OI[:, column]

@@ -58,6 +58,30 @@ def levels_of(weight_OGI: Tensor, scale_OG: Tensor, zero_OG: Tensor) -> Tensor:
     return ((weight_OGI / scale_OG.unsqueeze(2)).round() + zero_OG.unsqueeze(2)).clamp(0, MAX_LEVEL)
 
 
+def best_scales(
+    weight_OGI: Tensor, *, is_symmetric: bool, importance_GI: Tensor | float = 1.0, shrinks: Sequence[float] = SHRINKS
+) -> tuple[Tensor, Tensor]:
+    """Return the scale and zero of each group with which rounding loses the least; see `scales_of`.
+
+    Args:
+        weight_OGI: float32, in groups.
+        is_symmetric: whether all zeros are 8.
+        importance_GI: how much the squared error of each input counts.
+        shrinks: of the range of a group, to choose from.
+    """
+    least_OG = torch.full(weight_OGI.shape[:2], torch.inf)
+    best_OG = torch.ones(weight_OGI.shape[:2])
+    for shrink in shrinks:
+        scale_OG, zero_OG = scales_of(weight_OGI, is_symmetric=is_symmetric, shrink=shrink)
+        levels_OGI = levels_of(weight_OGI, scale_OG, zero_OG)
+        values_OGI = (levels_OGI - zero_OG.unsqueeze(2)) * scale_OG.unsqueeze(2)
+        loss_OG = ((values_OGI - weight_OGI).square() * importance_GI).sum(2)
+        is_better_OG = loss_OG < least_OG
+        least_OG = torch.where(is_better_OG, loss_OG, least_OG)
+        best_OG = torch.where(is_better_OG, shrink, best_OG)
+    return scales_of(weight_OGI, is_symmetric=is_symmetric, shrink=best_OG)
+
+
 def to_groups(
     weight_OI: Tensor,
     group_size: int,
@@ -73,24 +97,13 @@ def to_groups(
         group_size: inputs that share a scale.
         is_symmetric: whether all zeros are 8.
         importance_I: how much the squared error of each input counts; None: the same.
-        shrinks: of the range of a group, to choose from.
+        shrinks: see `best_scales`.
     """
-    num_outputs, num_inputs = weight_OI.shape
-    weight_OGI = weight_OI.float().reshape(num_outputs, -1, group_size)
-    factors_GI = 1.0 if importance_I is None else importance_I.float().view(-1, group_size)
-    least_OG = torch.full(weight_OGI.shape[:2], torch.inf)
-    best_OG = torch.ones(weight_OGI.shape[:2])
-    for shrink in shrinks:
-        scale_OG, zero_OG = scales_of(weight_OGI, is_symmetric=is_symmetric, shrink=shrink)
-        levels_OGI = levels_of(weight_OGI, scale_OG, zero_OG)
-        values_OGI = (levels_OGI - zero_OG.unsqueeze(2)) * scale_OG.unsqueeze(2)
-        loss_OG = ((values_OGI - weight_OGI).square() * factors_GI).sum(2)
-        is_better_OG = loss_OG < least_OG
-        least_OG = torch.where(is_better_OG, loss_OG, least_OG)
-        best_OG = torch.where(is_better_OG, shrink, best_OG)
-    scale_OG, zero_OG = scales_of(weight_OGI, is_symmetric=is_symmetric, shrink=best_OG)
+    weight_OGI = weight_OI.float().reshape(len(weight_OI), -1, group_size)
+    importance_GI = 1.0 if importance_I is None else importance_I.float().view(-1, group_size)
+    scale_OG, zero_OG = best_scales(weight_OGI, is_symmetric=is_symmetric, importance_GI=importance_GI, shrinks=shrinks)
     levels_OGI = levels_of(weight_OGI, scale_OG, zero_OG)
-    return Groups(levels_OGI.to(torch.uint8).view(num_outputs, num_inputs), scale_OG, zero_OG.to(torch.uint8))
+    return Groups(levels_OGI.to(torch.uint8).view(weight_OI.shape), scale_OG, zero_OG.to(torch.uint8))
 
 
 def to_int8(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
