@@ -159,8 +159,8 @@ class LiveWeights:
         if len(paths) > 1:
             before = await self.status()
             paused = [index for index, status in before.items() if not status.is_paused]
-            await self._each(PauseGeneration("keep", clear_cache=False), paused)
         try:
+            await self._each(PauseGeneration("keep", clear_cache=False), paused)
             calls = {
                 index: UpdateWeights(update_id, path, label, is_partial, in_flight, is_kept, transfer)
                 for index, path in paths.items()

@@ -5,6 +5,7 @@ are freed one by one. On a GPU, whose graphs know addresses, each layer is copie
 """
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any
@@ -140,7 +141,7 @@ def load_update(
     model = build_model(config.model, placement)
     old = store or WeightStore({}, {})
     _share_unchanged(model.parameters, old, update)
-    _load(config, model, update, packer, _Replacing(model.parameters, packer, config, old, update))
+    _load(config, model, update, packer, _Replacing(model.parameters, packer, config, old))
     return model
 
 
@@ -182,23 +183,21 @@ def _load(config: ResolvedConfig, model: Model, update: Update, packer: Packer, 
     give_back_freed_memory()
 
 
-class _Packing(StreamedPacking):
+class _Packing(StreamedPacking, ABC):
     """Packs the weights of an update."""
 
     def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig) -> None:
         super().__init__(parameters.linears, packer, keeps_quantized=computes_on_codes(config))
 
+    @abstractmethod
     def keep(self, weight: LinearWeight) -> None:
         """Take the old packed form of a weight that the update does not have."""
-        raise NotImplementedError
 
 
 class _Replacing(_Packing):
     """Frees each old weight before its successor is packed."""
 
-    def __init__(
-        self, parameters: Parameters, packer: Packer, config: ResolvedConfig, old: WeightStore, update: Update
-    ) -> None:
+    def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig, old: WeightStore) -> None:
         super().__init__(parameters, packer, config)
         self._old = old
 

@@ -92,8 +92,8 @@ class Mxfp4:
         checked.reject_unread("mxfp4", section="quantization_config")
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
-        """Return the matrix of a layer."""
-        raise NotImplementedError("octavo.worker_proc.weights.mxfp4 reads them")
+        """Never called: no layer has parts. `octavo.worker_proc.weights.mxfp4` reads them."""
+        raise AssertionError(f"{layer} has no parts")
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
