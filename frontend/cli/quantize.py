@@ -29,6 +29,16 @@ from octavo.protocol.quantization_job import (
     Report,
 )
 
+_FORMATS_OF: dict[str, tuple[Format, ...]] = {
+    "group_size": ("int4", "gptq", "awq"),
+    "calibration": ("gptq", "awq"),
+    "num_samples": ("gptq", "awq"),
+    "sample_tokens": ("gptq", "awq"),
+    "desc_act": ("gptq",),
+    "gguf_type": ("gguf",),
+}
+"""Which formats have a flag that not every format has."""
+
 _DESCRIPTION = """\
 Write a copy of MODEL, a checkpoint in Hugging Face layout, with fewer bits for the weights of its linear layers.
 
@@ -51,15 +61,16 @@ def parser() -> CommandParser:
     parser.add_argument(
         "--group-size",
         type=int,
-        default=128,
         metavar="N",
         help="inputs that share a scale (int4, gptq, awq); default: 128",
     )
     parser.add_argument("--calibration", metavar="FILE", help="a text like those that the model will read (gptq, awq)")
-    parser.add_argument("--num-samples", type=int, default=128, metavar="N", help="pieces of that text; default: 128")
-    parser.add_argument("--sample-tokens", type=int, default=512, metavar="N", help="tokens of a piece; default: 512")
-    parser.add_argument("--desc-act", action="store_true", help="round inputs with large activations first (gptq)")
-    parser.add_argument("--gguf-type", choices=get_args(GgufType), default="Q8_0", help="default: Q8_0")
+    parser.add_argument("--num-samples", type=int, metavar="N", help="pieces of that text; default: 128")
+    parser.add_argument("--sample-tokens", type=int, metavar="N", help="tokens of a piece; default: 512")
+    parser.add_argument(
+        "--desc-act", action="store_true", default=None, help="round inputs with large activations first (gptq)"
+    )
+    parser.add_argument("--gguf-type", choices=get_args(GgufType), help="default: Q8_0")
     parser.add_argument("--revision", metavar="NAME", help="branch, tag or commit on the hub")
     parser.add_argument(
         "--evaluation-text",
@@ -84,18 +95,10 @@ def run(argv: list[str]) -> int:
     out = Path(options.out).expanduser().resolve()
     text = _evaluation_text(options.evaluation_text)
     metadata = _gguf_metadata(source) if options.format == "gguf" else {}
-    job = QuantizationJob(
-        source=str(source),
-        out=str(out),
-        format=options.format,
-        group_size=options.group_size,
-        calibration=options.calibration,
-        num_samples=options.num_samples,
-        sample_tokens=options.sample_tokens,
-        orders_by_activation=options.desc_act,
-        gguf_type=options.gguf_type,
-        gguf_metadata=metadata,
-    )
+    given = {field: value for field in _FORMATS_OF if (value := getattr(options, field)) is not None}
+    if given.pop("desc_act", False):
+        given["orders_by_activation"] = True
+    job = QuantizationJob(source=str(source), out=str(out), format=options.format, gguf_metadata=metadata, **given)
     finished = do(job)
     print(f"{out}\n{finished.num_layers} layers quantized, {finished.num_bytes / 1e6:,.1f} MB")  # noqa: T201
     if not options.no_evaluation:
@@ -154,14 +157,15 @@ def compared(original: Reading, quantized: Reading) -> str:
 def _check(options: argparse.Namespace) -> None:
     if options.format in CALIBRATED and options.calibration is None:
         raise CommandError(f"--format {options.format} needs --calibration FILE", "a text of some 100,000 tokens")
-    if options.format not in CALIBRATED and options.calibration is not None:
-        raise CommandError(f"--format {options.format} reads no --calibration", "leave it out, or use gptq or awq")
-    if options.desc_act and options.format != "gptq":
-        raise CommandError("--desc-act is for --format gptq")
-    if options.group_size < 16 or options.group_size % 16:
+    for field, formats in _FORMATS_OF.items():
+        if getattr(options, field) is not None and options.format not in formats:
+            flag = f"--{field.replace('_', '-')}"
+            raise CommandError(f"--format {options.format} has no {flag}", f"leave it out, or use {', '.join(formats)}")
+    if options.group_size is not None and (options.group_size < 16 or options.group_size % 16):
         raise CommandError("--group-size must be a multiple of 16")
-    if options.num_samples < 1 or options.sample_tokens < 16:
-        raise CommandError("--num-samples must be 1 or more, and --sample-tokens 16 or more")
+    for field, least in (("num_samples", 1), ("sample_tokens", 16)):
+        if (value := getattr(options, field)) is not None and value < least:
+            raise CommandError(f"--{field.replace('_', '-')} must be {least} or more")
     if (options.format == "gguf") != options.out.endswith(".gguf"):
         raise CommandError("OUT must be a .gguf file for --format gguf, and for no other format")
 

@@ -59,10 +59,13 @@ def test_a_checkpoint_is_written(model: Path, tmp_path: Path, capsys: Any) -> No
     ("flags", "message"),
     [
         (["--format", "gptq"], "needs --calibration"),
-        (["--format", "int8", "--calibration", "text.txt"], "reads no --calibration"),
-        (["--format", "awq", "--calibration", "text.txt", "--desc-act"], "--desc-act is for"),
+        (["--format", "int8", "--calibration", "text.txt"], "has no --calibration"),
+        (["--format", "awq", "--calibration", "text.txt", "--desc-act"], "has no --desc-act"),
         (["--format", "int4", "--group-size", "20"], "multiple of 16"),
         (["--format", "gguf"], ".gguf file"),
+        (["--format", "int8", "--group-size", "64"], "has no --group-size"),
+        (["--format", "int4", "--gguf-type", "Q4_0"], "has no --gguf-type"),
+        (["--format", "gptq", "--calibration", "text.txt", "--num-samples", "0"], "--num-samples must be 1"),
         (["--format", "int8", "--evaluation-text", "/nowhere"], "--evaluation-text /nowhere"),
     ],
 )
