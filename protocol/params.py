@@ -6,6 +6,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.pooling import PoolingTask, PoolingType
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
 from octavo.protocol.sampling_table import (
     MAX_LOGPROB_TOKEN_IDS,
@@ -318,13 +319,25 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
 
 
 class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pooling"):
-    """Everything that core and workers need to compute vectors of a prompt instead of tokens.
+    """Everything that core and workers need to compute vectors or scores of a prompt instead of tokens.
 
-    No engine of this release can: the core rejects such a request (`Failed`, INVALID, param "task").
+    Complete: whatever the model or the caller left open has been decided.
     """
 
-    task: str
-    """What is computed from the hidden states, such as "embed" or "classify"."""
+    task: PoolingTask
+    pooling: PoolingType = "last"
+    use_activation: bool = True
+    """Embeddings are normalized, class scores go through the model's activation."""
+    dimensions: int = 0
+    """An embedding keeps so many of its first numbers; 0: all."""
+    step_tag_id: int = -1
+    """With `pooling` "step": the token at whose positions there are results; -1: at all."""
+    returned_token_ids: tuple[int, ...] = ()
+    """With `pooling` "step": the class scores that are returned; (): all."""
+    segment_start: int = 0
+    """The position at which the second text of a pair begins; 0: there is one text."""
+    skip_reading_prefix_cache: bool = False
+    """Always True if the result needs the hidden states of all tokens: cached ones have none."""
 
 
 RequestParams: TypeAlias = SamplingSpec | PoolingSpec

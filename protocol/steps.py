@@ -20,7 +20,7 @@ import msgspec
 from octavo.protocol.adapters import NO_ADAPTER, AdapterFault, AdapterLoad
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import Span, StepEmbeds
@@ -203,6 +203,9 @@ WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | Weigh
 NO_TOKEN = -1
 """Nothing could be sampled: the largest logit is NaN or infinite. This request fails, and no other."""
 
+POOLED = -2
+"""Stands for the one token of a request with a `PoolingSpec`: its result is in `StepResult.pooled`."""
+
 
 class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Why a request cannot continue: a logits processor rejects it, or has raised for it."""
@@ -231,6 +234,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """Requests of this step that end with it. What was sampled for them is ignored."""
     adapter_faults: list[AdapterFault] = []
     """Loads of this plan that have failed, on any rank. Exactly the requests of these adapters fail."""
+    pooled: list[PooledOutput] = []
+    """One for each `POOLED` among `token_ids`, in their order."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):

@@ -5,6 +5,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from octavo.protocol.config.engine import ModelImpl, TokenizerMode
+from octavo.protocol.pooling import PoolingFacts
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):
@@ -39,6 +40,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """What computes the model."""
     trust_remote_code: bool = False
     """Whether code in the model's directory may be run."""
+    pooling: PoolingFacts | None = None
+    """How it computes vectors or scores; None: it generates tokens."""
 
     @property
     def embedding_width(self) -> int:
