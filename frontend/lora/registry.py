@@ -13,9 +13,11 @@ import msgspec
 
 from octavo.frontend.lora.reader import base_model_of, read_adapter
 from octavo.frontend.lora.request import LoRARequest
+from octavo.frontend.model_files.locate import locate_adapter
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, InvalidRequestError, ModelNotFoundError
 
 FILE_NAME = "adapters"
 """In the directory that the HTTP processes of a server share."""
@@ -73,7 +75,7 @@ class AdapterRegistry:
 
         Args:
             name: for requests.
-            path: of its directory.
+            path: of its directory, or its hub id (`locate_adapter`).
             parent: name of its base model; None: from its configuration.
             replaces: whether the name may be taken; requests in flight keep the adapter that they have.
 
@@ -81,6 +83,7 @@ class AdapterRegistry:
             InvalidRequestError: the name is taken or cannot be used, or the adapter does not fit.
         """
         self._check_name(name)
+        path = await self._locate(path)
         async with self._lock:
             if name in self.named and not replaces:
                 raise InvalidRequestError(
@@ -120,22 +123,43 @@ class AdapterRegistry:
         Raises:
             InvalidRequestError: it does not fit, or its id is that of another adapter.
         """
+        if (known := self._known(request)) is not None:
+            return known
+        path = await self._locate(request.lora_path)
         async with self._lock:
-            known = self._by_id.get(request.lora_int_id)
-            if known is not None and not request.load_inplace:
-                name, path, adapter = known
-                if (name, path) == (request.lora_name, request.lora_path):
-                    return adapter
-                raise InvalidRequestError(
-                    f"lora_int_id {request.lora_int_id} is that of the adapter {name!r} in {path}: use another, or "
-                    "load_inplace to replace it",
-                    "lora_int_id",
-                )
-            adapter, _ = await self._read(request.lora_name, request.lora_path)
+            if (known := self._known(request)) is not None:  # another request has read it meanwhile
+                return known
+            adapter, _ = await self._read(request.lora_name, path)
             if len(self._by_id) >= MAX_BY_ID:
                 del self._by_id[next(iter(self._by_id))]
             self._by_id[request.lora_int_id] = request.lora_name, request.lora_path, adapter
             return adapter
+
+    def _known(self, request: LoRARequest) -> Adapter | None:
+        """Return the adapter that an id stands for; None: its files must be read.
+
+        Raises:
+            InvalidRequestError: the id is that of another adapter.
+        """
+        if request.load_inplace or (known := self._by_id.get(request.lora_int_id)) is None:
+            return None
+        name, path, adapter = known
+        if (name, path) == (request.lora_name, request.lora_path):
+            return adapter
+        raise InvalidRequestError(
+            f"lora_int_id {request.lora_int_id} is that of the adapter {name!r} in {path}: use another, or "
+            "load_inplace to replace it",
+            "lora_int_id",
+        )
+
+    async def _locate(self, path: str) -> str:
+        """Return the directory of an adapter. Not under the lock: a download would hold up all requests for others."""
+        locate = partial(locate_adapter, path, self._config().download_dir, Env.read())
+        try:
+            return str(await self._run_in_thread(locate))
+        except ConfigError as error:
+            hint = f" ({error.hint})" if error.hint else ""
+            raise InvalidRequestError(f"{error.message}{hint}", "lora_path") from error
 
     async def _load_once(self, name: str, path: Path) -> None:
         async with self._lock:

@@ -16,7 +16,7 @@ class LoRARequest(msgspec.Struct, frozen=True):
     lora_int_id: int
     """Above 0. Identifies the adapter within a client: the files are read once for each id."""
     lora_path: str = ""
-    """Directory that peft's `save_pretrained` has written."""
+    """Directory that peft's `save_pretrained` has written, or a hub id: `org/name`, or `org/name@revision`."""
     base_model_name: str | None = None
     load_inplace: bool = False
     """Read the files again, and replace what the name and the id stood for. Requests in flight keep what they have."""

@@ -16,7 +16,7 @@ from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
 from octavo.protocol.config import ModelConfig, ModelFacts
-from octavo.protocol.env import Env
+from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import LAYOUTS, has_weights
 
@@ -49,6 +49,8 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         ConfigError: the model does not exist, or a file is missing, malformed or unsupported.
     """
     path = locate_model(config, env)
+    if config.hf_token:  # for adapters that the processes of a server download later
+        set_default("HF_TOKEN", config.hf_token)
     load_format = _load_format(config, path)
     home = convert_gguf(path, env) if path.is_file() else path
     hf_config = {**_read_config(config, home), **_overrides("hf_overrides", config.hf_overrides)}

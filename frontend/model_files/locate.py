@@ -1,4 +1,4 @@
-"""Resolves the user's model name to a local directory or .gguf file.
+"""Resolves the user's name of a model or an adapter to a local directory or .gguf file.
 
 Downloads from the hub if needed. It does not read the files.
 """
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from octavo.frontend.model_files.json_file import read_json
+from octavo.protocol.adapters import CONFIG_FILE, WEIGHT_FILES
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -31,10 +32,17 @@ _TOKENIZER_FILES = [
 _MODEL_FILES = ["config.json", "params.json", "generation_config.json", *_TOKENIZER_FILES]
 
 
+_ADAPTER_PARTS = [[CONFIG_FILE], WEIGHT_FILES]
+"""An adapter has one file of each of these."""
+_ADAPTER_FILES = [CONFIG_FILE, *WEIGHT_FILES]
+
+
 @dataclass(frozen=True)
 class _Hub:
     """A hub repository and its download settings."""
 
+    kind: str
+    """What it should hold, for errors."""
     name: str
     revision: str | None
     cache_dir: str | None
@@ -89,6 +97,30 @@ def locate_tokenizer(config: ModelConfig, env: Env) -> Path | None:
     return _locate(config.tokenizer, revision, config, env, [None], _TOKENIZER_FILES)
 
 
+def locate_adapter(name: str, download_dir: str | None, env: Env) -> Path:
+    """Return the local directory of an adapter, downloading it if no local path has that name.
+
+    Blocks until: the download, if any, has finished.
+
+    Args:
+        name: a path, or the hub id of an adapter, which `@` and a revision may follow.
+        download_dir: for downloads; None: the hub's own cache.
+        env: whether downloads are forbidden.
+
+    Raises:
+        ConfigError: it does not exist, or cannot be downloaded; the hint says what to do.
+    """
+    if (path := Path(name).expanduser()).exists():
+        return path.absolute()
+    hub_id, _, revision = name.partition("@")
+    if name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(hub_id):
+        raise ConfigError(f"no such directory: {path}", phase=PHASE, hint="check the path, or use a hub id: org/name")
+    hub = _Hub("adapter", hub_id, revision or None, download_dir, None)
+    cached = _cached(hub, [None], _ADAPTER_FILES)
+    is_complete = cached and all(any((cached / name).is_file() for name in names) for names in _ADAPTER_PARTS)
+    return cached if cached and is_complete else _downloaded(hub, env, [None], _ADAPTER_FILES)
+
+
 def _locate(
     name: str,
     revision: str | None,
@@ -103,7 +135,7 @@ def _locate(
         return path.resolve()
     if name.endswith(".gguf") or name.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(name):
         raise ConfigError(f"no such file or directory: {path}", phase=PHASE, hint="check the path")
-    hub = _Hub(name, revision, config.download_dir, config.hf_token)
+    hub = _Hub("model", name, revision, config.download_dir, config.hf_token)
     return _cached(hub, formats, patterns) or _downloaded(hub, env, formats, patterns)
 
 
@@ -160,15 +192,15 @@ def _downloaded(hub: _Hub, env: Env, formats: Sequence[str | None], patterns: li
         raise ConfigError(
             f"{name} is gated: it needs an account that has accepted its terms",
             phase=PHASE,
-            hint="accept the terms on the model's page, then: hf auth login, or --hf-token",
+            hint=f"accept the terms on the {hub.kind}'s page, then: hf auth login, or --hf-token",
         ) from error
     except RevisionNotFoundError as error:
         raise ConfigError(f"{name} has no revision {hub.revision!r} on the hub", phase=PHASE) from error
     except RepositoryNotFoundError as error:
         raise ConfigError(
-            f"no model named {name}, neither locally nor on the hub",
+            f"no {hub.kind} named {name}, neither locally nor on the hub",
             phase=PHASE,
-            hint="check the name; a private model needs: hf auth login, or --hf-token",
+            hint=f"check the name; a private {hub.kind} needs: hf auth login, or --hf-token",
         ) from error
     except (HfHubHTTPError, OSError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]

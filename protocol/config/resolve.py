@@ -157,6 +157,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: no adapters."""
     enable_prompt_embeds: bool = False
     """Rows of numbers may take the place of token embeddings in a prompt."""
+    download_dir: str | None = None
+    """For adapters from the hub; None: the hub's own cache."""
 
     @property
     def tensor_parallel_size(self) -> int:
@@ -303,6 +305,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, budget),
         lora=resolve_lora(config.lora, dtype),
+        download_dir=config.model.download_dir,
     )
 
 

@@ -122,8 +122,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lora_modules: Annotated[
         list[str] | None,
         Meta(
-            description="LoRA adapters that requests choose as their model: NAME=DIRECTORY, or JSON with name, path "
-            "and base_model_name; needs --enable-lora."
+            description="LoRA adapters that requests choose as their model: NAME=DIRECTORY or NAME=HUB_ID, or JSON "
+            "with name, path and base_model_name; needs --enable-lora."
         ),
     ] = None
     lora_resolver_dir: Annotated[
@@ -137,7 +137,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool,
         Meta(
             description="Serve /v1/load_lora_adapter and /v1/unload_lora_adapter, whose callers name directories of "
-            "this machine. VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 means the same."
+            "this machine, or hub ids. VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 means the same."
         ),
     ] = False
     enable_tokenizer_info_endpoint: Annotated[

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from adapter_files import write_adapter
 from fake_client import MODEL, resolved_config
+from huggingface_hub import constants as hub_constants
 from safetensors.numpy import save_file
 
 from octavo import LoRARequest
@@ -154,3 +155,55 @@ def test_the_settings_of_an_engine() -> None:
     assert resolved_config().lora is None and engine_config({"model": "M"}).lora.enable_lora is False
     lora = resolved_config(enable_lora=True, max_loras=3, dtype="float32").lora
     assert (lora.max_loras, lora.max_rank, lora.max_cpu_loras, lora.dtype) == (3, 16, 3, "float32")
+
+
+def cached_adapter(cache: Path, monkeypatch: pytest.MonkeyPatch, revision: str = "main", **settings) -> Path:
+    """Write a hub cache with one commit of org/name that is an adapter; return its directory."""
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    repository, commit = cache / "models--org--name", f"{len(revision):040}"
+    (repository / "refs").mkdir(parents=True, exist_ok=True)
+    (repository / "refs" / revision).write_text(commit)
+    return write_adapter(repository / "snapshots" / commit, **settings)
+
+
+def test_an_adapter_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = cached_adapter(tmp_path / "hub", monkeypatch)
+    other = cached_adapter(tmp_path / "hub", monkeypatch, "second", value=0.25)
+
+    async def use() -> None:
+        adapters = registry()
+        await load_modules(ServerConfig(lora_modules=["a=org/name", "b=org/name@second"]), adapters)
+        assert [one.adapter.path for one in adapters.named.values()] == [str(snapshot), str(other)]
+        request = LoRARequest("c", 1, "org/name")
+        first = await adapters.of_request(request)
+        assert first.path == str(snapshot) and await adapters.of_request(request) is first
+
+    asyncio.run(use())
+
+
+def test_a_download_directory_is_the_cache_of_adapters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    snapshot = cached_adapter(tmp_path / "downloads", monkeypatch)
+    monkeypatch.setattr(hub_constants, "HF_HUB_CACHE", str(tmp_path / "empty"))
+    config = resolved_config(enable_lora=True, download_dir=str(tmp_path / "downloads"))
+    adapters = AdapterRegistry(lambda: config, asyncio.to_thread)
+    asyncio.run(adapters.load("a", "org/name"))
+    assert adapters.named["a"].adapter.path == str(snapshot)
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("org/other", "HF_HUB_OFFLINE=1 forbids a download.*hf download org/other"),
+        ("org/name@v9", "org/name is neither a local path nor complete"),
+        ("org/name", "org/name is neither a local path nor complete"),  # its weights are not there
+        ("/nowhere/adapter", "no such directory: /nowhere/adapter"),
+        ("a/b/c", "no such directory: a/b/c"),
+        ("-/..", "neither an existing path nor a valid hub id"),
+    ],
+)
+def test_an_adapter_that_is_nowhere(path: str, problem: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (cached_adapter(tmp_path, monkeypatch) / "adapter_model.safetensors").unlink()
+    with pytest.raises(InvalidRequestError, match=problem) as caught:
+        asyncio.run(registry().of_request(LoRARequest("a", 1, path)))
+    assert caught.value.param == "lora_path"

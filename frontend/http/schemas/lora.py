@@ -10,7 +10,7 @@ class LoadLoRAAdapterRequest(Struct, kw_only=True):
 
     lora_name: Annotated[str, Meta(min_length=1)]
     lora_path: Annotated[str, Meta(min_length=1)]
-    """Directory on the server's machine."""
+    """Directory on the server's machine, or a hub id."""
     load_inplace: bool = False
     """Replace an adapter of this name. Requests in flight finish with the old one."""
 
