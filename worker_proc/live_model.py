@@ -15,7 +15,7 @@ from octavo.kernels.native.memory import give_back_pages
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.steps import LoadWeights
-from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.load import packer_of
@@ -66,6 +66,7 @@ class LiveModel:
         """Whether there is a model to compute with."""
         return self._model is not None
 
+    @freed_memory_returns()
     @torch.inference_mode()
     def load(self, command: LoadWeights, *, in_place: bool) -> tuple[str, str]:
         """Load the weights of a checkpoint, or only look at it.

@@ -19,6 +19,7 @@ from octavo.kernels.linear.packing import native_form, pack, pack_quantized
 from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.linear.record import record
+from octavo.kernels.linear.stacked import StackedRows
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.silu_and_mul import silu_and_mul
 
@@ -172,7 +173,7 @@ class Packer:
 
     def pack(
         self,
-        weight_OI: Tensor,
+        weight_OI: Tensor | StackedRows,
         bias_O: Tensor | None = None,
         *,
         quantizes: bool = True,
@@ -194,7 +195,7 @@ class Packer:
         Raises:
             ShapeError: the shapes or dtypes do not match.
         """
-        require(weight_OI.ndim == 2, f"linear: a weight of shape {tuple(weight_OI.shape)}")
+        require(len(weight_OI.shape) == 2, f"linear: a weight of shape {tuple(weight_OI.shape)}")
         require(
             bias_O is None or (bias_O.shape == weight_OI.shape[:1] and bias_O.dtype == weight_OI.dtype),
             "linear: the bias needs one value per output, of the weight's dtype",
@@ -208,6 +209,7 @@ class Packer:
             weight_OI = quantized.dequantize().to(weight_OI.dtype)
         if self._library is not None:
             return self.adopt(pack(self._library, weight_OI, bias_O))
+        weight_OI = weight_OI.whole() if isinstance(weight_OI, StackedRows) else weight_OI
         num_outputs, num_inputs = weight_OI.shape
         product = self._packer.pack(weight_OI, bias_O, is_grouped=is_grouped, whole_outputs=whole_outputs)
         return PackedLinear(num_inputs, num_outputs, weight_OI.dtype, weight_OI.device, product)

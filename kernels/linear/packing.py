@@ -5,7 +5,7 @@ Large bfloat16 weights are stored in 12 bits where that is lossless, see `coded.
 
 import ctypes
 import math
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -26,6 +26,7 @@ from octavo.kernels.linear.native import (
     num_steps,
 )
 from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight
+from octavo.kernels.linear.stacked import StackedRows, some_rows
 from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
@@ -41,6 +42,8 @@ UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512", "avx2"})
 """Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
 MAX_CHANNEL_INPUTS = 2**16
 """Of a weight with one scale for each output: 255 * 127 * 2^16 is below 2^31."""
+PACKED_AT_ONCE_BYTES = 4 * 2**20
+"""Of the rows of a float weight, so that packing takes little memory besides the packed form."""
 ESCAPE_PADDING = 64
 """Bytes after the last escape."""
 _HALVES = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
@@ -75,9 +78,9 @@ class EncodeArguments(Arguments):
     )
 
 
-def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
+def pack(library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor | None = None) -> NativeLinear:
     """Pack a weight of bfloat16, float32 or float16; one of bfloat16 in 12 bits where that pays."""
-    is_large = weight_OI.numel() >= MIN_CODED_WEIGHTS
+    is_large = math.prod(weight_OI.shape) >= MIN_CODED_WEIGHTS
     if weight_OI.dtype == torch.bfloat16 and is_large and library.isa in UNPACKING_LEVELS:
         packed = pack_coded(library, weight_OI, bias_O, max_escapes=MAX_ESCAPES)
         if packed is not None:
@@ -85,16 +88,19 @@ def pack(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None
     return pack_plain(library, weight_OI, bias_O)
 
 
-def pack_plain(library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None) -> NativeLinear:
+def pack_plain(library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor | None = None) -> NativeLinear:
     """Pack a weight of bfloat16, float32 or float16 number by number."""
     kind = next(kind for kind, dtype in DTYPES.items() if dtype == weight_OI.dtype)
     num_outputs, num_inputs = weight_OI.shape
-    panels = _pack_rows(library, kind, weight_OI, num_steps(kind, num_inputs, 0))
+    steps = num_steps(kind, num_inputs, 0)
+    panels = allocate(-(-num_outputs // PANEL_OUTPUTS) * _panel_bytes(kind, steps))
+    for first, rows_PI in _some_panels(weight_OI, _panel_bytes(kind, steps)):
+        _pack_into(library, kind, rows_PI, steps, panels[first * _panel_bytes(kind, steps) :])
     return NativeLinear(kind, num_inputs, num_outputs, 0, 0, panels, None, None, _pack_bias(bias_O))
 
 
 def pack_coded(
-    library: NativeLibrary, weight_OI: Tensor, bias_O: Tensor | None = None, *, max_escapes: float
+    library: NativeLibrary, weight_OI: Tensor | StackedRows, bias_O: Tensor | None = None, *, max_escapes: float
 ) -> NativeLinear | None:
     """Pack a weight of bfloat16 in 12 bits, or return None.
 
@@ -107,22 +113,54 @@ def pack_coded(
     num_outputs, num_inputs = weight_OI.shape
     steps = num_steps("bf16", num_inputs, 0)
     num_panels = -(-num_outputs // PANEL_OUTPUTS)
-    panels = _pack_rows(library, "bf16", weight_OI, steps, new=_temporary)
-    codebooks = allocate(num_panels * CODEBOOK_BYTES)
-    call = EncodeArguments(panels.data_ptr(), num_panels, steps, codebooks.data_ptr(), None, None)
-    call_on_threads(library, "choose_codes", call)
-    starts = first_escapes(codebooks)
-    ends = starts.cumsum(0)
-    num_escapes = int(ends[-1])
-    if num_escapes > max_escapes * weight_OI.numel():
-        return None
-    codebooks.view(torch.int64).view(num_panels, -1)[:, 2:] = (ends - starts).view(num_panels, 2)
-    coded = allocate(num_panels * steps * PANEL_OUTPUTS * WORD_BYTES["bf16_12"])
-    escapes = allocate(num_escapes + ESCAPE_PADDING)
-    call.coded, call.escapes = coded.data_ptr(), escapes.data_ptr()
-    call_on_threads(library, "encode", call)
+    panel_bytes, coded_bytes = _panel_bytes("bf16", steps), _panel_bytes("bf16_12", steps)
+    codebooks, coded = allocate(num_panels * CODEBOOK_BYTES), allocate(num_panels * coded_bytes)
+    escapes: list[Tensor] = []
+    num_escapes = 0
+    # Not `allocate`: it puts small buffers into shared memory that is freed only with the last of them.
+    panels = torch.empty(min(num_panels, _num_at_once(panel_bytes)) * panel_bytes, dtype=torch.uint8)
+    for first, rows_PI in _some_panels(weight_OI, panel_bytes):
+        _pack_into(library, "bf16", rows_PI, steps, panels)
+        count = -(-len(rows_PI) // PANEL_OUTPUTS)
+        tables = codebooks[first * CODEBOOK_BYTES :][: count * CODEBOOK_BYTES]
+        call = EncodeArguments(panels.data_ptr(), count, steps, tables.data_ptr(), None, None)
+        call_on_threads(library, "choose_codes", call)
+        lengths = first_escapes(tables)
+        ends = lengths.cumsum(0)
+        if num_escapes + int(ends[-1]) > max_escapes * num_outputs * num_inputs:
+            return None
+        escapes.append(torch.empty(int(ends[-1]), dtype=torch.uint8))
+        starts = (ends - lengths).view(count, 2)
+        _set_first_escapes(tables, starts)
+        call.coded = coded.data_ptr() + first * coded_bytes
+        call.escapes = escapes[-1].data_ptr()
+        call_on_threads(library, "encode", call)
+        _set_first_escapes(tables, starts + num_escapes)
+        num_escapes += int(ends[-1])
+    all_escapes = allocate(num_escapes + ESCAPE_PADDING)
+    torch.cat(escapes, out=all_escapes[:num_escapes])
     bias = _pack_bias(bias_O)
-    return NativeLinear("bf16_12", num_inputs, num_outputs, 0, 0, coded, None, None, bias, codebooks, escapes)
+    return NativeLinear("bf16_12", num_inputs, num_outputs, 0, 0, coded, None, None, bias, codebooks, all_escapes)
+
+
+def _set_first_escapes(codebooks: Tensor, starts_P2: Tensor) -> None:
+    codebooks.view(torch.int64).view(len(starts_P2), -1)[:, 2:] = starts_P2
+
+
+def _panel_bytes(kind: Kind, steps: int) -> int:
+    return steps * PANEL_OUTPUTS * WORD_BYTES[kind]
+
+
+def _num_at_once(panel_bytes: int) -> int:
+    """Return of how many panels the rows are packed together: all threads have some."""
+    return max(PACKED_AT_ONCE_BYTES // panel_bytes, torch.get_num_threads())
+
+
+def _some_panels(weight_OI: Tensor | StackedRows, panel_bytes: int) -> Iterator[tuple[int, Tensor]]:
+    """Yield the rows of some panels, with the number of the first panel."""
+    for first in range(0, -(-weight_OI.shape[0] // PANEL_OUTPUTS), at_once := _num_at_once(panel_bytes)):
+        start, stop = first * PANEL_OUTPUTS, (first + at_once) * PANEL_OUTPUTS
+        yield first, some_rows(weight_OI, start, stop)
 
 
 def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
@@ -277,24 +315,22 @@ def call_on_threads(library: NativeLibrary, name: str, arguments: Arguments) -> 
     function(ctypes.addressof(arguments), torch.get_num_threads())
 
 
-def _temporary(num_bytes: int) -> Tensor:
-    # Not `allocate`: it puts small buffers into shared memory that is freed only with the last of them.
-    return torch.empty(num_bytes, dtype=torch.uint8)
+def _pack_rows(library: NativeLibrary, kind: Kind, rows_ON: Tensor, steps: int) -> Tensor:
+    """Return `steps` words of each row as panels."""
+    panels = allocate(-(-len(rows_ON) // PANEL_OUTPUTS) * _panel_bytes(kind, steps))
+    _pack_into(library, kind, rows_ON, steps, panels)
+    return panels
 
 
-def _pack_rows(
-    library: NativeLibrary, kind: Kind, rows_ON: Tensor, steps: int, new: Callable[[int], Tensor] = allocate
-) -> Tensor:
-    """Return `steps` words of each row as panels, in memory of `new`."""
+def _pack_into(library: NativeLibrary, kind: Kind, rows_ON: Tensor, steps: int, panels: Tensor) -> None:
+    """Write `steps` words of each row as panels."""
     rows_ON = rows_ON if rows_ON.stride(1) == 1 else rows_ON.contiguous()
     num_outputs, num_numbers = rows_ON.shape
-    panels = new(-(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * steps * WORD_BYTES[kind])
     row_bytes = rows_ON.stride(0) * rows_ON.element_size()
     call = PackArguments(
         rows_ON.data_ptr(), row_bytes, num_numbers, num_outputs, steps, panels.data_ptr(), KINDS.index(kind), 0
     )
     call_on_threads(library, "pack", call)
-    return panels
 
 
 def _pack_scales(library: NativeLibrary, values_OG: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """Quantizes weights at load: from floats to levels, in C++ (see `quantize_weight.h`), or to float codes, in torch."""
 
 import ctypes
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -10,6 +11,7 @@ from octavo.kernels.dispatch import require
 from octavo.kernels.linear.codebooks import codebook
 from octavo.kernels.linear.packing import call_on_threads
 from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.linear.stacked import StackedRows, some_rows
 from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.library import NativeLibrary
 
@@ -19,8 +21,8 @@ output, for rows with one scale each; 8-bit floats (e4m3) with a scale for each 
 scale for each group of 64 inputs."""
 GROUP_SIZE = 32
 NF4_GROUP_SIZE = 64
-_CHANNEL_CHUNK = 2**22
-"""Numbers of a weight that are quantized by channel at once."""
+_AT_ONCE = 2**20
+"""Numbers of a weight that are quantized at once, so that this takes little memory besides the levels."""
 
 
 class QuantizeWeightArguments(Arguments):
@@ -37,7 +39,7 @@ class QuantizeWeightArguments(Arguments):
 
 
 def quantize_weight(
-    library: NativeLibrary | None, weight_OI: Tensor, kind: Quantization, group_size: int = GROUP_SIZE
+    library: NativeLibrary | None, weight_OI: Tensor | StackedRows, kind: Quantization, group_size: int = GROUP_SIZE
 ) -> QuantizedWeight:
     """Return the weight, of float32, bfloat16 or float16, in 8 or 4 bits.
 
@@ -50,33 +52,55 @@ def quantize_weight(
     Raises:
         ShapeError: it is not a matrix of floats.
     """
-    require(weight_OI.ndim == 2 and weight_OI.is_floating_point(), "quantize: a weight that is not a matrix of floats")
+    require(
+        len(weight_OI.shape) == 2 and weight_OI.dtype.is_floating_point,
+        "quantize: a weight that is not a matrix of floats",
+    )
+    num_outputs, num_inputs = weight_OI.shape
+    size = max(_AT_ONCE // num_inputs, 1)
+    pieces = [
+        _quantize_rows(library, some_rows(weight_OI, start, start + size), kind, group_size)
+        for start in range(0, num_outputs, size)
+    ]
+    if len(pieces) == 1:
+        return pieces[0]
+    minimums = [piece.minimum_OG for piece in pieces if piece.minimum_OG is not None]
+    return replace(
+        pieces[0],
+        levels_OI=torch.cat([piece.levels_OI for piece in pieces]),
+        scale_OG=torch.cat([piece.scale_OG for piece in pieces]),
+        minimum_OG=torch.cat(minimums) if minimums else None,
+    )
+
+
+def _quantize_rows(
+    library: NativeLibrary | None, rows_OI: Tensor, kind: Quantization, group_size: int
+) -> QuantizedWeight:
     if kind == "w8a8":
-        return _quantize_channels(weight_OI)
+        return _quantize_channels(rows_OI)
     if kind == "fp8":
-        return _quantize_fp8(weight_OI)
+        return _quantize_fp8(rows_OI)
     if kind == "nf4":
-        return _quantize_nf4(weight_OI)
+        return _quantize_nf4(rows_OI)
     assert library is not None, "int8 and int4 are quantized by the native library"
-    rows_OI = weight_OI if weight_OI.stride(1) == 1 else weight_OI.contiguous()
-    groups = (weight_OI.shape[0], -(-weight_OI.shape[1] // group_size))
+    rows_OI = rows_OI if rows_OI.stride(1) == 1 else rows_OI.contiguous()
+    groups = (rows_OI.shape[0], -(-rows_OI.shape[1] // group_size))
     is_affine = kind == "int4"
     quantized = QuantizedWeight(
-        levels_OI=torch.empty(weight_OI.shape, dtype=torch.uint8),
+        levels_OI=torch.empty(rows_OI.shape, dtype=torch.uint8),
         scale_OG=torch.empty(groups, dtype=torch.float16),
         minimum_OG=torch.empty(groups, dtype=torch.float16) if is_affine else None,
         offset=0 if is_affine else 128,
         bits=4 if is_affine else 8,
         group_size=group_size,
     )
-    minimums = None if quantized.minimum_OG is None else quantized.minimum_OG.data_ptr()
     call = QuantizeWeightArguments(
         Matrix.of(rows_OI),
-        weight_OI.shape[0],
+        rows_OI.shape[0],
         group_size,
         quantized.levels_OI.data_ptr(),
         quantized.scale_OG.data_ptr(),
-        minimums,
+        None if quantized.minimum_OG is None else quantized.minimum_OG.data_ptr(),
     )
     call_on_threads(library, "quantize_weight", call)
     return quantized
@@ -84,15 +108,10 @@ def quantize_weight(
 
 def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
     """Return 8 bits with `scale = largest magnitude / 127`, levels rounded to the nearest, ties to even."""
-    num_outputs, num_inputs = weight_OI.shape
-    levels_OI = torch.empty(weight_OI.shape, dtype=torch.uint8)
-    scale_O1 = torch.empty(num_outputs, 1)
-    size = max(_CHANNEL_CHUNK // num_inputs, 1)
-    for rows_OI, levels, scale in zip(weight_OI.split(size), levels_OI.split(size), scale_O1.split(size), strict=True):
-        values = rows_OI.float()
-        scale.copy_(values.abs().amax(1, keepdim=True) / 127.0)
-        levels.copy_((values / scale.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0))
-    return QuantizedWeight(levels_OI, scale_O1, None, 128, 8, num_inputs, row_type="int8_token")
+    values_OI = weight_OI.float()
+    scale_O1 = values_OI.abs().amax(1, keepdim=True) / 127.0
+    levels_OI = (values_OI / scale_O1.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0).to(torch.uint8)
+    return QuantizedWeight(levels_OI, scale_O1, None, 128, 8, weight_OI.shape[1], row_type="int8_token")
 
 
 def _quantize_fp8(weight_OI: Tensor) -> QuantizedWeight:

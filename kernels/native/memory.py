@@ -10,6 +10,7 @@ import ctypes
 import mmap
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,8 +30,8 @@ def allocate(num_bytes: int, page_offset: int = 0) -> Tensor:
     """Return `num_bytes` zeros, aligned to 64 bytes; a large buffer is aligned to a huge page.
 
     Memory is allocated when it is first written, in whole huge pages where the system has them, so the unused part of a
-    large buffer is free. Buffers smaller than half a slab share one, which is freed with the last of them: otherwise
-    the many small weights of a model would have no huge pages.
+    large buffer is free. Buffers smaller than half a slab share one: otherwise the many small weights of a model
+    would have no huge pages. The pages of each are freed with it, its address range with the last of them.
 
     Args:
         num_bytes: of the buffer.
@@ -104,7 +105,17 @@ class _Slab:
                 cls._end = cls._start + SLAB_BYTES
             start = cls._start
             cls._start += -(-num_bytes // ALIGNMENT) * ALIGNMENT
-            return torch.frombuffer(cls._mapping, dtype=torch.uint8, offset=start, count=num_bytes)
+            piece = (ctypes.c_char * num_bytes).from_buffer(cls._mapping, start)
+            weakref.finalize(piece, _give_up, cls._mapping, start, num_bytes).atexit = False
+            return torch.frombuffer(piece, dtype=torch.uint8)
+
+
+def _give_up(mapping: mmap.mmap, start: int, num_bytes: int) -> None:
+    """Return the pages of a piece to the system, except those that it shares with its neighbours."""
+    first = -(-start // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES
+    end = (start + num_bytes) // SMALL_PAGE_BYTES * SMALL_PAGE_BYTES
+    if end > first:
+        _advise(mapping, "MADV_DONTNEED", first, end - first)
 
 
 _EMPTY = torch.empty(0, dtype=torch.uint8)

@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import resource
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -11,6 +12,13 @@ from octavo.worker_proc.device.base import Device
 
 _RESET_PEAK = "5"
 """Written to `clear_refs`, it resets VmHWM; see proc_pid_clear_refs(5)."""
+
+
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""Parameters of mallopt(3)."""
+_MIN_RETURNED_BYTES = 256 * 2**10
+_MAX_KEPT_BYTES = 32 * 2**20
+"""The largest threshold that glibc chooses by itself, with a trim threshold of twice as much."""
 
 
 class CpuDevice(Device):
@@ -102,6 +110,27 @@ def give_back_freed_memory() -> None:
     library = ctypes.CDLL(None)
     if hasattr(library, "malloc_trim"):  # glibc only
         library.malloc_trim(0)
+
+
+@contextlib.contextmanager
+def freed_memory_returns() -> Iterator[None]:
+    """Let the C library return large buffers to the system as soon as they are freed.
+
+    By default it keeps them once it has seen that they are freed often. While weights are read, these would be the
+    memory of hundreds of tensors, in pieces between packed weights. Afterwards it keeps buffers of up to 32 MB, as
+    it would have learned to: steps of torch allocate the same ones again and again.
+    """
+    library = ctypes.CDLL(None)
+    if not hasattr(library, "mallopt"):  # glibc only
+        yield
+        return
+    library.mallopt(_M_MMAP_THRESHOLD, _MIN_RETURNED_BYTES)
+    try:
+        yield
+    finally:
+        library.malloc_trim(0)
+        library.mallopt(_M_MMAP_THRESHOLD, _MAX_KEPT_BYTES)
+        library.mallopt(_M_TRIM_THRESHOLD, 2 * _MAX_KEPT_BYTES)
 
 
 def _group_memory(group: Path, limit_name: str, use_name: str, file_pages: str) -> tuple[int, int] | None:

@@ -10,6 +10,7 @@ from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear import PackedLinear, Packer, SizedProduct
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
+from octavo.kernels.linear.stacked import StackedRows
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.parallel.sharding import Role, Shard, Sharding, role_of
 
@@ -151,13 +152,22 @@ class LinearWeight:
 
     def dense(self) -> Tensor:
         """Return the weight in the layer's dtype, shape OI; if no part was loaded, a tensor to write into."""
+        rows_OI = self._rows()
+        if isinstance(rows_OI, StackedRows):
+            rows_OI = self._dense_OI = rows_OI.whole()
+        return rows_OI
+
+    def _rows(self) -> Tensor | StackedRows:
+        """Return the weight; without copies of its parts, if all of them are tensors."""
         assert self._packed is None, f"the weight of {self.name} is packed"
         if self._dense_OI is None:
-            self._dense_OI = self._whole() if len(self.parts) == 1 else None
-        if self._dense_OI is None:
+            parts = [self._values.get(part) for part in self.parts]
+            tensors = [values for values in parts if isinstance(values, Tensor)]
+            if len(tensors) == len(parts):
+                return StackedRows(tensors, self._dtype, self._device)
             self._dense_OI = torch.empty(self.num_outputs, self.num_inputs, dtype=self._dtype, device=self._device)
-            for part, rows_PI in zip(self.parts, self._dense_OI.split(list(self.parts.values())), strict=True):
-                if (values := self._values.get(part)) is not None:
+            for values, rows_PI in zip(parts, self._dense_OI.split(list(self.parts.values())), strict=True):
+                if values is not None:
                     rows_PI.copy_(values if isinstance(values, Tensor) else values.dequantized())
         return self._dense_OI
 
@@ -176,7 +186,7 @@ class LinearWeight:
         packed = self._pack_quantized(packer) if keeps_quantized and self.is_quantizable else None
         if packed is None:
             packed = packer.pack(
-                self.dense(),
+                self._rows(),
                 self._bias_O,
                 quantizes=self.is_quantizable,
                 is_head=self.is_head,
@@ -206,19 +216,6 @@ class LinearWeight:
         if packer.is_tp_invariant and self.input_sharding is not None and parts[0].order_I is not None:
             return None
         return packer.pack_quantized(concatenate(parts), self._bias_O, dtype=self._dtype, is_grouped=self.is_grouped)
-
-    def _whole(self) -> Tensor | None:
-        """Return the only part if it needs no conversion: then no copy is made."""
-        (part,) = self.parts
-        values = self._values.get(part)
-        if (
-            isinstance(values, Tensor)
-            and values.dtype == self._dtype
-            and values.device == self._device
-            and values.is_contiguous()
-        ):
-            return values
-        return None
 
     def _quantized_parts(self) -> list[QuantizedMatrix] | None:
         """Return the parts in order if all of them are quantized."""

@@ -3,12 +3,7 @@
 from collections.abc import Iterable
 
 from octavo.kernels.linear import Packer
-from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.linear_weight import LinearWeight
-
-KEPT_BYTES = 16 * 2**20
-"""The C library keeps the memory of what was read and packed, in pieces between packed weights. It is returned to the
-system whenever so many bytes were packed."""
 
 
 class StreamedPacking:
@@ -23,7 +18,6 @@ class StreamedPacking:
     def __init__(self, weights: Iterable[LinearWeight], packer: Packer, *, keeps_quantized: bool) -> None:
         self._packer = packer
         self._keeps_quantized = keeps_quantized
-        self._kept_bytes = 0
         self._missing = {weight: weight.tensor_names for weight in weights}
         self._weight_of = {name: weight for weight, names in self._missing.items() for name in names}
 
@@ -37,13 +31,8 @@ class StreamedPacking:
         if weight is None:
             return
         self._missing[weight].discard(name)
-        if self._missing[weight]:
-            return
-        self.pack(weight)
-        self._kept_bytes += weight.num_bytes
-        if self._kept_bytes >= KEPT_BYTES:
-            give_back_freed_memory()
-            self._kept_bytes = 0
+        if not self._missing[weight]:
+            self.pack(weight)
 
     def pack(self, weight: LinearWeight) -> None:
         """Pack a weight that has all of its tensors.

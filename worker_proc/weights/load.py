@@ -13,7 +13,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.weight_format import checkpoint_quantization
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
-from octavo.worker_proc.device.cpu import give_back_freed_memory
+from octavo.worker_proc.device.cpu import freed_memory_returns
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.origins import UnreadTensorError
 from octavo.worker_proc.models.registry import build_model, fallback_reads
@@ -51,6 +51,7 @@ def torch_dtype(config: ResolvedConfig) -> torch.dtype:
     return _DTYPES[config.dtype]
 
 
+@freed_memory_returns()
 @torch.inference_mode()
 def load_model(
     config: ResolvedConfig,
@@ -155,7 +156,6 @@ def _load(
     log_formats(model.parameters.linears)
     if cache:
         cache.keep(model.parameters, packer)
-    give_back_freed_memory()  # what was read is packed now, and the C library would hold on to hundreds of MB
     return model
 
 

@@ -16,7 +16,6 @@ from torch import Tensor
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.models.origins import MissingTensorsError
@@ -180,7 +179,6 @@ def _load(config: ResolvedConfig, model: Model, update: Update, packer: Packer, 
         else:
             packing.pack(weight)
     model.parameters.pack(packer)
-    give_back_freed_memory()
 
 
 class _Packing(StreamedPacking, ABC):

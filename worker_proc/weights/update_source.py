@@ -13,9 +13,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.protocol.identity import weights_digest
 from octavo.protocol.weight_files import LAYOUTS, has_weights
 from octavo.protocol.weights import Transfer
-from octavo.worker_proc.device.cpu import give_back_freed_memory
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
-from octavo.worker_proc.models.streamed_packing import KEPT_BYTES
 from octavo.worker_proc.weights.reader import read_weights
 from octavo.worker_proc.weights.transfer import WeightReceiver, shapes_of
 
@@ -124,16 +122,6 @@ def _require_same_model(expected: dict[str, Any], path: Path) -> None:
 
 
 def _without_values(weights: Weights) -> Weights:
-    """Yield shapes in place of tensors. Some readers copy rows, whose memory the C library would keep."""
-    num_bytes = 0
+    """Yield shapes in place of tensors."""
     for name, values in weights:
-        if not isinstance(values, Tensor):
-            yield name, values
-            continue
-        num_bytes += values.nbytes
-        shape = values.to("meta")
-        del values
-        if num_bytes >= KEPT_BYTES:
-            give_back_freed_memory()
-            num_bytes = 0
-        yield name, shape
+        yield name, values.to("meta") if isinstance(values, Tensor) else values
