@@ -43,7 +43,7 @@ class PoolingFacts(Struct, frozen=True, kw_only=True):
     convert: Conversion
     """"embed": its hidden states are the result; "classify": a classification head computes it from them."""
     pooling: PoolingType
-    """Of the tasks that have one result for a prompt."""
+    """Of the tasks that have one result for a prompt; "all", "step": there is none, only those for each token."""
     token_pooling: PoolingType = "all"
     """Of the tasks that have one for each token: "all" or "step"."""
     is_causal: bool = True
@@ -68,8 +68,23 @@ class PoolingFacts(Struct, frozen=True, kw_only=True):
     """The token whose positions "step" takes, unless a request names another one."""
     returned_token_ids: tuple[int, ...] = ()
     """The class scores that "step" returns; (): all."""
+    task: PoolingTask | None = None
+    """What requests get that do not name a task; None: the usual one."""
+    default_dimensions: int = 0
+    """The length of an embedding, unless a request says otherwise; 0: that of the model's vectors."""
+    max_seq_length: int = 0
+    """The default of `max_model_len`, in tokens; 0: all positions of the model."""
+    lowers_case: bool = False
+    """Texts are tokenized in lower case."""
+    prompts: dict[str, str] = {}
+    """What is put before a text, by the name of its purpose, such as "query"."""
+    default_prompt: str | None = None
+    """The name that Sentence Transformers would take if none is given."""
 
     @property
     def tasks(self) -> tuple[PoolingTask, ...]:
-        """What requests may ask for, the usual task first."""
-        return TASKS_OF[self.convert]
+        """What requests may ask for, the usual task first. A model trained for tokens has no result for a prompt."""
+        tasks = TASKS_OF[self.convert]
+        if self.pooling in ("all", "step"):
+            tasks = tuple(task for task in tasks if task in TOKEN_TASKS)
+        return tuple(sorted(tasks, key=lambda task: task != self.task))

@@ -15,6 +15,7 @@ from octavo.frontend.model_files import mistral
 from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
+from octavo.frontend.model_files.pooling import read_pooling_facts
 from octavo.protocol.config import ModelConfig, ModelFacts
 from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError
@@ -29,6 +30,7 @@ _QUANTIZATION_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq
 """Of AutoGPTQ, AutoAWQ and ModelOpt, whose older checkpoints do not name their method in config.json."""
 UNLIMITED_POSITIONS = 131072
 """The limit of models without any. Each slot of a batch has a list of as many token ids, in virtual memory."""
+_OFFSET_POSITIONS = {"roberta", "xlm-roberta", "xlm-roberta-xl", "camembert"}
 _SAMPLING_DEFAULTS = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -58,13 +60,15 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     generation = _read_generation_config(config, home)
     overrides = _overrides("override_generation_config", config.override_generation_config)
     generation |= overrides
+    architecture = _architecture(hf_config, home)
+    tokenizer_path = None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home)
     num_heads = _positive(hf_config, "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
     return ModelFacts(
         model_path=str(path),
-        tokenizer_path=None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home),
+        tokenizer_path=tokenizer_path,
         tokenizer_mode=config.tokenizer_mode,
         load_format=load_format,
-        architecture=_architecture(hf_config, home),
+        architecture=architecture,
         hf_config=hf_config,
         vocab_size=_positive(hf_config, "vocab_size"),
         num_layers=_positive(
@@ -87,6 +91,9 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         },
         model_impl="octavo" if config.model_impl == "vllm" else config.model_impl,
         trust_remote_code=config.trust_remote_code,
+        pooling=read_pooling_facts(
+            config, home, architecture, hf_config, tokenizer_path=tokenizer_path, is_gguf=path.is_file()
+        ),
     )
 
 
@@ -224,6 +231,8 @@ def _max_positions(hf_config: dict[str, Any]) -> int:
         original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
         if isinstance(original, int) and isinstance(factor, int | float):
             return max(limit, int(original * factor))
+    if hf_config.get("model_type") in _OFFSET_POSITIONS:  # the first position is the one after that of padding
+        return limit - 1 - int(hf_config.get("pad_token_id") or 1)
     return limit
 
 

@@ -29,7 +29,16 @@ _TOKENIZER_FILES = [
     "chat_template.*",
     "additional_chat_templates/*",
 ]
-_MODEL_FILES = ["config.json", "params.json", "generation_config.json", *_TOKENIZER_FILES]
+_SENTENCE_FILES = [
+    "modules.json",
+    "sentence_*_config.json",
+    "config_sentence_transformers.json",
+    "[0-9]_*/config.json",
+    "[0-9]_*/model.safetensors",
+    "[0-9]_*/pytorch_model.bin",
+]
+"""Of Sentence Transformers: how hidden states become vectors."""
+_MODEL_FILES = ["config.json", "params.json", "generation_config.json", *_SENTENCE_FILES, *_TOKENIZER_FILES]
 
 
 _ADAPTER_PARTS = [[CONFIG_FILE], WEIGHT_FILES]

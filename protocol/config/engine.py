@@ -16,6 +16,8 @@ ConfigFormat: TypeAlias = Literal["auto", "hf", "mistral"]
 TokenizerMode: TypeAlias = Literal["auto", "hf", "fast", "slow", "mistral"]
 ModelImpl: TypeAlias = Literal["auto", "octavo", "transformers"]
 ModelImplChoice: TypeAlias = Literal["auto", "octavo", "vllm", "transformers"]
+RunnerChoice: TypeAlias = Literal["auto", "generate", "pooling"]
+ConvertChoice: TypeAlias = Literal["auto", "embed", "classify", "none"]
 DtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
 DtypeChoice: TypeAlias = Literal["auto", "bfloat16", "float16", "float32", "half", "float"]
 QuantizationName: TypeAlias = Literal[
@@ -98,6 +100,24 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "transformers (its code, with octavo's attention and products), or auto: octavo if there is a family."
         ),
     ] = "auto"
+    runner: Annotated[
+        RunnerChoice,
+        Meta(
+            description="generate: text; pooling: vectors, scores or classes of texts (docs/pooling.md); auto: pooling "
+            "for encoders, models of Sentence Transformers, classifiers and reward models."
+        ),
+    ] = "auto"
+    convert: Annotated[
+        ConvertChoice,
+        Meta(
+            description="Make a pooling model of another one: its hidden states are vectors (embed), or go through its "
+            "classification head (classify). none: pool only what was trained for it."
+        ),
+    ] = "auto"
+    pooler_config: Annotated[
+        dict[str, Any] | str | None,
+        Meta(description='JSON that overrides how a pooling model pools, such as {"pooling_type": "MEAN"}.'),
+    ] = None
     trust_remote_code: Annotated[
         bool,
         Meta(description="Run code from the model's repository, for architectures that transformers does not have."),

@@ -444,7 +444,8 @@ def _require_native(config: EngineConfig, flag: str, device: DeviceName) -> None
 def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:
     requested, own = config.model.max_model_len, facts.max_position_embeddings
     if requested is None or requested == "auto" or requested == -1:
-        return own, requested is not None
+        usual = facts.pooling.max_seq_length if facts.pooling else 0
+        return min(own, usual or own), requested is not None
     if requested < 1 or requested > own:
         raise ConfigError(
             f"max_model_len {requested} is outside 1 to {own}, the number of positions this model has",

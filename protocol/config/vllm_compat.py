@@ -110,7 +110,6 @@ _ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data
 _LORA = "adapters in PEFT's format are served with --enable-lora, for linear layers, embeddings and lm_head"
 _NO_SPECULATION = "this release has no speculative decoding"
 _NO_OFFLOAD = "weights and caches are never offloaded"
-_NO_POOLING = "this release generates text; it has no embeddings or scores"
 _NO_TRANSFER = "this release does not transfer caches or weights between engines"
 _NO_TRACING = "there are metrics (/metrics) and logs, but no traces"
 _NO_MAMBA = "recurrent states are float32, and checkpoints of them are as far apart as their size asks for"
@@ -257,7 +256,7 @@ def _unsupported() -> Iterator[VllmSetting]:
     )
     yield from _group("switch", _LORA, None, "specialize_active_lora")
     yield from _group("list", "the adapters' own target_modules apply", _EMPTY, "lora_target_modules")
-    yield from _group("value", _NO_POOLING, None, "max_lora_cls_labels")
+    yield from _group("value", "adapters have no classification heads", None, "max_lora_cls_labels")
     yield from _group("value", _TEXT_ONLY, _EMPTY, "default_mm_loras")
     yield from _group("value", _NO_SPECULATION, _EMPTY, "speculative_config/-sc spec_method spec_model spec_tokens")
     yield from _group("value", _NO_SPECULATION, ("none",), "per_request_spec_decode_metrics")
@@ -273,10 +272,9 @@ def _unsupported() -> Iterator[VllmSetting]:
     yield from _group(
         "switch", "every engine can sleep; --enable-dev-routes serves /sleep and /wake_up", None, "enable_sleep_mode"
     )
-    yield from _group("value", _NO_POOLING, ("auto", "generate"), "runner")
-    yield from _group("value", _NO_POOLING, ("auto", "none"), "convert")
-    yield from _group("value", _NO_POOLING, _EMPTY, "pooler_config")
-    yield from _group("switch", _NO_POOLING, None, "enable_flash_late_interaction")
+    yield from _group(
+        "switch", "scores of late interaction are computed by the server", None, "enable_flash_late_interaction"
+    )
     yield from _group(
         "value",
         _NO_TRANSFER,

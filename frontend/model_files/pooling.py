@@ -1,0 +1,395 @@
+"""`read_pooling_facts`: whether a model pools or generates, and how it pools, from its files and settings.
+
+The files are those of Sentence Transformers: `modules.json` and the folders that it names. The rules of `--runner`,
+`--convert` and `--pooler-config` are vLLM's.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from msgspec.structs import replace
+
+from octavo.frontend.model_files.json_file import read_json
+from octavo.frontend.model_files.pooler_config import PoolerConfig, invalid_pooler_config, read_pooler_config
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.pooling import Activation, Conversion, DenseLayer, PoolingFacts, PoolingType
+
+PHASE = "reading the model's files"
+
+_ENCODER = re.compile(
+    "(Bert|Roberta|XLMRoberta|XLMRobertaXL|Camembert|DistilBert|Electra|MPNet|ModernBert|NomicBert|New|Gte|GteNew|"
+    "EuroBert|JinaBert)(Model|ForMaskedLM|ForPreTraining|EmbeddingModel|For(Sequence|Token)Classification)"
+)
+"""Architectures whose tokens attend to those after them."""
+_CLASSIFIER = re.compile(r"For\w*Classification|ClassificationModel|RewardModel")
+_LANGUAGE_MODEL = re.compile(r"LMHeadModel|ForCausalLM|ForConditionalGeneration")
+_ACTIVATIONS: dict[str, Activation] = {
+    "Identity": "identity",
+    "Tanh": "tanh",
+    "GELU": "gelu",
+    "ReLU": "relu",
+    "Sigmoid": "sigmoid",
+    "Softmax": "softmax",
+}
+"""By the last part of their name in torch.nn."""
+_POOLING_MODES: dict[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
+_SENTENCE_CONFIGS = (
+    *("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"),
+    *("sentence_camembert_config.json", "sentence_albert_config.json", "sentence_xlm-roberta_config.json"),
+    "sentence_xlnet_config.json",
+)
+PRM_STEP_TAG_ID = 151651
+"""<extra_0> of Qwen2.5-Math-PRM, whose files do not name it."""
+
+
+class _Modules:
+    """The modules of Sentence Transformers that follow the model."""
+
+    def __init__(self, home: Path) -> None:
+        """Read `modules.json`.
+
+        Raises:
+            ConfigError: a module is unknown, or they are in an order that is not supported.
+        """
+        self.pooling: Path | None = None
+        """The folder of the pooling module; None: there is none."""
+        self.dense: tuple[DenseLayer, ...] = ()
+        self.has_normalize = False
+        modules = _read_list(home / "modules.json")
+        kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules]
+        if "Pooling" not in kinds:
+            return
+        self.pooling = home / str(modules[kinds.index("Pooling")].get("path", ""))
+        order = [kind for kind in kinds if kind not in ("Transformer", "Dropout")]
+        if order != ["Pooling", *["Dense"] * kinds.count("Dense"), *["Normalize"] * kinds.count("Normalize")]:
+            raise ConfigError(
+                f"modules.json: the modules {', '.join(kinds)} are not supported",
+                phase=PHASE,
+                hint="octavo computes Transformer, Pooling, any number of Dense, and Normalize, in this order",
+            )
+        self.has_normalize = "Normalize" in kinds
+        self.dense = tuple(
+            _dense_layer(home, str(module["path"]))
+            for module, kind in zip(modules, kinds, strict=True)
+            if kind == "Dense"
+        )
+
+
+def read_pooling_facts(
+    config: ModelConfig,
+    home: Path,
+    architecture: str,
+    hf_config: Mapping[str, Any],
+    *,
+    tokenizer_path: str | None,
+    is_gguf: bool,
+) -> PoolingFacts | None:
+    """Return how a model computes vectors or scores; None: it generates tokens.
+
+    Args:
+        config: with the runner, the conversion and the pooler's settings.
+        home: the folder of the model's files.
+        architecture: the class that `config.json` names.
+        hf_config: `config.json`.
+        tokenizer_path: the folder of the tokenizer; None: there is none.
+        is_gguf: whether the weights are in a GGUF file.
+
+    Raises:
+        ConfigError: a file or setting is malformed or unsupported, or the settings contradict the model.
+    """
+    pooler = read_pooler_config(config.pooler_config)
+    modules = _Modules(home)
+    if not _is_pooling(config, architecture, modules):
+        if pooler != PoolerConfig():
+            raise ConfigError(
+                f"pooler_config has no effect: {architecture} generates text here",
+                phase=PHASE,
+                hint="add --runner pooling, or leave out --pooler-config",
+            )
+        return None
+    if is_gguf:
+        raise ConfigError(
+            "--runner pooling is not supported for GGUF files",
+            phase=PHASE,
+            hint="name the directory of the model in Hugging Face layout",
+        )
+    facts = _model_facts(config, home, architecture, hf_config, pooler, modules)
+    if facts.convert == "classify":
+        facts = _with_head(facts, config, architecture, hf_config, tokenizer_path)
+    return _overridden(facts, pooler)
+
+
+def _model_facts(
+    config: ModelConfig,
+    home: Path,
+    architecture: str,
+    hf_config: Mapping[str, Any],
+    pooler: PoolerConfig,
+    modules: _Modules,
+) -> PoolingFacts:
+    """Return what the files say, without the classification head."""
+    convert = _conversion(config, architecture, modules)
+    is_causal = _is_causal(architecture, hf_config)
+    pooling, token_pooling = _pooling_types(pooler, architecture, modules)
+    sentence = _sentence_config(home)
+    prompts, default_prompt = _prompts(home, modules)
+    return PoolingFacts(
+        convert=convert,
+        pooling=pooling,
+        token_pooling=token_pooling,
+        is_causal=is_causal,
+        normalize=modules.has_normalize if modules.pooling is not None else True,
+        num_segments=1 if is_causal else min(2, max(1, int(hf_config.get("type_vocab_size") or 1))),
+        dense=modules.dense if convert == "embed" else (),
+        dimensions=_dimensions(hf_config),
+        step_tag_id=PRM_STEP_TAG_ID if architecture.endswith("ForProcessRewardModel") else None,
+        max_seq_length=int(sentence.get("max_seq_length") or 0),
+        lowers_case=bool(sentence.get("do_lower_case")),
+        prompts=prompts,
+        default_prompt=default_prompt,
+    )
+
+
+def _with_head(
+    facts: PoolingFacts,
+    config: ModelConfig,
+    architecture: str,
+    hf_config: Mapping[str, Any],
+    tokenizer_path: str | None,
+) -> PoolingFacts:
+    score_token_ids = _score_token_ids(config, tokenizer_path, hf_config)
+    num_labels = 1 if score_token_ids else _num_labels(architecture, hf_config)
+    return replace(
+        facts,
+        score_token_ids=score_token_ids,
+        num_labels=num_labels,
+        activation=_activation(architecture, hf_config, num_labels),
+    )
+
+
+def _overridden(facts: PoolingFacts, pooler: PoolerConfig) -> PoolingFacts:
+    """Return the facts with the user's settings, but for the types of pooling, which they have already."""
+    if pooler.dimensions and facts.dimensions is None:
+        raise invalid_pooler_config(
+            f"dimensions {pooler.dimensions}, but the model's vectors cannot be cut; if it was trained for that, add "
+            "--hf-overrides '{\"is_matryoshka\": true}'"
+        )
+    if facts.token_pooling != "step" and (pooler.step_tag_id is not None or pooler.returned_token_ids):
+        raise invalid_pooler_config("step_tag_id and returned_token_ids need pooling_type STEP")
+    if pooler.activates is not None:
+        activation: Activation = facts.activation if pooler.activates else "identity"
+        facts = replace(facts, normalize=pooler.activates, activation=activation)
+    return replace(
+        facts,
+        task=pooler.task,
+        default_dimensions=pooler.dimensions or 0,
+        step_tag_id=facts.step_tag_id if pooler.step_tag_id is None else pooler.step_tag_id,
+        returned_token_ids=tuple(pooler.returned_token_ids or ()),
+    )
+
+
+def _is_pooling(config: ModelConfig, architecture: str, modules: _Modules) -> bool:
+    """Resolve `--runner auto`."""
+    is_pooling_class = _is_pooling_class(architecture)
+    if config.runner == "generate" and is_pooling_class:
+        raise ConfigError(
+            f"--runner generate, but {architecture} does not generate text", phase=PHASE, hint="use --runner auto"
+        )
+    if config.runner != "auto":
+        if config.runner == "generate" and config.convert not in ("auto", "none"):
+            raise ConfigError(
+                f"--convert {config.convert} makes a pooling model, but --runner is generate",
+                phase=PHASE,
+                hint="use --runner pooling",
+            )
+        return config.runner == "pooling"
+    return config.convert in ("embed", "classify") or modules.pooling is not None or is_pooling_class
+
+
+def _is_pooling_class(architecture: str) -> bool:
+    if _LANGUAGE_MODEL.search(architecture):
+        return False
+    is_bare = architecture.endswith(("Model", "ForTextEncoding"))
+    return is_bare or bool(_ENCODER.fullmatch(architecture) or _CLASSIFIER.search(architecture))
+
+
+def _conversion(config: ModelConfig, architecture: str, modules: _Modules) -> Conversion:
+    """Resolve `--convert auto` and `none`."""
+    if config.convert == "embed" or config.convert == "classify":
+        return config.convert
+    if _CLASSIFIER.search(architecture):
+        return "classify"
+    if config.convert == "none" and not _is_pooling_class(architecture) and modules.pooling is None:
+        raise ConfigError(
+            f"--convert none, but {architecture} generates text",
+            phase=PHASE,
+            hint="use --convert embed or classify, or --runner generate",
+        )
+    return "embed"
+
+
+def _is_causal(architecture: str, hf_config: Mapping[str, Any]) -> bool:
+    if _ENCODER.fullmatch(architecture) or "Bidirectional" in architecture:
+        return False
+    return hf_config.get("is_causal") is not False and not hf_config.get("use_bidirectional_attention")
+
+
+def _pooling_types(pooler: PoolerConfig, architecture: str, modules: _Modules) -> tuple[PoolingType, PoolingType]:
+    """Return the pooling of prompts and of tokens. A model with results for tokens only has the same for both."""
+    token_pooling = pooler.token_pooling or ("step" if architecture.endswith("ForProcessRewardModel") else "all")
+    if pooler.sequence_pooling:
+        return pooler.sequence_pooling, token_pooling
+    if "TokenClassification" in architecture or architecture.endswith("RewardModel") or pooler.token_pooling:
+        return token_pooling, token_pooling
+    if modules.pooling is not None and not _CLASSIFIER.search(architecture):
+        return _file_pooling(modules.pooling / "config.json"), token_pooling
+    return "cls" if _ENCODER.fullmatch(architecture) else "last", token_pooling
+
+
+def _file_pooling(file: Path) -> PoolingType:
+    """Return the mode of a pooling module; newer files name it, older ones have a switch for each.
+
+    Raises:
+        ConfigError: there is not exactly one mode that octavo has.
+    """
+    values = read_json(file)
+    named = values.get("pooling_mode")
+    modes = (
+        [named]
+        if isinstance(named, str)
+        else [
+            key.removeprefix("pooling_mode_").removesuffix("_tokens").removesuffix("_token")
+            for key, value in values.items()
+            if key.startswith("pooling_mode_") and value is True
+        ]
+    )
+    if len(modes) != 1 or modes[0] not in _POOLING_MODES:
+        raise ConfigError(
+            f"{file} asks for the pooling {' and '.join(map(str, modes)) or 'of nothing'}, which octavo does not have",
+            phase=PHASE,
+            hint="""--pooler-config '{"pooling_type": "MEAN"}' chooses one of CLS, LAST and MEAN instead""",
+        )
+    return _POOLING_MODES[str(modes[0])]
+
+
+def _dense_layer(home: Path, path: str) -> DenseLayer:
+    file = home / path / "config.json"
+    values = read_json(file)
+    try:
+        return DenseLayer(
+            path=path,
+            num_inputs=int(values["in_features"]),
+            num_outputs=int(values["out_features"]),
+            has_bias=bool(values.get("bias", True)),
+            activation=_named_activation(values.get("activation_function", "Identity"), str(file)),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"{file}: in_features and out_features must be integers ({error})", phase=PHASE) from None
+
+
+def _named_activation(name: object, source: str) -> Activation:
+    """Return an activation by its name in torch, such as "torch.nn.modules.activation.Tanh"."""
+    short = str(name).rsplit(".", 1)[-1]
+    if short not in _ACTIVATIONS:
+        raise ConfigError(
+            f"{source}: the activation {name} is not supported", phase=PHASE, hint=f"one of {', '.join(_ACTIVATIONS)}"
+        )
+    return _ACTIVATIONS[short]
+
+
+def _activation(architecture: str, hf_config: Mapping[str, Any], num_labels: int) -> Activation:
+    """Return the activation of class scores, as vLLM chooses it; but one that a file names is taken as it is."""
+    usual: Activation = "softmax" if num_labels > 1 else "sigmoid"
+    problem = hf_config.get("problem_type")
+    if problem == "regression":
+        return "identity"
+    if problem in ("single_label_classification", "multi_label_classification"):
+        return usual if problem == "single_label_classification" else "sigmoid"
+    section = hf_config.get("sentence_transformers")
+    named = section.get("activation_fn") if isinstance(section, dict) else None
+    if named := named or hf_config.get("sbert_ce_default_activation_function"):
+        return _named_activation(named, "config.json")
+    # A reward is a number without bounds; a process reward model tells good steps from bad ones.
+    if architecture.endswith("RewardModel") and not architecture.endswith("ForProcessRewardModel"):
+        return "identity"
+    return usual
+
+
+def _num_labels(architecture: str, hf_config: Mapping[str, Any]) -> int:
+    """Return the number of classes; reward models have their own, whatever the file says. transformers assumes 2."""
+    if architecture.endswith("RewardModel"):
+        return 2 if architecture.endswith("ForProcessRewardModel") else 1
+    labels = hf_config.get("num_labels") or len(hf_config.get("id2label") or ()) or 2
+    if type(labels) is not int or labels < 1:
+        raise ConfigError(f"config.json: num_labels must be a positive integer, not {labels!r}", phase=PHASE)
+    return labels
+
+
+def _dimensions(hf_config: Mapping[str, Any]) -> tuple[int, ...] | None:
+    """Return the lengths to which vectors may be cut, by vLLM's two keys of config.json (or --hf-overrides)."""
+    if listed := hf_config.get("matryoshka_dimensions"):
+        return tuple(int(length) for length in listed)
+    return () if hf_config.get("is_matryoshka") else None
+
+
+def _sentence_config(home: Path) -> dict[str, Any]:
+    """Return the settings of the tokenizer that Sentence Transformers adds."""
+    return next((found for name in _SENTENCE_CONFIGS if (found := read_json(home / name))), {})
+
+
+def _prompts(home: Path, modules: _Modules) -> tuple[dict[str, str], str | None]:
+    """Return what is put before texts, by name, and the name of the default."""
+    values = read_json(home / "config_sentence_transformers.json")
+    pooling = read_json(modules.pooling / "config.json") if modules.pooling else {}
+    if pooling.get("include_prompt") is False:  # its tokens would have to be left out of the mean
+        return {}, None
+    prompts = {str(name): str(text) for name, text in (values.get("prompts") or {}).items() if text is not None}
+    default = values.get("default_prompt_name")
+    return prompts, default if default in prompts else None
+
+
+def _score_token_ids(config: ModelConfig, path: str | None, hf_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the tokens whose logits are compared, such as "no" and "yes" of Qwen3-Reranker; (): it has a head.
+
+    Raises:
+        ConfigError: there are not two, or one of them is no token.
+    """
+    from octavo.frontend.text.tokenizer import Tokenizer  # slow to import, and few models need it
+
+    tokens = hf_config.get("classifier_from_token")
+    if tokens is None and not hf_config.get("is_original_qwen3_reranker"):
+        return ()
+    method = hf_config.get("method", "from_2_way_softmax")
+    if not isinstance(tokens, list) or len(tokens) != 2 or method != "from_2_way_softmax":
+        raise ConfigError(
+            f"classifier_from_token {tokens!r} with method {method!r} is not supported",
+            phase=PHASE,
+            hint="""for Qwen3-Reranker: --hf-overrides '{"architectures": ["Qwen3ForSequenceClassification"], """
+            """"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'""",
+        )
+    if path is None:
+        raise ConfigError(
+            "classifier_from_token needs a tokenizer", phase=PHASE, hint="leave out --skip-tokenizer-init"
+        )
+    tokenizer = Tokenizer.load(path, config.tokenizer_mode)
+    ids = [tokenizer.token_id(str(token)) for token in tokens]
+    if None in ids:
+        raise ConfigError(f"classifier_from_token {tokens!r}: not all of them are tokens of the model", phase=PHASE)
+    return tuple(cast(list[int], ids))
+
+
+def _read_list(file: Path) -> list[dict[str, Any]]:
+    """Return the objects in a JSON file; none if the file does not exist."""
+    if not file.is_file():
+        return []
+    try:
+        found = json.loads(file.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {file}: {error}", phase=PHASE) from error
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise ConfigError(f"{file} does not hold a list of modules", phase=PHASE)
+    return found
