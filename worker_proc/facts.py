@@ -8,6 +8,7 @@ from importlib import metadata
 import torch
 
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
+from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.lora.loader import AdapterLoader
@@ -68,14 +69,20 @@ def _cpu_kernels(model: Model) -> str:
 def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:
     """Return what the core needs to know about the cache groups of a model: that of states is the last one."""
     specs = [
-        CacheGroupSpec(
-            kind="full" if group.shape.window is None else "chunk" if group.shape.is_chunked else "window",
-            window=group.shape.window or 0,
-            num_layers=len(group.layers),
-            block_bytes=kv_block_bytes(config, group, is_native=model.library is not None),
-        )
+        _group_spec(group, kv_block_bytes(config, group, is_native=model.library is not None))
         for group in model.cache_groups
     ]
     if (states := model.state_group) is not None:
         specs.append(CacheGroupSpec(kind="state", num_layers=len(states.layers), block_bytes=states.num_bytes))
     return specs
+
+
+def _group_spec(group: CacheGroup, block_bytes: int) -> CacheGroupSpec:
+    # Attention in both directions reads all keys in the only step of a request.
+    window = group.shape.window if group.shape.is_causal else None
+    return CacheGroupSpec(
+        kind="full" if window is None else "chunk" if group.shape.is_chunked else "window",
+        window=window or 0,
+        num_layers=len(group.layers),
+        block_bytes=block_bytes,
+    )

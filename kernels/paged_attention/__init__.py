@@ -1,4 +1,4 @@
-"""Causal attention of a ragged batch over a paged cache: planned once per step, run once per layer.
+"""Attention of a ragged batch over a paged cache: planned once per step, run once per layer.
 
 Does not write the cache: the keys and values of the step are stored before it runs.
 """
@@ -66,9 +66,9 @@ def plan(
     """Plan the attention of one step of R requests.
 
     Row t of request r is at position `context_lens[r] - query_starts[r + 1] + t`, attends to the
-    positions up to its own, and finds position p in block `block_table[r, p // block_size]`. Scores and
-    sums are float32; tiles of keys are anchored at position 0 and combined in order, so the result for a
-    position does not depend on how many tokens the step computes.
+    positions up to its own (without `shape.is_causal`: to all), and finds position p in block
+    `block_table[r, p // block_size]`. Scores and sums are float32; tiles of keys are anchored at position 0 and
+    combined in order, so the result for a position does not depend on how many tokens the step computes.
 
     Args:
         query_starts: R + 1 offsets into the T rows of the step.

@@ -11,6 +11,8 @@ BATCHES = [
 ]
 """Of each request: rows of the step, keys in all."""
 WINDOWS = [None, 1, 150]
+BOTH_WAYS_WINDOWS = [None, 1, 20, 301]
+"""Of attention in both directions."""
 SCORINGS = ["plain", "soft cap", "slopes", "sinks", "all"]
 """What is done with scores besides scaling them."""
 BLOCK_SIZES = [16, 5]

@@ -346,16 +346,27 @@ def _plan_chunk(
         members_YL = positions_YL[first : first + step]
         lowest, highest = int(members_YL[0, 0]), int(members_YL[-1, -1])
         masks = {}
-        first_key, end_key = shape.first_key(lowest) // KV_TILE, highest // KV_TILE + 1
+        first_key = shape.first_key(lowest) // KV_TILE
+        end_key = (shape.end_key(highest, last_position + 1) - 1) // KV_TILE + 1
         for key in range(first_key, end_key):
             key_positions_W = torch.arange(key * KV_TILE, (key + 1) * KV_TILE)
-            hidden_YLW = key_positions_W > members_YL.unsqueeze(-1)
-            if (window := shape.window) is not None:
-                starts_YL = members_YL // window * window if shape.is_chunked else members_YL - window + 1
-                hidden_YLW |= key_positions_W < starts_YL.unsqueeze(-1)
+            hidden_YLW = _hidden(shape, members_YL.unsqueeze(-1), key_positions_W, last_position + 1)
             if bool(hidden_YLW.any()):
                 masks[key - first_tile] = hidden_YLW.unsqueeze(2)
         keys = first_key - first_tile, end_key - first_tile
         positions = members_YL - first_tile * KV_TILE
         groups.append(_TileGroup(first, first + len(members_YL), *keys, masks, positions))
     return _Chunk(heads, start, end, slots_W, groups)
+
+
+def _hidden(shape: AttentionShape, positions_YL1: Tensor, keys_W: Tensor, context_len: int) -> Tensor:
+    """Return YLW, true where a key is not seen from a position."""
+    window = shape.window
+    if not shape.is_causal:
+        hidden_YLW = (keys_W >= context_len).expand(*positions_YL1.shape[:2], -1)
+        return hidden_YLW if window is None else hidden_YLW | ((keys_W - positions_YL1).abs() > window // 2)
+    hidden_YLW = keys_W > positions_YL1
+    if window is not None:
+        starts_YL1 = positions_YL1 // window * window if shape.is_chunked else positions_YL1 - window + 1
+        hidden_YLW |= keys_W < starts_YL1
+    return hidden_YLW

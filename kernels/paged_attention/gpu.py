@@ -372,6 +372,7 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
         has_cap=shape.soft_cap is not None,
         has_slopes=shape.slopes is not None,
         is_chunked=shape.is_chunked,
+        is_causal=shape.is_causal,
     )
 
 

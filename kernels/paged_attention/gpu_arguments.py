@@ -96,3 +96,4 @@ class Form(NamedTuple):
     has_cap: bool
     has_slopes: bool
     is_chunked: bool
+    is_causal: bool

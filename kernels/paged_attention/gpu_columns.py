@@ -56,7 +56,7 @@ def attend(
         if HAS_TOTAL and (start % FORM.segment == 0) & (start > begin):
             total = add_segment(total, sums, weight_of(weights, 0), largest, 1)
             sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
-        p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 1)
+        p, before, largest = weigh(products, largest, keys, end, positions, slopes, scoring, FORM, IS_EDGE, 1)
         p = p.to(q.dtype)
         is_key = (keys >= first_key) & (keys < end)
         v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)

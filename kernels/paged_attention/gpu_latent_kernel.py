@@ -78,7 +78,7 @@ def attend_latent_segment(
         products = tl.dot(k, q, input_precision="ieee")
         k_tail = load_part(k_ptr + slots[:, None], FORM.head_dim, FORM.tail_dim, FORM.tail_block, 1).to(q.dtype)
         products = tl.dot(k_tail, q_tail, products, input_precision="ieee")
-        p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 1)
+        p, before, largest = weigh(products, largest, keys, end, positions, slopes, scoring, FORM, IS_EDGE, 1)
         p = p.to(q.dtype)
         sums = tl.dot(tl.trans(k), p, sums * before, input_precision="ieee")
         ones = tl.full((NUM_ONES_OF_FEW, FORM.tile), 1.0, tl.float32).to(q.dtype)

@@ -204,6 +204,8 @@ def _first_keys(shape: AttentionShape, positions: Longs) -> Longs:
         return np.zeros_like(positions)
     if shape.is_chunked:
         return positions // shape.window * shape.window
+    if not shape.is_causal:
+        return np.maximum(positions - shape.window // 2, 0)
     return np.maximum(positions - shape.window + 1, 0)
 
 

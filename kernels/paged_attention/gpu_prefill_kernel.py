@@ -51,8 +51,8 @@ def _add_tile(
     between its two products. Elsewhere the product with values would still be running, and ptxas would make every
     `wgmma` wait for the one before.
 
-    At an edge a row sees the keys from `first_seen` to its position, and keys outside of [first_key, end_key) are not
-    read; elsewhere every row sees the whole tile.
+    At an edge a row sees the keys from `first_seen` to its position, or to as many after it, and keys outside of
+    [first_key, end_key) are not read; elsewhere every row sees the whole tile.
     """
     sums, weights, largest = state
     keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
@@ -61,7 +61,7 @@ def _add_tile(
     if HAS_WGMMA and start % FORM.segment == 0:
         total = add_segment(total, sums, weight_of(weights, 1), largest)
         sums, weights, largest = _nothing_seen(q.shape[0], q.shape[1])
-    p, before, largest = weigh(products, largest, keys, positions, slopes, scoring, FORM, IS_EDGE, 0)
+    p, before, largest = weigh(products, largest, keys, end_key, positions, slopes, scoring, FORM, IS_EDGE, 0)
     p = p.to(q.dtype)
     is_key = (keys >= first_key) & (keys < end_key)
     v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
@@ -95,15 +95,22 @@ def chunk_kernel(
     q = load_queries(tensors, strides, tokens, heads, is_row, FORM, 0)
 
     first_position = context_len - end_row + first_row
-    end_key = tl.minimum(first_position + ROWS // FORM.group, context_len)
+    end_position = tl.minimum(first_position + ROWS // FORM.group, context_len)
+    end_key = end_position
     first_key = 0
     first_tile = 0
     first_whole = 0
     end_whole = (first_position + 1) // FORM.tile * FORM.tile
+    if not FORM.is_causal:
+        end_key = context_len
+        end_whole = context_len // FORM.tile * FORM.tile
+        if FORM.has_window:
+            end_key = tl.minimum(end_position + scoring.window // 2, context_len)
+            end_whole = tl.minimum(first_position + scoring.window // 2 + 1, context_len) // FORM.tile * FORM.tile
     if FORM.has_window:
         first_key = first_seen(first_position, scoring, FORM)
         first_tile = first_key // FORM.tile * FORM.tile
-        first_whole = tl.cdiv(first_seen(end_key - 1, scoring, FORM), FORM.tile) * FORM.tile
+        first_whole = tl.cdiv(first_seen(end_position - 1, scoring, FORM), FORM.tile) * FORM.tile
         end_whole = tl.maximum(end_whole, first_tile)
         first_whole = tl.minimum(first_whole, end_whole)
 

@@ -151,6 +151,8 @@ def first_seen(positions, scoring, FORM: tl.constexpr):
     """Return the first position that is seen from each of these: see `AttentionShape.first_key`."""
     if FORM.is_chunked:
         first = positions // scoring.window * scoring.window
+    elif not FORM.is_causal:
+        first = tl.maximum(positions - scoring.window // 2, 0)
     else:
         first = tl.maximum(positions - scoring.window + 1, 0)
     return first
@@ -184,6 +186,7 @@ def weigh(
     products,
     largest,
     keys,
+    end_key,
     positions,
     slopes,
     scoring,
@@ -196,7 +199,9 @@ def weigh(
     Args:
         products: of queries and keys.
         largest: scores before this tile.
-        IS_EDGE: a row sees the keys from `first_seen` to its position; elsewhere every row sees the whole tile.
+        end_key: the end of the keys that rows see.
+        IS_EDGE: a row sees the keys from `first_seen` to its position, or to as many after it; elsewhere every row sees
+            the whole tile.
     """
     keys, positions = along(keys, 1 - QUERY_AXIS), along(positions, QUERY_AXIS)
     scores, factor = products, scoring.factor
@@ -204,8 +209,10 @@ def weigh(
         scores = _scores(products, keys - positions, along(slopes, QUERY_AXIS), scoring, FORM)
         factor = 1.0
     if IS_EDGE:
-        is_seen = keys <= positions
+        is_seen = keys <= positions if FORM.is_causal else keys < end_key
         if FORM.has_window:
+            if not FORM.is_causal:
+                is_seen &= keys <= positions + scoring.window // 2
             is_seen &= keys >= first_seen(positions, scoring, FORM)
         scores = tl.where(is_seen, scores, float("-inf"))
     new_largest = tl.maximum(largest, tl.max(scores, axis=1 - QUERY_AXIS) * factor)

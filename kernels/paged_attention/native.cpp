@@ -1,4 +1,4 @@
-// Causal attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
+// Attention of a ragged batch over the paged cache: operations `plan_attention` (once per step) and
 // `paged_attention` (once per layer). Does not write the cache: `store_kv` has, before it runs.
 //
 // For each item of the plan and each KV head, a thread iterates over the tiles of 256 keys, anchored at position 0. All
@@ -98,7 +98,7 @@ class Worker {
                 args_.v_cache,
                 step_.groups[args_.shape.layout.cache_group].blocks(run.request),
                 head_,
-                args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1),
+                args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1, run.num_keys),
                 scratch_.buffers};
     }
 
@@ -200,8 +200,8 @@ class Worker {
         const int64_t num_rows = (is_shared ? item_.num_rows : run.end) - first_row;
         const int64_t first_key = visit.tile * kTileKeys, end_key = first_key + kTileKeys;
         const int64_t first = run.first_position, last = first + run.num_tokens - 1;
-        const bool is_whole = args_.shape.visible(first, first).end >= end_key &&
-                              args_.shape.visible(last, last).begin <= first_key;  // for every row
+        const bool is_whole = args_.shape.visible(first, first, run.num_keys).end >= end_key &&
+                              args_.shape.visible(last, last, run.num_keys).begin <= first_key;  // for every row
         const int64_t num_groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
         const Places nowhere;
         const Places* fetched = &next;  // by the first group of rows
@@ -214,7 +214,8 @@ class Worker {
             Range any = {kTileKeys, 0};  // seen by some row
             for (int64_t row = begin; row < end; ++row) {
                 const int64_t position = run.first_position + (row - run.begin) / group_;
-                const Range keys = is_whole ? Range{first_key, end_key} : args_.shape.visible(position, position);
+                const Range keys = is_whole ? Range{first_key, end_key}
+                                            : args_.shape.visible(position, position, run.num_keys);
                 visible[row - begin] = {keys.begin - first_key, keys.end - first_key};
                 any = {std::min(any.begin, keys.begin - first_key), std::max(any.end, keys.end - first_key)};
             }

@@ -25,6 +25,7 @@ class ShapeArguments(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("soft_cap", ctypes.c_float),
         ("slopes", ctypes.c_void_p),
+        ("is_causal", ctypes.c_bool),
     ]
 
     @classmethod
@@ -48,6 +49,7 @@ class ShapeArguments(ctypes.Structure):
             shape.scale,
             shape.soft_cap or 0.0,
             ctypes.addressof(slopes) if slopes is not None else None,
+            shape.is_causal,
         )
         arguments._slopes = slopes  # must live as long as the pointer
         return arguments

@@ -33,19 +33,24 @@ struct Shape {
     float scale;     // of the scores
     float soft_cap;  // scaled scores become soft_cap * tanh(score / soft_cap); 0: they do not
     const float* slopes;  // of each query head, times the distance of a key (ALiBi); null: none
+    bool is_causal;       // false: a row sees the keys after it too, of its request; with a window, half of it each way
 
     int64_t group() const { return num_heads / layout.num_kv_heads; }
     int64_t max_rows() const { return std::max(kItemRows, group()); }
     int64_t tokens(int64_t rows) const { return std::max(int64_t{1}, rows / group()); }
 
-    // The union of the keys that positions [first, last] see.
-    Range visible(int64_t first, int64_t last) const {
+    // The union of the keys that positions [first, last] of a request with so many keys see.
+    Range visible(int64_t first, int64_t last, int64_t num_keys) const {
+        if (!is_causal) {
+            if (window == 0) return {0, num_keys};
+            return {std::max(int64_t{0}, first - window / 2), std::min(num_keys, last + window / 2 + 1)};
+        }
         if (window < 0) return {first / -window * -window, last + 1};
         return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, last + 1};
     }
     // Number of groups of 16 keys in that union. Costs are counted in groups.
-    int64_t num_groups(int64_t first, int64_t last) const {
-        const Range keys = visible(first, last);
+    int64_t num_groups(int64_t first, int64_t last, int64_t num_keys) const {
+        const Range keys = visible(first, last, num_keys);
         return (keys.end - 1) / kGroupSlots - keys.begin / kGroupSlots + 1;
     }
     int64_t cost(int64_t num_tokens, int64_t num_groups) const {
@@ -58,6 +63,7 @@ struct Run {
     int32_t first_row;  // of the step
     int32_t num_tokens;
     int32_t first_position;
+    int32_t num_keys;              // of the request
     int32_t begin, end;            // its rows among those of its job
     int32_t first_tile, end_tile;  // the tiles that it sees
 };
@@ -167,7 +173,7 @@ class Planner {
         int64_t total = 0;
         for (int64_t request = 0; request < step_.num_requests; ++request)
             for_each_run(request, shape_.tokens(kItemRows), [&](int64_t, int64_t tokens, int64_t first) {
-                total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1));
+                total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1, num_keys(request)));
             });
         // Of one KV head; nothing is gained by small items if one thread does them all.
         largest_ = num_threads_ == 1 ? total : total * shape_.layout.num_kv_heads / (num_threads_ * kItemsPerThread);
@@ -193,13 +199,14 @@ class Planner {
     }
 
     int64_t num_tokens(int64_t request) const { return step_.query_starts[request + 1] - step_.query_starts[request]; }
-    int64_t first_position(int64_t request) const { return step_.context_lens[request] - num_tokens(request); }
+    int64_t num_keys(int64_t request) const { return step_.context_lens[request]; }
+    int64_t first_position(int64_t request) const { return num_keys(request) - num_tokens(request); }
     const int32_t* blocks(int64_t request) const { return step_.groups[shape_.layout.cache_group].blocks(request); }
 
     // Sorts requests with a long common prefix next to each other; the order of the others does not matter.
     void order_requests() {
         for (int64_t i = 0; i < step_.num_requests; ++i) {
-            const int64_t past = shape_.window != 0 ? 0 : first_position(i) / shape_.layout.block_size;
+            const int64_t past = shape_.window != 0 || !shape_.is_causal ? 0 : first_position(i) / shape_.layout.block_size;
             plan_.candidates[i] = {static_cast<int32_t>(i), static_cast<int32_t>(past), past > 0 ? blocks(i)[0] : -1};
         }
         const auto precedes = [this](const Candidate& a, const Candidate& b) {
@@ -215,10 +222,10 @@ class Planner {
 
     // Most tokens of a request in one item.
     int64_t tokens_of(int64_t request) const {
-        const int64_t least = shape_.tokens(kRowsAtOnce), last = step_.context_lens[request] - 1;
+        const int64_t least = shape_.tokens(kRowsAtOnce), last = num_keys(request) - 1;
         int64_t tokens = shape_.tokens(kItemRows);
         const auto cost = [&](int64_t size) {
-            return shape_.cost(size, shape_.num_groups(std::max(int64_t{0}, last - size + 1), last));
+            return shape_.cost(size, shape_.num_groups(std::max(int64_t{0}, last - size + 1), last, last + 1));
         };
         while (tokens > least && cost(tokens) > largest_) tokens = std::max(least, tokens / 2);
         return tokens;
@@ -253,7 +260,7 @@ class Planner {
             shared = std::min(shared, int64_t{job_.shared_tiles});
         }
         const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
-        const int64_t groups = shape_.num_groups(first_position(request), step_.context_lens[request] - 1);
+        const int64_t groups = shape_.num_groups(first_position(request), num_keys(request) - 1, num_keys(request));
         const int64_t row_groups = row_groups_ + more_rows * groups;
         const int64_t cost = job_cost(row_groups, num_groups_ + groups, job_.num_runs + 1, shared);
         // Half, because `largest_` was made of costs without sharing.
@@ -266,12 +273,13 @@ class Planner {
 
     void add_run(int64_t request, int64_t row, int64_t tokens, int64_t position) {
         const int64_t rows = tokens * shape_.group(), last = position + tokens - 1;
-        const Range keys = shape_.visible(position, last);
+        const Range keys = shape_.visible(position, last, num_keys(request));
         Run& run = plan_.runs[num_runs_++];
         run = {static_cast<int32_t>(request),
                static_cast<int32_t>(row),
                static_cast<int32_t>(tokens),
                static_cast<int32_t>(position),
+               static_cast<int32_t>(num_keys(request)),
                job_.num_rows,
                static_cast<int32_t>(job_.num_rows + rows),
                static_cast<int32_t>(keys.begin / kTileKeys),
@@ -283,7 +291,7 @@ class Planner {
         job_.end_tile = job_.job_end_tile = std::max(job_.end_tile, run.end_tile);
         ++job_.num_runs;
         job_.num_rows = run.end;
-        const int64_t groups = shape_.num_groups(position, last);
+        const int64_t groups = shape_.num_groups(position, last, num_keys(request));
         row_groups_ += rows * groups;
         num_groups_ += groups;
     }

@@ -31,17 +31,17 @@ def paged_attention(
         v_XKV = v_cache_PSKV[blocks].flatten(0, 1)[:context_len].float() * v_scale
         for row in range(start, end):
             position = context_len - end + row
-            first = shape.first_key(position)
+            first, end_key = shape.first_key(position), shape.end_key(position, context_len)
             q_KGH = q_TNH[row].float().unflatten(0, (num_kv_heads, -1))
-            scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first : position + 1]) * shape.scale
+            scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first:end_key]) * shape.scale
             if shape.soft_cap is not None:
                 scores_KGX = shape.soft_cap * torch.tanh(scores_KGX / shape.soft_cap)
             if shape.slopes is not None:
                 slopes_KG1 = torch.tensor(shape.slopes).view(num_kv_heads, -1, 1)
-                scores_KGX += slopes_KG1 * (torch.arange(first, position + 1) - position)
+                scores_KGX += slopes_KG1 * (torch.arange(first, end_key) - position)
             if sinks_N is not None:
                 scores_KGX = torch.cat((scores_KGX, sinks_N.float().view(num_kv_heads, -1, 1)), dim=2)
-            weights_KGX = scores_KGX.softmax(dim=2)[:, :, : position + 1 - first]
-            out_KGV = torch.einsum("kgx,xkv->kgv", weights_KGX, v_XKV[first : position + 1])
+            weights_KGX = scores_KGX.softmax(dim=2)[:, :, : end_key - first]
+            out_KGV = torch.einsum("kgx,xkv->kgv", weights_KGX, v_XKV[first:end_key])
             out_TNV[row] = out_KGV.flatten(0, 1).to(q_TNH.dtype)
     return out_TNV

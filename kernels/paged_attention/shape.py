@@ -13,7 +13,8 @@ class AttentionShape:
     scale: float
     """Factor of the scores."""
     window: int | None = None
-    """A token attends to the last `window` positions, its own included; None: to all."""
+    """A token attends to the last `window` positions, its own included; None: to all. Without `is_causal`: to those at
+    most `window // 2` away."""
     soft_cap: float | None = None
     """Scaled scores become soft_cap * tanh(score / soft_cap)."""
     slopes: tuple[float, ...] | None = None
@@ -22,12 +23,31 @@ class AttentionShape:
     """Positions are divided into chunks of `window`, and a token attends to those of its chunk up to its own."""
     key_value_dim: int | None = None
     """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
+    is_causal: bool = True
+    """A token attends to itself and those before it. False: to those after it too; a step then has whole requests."""
+
+    def __post_init__(self) -> None:
+        """Check what attention in both directions goes with.
+
+        Raises:
+            ValueError: no kernel computes this.
+        """
+        if not self.is_causal and (self.slopes is not None or self.is_chunked or self.key_value_dim is not None):
+            raise ValueError(f"attention in both directions has no slopes, chunks or latent keys: {self}")
 
     def first_key(self, position: int) -> int:
         """Return the first position that the token at `position`, or a later one, attends to."""
         if self.window is None:
             return 0
+        if not self.is_causal:
+            return max(0, position - self.window // 2)
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
+
+    def end_key(self, position: int, context_len: int) -> int:
+        """Return the end of the positions that the token at `position`, or an earlier one, attends to."""
+        if self.is_causal:
+            return position + 1
+        return context_len if self.window is None else min(context_len, position + self.window // 2 + 1)
 
     @property
     def value_dim(self) -> int:

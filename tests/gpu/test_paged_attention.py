@@ -137,6 +137,18 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
+@pytest.mark.parametrize(("dtype", "window"), [(BF16, None), (BF16, 90), (torch.float32, 1), (torch.float16, 301)])
+def test_attention_in_both_directions(device: torch.device, seed: int, dtype: torch.dtype, window: int | None) -> None:
+    shape = AttentionShape(4, 2, 32, 0.2, window=window, is_causal=False)
+    lengths = [300, 1, 129, 20, 64]
+    data = paged(lengths, 16, shape, dtype, seed)
+    parts = [(request, length, length) for request, length in enumerate(lengths)]
+    check(device, data, parts, 16, shape, cases.TOLERANCES[dtype])
+    beside = attend(device, data, parts, 16, shape)
+    for part, rows in zip(parts[1:], beside[1:], strict=True):
+        assert torch.equal(attend(device, data, [part], 16, shape)[0], rows), part
+
+
 @pytest.mark.parametrize("num_kv_heads", [1, 2])
 def test_heads_do_not_depend_on_how_many_a_rank_has(device: torch.device, seed: int, num_kv_heads: int) -> None:
     """Two of four query heads, with the keys of one of two heads, or half of those of the only one."""

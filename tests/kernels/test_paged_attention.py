@@ -1,5 +1,8 @@
 """`paged_attention`: right, and the same for a position in any step."""
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 from kernel_checks import assert_close
@@ -81,6 +84,31 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(data, [*others, (0, rows, keys)], 16, shape, sinks)[2], expected), (rows, keys)
     decodes = attend(data, [(0, 1, keys) for keys in range(1, 401, 3)], 16, shape, sinks)
     assert torch.equal(torch.cat(decodes), whole[0:400:3])
+
+
+@pytest.mark.parametrize(
+    ("heads", "window", "dtype"), pairwise(cases.HEADS, cases.BOTH_WAYS_WINDOWS, list(cases.TOLERANCES)), ids=str
+)
+def test_attention_in_both_directions(heads: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
+    shape = replace(shape_of(heads, window), is_causal=False)
+    lengths = [300, 1, 129, 40, 128]
+    for block_size in cases.BLOCK_SIZES:
+        data = paged(lengths, block_size, shape, dtype)
+        parts = [(request, length, length) for request, length in enumerate(lengths)]
+        actual = attend(data, parts, block_size, shape)
+        starts = [sum(lengths[:index]) for index in range(len(lengths) + 1)]
+        caches = data.k_cache, data.v_cache
+        expected = reference.paged_attention(torch.cat(data.queries), *caches, starts, lengths, data.block_table, shape)
+        assert_close(torch.cat(actual), expected, cases.TOLERANCES[dtype])
+        for part, rows in zip(parts, actual, strict=True):
+            assert torch.equal(attend(data, [part], block_size, shape)[0], rows)
+
+
+def test_what_attention_in_both_directions_does_not_go_with() -> None:
+    every: list[dict[str, Any]] = [{"slopes": (0.5, 0.5)}, {"window": 4, "is_chunked": True}, {"key_value_dim": 4}]
+    for options in every:
+        with pytest.raises(ValueError, match="both directions"):
+            AttentionShape(2, 1, 8, 1.0, is_causal=False, **options)
 
 
 def test_groups_of_tiles_do_not_change_the_bits(monkeypatch: pytest.MonkeyPatch) -> None:

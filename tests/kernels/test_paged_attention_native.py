@@ -226,6 +226,29 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(other.attend([(0, 1, 555), (1, 290, 290)], 2)[0], whole[554:555]), block_size
 
 
+@pytest.mark.parametrize(
+    ("native_library", "heads", "window", "dtype"),
+    pairwise_first(LEVELS, [(9, 3, 64), (7, 1, 12), (12, 12, 32)], cases.BOTH_WAYS_WINDOWS, list(TOLERANCES)),
+    indirect=["native_library"],
+    ids=str,
+)
+def test_attention_in_both_directions(
+    native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
+) -> None:
+    shape = replace(shape_of(heads, window), is_causal=False)
+    lengths = [600, 1, 290, 2, 17, 256, 257]
+    parts = [(request, length, length) for request, length in enumerate(lengths)]
+    requests = Requests.make(native_library, lengths, 16, shape, dtype)
+    whole = requests.attend(parts, 2)
+    assert_close(torch.cat(whole), requests.expected(parts), TOLERANCES[dtype])
+    for num_threads in (1, 3, 8):
+        assert torch.equal(torch.cat(requests.attend(parts[::-1], num_threads)), torch.cat(whole[::-1])), num_threads
+    for part, rows in zip(parts, whole, strict=True):
+        assert torch.equal(requests.attend([part], 2)[0], rows), part
+    other = Requests.make(native_library, lengths, 24, shape, dtype)
+    assert torch.equal(torch.cat(other.attend(parts, 2)), torch.cat(whole))
+
+
 def test_a_long_request_is_split_over_threads_without_changing_its_bits(native_library: NativeLibrary) -> None:
     for heads, window in (((3, 1, 32), None), ((3, 1, 32), 2000), ((3, 1, 40, 32), None)):
         shape = shape_of(heads, window)

@@ -338,6 +338,10 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "paged_attention, GPT-OSS": lambda: attend(AttentionShape(64, 8, 64, 0.1, window=128), has_sinks=True),
     "paged_attention, latent, 16 heads": lambda: attend(AttentionShape(16, 1, 576, 0.1, key_value_dim=512)),
     "paged_attention, latent, 128 heads": lambda: attend(AttentionShape(128, 1, 576, 0.1, key_value_dim=512)),
+    "paged_attention, both directions, heads of 64": lambda: attend(AttentionShape(12, 12, 64, 0.1, is_causal=False)),
+    "paged_attention, both directions, window": lambda: attend(
+        AttentionShape(12, 12, 64, 0.1, window=128, is_causal=False)
+    ),
     "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
     "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
@@ -382,7 +386,11 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
-    | {name: (80, 89, 90) for name in LAUNCHES if "latent" in name or name.startswith(("head_linear", "lora"))}
+    | {
+        name: (80, 89, 90)
+        for name in LAUNCHES
+        if "latent" in name or "both directions, heads" in name or name.startswith(("head_linear", "lora"))
+    }
     | quantized_launches.ONLY_ON
 )
 """The architectures that some are compiled for, not all: an Ampere has no float8; attention takes seconds each, and its

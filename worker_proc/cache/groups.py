@@ -34,6 +34,15 @@ class CacheGroup:
     layers: tuple[int, ...]
     """Indices of the layers in the model; a pipeline stage may have none of them."""
 
+    @property
+    def num_places(self) -> int:
+        """For how many layers a block has room.
+
+        Nobody reads the keys of attention in both directions after its layer has run: a request is computed in one
+        step. All layers then use the same place.
+        """
+        return len(self.layers) if self.shape.is_causal else min(len(self.layers), 1)
+
 
 @dataclass(frozen=True, slots=True)
 class StateShape:
@@ -89,6 +98,8 @@ def group_layers(shapes: Sequence[AttentionShape | None], own_layers: Container[
         listed = sorted(sizes, key=str)
         raise ConfigError(f"layers with different sizes of keys are not supported: (heads, keys, values) {listed}")
     counts = _groups_of_kinds([len(layers) for layers in kinds.values()], [shape.window for shape in kinds])
+    if not all(shape.is_causal for shape in kinds):
+        counts = [1] * len(kinds)  # their layers share one place, so their numbers do not matter
     groups = []
     for (shape, layers), num_groups in zip(kinds.items(), counts, strict=True):
         own = [layer for layer in layers if layer in own_layers]
@@ -115,8 +126,12 @@ def _groups_of_kinds(num_layers: Sequence[int], windows: Sequence[int | None]) -
 
 
 def places_of_layers(groups: Sequence[CacheGroup]) -> dict[int, tuple[int, int]]:
-    """Return for each layer the index of its group, and its index within that group."""
-    return {layer: (index, place) for index, group in enumerate(groups) for place, layer in enumerate(group.layers)}
+    """Return for each layer the index of its group, and its index within a block."""
+    return {
+        layer: (index, place if group.shape.is_causal else 0)
+        for index, group in enumerate(groups)
+        for place, layer in enumerate(group.layers)
+    }
 
 
 def key_sizes(groups: Sequence[CacheGroup]) -> tuple[int, int, int | None]:
@@ -129,4 +144,4 @@ def key_sizes(groups: Sequence[CacheGroup]) -> tuple[int, int, int | None]:
 
 def max_group_layers(groups: Sequence[CacheGroup]) -> int:
     """Return for how many layers a block has room."""
-    return max((len(group.layers) for group in groups), default=0)
+    return max((group.num_places for group in groups), default=0)

@@ -53,8 +53,8 @@ def torch_storage(
 def kv_block_bytes(config: ResolvedConfig, group: CacheGroup, *, is_native: bool) -> int:
     """Return the bytes of a block over all layers of a group, keys and values."""
     if is_native:
-        return len(group.layers) * cache_layout(config, group).block_bytes
-    return block_bytes(len(group.layers), config.block_size, group.shape, _torch_dtype(config))
+        return group.num_places * cache_layout(config, group).block_bytes
+    return block_bytes(group.num_places, config.block_size, group.shape, _torch_dtype(config))
 
 
 def _torch_dtype(config: ResolvedConfig) -> torch.dtype:
