@@ -198,6 +198,10 @@ class FrontendService:
         """Whether a request lives that is not held back."""
         return self._scheduler.has_requests or self._grammars.num_waiting > 0 or bool(self._aborting)
 
+    def is_connected(self, client: bytes) -> bool:
+        """Whether a frontend is there."""
+        return self._outbox.is_connected(client)
+
     def abort_all(self) -> None:
         """End all live requests with finish reason "abort", now or in later iterations."""
         for client in self._quarantine.clients:
@@ -338,7 +342,7 @@ class FrontendService:
             case _ if self._weights is None:
                 answer(CallFailed("the weights of this engine cannot change"))
             case _:
-                self._weights.call(call.utility, answer)
+                self._weights.call(client, call.utility, answer)
 
     def _abort_lost(self) -> None:
         """Abort everything of the frontends that are gone."""
@@ -347,6 +351,8 @@ class FrontendService:
                 logger.info("aborting %d requests of frontend %s, which is gone", len(request_ids), client.hex())
                 self._abort(client, request_ids)
             self._quarantine.disconnect(client)
+            if self._weights is not None:
+                self._weights.on_lost(client)
 
     def _abort(self, client: bytes, request_ids: list[RequestId]) -> None:
         """Abort requests, as many as this iteration allows; later ones abort the others."""
@@ -384,7 +390,8 @@ class FrontendService:
 
         This is also how the core notices that a frontend without events is gone.
         """
-        was_busy, self._is_busy = self._is_busy, self._has_requests
+        is_held = self._weights is not None and self._weights.is_held
+        was_busy, self._is_busy = self._is_busy, self._has_requests or is_held
         now = self._clock()
         if self._is_busy and not was_busy:
             self._next_stats = now + STATS_INTERVAL_S

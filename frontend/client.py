@@ -455,11 +455,11 @@ class AsyncClient:
         Blocks until: all ranks have joined.
 
         Args:
-            group: its `rank_offset` is the rank of the first worker.
+            group: its `rank_offset` is the rank of the first worker of the first engine; the others follow.
 
         Raises:
             RequestFailedError: an engine could not join; the message says why.
-            InvalidRequestError: the group has not enough ranks, or there are several engines.
+            InvalidRequestError: the group has not enough ranks.
         """
         await self._weights.join(group)
 

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +23,7 @@ from octavo.protocol.events import EngineFacts
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
+    HoldSteps,
     InFlightMode,
     InitWeightTransfer,
     PauseGeneration,
@@ -94,82 +95,75 @@ class LiveWeights:
     @property
     def world_size(self) -> int:
         """The number of workers of all engines."""
-        facts = [self._engines[index].link.facts for index in self._indices]
-        return sum(msgspec.msgpack.decode(one.config, type=ResolvedConfig).world_size for one in facts)
+        return sum(self._ranks().values())
+
+    def _ranks(self) -> dict[int, int]:
+        """Return the number of workers of each engine."""
+        facts = {index: self._engines[index].link.facts for index in self._indices}
+        return {
+            index: msgspec.msgpack.decode(one.config, type=ResolvedConfig).world_size for index, one in facts.items()
+        }
 
     async def join(self, group: TransferGroup) -> None:
         """See `AsyncClient.init_weight_transfer_engine`."""
-        if len(self._indices) != 1:
-            raise InvalidRequestError(
-                f"a trainer broadcasts to one engine, and there are {len(self._indices)}: update them from a "
-                "checkpoint, or start an engine without --data-parallel-size",
-                "weights",
-            )
         if not 1 <= group.rank_offset <= group.world_size - self.world_size:
             raise InvalidRequestError(
                 f"a group of {group.world_size} ranks has no room for {self.world_size} workers from rank "
                 f"{group.rank_offset} on: rank 0 is the trainer",
                 "world_size",
             )
-        async with self._changing:
-            await self._each(InitWeightTransfer(group))
+        calls: dict[int, WeightsCall] = {}
+        for index, num_ranks in self._ranks().items():
+            calls[index] = InitWeightTransfer(group)
+            group = msgspec.structs.replace(group, rank_offset=group.rank_offset + num_ranks)
+        async with self._changing, self._held(calls):
+            await self._each(calls)
 
     async def update(
         self, weights: Weights, *, label: str, is_partial: bool, in_flight: InFlightMode, is_kept: bool
     ) -> int:
         """See `AsyncClient.update_weights`."""
         _require_one_of("in_flight", in_flight, IN_FLIGHT_MODES)
-        async with self._changing:
-            update_id = uuid.uuid4().hex
+        call = UpdateWeights(uuid.uuid4().hex, "", label, is_partial, in_flight, is_kept)
+        async with self._changing, contextlib.AsyncExitStack() as cleanup:
             if isinstance(weights, Transfer):
-                paths = dict.fromkeys(self._indices, "")
-                return await self._update_all(
-                    paths, update_id, label, is_partial, in_flight, is_kept=False, transfer=weights
-                )
+                call = msgspec.structs.replace(call, is_kept=False, transfer=weights)
+                return await self._update_all(dict.fromkeys(self._indices, call))
             if isinstance(weights, str | os.PathLike):
-                paths = dict.fromkeys(self._indices, str(Path.cwd() / weights))
-                return await self._update_all(paths, update_id, label, is_partial, in_flight, is_kept=True)
-            paths = await self._upload(weights, update_id)
-            try:
-                version = await self._update_all(paths, update_id, label, is_partial, in_flight, is_kept=is_kept)
-            except BaseException:
-                await asyncio.to_thread(_remove, paths)
-                raise
-            if not is_kept:
-                await asyncio.to_thread(_remove, paths)
+                call = msgspec.structs.replace(call, is_kept=True, path=str(Path.cwd() / weights))
+                return await self._update_all(dict.fromkeys(self._indices, call))
+            folders = self._upload_folders(call.update_id)
+            cleanup.push_async_callback(asyncio.to_thread, _remove, folders.values())
+            await asyncio.to_thread(_upload, weights, list(folders.values()))
+            version = await self._update_all(
+                {index: msgspec.structs.replace(call, path=str(folder)) for index, folder in folders.items()}
+            )
+            if is_kept:
+                cleanup.pop_all()
             return version
 
     @property
     def _indices(self) -> list[int]:
         return [engine.index for engine in self._engines.all if not engine.link.failure]
 
-    async def _update_all(
-        self,
-        paths: Mapping[int, str],
-        update_id: str,
-        label: str,
-        is_partial: bool,
-        in_flight: InFlightMode,
-        *,
-        is_kept: bool,
-        transfer: Transfer | None = None,
-    ) -> int:
-        """Update all engines; none of several computes meanwhile."""
-        paused: list[int] = []
-        if len(paths) > 1:
-            before = await self.status()
-            paused = [index for index, status in before.items() if not status.is_paused]
-        try:
-            await self._each(PauseGeneration("keep", clear_cache=False), paused)
-            calls = {
-                index: UpdateWeights(update_id, path, label, is_partial, in_flight, is_kept, transfer)
-                for index, path in paths.items()
-            }
+    async def _update_all(self, calls: Mapping[int, UpdateWeights]) -> int:
+        """Update all engines. None of several changes if one refuses, and none computes until all have changed."""
+        async with self._held(calls):
+            if len(calls) > 1:
+                await self._each({index: msgspec.structs.replace(call, is_check=True) for index, call in calls.items()})
             after = await self._each(calls)
+        return max(status.version for status in after.values())
+
+    @contextlib.asynccontextmanager
+    async def _held(self, indices: Collection[int]) -> AsyncIterator[None]:
+        """Several engines: hold their steps back. One does so by itself."""
+        held = indices if len(indices) > 1 else []
+        try:
+            await self._each(HoldSteps(), held)
+            yield
         finally:
             with contextlib.suppress(OctavoError):
-                await self._each(ResumeGeneration(), paused)
-        return max(status.version for status in after.values())
+                await self._each(HoldSteps(is_held=False), held)
 
     async def _each(
         self, call: WeightsCall | Mapping[int, WeightsCall], indices: Iterable[int] | None = None
@@ -206,22 +200,17 @@ class LiveWeights:
         done = f"; done in engine {', '.join(map(str, found))}" if found else ""
         raise RequestFailedError(f"{faults}{done}")
 
-    async def _upload(
-        self, weights: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]", name: str
-    ) -> dict[int, str]:
-        """Write tensors to memory that engines share with this process; return the path for each engine."""
-        facts = {index: self._engines[index].link.facts for index in self._indices}
-        folders = {index: _folder_of(one) / name for index, one in facts.items()}
-        tensors: Tensors = weights.items() if isinstance(weights, Mapping) else weights
-        (first, *others) = folders.values()
-        try:
-            await asyncio.to_thread(write_weights, first, tensors)
-            for other in others:
-                await asyncio.to_thread(links_of, first, other)
-        except BaseException:
-            await asyncio.to_thread(_remove, {index: str(folder) for index, folder in folders.items()})
-            raise
-        return {index: str(folder) for index, folder in folders.items()}
+    def _upload_folders(self, name: str) -> dict[int, Path]:
+        """Return where each engine reads what this process writes."""
+        return {index: _folder_of(self._engines[index].link.facts) / name for index in self._indices}
+
+
+def _upload(weights: "Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]", folders: Sequence[Path]) -> None:
+    """Write tensors to memory that engines share with this process."""
+    tensors: Tensors = weights.items() if isinstance(weights, Mapping) else weights
+    write_weights(folders[0], tensors)
+    for other in folders[1:]:
+        links_of(folders[0], other)
 
 
 def _folder_of(facts: EngineFacts) -> Path:
@@ -235,9 +224,9 @@ def _folder_of(facts: EngineFacts) -> Path:
     return folder
 
 
-def _remove(paths: Mapping[int, str]) -> None:
-    for path in paths.values():
-        shutil.rmtree(path, ignore_errors=True)
+def _remove(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _require_one_of(name: str, value: Any, choices: Iterable[str]) -> None:

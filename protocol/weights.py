@@ -32,6 +32,16 @@ class ResumeGeneration(msgspec.Struct, array_like=True, gc=False, frozen=True, t
     """End a pause. Result: `WeightsStatus`."""
 
 
+class HoldSteps(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="hold_steps"):
+    """Plan no steps while several engines change their weights. Result: `WeightsStatus`, once no step is in flight.
+
+    Ends with `is_held=False`, with the connection of the frontend that asked, and with the core: none of them leaves an
+    engine that never serves again. It is no pause, and does not end one.
+    """
+
+    is_held: bool = True
+
+
 TransferBackend: TypeAlias = Literal["gloo", "nccl"]
 
 
@@ -94,6 +104,8 @@ class UpdateWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     are replaced, the engine refuses to serve until it gets all weights anew."""
     transfer: Transfer | None = None
     """Where weights come from instead of `path`; they are never kept."""
+    is_check: bool = False
+    """Only compare names and shapes; nothing changes."""
 
 
 class Sleep(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="sleep"):
@@ -115,7 +127,9 @@ class GetWeights(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ge
     """Result: `WeightsStatus`."""
 
 
-WeightsCall = PauseGeneration | ResumeGeneration | InitWeightTransfer | UpdateWeights | Sleep | WakeUp | GetWeights
+WeightsCall = (
+    PauseGeneration | ResumeGeneration | HoldSteps | InitWeightTransfer | UpdateWeights | Sleep | WakeUp | GetWeights
+)
 
 
 class WeightsStatus(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="weights_status"):

@@ -4,6 +4,8 @@ Each call is a job: a generator that yields what it waits for. Workers that are 
 the engine was started, so the updates since then are repeated before the next step.
 """
 
+# long: one job for each call, and all of them change the same record
+
 import hashlib
 import logging
 import shutil
@@ -26,6 +28,7 @@ from octavo.protocol.steps import AllocateCache, JoinWeightTransfer, LoadWeights
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
+    HoldSteps,
     InitWeightTransfer,
     PauseGeneration,
     PauseMode,
@@ -53,6 +56,9 @@ class Host(Protocol):
     @property
     def has_forwarded(self) -> bool:
         """Whether a request lives that is not held back."""
+
+    def is_connected(self, client: bytes) -> bool:
+        """Whether a frontend is there."""
 
     def abort_all(self) -> None:
         """End all live requests with finish reason "abort", now or in later iterations."""
@@ -109,6 +115,8 @@ class WeightsControl:
         """Brings replaced workers to the state of those before them; no other job proceeds meanwhile."""
         self._is_changing = False
         """Whether a job needs that no step is planned."""
+        self._holders: set[bytes] = set()
+        """The frontends that hold steps back."""
         scheduler.weight_version = record.version
 
     def serve(self, host: Host) -> None:
@@ -142,10 +150,21 @@ class WeightsControl:
         """Whether steps may be planned."""
         record = self._record
         is_stopped = record.pause == "keep" or bool(record.asleep) or bool(record.fault)
-        return not (is_stopped or self._is_changing or self._restoring)
+        return not (is_stopped or self._is_changing or self._restoring or self._holders)
 
-    def call(self, call: WeightsCall, reply: Reply) -> None:
-        """Carry out a call, after those before it; `reply` gets its result."""
+    @property
+    def is_held(self) -> bool:
+        """Whether a frontend holds steps back; the service must notice if it is gone."""
+        return bool(self._holders)
+
+    def on_lost(self, client: bytes) -> None:
+        """Note that a frontend is gone, and what it holds back goes on."""
+        if client in self._holders:
+            logger.warning("frontend %s has gone in an update of several engines: steps go on", client.hex())
+            self._holders.discard(client)
+
+    def call(self, client: bytes, call: WeightsCall, reply: Reply) -> None:
+        """Carry out a call of a frontend, after those before it; `reply` gets its result."""
         match call:
             case GetWeights():
                 reply(self.status)
@@ -154,6 +173,8 @@ class WeightsControl:
                 job = self._pause(mode, clear_cache=clear_cache)
             case ResumeGeneration():
                 job = self._resume()
+            case HoldSteps(is_held):
+                job = self._hold(client, is_held=is_held)
             case InitWeightTransfer(group):
                 job = self._join_transfer(group)
             case UpdateWeights():
@@ -230,6 +251,14 @@ class WeightsControl:
             return CallFailed("the engine is asleep: wake it up")
         return self.status
 
+    def _hold(self, client: bytes, *, is_held: bool) -> Job:
+        assert self._host is not None, "jobs begin after `serve`"
+        self._holders.discard(client)
+        if is_held and self._host.is_connected(client):
+            self._holders.add(client)
+            yield self._is_quiet
+        return self.status
+
     def _join_transfer(self, group: TransferGroup) -> Job:
         self._is_changing = True
         try:
@@ -254,6 +283,8 @@ class WeightsControl:
             checked = yield from self._command(partial(load, is_check=True))
             if checked.fault:
                 return CallFailed(f"{checked.fault}; the engine still has version {record.version}")
+            if call.is_check:
+                return self.status
             loaded = yield from self._command(load)
             if loaded.fault:
                 return self._broken(loaded)

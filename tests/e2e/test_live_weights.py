@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import trainer
 from peft_adapters import write_adapter
 from safetensors.torch import load_file, save_file
@@ -83,7 +84,8 @@ def test_adapters_in_slots_are_added_to_the_new_weights(model, other, tmp_path):
 
 
 def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 60) -> subprocess.Popen:
-    words = [llm.client.address, str(weights / "model.safetensors"), mode, str(timeout_s)]
+    addresses = ",".join(engine.link.address for engine in llm.client.engines)
+    words = [addresses, str(weights / "model.safetensors"), mode, str(timeout_s)]
     return subprocess.Popen([sys.executable, "-P", trainer.__file__, *words], stdout=subprocess.PIPE, text=True)
 
 
@@ -93,20 +95,38 @@ def train(llm: LLM, weights: Path, mode: str = "whole") -> str:
         return process.communicate(timeout=60)[0]
 
 
-def test_a_trainer_broadcasts_its_weights(model, other, expected):
-    settings = {**SETTINGS, "tensor_parallel_size": 2, "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
+@pytest.mark.parametrize(
+    "parallel", [{"tensor_parallel_size": 2}, pytest.param({"data_parallel_size": 2}, marks=pytest.mark.long)], ids=str
+)
+def test_a_trainer_broadcasts_its_weights(model, other, expected, parallel):
+    settings = {**SETTINGS, **parallel, "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
     with LLM(str(model), **settings) as llm:
         assert train(llm, other) == "version 1\nversion 2\n"
         assert bits(llm) == expected[1]
         assert "has shape (2,)" in train(llm, other, "shape")
         assert bits(llm) == expected[1]
-        assert llm.weights_status()[0].version == 2
+        assert {status.version for status in llm.weights_status().values()} == {2}
         train(llm, model, "dies")
-        wait_until(lambda: llm.weights_status()[0].fault)
+        wait_until(lambda: all(status.fault for status in llm.weights_status().values()))
         with pytest.raises(OctavoError, match=r"all of them must be updated again.*did not send"):
             bits(llm)
         assert train(llm, model) == "version 3\nversion 4\n"
         assert bits(llm) == expected[0]
+
+
+def test_a_caller_that_dies_in_an_update_of_several_engines_leaves_them_serving(model, other, expected):
+    settings = {**SETTINGS, "data_parallel_size": 2, "num_threads": 1, "kv_cache_memory_bytes": 16 << 20}
+    with LLM(str(model), **settings) as llm:
+        with start_trainer(llm, other, "holds") as caller:
+            assert caller.stdout is not None and caller.stdout.readline() == "held\n"
+            caller.kill()
+        assert bits(llm) == expected[0]
+        tensors = {**load_file(other / "model.safetensors"), "lm_head.weight": torch.ones(2)}
+        with pytest.raises(RequestFailedError, match=r"engine 0: .*has shape.*; engine 1: "):
+            llm.update_weights(tensors)
+        assert bits(llm) == expected[0]
+        assert llm.update_weights(str(other)) == 1
+        assert bits(llm) == expected[1]
 
 
 @pytest.mark.long

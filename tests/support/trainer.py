@@ -1,6 +1,6 @@
-"""A trainer's process: broadcasts the tensors of a file to engines, or dies or falls silent on the way.
+"""A trainer's process: broadcasts the tensors of a file to engines, or dies, falls silent or holds steps.
 
-Usage: trainer.py ADDRESS FILE whole|shape|dies|silent TIMEOUT_S
+Usage: trainer.py ADDRESSES FILE whole|shape|dies|silent|holds TIMEOUT_S
 """
 
 import asyncio
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from octavo import AsyncClient
 from octavo.protocol.errors import RequestFailedError
+from octavo.protocol.weights import HoldSteps
 from octavo.worker_proc.training import WeightSender
 
 NUM_SENT = 5
@@ -41,6 +42,11 @@ async def train(address: str, path: str, mode: str, timeout_s: float) -> None:
         weights = Stopping(weights)
         weights.is_silent = mode == "silent"
     async with AsyncClient.connect(address) as client:
+        if mode == "holds":
+            for engine in client.engines:
+                await engine.link.call(HoldSteps(), timeout_s)
+            print("held", flush=True)
+            await asyncio.Event().wait()
         sender = await WeightSender.open(client, timeout_s=timeout_s)
         try:
             print("version", await sender.update(weights, label=mode))

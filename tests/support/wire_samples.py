@@ -71,6 +71,8 @@ _REQUESTS = [
     requests.Call(7, weights.ResumeGeneration()),
     requests.Call(8, weights.UpdateWeights("ab12", "/weights", "step 1", True, "continue", False)),
     requests.Call(8, weights.UpdateWeights("ab12", "", "step 2", transfer=_TRANSFER)),
+    requests.Call(8, weights.UpdateWeights("ab12", "/weights", is_check=True)),
+    requests.Call(8, weights.HoldSteps(False)),
     requests.Call(8, weights.InitWeightTransfer(_GROUP)),
     requests.Call(9, weights.Sleep(2, "wait")),
     requests.Call(10, weights.WakeUp(["weights"])),

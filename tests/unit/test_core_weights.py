@@ -20,6 +20,7 @@ from octavo.protocol.steps import (
     WorkerCommand,
 )
 from octavo.protocol.weights import (
+    HoldSteps,
     InitWeightTransfer,
     PauseGeneration,
     ResumeGeneration,
@@ -69,12 +70,16 @@ class Front:
             self.journal,
             lambda digest, version: f"{digest} {version}",
         )
+        self.connected = {CLIENT}
         self.is_open, self.events, self.announced, self.replies = True, [], [], []
         self.control.serve(self)
 
     @property
     def has_forwarded(self) -> bool:
         return self.engine.scheduler.has_requests
+
+    def is_connected(self, client: bytes) -> bool:
+        return client in self.connected
 
     def abort_all(self) -> None:
         self.engine.abort(*[key[1] for key in list(self.engine.scheduler.requests)])
@@ -89,7 +94,7 @@ class Front:
         self.announced.append(changed)
 
     def call(self, call) -> None:
-        self.control.call(call, self.replies.append)
+        self.control.call(CLIENT, call, self.replies.append)
         self.control.advance()
 
     def answer(self, fault: str = "", digest: str = "new") -> None:
@@ -201,6 +206,32 @@ def test_a_trainers_weights_are_lost_with_the_workers(front: Front):
     front.control.on_replaced()
     front.control.advance()
     assert "lost with the workers" in front.control.refusal
+
+
+def test_steps_are_held_as_long_as_who_asked_is_there(front: Front):
+    front.call(PauseGeneration("keep"))
+    front.call(HoldSteps())
+    front.call(ResumeGeneration())
+    assert not front.status.is_paused and not front.control.may_plan, "a pause is another matter"
+    front.call(HoldSteps(is_held=False))
+    assert front.control.may_plan
+    front.call(HoldSteps())
+    front.control.on_lost(b"another")
+    assert not front.control.may_plan and front.control.is_held
+    front.connected.clear()
+    front.control.on_lost(CLIENT)
+    assert front.control.may_plan
+    front.call(HoldSteps())  # had waited for another job, and comes too late
+    assert front.control.may_plan
+
+
+def test_a_check_changes_nothing(front: Front):
+    for fault in ("", "it lacks a tensor"):
+        front.call(UpdateWeights("1", "/new", is_check=True))
+        front.answer(fault)
+        assert front.control.may_plan and front.status.version == 0
+    assert [command.is_check for command in front.workers.sent] == [True, True]
+    assert isinstance(front.replies[0], WeightsStatus) and isinstance(front.replies[1], CallFailed)
 
 
 def test_weights_that_cannot_be_loaded_again_are_not_replaced_by_old_ones(tmp_path: Path, front: Front):
