@@ -22,6 +22,7 @@ MAX_PAGES = 4096
 
 _DECISIVE = (
     *("dtype", "quantization", "kv_cache_dtype", "device", "cpu_kernels", "is_batch_invariant", "logprobs_mode"),
+    "calculate_kv_scales",
     *("logits_processors", "tensor_parallel_size", "enable_expert_parallel", "enable_tp_invariant_inference"),
 )
 """Settings of an engine that the tokens or logprobs of a `Submit` may depend on."""

@@ -59,7 +59,10 @@ class NativeLayers:
             _fill(native, layout, cache, batch.num_blocks)
         plan = PlanAttentionArguments(mirrored, workspace.data_ptr(), num_bytes, max(batch.context_lens))
         q, out, address = Matrix.of(self.q), Matrix.of(self.out), workspace.data_ptr()
-        layers = [PagedAttentionArguments(q, out, k.data_ptr(), v.data_ptr(), mirrored, address) for k, v in caches]
+        layers = [
+            PagedAttentionArguments(q, out, k.data_ptr(), v.data_ptr(), mirrored, address, None, 1.0, 1.0)
+            for k, v in caches
+        ]
         entries = [
             _entry(native, "plan_attention", plan),
             *(_entry(native, "paged_attention", layer) for layer in layers),
@@ -188,7 +191,7 @@ def _fill(native: library.NativeLibrary, layout: CacheLayout, cache: tuple[Tenso
         slots = torch.arange(first, min(first + 4096, num_slots))
         rows = torch.randn(len(slots), layout.num_kv_heads * layout.head_dim)
         k, v = (buffer.data_ptr() for buffer in cache)
-        arguments = StoreKvArguments(Matrix.of(rows), Matrix.of(rows), k, v, LayoutArguments.of(layout))
+        arguments = StoreKvArguments(Matrix.of(rows), Matrix.of(rows), k, v, LayoutArguments.of(layout), 1.0, 1.0)
         step = StepArguments(num_rows=len(slots), groups=ctypes.pointer(GroupArguments(slots=slots.data_ptr())))
         direct.run(native, "store_kv", arguments, step=step)
 

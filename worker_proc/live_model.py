@@ -51,6 +51,7 @@ class LiveModel:
         self._placement = model.parameters.placement
         self._library: NativeLibrary | None = model.library
         self._exchange = model.exchange
+        self._cache_scales = model.cache_scales
         self.stage = model.stage
         """The layers that are here."""
 
@@ -157,6 +158,7 @@ class LiveModel:
 
     def _use(self, model: Model) -> None:
         model.library, model.exchange = self._library, self._exchange
+        model.cache_scales = self._cache_scales  # what the cache holds was stored with them
         if self._config.enable_prompt_embeds:
             model.take_given_rows(self._config.max_num_batched_tokens)
         self._model = model

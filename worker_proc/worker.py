@@ -43,6 +43,7 @@ from octavo.protocol.steps import (
     WorkerCommand,
     WorkerReply,
 )
+from octavo.worker_proc.cache_calibration import measure_cache_scales
 from octavo.worker_proc.device import open_device
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.executor.executor import PipelinedExecutor
@@ -140,6 +141,9 @@ class Worker:
         if (facts := spec.facts) is None:
             with reporter.phase("profiling memory"):
                 facts = measure(model, device, config, rank=spec.rank, free_bytes=free_bytes, adapters=adapters)
+        if config.calculate_kv_scales:
+            with reporter.phase("measuring the scales of keys and values"):
+                model.cache_scales = measure_cache_scales(model, config, device.stream())
         processors = None
         if config.logits_processors and model.stage.is_last:
             with reporter.phase("loading logits processors"):

@@ -18,7 +18,7 @@ HASH_LETTERS = 8
 _DECISIVE = (
     *("model", "dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "seed", "chat_template", "logprobs_mode"),
     *("device", "is_batch_invariant", "disable_any_whitespace", "disable_additional_properties"),
-    "enable_tp_invariant_inference",
+    *("enable_tp_invariant_inference", "calculate_kv_scales"),
 )
 """Settings that tokens or logprobs depend on."""
 

@@ -1,11 +1,12 @@
 // Finds the tiles of keys and values that some rows of one request see through one KV head.
 //
 // Whole groups of 16 slots are read in place. Copied into buffers, in the same order, are: slots of blocks whose size
-// is not a multiple of 16; f16, which is widened to f32; and values next to invisible slots, because unused slots may
+// is not a multiple of 16; f16 and f8, which are widened to f32 and bf16; and values next to invisible slots, because unused slots may
 // hold NaN, which a weight of zero does not remove. Keys need no copy since their scores are masked; integers need
 // none, except for their factors. Values that are the beginnings of keys are made of the keys. Computes nothing.
 #pragma once
 
+#include "paged_attention/float8.h"
 #include "paged_attention/products.h"
 #include "paged_attention/transpose.h"
 
@@ -15,7 +16,7 @@ namespace octavo::paged_attention {
 struct TileBuffers {
     char* keys;    // kTileKeys x padded_dim numbers, of 4 bytes at most
     char* values;  // kTileKeys x padded_value_dim
-    char* narrow;  // 2 x kTileKeys x padded_dim f16, before they are widened
+    char* narrow;  // 2 x kTileKeys x padded_dim f16 or f8, before they are widened
     float* scales; // 2 x kTileKeys
 };
 
@@ -63,7 +64,7 @@ struct Keys {
             result.v[group] = v_cache + offset;
             result.num_groups = group + 1;
         }
-        result.vector_bytes = layout.type == Type::f16 ? kVectorBytes / 2 : kVectorBytes;
+        result.vector_bytes = layout.type == Type::f16 || layout.type == Type::f8 ? kVectorBytes / 2 : kVectorBytes;
         return result;
     }
 
@@ -72,7 +73,10 @@ struct Keys {
     template <typename Right>
     Tile<Right> operands(int64_t index, const Places& places) const {
         if constexpr (std::is_same_v<Right, float>) {
-            if (layout.type == Type::f16) return widened_tile(index, places);
+            if (layout.type == Type::f16) return widened_tile<f16, Right>(index, places);
+        }
+        if constexpr (std::is_same_v<Right, bf16>) {
+            if (layout.type == Type::f8) return widened_tile<f8, Right>(index, places);
         }
         Tile<Right> result = has_whole_groups() ? tile_in_place<Right>(index, places)
                                                 : gathered_tile<Right>(index, buffers.keys, buffers.values);
@@ -148,21 +152,24 @@ struct Keys {
         return result;
     }
 
-    Tile<float> widened_tile(int64_t index, const Places& places) const {
+    template <typename Stored, typename Right>
+    Tile<Right> widened_tile(int64_t index, const Places& places) const {
         const int64_t numbers = kGroupSlots * layout.padded_dim();
-        char* const v_buffer = buffers.narrow + kTileGroups * numbers * int64_t{sizeof(f16)};
-        const Tile<f16> narrow = has_whole_groups() ? tile_in_cache<f16>(places)
-                                                    : gathered_tile<f16>(index, buffers.narrow, v_buffer);
-        Tile<float> result = empty_tile<float>();
+        char* const v_buffer = buffers.narrow + kTileGroups * numbers * int64_t{sizeof(Stored)};
+        const Tile<Stored> narrow = has_whole_groups() ? tile_in_cache<Stored>(places)
+                                                       : gathered_tile<Stored>(index, buffers.narrow, v_buffer);
+        Tile<Right> result = empty_tile<Right>();
         result.num_groups = narrow.num_groups;
         for (int64_t group = 0; group < narrow.num_groups; ++group) {
-            float* const keys = reinterpret_cast<float*>(buffers.keys) + group * numbers;
-            float* const values = reinterpret_cast<float*>(buffers.values) + group * numbers;
-            for (int64_t i = 0; i < numbers; i += kLanes) store(keys + i, load(narrow.k[group] + i));
+            const Range lanes = visible_of(index * kTileKeys + group * kGroupSlots);
+            if (lanes.end <= lanes.begin) continue;
+            Right* const keys = reinterpret_cast<Right*>(buffers.keys) + group * numbers;
+            Right* const values = reinterpret_cast<Right*>(buffers.values) + group * numbers;
+            widen(narrow.k[group], numbers, keys);
             result.k[group] = keys;
             if (!layout.stores_values()) continue;
-            for (int64_t i = 0; i < numbers; i += kLanes) store(values + i, load(narrow.v[group] + i));
-            clear_values(visible_of(index * kTileKeys + group * kGroupSlots), values);
+            widen(narrow.v[group], numbers, values);
+            clear_values(lanes, values);
             result.v[group] = values;
         }
         return result;

@@ -7,7 +7,7 @@
 //
 //              keys            values
 //   f32, f16   [D][16]         [16][D]        a vector: one dimension of 16 keys; 16 dimensions of one value
-//   bf16       [D/2][16][2]    [8][D][2]      the same in pairs, of dimensions and of values
+//   bf16, f8   [D/2][16][2]    [8][D][2]      the same in pairs, of dimensions and of values
 //   i8         [D/4][16][4]    [4][D][4]      in quads, plus 128, so without a sign; then float[16]: the factors
 //                                             of the 16 slots
 //
@@ -40,7 +40,7 @@ struct CacheLayout {
     int64_t value_dim() const { return stores_values() ? head_dim : key_value_dim; }
     int64_t padded_value_dim() const { return padded(value_dim()); }
 
-    int64_t element_bytes() const { return type == Type::f32 ? 4 : type == Type::i8 ? 1 : 2; }
+    int64_t element_bytes() const { return type == Type::f32 ? 4 : type == Type::i8 || type == Type::f8 ? 1 : 2; }
 
     // Of one head's tile in a group of keys or of values.
     int64_t tile_bytes() const {

@@ -16,6 +16,7 @@ GROUP_SLOTS = 16
 MAX_HEAD_DIM = 576
 
 _SCALE_BYTES = 4
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn)
 
 
 class LayoutArguments(ctypes.Structure):
@@ -52,7 +53,7 @@ class CacheLayout:
     """
 
     dtype: torch.dtype
-    """float32, bfloat16, float16 or int8; int8 numbers have a float32 factor for each slot and head."""
+    """float32, bfloat16, float16, int8 or float8_e4m3fn; int8 numbers have a float32 factor for each slot and head."""
     block_size: int
     num_kv_heads: int
     head_dim: int
@@ -64,7 +65,7 @@ class CacheLayout:
     def __post_init__(self) -> None:
         if self.head_dim > MAX_HEAD_DIM:
             raise ValueError(f"heads of {self.head_dim} dimensions; native attention has at most {MAX_HEAD_DIM}")
-        if self.dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+        if self.dtype not in _DTYPES:
             raise ValueError(f"a cache of {self.dtype}")
 
     @classmethod

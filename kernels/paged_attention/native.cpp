@@ -28,6 +28,7 @@ struct Args {
     Shape shape;
     const char* workspace;  // with the step's plan
     const float* sinks;     // of each query head: a score whose value is 0; null: none
+    float k_scale, v_scale;  // factors of what the cache holds; those of slots of 8-bit integers are stored with them
 };
 
 // An item on one KV head, by one thread.
@@ -225,7 +226,7 @@ class Worker {
                                          state.row(begin, value_dim_),
                                          key_dim_,
                                          value_dim_,
-                                         args_.shape.scale * 1.44269504f,
+                                         args_.shape.scale * 1.44269504f * args_.k_scale,
                                          visible,
                                          std::min(tile.num_groups, (any.end + kGroupSlots - 1) / kGroupSlots),
                                          args_.shape.soft_cap,
@@ -266,9 +267,10 @@ class Worker {
             const float sum = reduce_add(load(state.sums));
             const F32x16 inverse =
                 args_.sinks != nullptr ? inverse_with_sink(sum, *state.exponents, head) : set1(1.0f / sum);
+            const F32x16 factor = inverse * set1(args_.v_scale);
             const int64_t dim = args_.shape.layout.value_dim(), column = head * dim;
             for (int64_t i = 0; i < dim; i += kLanes) {
-                const F32x16 values = load(state.out + i) * inverse;
+                const F32x16 values = load(state.out + i) * factor;
                 if (args_.out.type == Type::bf16)
                     store_first(args_.out.row<bf16>(token) + column + i, values, dim - i);
                 else
@@ -322,7 +324,7 @@ void run(const PlanArgs& args, const Step& step, Thread& thread) {
 }
 
 void run(const Args& args, const Step& step, Thread& thread) {
-    if (args.shape.layout.type == Type::bf16)
+    if (args.shape.layout.type == Type::bf16 || args.shape.layout.type == Type::f8)
         run_items<PairProducts>(args, step, thread);
     else if (args.shape.layout.type == Type::i8)
         run_items<QuadProducts>(args, step, thread);

@@ -77,6 +77,8 @@ class PagedAttentionArguments(Arguments):
         ("shape", ShapeArguments),
         ("workspace", ctypes.c_void_p),
         ("sinks", ctypes.c_void_p),
+        ("k_scale", ctypes.c_float),
+        ("v_scale", ctypes.c_float),
     )
 
 

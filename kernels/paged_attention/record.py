@@ -10,6 +10,9 @@ from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.value import Buffer, Form, Node, Recorder, as_tensor, value_of
 from octavo.kernels.paged_attention.native import PagedAttentionArguments, PlanAttentionArguments, ShapeArguments
 
+_PAIRED = (TYPES[torch.bfloat16], TYPES[torch.float8_e4m3fn])
+"""Caches that are multiplied as bfloat16."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workspace:
@@ -32,9 +35,14 @@ def record_plan(recorder: Recorder, workspace: Workspace) -> None:
 
 
 def record(
-    q_TNH: Tensor, k_cache: Tensor, v_cache: Tensor, workspace: Workspace, sinks_N: Tensor | None = None
+    q_TNH: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    workspace: Workspace,
+    sinks_N: Tensor | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
-    """Record the attention of one layer; its keys and values have been stored."""
+    """Record the attention of one layer; its keys and values have been stored, divided by `scales`."""
     q = value_of(q_TNH)
     num_heads, layout = workspace.shape.num_heads, workspace.shape.layout
     dims = num_heads, layout.key_value_dim or layout.head_dim
@@ -50,6 +58,7 @@ def record(
             workspace.shape,
             workspace.memory.data_ptr(),
             None if sinks is None else sinks.data_ptr(),
+            *scales,
         )
 
     node = Node(
@@ -60,7 +69,7 @@ def record(
         is_row_wise=False,
         mixes_rows=True,
         # The operation rounds its queries to bfloat16 anyway, and reads half as many bytes this way.
-        wants=Form(torch.bfloat16) if workspace.shape.layout.type == TYPES[torch.bfloat16] else None,
+        wants=Form(torch.bfloat16) if workspace.shape.layout.type in _PAIRED else None,
         keeps=[k_cache, v_cache, workspace, sinks],
     )
     return as_tensor(q.recorder.append(node, dims))

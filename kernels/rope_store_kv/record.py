@@ -17,6 +17,7 @@ def record(
     k_cache: Tensor,
     v_cache: Tensor,
     layout: CacheLayout,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> Tensor:
     """Record the norms if there is one, the rotations, and the storing of keys and values."""
     if rotation.norm is not None:
@@ -25,5 +26,5 @@ def record(
         k_TKH = rms_norm.record(k_TKH, norm.k_weight_H, norm.eps)
     q_TNH = rope.record(q_TNH, rotation.cos_TC, rotation.sin_TC)
     k_TKH = rope.record(k_TKH, rotation.cos_TC, rotation.sin_TC)
-    store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)
+    store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout, scales)
     return q_TNH

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "native/rows.h"
-#include "paged_attention/layout.h"
+#include "paged_attention/float8.h"
 
 namespace octavo::store_kv {
 
@@ -14,22 +14,24 @@ struct Args {
     void* k_cache;
     void* v_cache;
     CacheLayout layout;
+    float k_scale, v_scale;  // divisors of what is stored in f8
 };
 
 constexpr int64_t kMaxDim = 576;
 
+// `k_inverse` and `v_inverse` are factors; 1 changes no bits.
 template <typename Element>
 inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
-                      const CacheLayout& layout) {
+                      const CacheLayout& layout, float k_inverse = 1.0f, float v_inverse = 1.0f) {
     const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
     Element* const keys = reinterpret_cast<Element*>(k_tile);
     Element* const values = reinterpret_cast<Element*>(v_tile);
     alignas(64) Element row[kMaxDim];
-    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i));
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i) * set1(k_inverse));
     for (int64_t i = 0; i < padded_dim; i += kStep<Element>)
         std::memcpy(keys + key_index<Element>(lane, i), row + i, kStep<Element> * sizeof(Element));
     if (!layout.stores_values()) return;
-    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i));
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i) * set1(v_inverse));
     for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
 }
 
@@ -89,6 +91,8 @@ inline void run(const Args& args, const Step& step, Thread& thread) {
                 store_row<bf16>(k, v, k_tile, v_tile, lane, layout);
             else if (layout.type == Type::f16)
                 store_row<f16>(k, v, k_tile, v_tile, lane, layout);
+            else if (layout.type == Type::f8)
+                store_row<f8>(k, v, k_tile, v_tile, lane, layout, 1.0f / args.k_scale, 1.0f / args.v_scale);
             else
                 store_quantized(k, v, k_tile, v_tile, lane, layout);
         }

@@ -15,4 +15,6 @@ class StoreKvArguments(Arguments):
         ("k_cache", ctypes.c_void_p),
         ("v_cache", ctypes.c_void_p),
         ("layout", LayoutArguments),
+        ("k_scale", ctypes.c_float),
+        ("v_scale", ctypes.c_float),
     )

@@ -196,10 +196,17 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_cache_dtype: Annotated[
         KVCacheDtypeChoice,
         Meta(
-            description="Type of keys and values in the cache: auto (--dtype, or fp8 on a GPU if the checkpoint has "
-            "scales for it), int8 on a CPU, or fp8 (fp8_e4m3) on a GPU from Ada on. fp8_e5m2 is refused."
+            description="Type of keys and values in the cache: auto (--dtype, or fp8 if the checkpoint has scales for "
+            "it), int8, or fp8 (fp8_e4m3; among GPUs from Ada on). fp8_e5m2 is refused."
         ),
     ] = "auto"
+    calculate_kv_scales: Annotated[
+        bool,
+        Meta(
+            description="Measure the scales of an fp8 cache at start-up, on a fixed prompt. Default: those of the "
+            "checkpoint, or 1."
+        ),
+    ] = False
     gpu_memory_utilization: Annotated[
         float,
         Meta(

@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from octavo.protocol.code import ProcessorSource
+from octavo.protocol.config.cache_dtype import require_native, resolve_kv_cache_dtype
 from octavo.protocol.config.division import check_division, has_experts
 from octavo.protocol.config.engine import (
     DeviceName,
@@ -23,7 +24,7 @@ from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
-from octavo.protocol.config.weight_format import asks_for_float8_cache, resolve_quantization
+from octavo.protocol.config.weight_format import resolve_quantization
 from octavo.protocol.cores import parse_core_list
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
@@ -125,6 +126,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Stages."""
     stage_layers: list[int] = []
     """Layers of each stage; []: they are divided by the size of their weights."""
+    calculate_kv_scales: bool = False
+    """Workers measure the scales of keys and values in the cache when they start."""
     enable_tp_invariant_inference: bool = False
     """A request's bits must not depend on the number of workers that share the layers."""
     enable_expert_parallel: bool = False
@@ -258,7 +261,8 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             *config.processor_code,
         ],
         block_size=config.cache.block_size,
-        kv_cache_dtype=_kv_cache_dtype(config, facts, dtype, chosen_device),
+        kv_cache_dtype=resolve_kv_cache_dtype(config, facts, dtype, chosen_device),
+        calculate_kv_scales=config.cache.calculate_kv_scales,
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
@@ -390,55 +394,8 @@ def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
 def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> QuantizationName:
     requested = config.model.quantization
     if requested in ("w8a8", "int8", "int4"):
-        _require_native(config, f"--quantization {requested}", device)
+        require_native(config, f"--quantization {requested}", device)
     return resolve_quantization(requested, facts, dtype)
-
-
-def _kv_cache_dtype(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
-    requested = config.cache.kv_cache_dtype
-    if requested == "auto" and asks_for_float8_cache(facts):
-        if device == "cuda":
-            return "fp8"
-        raise ConfigError(
-            "config.json: 'kv_cache_scheme' in 'quantization_config' asks for a cache of 8-bit floats, which only GPUs "
-            "have here",
-            phase="configuration",
-            hint=f"choose the type of the cache: --kv-cache-dtype {dtype} or int8",
-        )
-    if requested == "auto" or requested == dtype:
-        return dtype
-    if requested == "fp8_e5m2":
-        raise ConfigError(
-            "kv_cache_dtype fp8_e5m2: keys and values of 8-bit floats have three bits of mantissa here",
-            phase="configuration",
-            hint="use --kv-cache-dtype fp8 (fp8_e4m3), which has scales, on a GPU, or int8 on a CPU",
-        )
-    if requested == "int8":
-        _require_native(config, "--kv-cache-dtype int8", device)
-        return requested
-    if requested in ("fp8", "fp8_e4m3") and device == "cuda":
-        return "fp8"
-    smaller = "int8" if device == "cpu" else "fp8"
-    raise ConfigError(
-        f"kv_cache_dtype {requested} with a model of {dtype} on {device}",
-        phase="configuration",
-        hint=f"use --kv-cache-dtype auto, which is {dtype} here, or {smaller}",
-    )
-
-
-def _require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
-    if device != "cpu":
-        raise ConfigError(
-            f"{flag} needs the native kernels, which run on the CPU only",
-            phase="configuration",
-            hint=f"use --device cpu, or leave out {flag}",
-        )
-    if config.device.cpu_kernels == "torch":
-        raise ConfigError(
-            f"{flag} needs the native kernels, which --cpu-kernels torch disables",
-            phase="configuration",
-            hint=f"leave out --cpu-kernels torch or {flag}",
-        )
 
 
 def _model_len(config: EngineConfig, facts: ModelFacts) -> tuple[int, bool]:

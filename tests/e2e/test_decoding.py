@@ -130,7 +130,11 @@ def test_the_mode_of_the_engine_decides_what_is_reported(model: Path, mode: str)
 # --- logits that are no numbers -------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=[{}, {"kv_cache_dtype": "int8"}, {"cpu_kernels": "torch"}], ids=str)
+@pytest.fixture(
+    scope="module",
+    params=[{}, {"kv_cache_dtype": "int8"}, {"kv_cache_dtype": "fp8"}, {"cpu_kernels": "torch"}],
+    ids=str,
+)
 def nan_llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
     """Return an engine whose model has a token with an embedding of NaN."""
     path = make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"))

@@ -77,7 +77,7 @@ CASES = [
     Case("windows", *MIXED),
     Case("bfloat16", *LLAMA),
     Case("float16", "GPT2LMHeadModel", {}, {"dtype": "float16"}),
-    family("gemma2"),
+    family("gemma2")._replace(settings={"dtype": "float32", "kv_cache_dtype": "fp8"}),
     family("Qwen2MoeForCausalLM"),
     family("mamba2"),
     Case(
@@ -91,7 +91,8 @@ CASES = [
     Case("bfloat16-torch", *LLAMA, is_native=False),
 ]
 """Windows in some layers, in all and in none, both kinds of norm, learned and rotary positions, soft caps, experts,
-recurrent states, every dtype, and a checkpoint of three quantized formats with an 8-bit cache. All through native
+recurrent states, every dtype, and a checkpoint of three quantized formats with an 8-bit cache, and
+a cache of 8-bit floats. All through native
 kernels, some through torch."""
 
 

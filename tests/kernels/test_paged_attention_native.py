@@ -19,7 +19,11 @@ from octavo.kernels.paged_attention import AttentionShape, cases, reference
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.kernels.paged_attention.native import ShapeArguments
 
-TOLERANCES = cases.TOLERANCES | {torch.float16: 2e-6, torch.int8: 3e-2}
+TOLERANCES = cases.TOLERANCES | {
+    torch.float16: 2e-6,
+    torch.int8: 3e-2,
+    torch.float8_e4m3fn: cases.TOLERANCES[torch.bfloat16],
+}
 """Against the reference over what the cache holds. float16 is widened to float32. For int8 the queries are rounded to
 8 bits too; the largest difference that random steps have shown is 2.3e-2 of the largest value."""
 
@@ -42,7 +46,9 @@ class Requests:
         num_blocks = [-(-length // block_size) for length in context_lens]
         order = torch.randperm(sum(num_blocks) + 3, generator=torch.Generator().manual_seed(7)).int()
         layout = CacheLayout.of(shape, dtype, block_size)
-        cache = NativeCache(native, layout, len(order))
+        has_scales = dtype == torch.float8_e4m3fn
+        scales = (0.3, 0.3 if shape.key_value_dim else 0.01) if has_scales else (1.0, 1.0)
+        cache = NativeCache(native, layout, len(order), scales=scales)
         table = torch.zeros(len(context_lens), max(num_blocks) + 2, dtype=torch.int32)
         queries = []
         for request, (length, blocks) in enumerate(
@@ -81,7 +87,10 @@ class Requests:
         lens = [keys for _, _, keys in parts]
         q_TNH = queries.unflatten(1, (self.shape.num_heads, -1))
         shape = self.shape
-        out = reference.paged_attention(q_TNH, keys, values, starts, lens, tables, shape, sinks_N=self.sinks)
+        k_scale, v_scale = self.cache.scales
+        out = reference.paged_attention(
+            q_TNH, keys, values, starts, lens, tables, shape, k_scale=k_scale, v_scale=v_scale, sinks_N=self.sinks
+        )
         return out.flatten(1)
 
 

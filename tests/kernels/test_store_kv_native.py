@@ -13,7 +13,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES, SMALL_PAGE_BYTES
 from octavo.kernels.paged_attention.layout import CacheLayout
 
-DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8_e4m3fn]
 
 
 @settings(max_examples=30, deadline=None)
@@ -35,7 +35,8 @@ def test_store_kv(
     dtype: torch.dtype,
 ) -> None:
     layout = CacheLayout(dtype, block_size, num_kv_heads, head_dim)
-    cache = NativeCache(native_library, layout, 160 // block_size, num_threads)
+    scales_of = (0.25, 0.003) if dtype == torch.float8_e4m3fn else (1.0, 1.0)
+    cache = NativeCache(native_library, layout, 160 // block_size, num_threads, scales_of)
     # Rows cut from a wider matrix, as the program's are.
     width = num_kv_heads * head_dim
     k, v = random(num_rows, 2 * width + 3, seed=num_rows)[:, : 2 * width].split(width, dim=1)
@@ -43,17 +44,20 @@ def test_store_kv(
     cache.store(k, v, slots)
     others = torch.ones(len(numbers(cache.k, layout, keys=True)), dtype=torch.bool)
     others[slots] = False
-    for buffer, rows, keys in ((cache.k, k, True), (cache.v, v, False)):
+    for buffer, rows, keys, scale in ((cache.k, k, True, scales_of[0]), (cache.v, v, False, scales_of[1])):
         expected = rows.reshape(num_rows, num_kv_heads, head_dim)
         actual = read(buffer, layout, keys=keys)[slots]
         if dtype == torch.int8:
             largest = expected.abs().amax(dim=2)
             assert torch.equal(scales(buffer, layout)[slots], largest / 127)
             assert bool(((actual - expected).abs() <= largest.unsqueeze(2) / 253).all())
+        elif dtype == torch.float8_e4m3fn:
+            inverse = torch.tensor(1.0) / torch.tensor(scale)
+            assert torch.equal(actual, (expected * inverse).clamp(-448, 448).to(dtype).float())
         else:
             assert torch.equal(actual, expected.to(dtype).float())
         stored = numbers(buffer, layout, keys=keys)
-        assert not bool(stored[slots][..., head_dim:].any()), "padding"
+        assert not bool(stored[slots][..., head_dim:].float().any()), "padding"
         bits = stored.view(torch.int8) if dtype == torch.int8 else stored.view(torch.uint8)
         assert bool((bits[others] == (127 if dtype == torch.int8 else 0xFF)).all()), "another slot"  # 255 - 128
         if dtype == torch.int8:
@@ -81,6 +85,22 @@ def test_integers_hide_no_number_that_is_not_finite(native_library: NativeLibrar
     # A value's fault is told in the factor of its key too, from which attention has it.
     assert of_keys.tolist() == [[True, False], [False, True], [False, False]]
     assert of_values.tolist() == [[False, False], [False, True], [False, False]]
+
+
+def test_8_bit_floats_are_rounded_as_torch_rounds_them(native_library: NativeLibrary) -> None:
+    # All numbers of the format, the middle between any two, the floats beside it, and what is too large or no number.
+    codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (codes[1:] + codes[:-1]) / 2
+    around = [torch.nextafter(middles, torch.full_like(middles, end)) for end in (0.0, torch.inf)]
+    beyond = torch.tensor([448.1, 460, 464, 465, 480, 1e5, 3e38, torch.inf, torch.nan, 1e-40, 1e-30])
+    x = torch.cat([codes, middles, *around, beyond])
+    x = torch.nn.functional.pad(x, (0, 576 - len(x)))
+    layout = CacheLayout(torch.float8_e4m3fn, 16, 1, 576)
+    cache = NativeCache(native_library, layout, 1)
+    cache.store(x[None], -x[None], torch.tensor([3]))
+    expected = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+    assert torch.equal(read(cache.k, layout, keys=True)[3, 0].nan_to_num(1e3), expected.float().nan_to_num(1e3))
+    assert torch.equal(read(cache.v, layout, keys=False)[3, 0].nan_to_num(1e3), -expected.float().nan_to_num(-1e3))
 
 
 def test_block_bytes_are_what_is_allocated() -> None:

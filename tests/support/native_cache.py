@@ -25,7 +25,7 @@ def numbers(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
     """Return the numbers as stored, padding included: (slots, heads, padded dimension). Those of int8 lack the 128."""
     heads, dim = layout.num_kv_heads, layout.padded_dim
     tiles = _tiles(buffer, layout)[..., : GROUP_SLOTS * dim * layout.dtype.itemsize].view(layout.dtype)
-    step = {torch.bfloat16: 2, torch.int8: 4}.get(layout.dtype, 1)
+    step = {torch.bfloat16: 2, torch.float8_e4m3fn: 2, torch.int8: 4}.get(layout.dtype, 1)
     if layout.dtype == torch.int8:
         tiles = tiles ^ -128  # stored with 128 added, as unsigned
     if keys:
@@ -42,7 +42,10 @@ def scales(buffer: Tensor, layout: CacheLayout) -> Tensor:
 
 
 def read(buffer: Tensor, layout: CacheLayout, *, keys: bool) -> Tensor:
-    """Return the values in the slots of a buffer, as float32 of shape (slots, heads, head dimension)."""
+    """Return the values in the slots of a buffer, as float32 of shape (slots, heads, head dimension).
+
+    Those of 8-bit floats are relative to the scale that they were stored with.
+    """
     rows = numbers(buffer, layout, keys=keys).float()[..., : layout.head_dim]
     return rows * scales(buffer, layout).unsqueeze(-1) if layout.dtype == torch.int8 else rows
 
@@ -59,6 +62,8 @@ class NativeCache:
     layout: CacheLayout
     num_blocks: int
     num_threads: int = 1
+    scales: tuple[float, float] = (1.0, 1.0)
+    """Of keys and values in 8-bit floats."""
 
     def __post_init__(self) -> None:
         self.k, self.v = self.layout.allocate(self.num_blocks)
@@ -73,6 +78,7 @@ class NativeCache:
             self.k.data_ptr(),
             self.v.data_ptr(),
             LayoutArguments.of(self.layout),
+            *self.scales,
         )
         step = StepArguments(num_rows=len(slots), groups=ctypes.pointer(GroupArguments(slots=slots.data_ptr())))
         direct.run(self.library, "store_kv", arguments, step=step, num_threads=self.num_threads)
@@ -108,7 +114,9 @@ class NativeCache:
         plan = PlanAttentionArguments(mirrored, ctypes.c_void_p(address), num_bytes, max(context_lens))
         caches = self.k.data_ptr(), self.v.data_ptr()
         sinks_address = None if sinks is None else sinks.data_ptr()
-        run = PagedAttentionArguments(Matrix.of(q), Matrix.of(out), *caches, mirrored, address, sinks_address)
+        run = PagedAttentionArguments(
+            Matrix.of(q), Matrix.of(out), *caches, mirrored, address, sinks_address, *self.scales
+        )
         for name, arguments in (("plan_attention", plan), ("paged_attention", run)):
             direct.run(self.library, name, arguments, step=step, num_threads=self.num_threads)
         return out

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, SchedulerConfig, resolve
+from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts, ResolvedConfig, SchedulerConfig, resolve
 from octavo.protocol.config.sources import (
     engine_config,
     engine_fields,
@@ -204,7 +204,6 @@ def test_a_checkpoint_keeps_its_quantization() -> None:
         (None, {"quantization": "awq"}, "quantization awq, but the checkpoint is not quantized"),
         ({"quant_method": "quark"}, {}, r"quantized \(quark\), which is not supported"),
         ({"quant_method": "gptq"}, {"load_format": "pt"}, r"quantized \(gptq\), and its weights are pt"),
-        ({"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}, {}, "which only GPUs have here"),
         (
             {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8 | {"type": "int"}},
             {},
@@ -227,7 +226,7 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     assert "int8" in caught.value.hint
 
 
-def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one_on_gpus() -> None:
+def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one() -> None:
     section = {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}
     hf_config = {**FACTS.hf_config, "quantization_config": section}
     facts = msgspec.structs.replace(FACTS, load_format="safetensors", hf_config=hf_config)
@@ -236,23 +235,38 @@ def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one_on_gpus() 
         said = engine_config({"model": "m", "kv_cache_dtype": kv_cache_dtype})
         return resolve(said, facts, device=device, num_cores=1).kv_cache_dtype
 
-    assert cache("cuda", "auto") == cache("cuda", "fp8") == "fp8"
+    assert cache("cuda", "auto") == cache("cuda", "fp8") == cache("cpu", "auto") == "fp8"
+    assert cache("cuda", "int8") == cache("cpu", "int8") == "int8"
     assert cache("cuda", "bfloat16") == cache("cpu", "bfloat16") == "bfloat16"
     with pytest.raises(ConfigError, match="fp8_e5m2"):
         cache("cuda", "fp8_e5m2")
 
 
-@pytest.mark.parametrize("word", ["fp8", "fp8_e4m3"])
-def test_a_cache_of_8_bit_floats_is_a_gpus(word: str) -> None:
-    said = engine_config({"model": "m", "kv_cache_dtype": word})
-    assert resolve(said, FACTS, device="cuda", num_cores=1).kv_cache_dtype == "fp8"
-    with pytest.raises(ConfigError, match=f"kv_cache_dtype {word} with a model of bfloat16 on cpu") as caught:
-        resolve(said, FACTS, device="cpu", num_cores=1)
-    assert caught.value.hint.endswith("or int8")
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_scales_of_a_cache_are_measured_or_given(device: str) -> None:
+    def resolve_with(section: dict[str, Any] | None, kv_cache_dtype: str, **settings: Any) -> ResolvedConfig:
+        hf_config = {**FACTS.hf_config, **({"quantization_config": section} if section else {})}
+        facts = msgspec.structs.replace(FACTS, load_format="safetensors", hf_config=hf_config)
+        settings = {"model": "m", "kv_cache_dtype": kv_cache_dtype, "calculate_kv_scales": True} | settings
+        return resolve(engine_config(settings), facts, device=device, num_cores=1)
+
+    for word in ("fp8", "fp8_e4m3"):
+        config = resolve_with(None, word)
+        assert (config.kv_cache_dtype, config.calculate_kv_scales) == ("fp8", True)
+    scheme = {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}
+    for section, dtype, message in [
+        (None, "auto", "bfloat16 has no scales"),
+        (None, "int8", "each int8 key and value has a scale of its own"),
+        (scheme, "auto", "the checkpoint has scales"),
+        (scheme, "bfloat16", "bfloat16 has no scales"),
+    ]:
+        with pytest.raises(ConfigError, match=f"--calculate-kv-scales: .*{message}"):
+            resolve_with(section, dtype)
 
 
 @pytest.mark.parametrize(
-    ("setting", "value"), [("quantization", "w8a8"), ("quantization", "int4"), ("kv_cache_dtype", "int8")]
+    ("setting", "value"),
+    [("quantization", "w8a8"), ("quantization", "int4"), ("kv_cache_dtype", "int8"), ("kv_cache_dtype", "fp8")],
 )
 def test_torch_leaves_out_what_needs_native_kernels(setting: str, value: str) -> None:
     flag = f"--{setting.replace('_', '-')} {value}"

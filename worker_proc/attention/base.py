@@ -1,5 +1,6 @@
 """What a model sees of the past of its requests: one call per layer."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,6 +17,14 @@ class LayerState:
     tensors: tuple[Tensor, ...]
     """As the layer's `StateShape` says, with a dimension of slots before the others."""
     slots: Slots
+
+
+def layer_scales(
+    scales: Mapping[int, tuple[float, float]], layer_index: int, *, has_values: bool
+) -> tuple[float, float]:
+    """Return the scales of a layer's stored keys and values: 1 without any, and equal if values are parts of keys."""
+    k_scale, v_scale = scales.get(layer_index, (1.0, 1.0))
+    return k_scale, v_scale if has_values else k_scale
 
 
 class Attention(Protocol):

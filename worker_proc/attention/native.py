@@ -1,6 +1,6 @@
 """Attention over native caches, one operation at a time: for models that are not recorded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from octavo.kernels.paged_attention.native import (
 )
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv.native import StoreKvArguments
-from octavo.worker_proc.attention.base import LayerState
+from octavo.worker_proc.attention.base import LayerState, layer_scales
 from octavo.worker_proc.attention.recorded import StepBounds
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.step_arguments import step_arguments
@@ -35,6 +35,7 @@ class NativeCacheAttention:
         layouts: of the caches of a layer, for each group.
         num_blocks: of the cache that all groups share.
         bounds: of the steps, for the workspaces.
+        scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
     """
 
     def __init__(
@@ -44,7 +45,9 @@ class NativeCacheAttention:
         layouts: Sequence[CacheLayout],
         num_blocks: int,
         bounds: StepBounds,
+        scales: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
+        self._scales = scales or {}
         self._library = library
         self._threads = ThreadPolicy(library, bounds.num_threads)
         self._num_threads = 1
@@ -98,7 +101,8 @@ class NativeCacheAttention:
         k_cache, v_cache = (buffer.data_ptr() for buffer in self._caches[place])
         keys, values = (x.float().reshape(len(x), -1) for x in (k_TKH, v_TKH))
         layout = LayoutArguments.of(self._layouts[group])
-        store = StoreKvArguments(Matrix.of(keys), Matrix.of(values), k_cache, v_cache, layout)
+        scales = layer_scales(self._scales, layer_index, has_values=True)
+        store = StoreKvArguments(Matrix.of(keys), Matrix.of(values), k_cache, v_cache, layout, *scales)
         run(self._library, "store_kv", store, step=self._step, num_threads=self._num_threads)
         queries = (q_TNH.float() if q_TNH.dtype == torch.float16 else q_TNH).reshape(len(q_TNH), -1)
         out = torch.empty_like(queries)
@@ -111,6 +115,7 @@ class NativeCacheAttention:
             self._shapes[group],
             self._workspaces[group].data_ptr(),
             None if sinks is None else sinks.data_ptr(),
+            *scales,
         )
         run(self._library, "paged_attention", attend, step=self._step, num_threads=self._num_threads)
         return out.view(q_TNH.shape).to(q_TNH.dtype)

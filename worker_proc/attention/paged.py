@@ -11,7 +11,7 @@ from octavo.kernels.recurrence import Slots, StateSlots
 from octavo.kernels.rope_store_kv import rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
-from octavo.worker_proc.attention.base import LayerState
+from octavo.worker_proc.attention.base import LayerState, layer_scales
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
@@ -84,9 +84,7 @@ class PagedCacheAttention:
         group, place = self._places[layer_index]
         k_cache_PSKH, v_cache_PSKH = self._storage.layer(place)
         slot_mapping_T = self._slot_mappings[group]
-        k_scale, v_scale = self._scales.get(layer_index, (1.0, 1.0))
-        if v_TKH is None:
-            v_scale = k_scale  # values are the beginnings of keys
+        k_scale, v_scale = layer_scales(self._scales, layer_index, has_values=v_TKH is not None)
         scales = {"k_scale": k_scale, "v_scale": v_scale}
         if rotation is None:
             store_kv(k_TKH, v_TKH, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, **scales)

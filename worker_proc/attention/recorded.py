@@ -1,6 +1,6 @@
 """Attention of a model that is being recorded into a program. Computes nothing itself."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from octavo.kernels.recurrence import RecordedSlots
 from octavo.kernels.rope_store_kv import record as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
-from octavo.worker_proc.attention.base import LayerState
+from octavo.worker_proc.attention.base import LayerState, layer_scales
 from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
 
@@ -60,6 +60,7 @@ class RecordedAttention:
         caches: that all groups share; see `allocate_caches`.
         bounds: of the steps, for the workspaces.
         states: of layers with a state; None: there are none.
+        scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
     """
 
     def __init__(
@@ -71,7 +72,9 @@ class RecordedAttention:
         caches: Sequence[tuple[Tensor, Tensor]],
         bounds: StepBounds,
         states: StateStorage | None = None,
+        scales: Mapping[int, tuple[float, float]] | None = None,
     ) -> None:
+        self._scales = scales or {}
         self._states = states
         self._num_groups = len(groups)
         self._places = places_of_layers(groups)
@@ -101,12 +104,13 @@ class RecordedAttention:
         group, place = self._places[layer_index]
         k_cache, v_cache = self._caches[place]
         layout = self._layouts[group]
+        scales = layer_scales(self._scales, layer_index, has_values=v_TKH is not None)
         if rotation is None:
-            store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout)
+            store_kv.record(k_TKH, v_TKH, k_cache, v_cache, layout, scales)
         else:
             assert v_TKH is not None, "heads without values are rotated before"
-            q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout)
-        return record.record(q_TNH, k_cache, v_cache, self._workspaces[group], sinks_N)
+            q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout, scales)
+        return record.record(q_TNH, k_cache, v_cache, self._workspaces[group], sinks_N, scales)
 
     def state(self, layer_index: int) -> LayerState:
         """Return the states of a layer; a step has their slots in the group after those of attention."""

@@ -58,9 +58,9 @@ def kv_block_bytes(config: ResolvedConfig, group: CacheGroup, *, is_native: bool
 
 
 def _torch_dtype(config: ResolvedConfig) -> torch.dtype:
-    if config.kv_cache_dtype == "int8":
+    if config.device == "cpu" and config.kv_cache_dtype in ("int8", "fp8"):
         raise ConfigError(
-            "--kv-cache-dtype int8 needs the native kernels, which are off",
+            f"--kv-cache-dtype {config.kv_cache_dtype} needs the native kernels, which are off",
             hint="see the warning above, or leave out --kv-cache-dtype",
         )
     return _DTYPES[config.kv_cache_dtype]

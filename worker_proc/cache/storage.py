@@ -56,6 +56,11 @@ class KVStorage:
         )
 
     @property
+    def buffers(self) -> list[Tensor]:
+        """Keys and values of each layer, block by block; keys alone if values are parts of them."""
+        return [buffer for keys, values in self._layers for buffer in (keys, values)[: 1 + self._stores_values]]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all layers."""
         return sum(k_PSKH.nbytes + (v_PSKH.nbytes if self._stores_values else 0) for k_PSKH, v_PSKH in self._layers)

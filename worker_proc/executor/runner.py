@@ -125,6 +125,11 @@ class Runner(Protocol):
     """Whether `run` needs block tables from the host; False: the device has its own copy."""
 
     @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """Keys and values of each layer of a group, one after the other, block by block; keys alone if values are parts
+        of them."""
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """Native programs whose operations a trace records; None: torch's profiler sees everything."""
 

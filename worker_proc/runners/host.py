@@ -122,6 +122,11 @@ class HostRunner:
         return cls(forward, sampler, num_blocks)
 
     @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return self.forward.cache_buffers
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self.forward.programs

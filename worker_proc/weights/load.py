@@ -134,7 +134,7 @@ def _load(
     model.library = library
     if config.kv_cache_dtype == "fp8":
         model.cache_scales = read_cache_scales(config.model, model.stage.layers)
-        logger.info("keys and values in 8-bit floats: %d layers have scales", len(model.cache_scales))
+        _report_cache_scales(config, len(model.cache_scales))
     if cache and cache.restore(model.parameters, packer):
         log_formats(model.parameters.linears)
         return model
@@ -157,6 +157,26 @@ def _load(
     if cache:
         cache.keep(model.parameters, packer)
     return model
+
+
+def _report_cache_scales(config: ResolvedConfig, num_layers: int) -> None:
+    """Log where the scales of keys and values come from.
+
+    Raises:
+        ConfigError: from the checkpoint, although they were to be measured.
+    """
+    if config.calculate_kv_scales and num_layers:
+        raise ConfigError(
+            f"--calculate-kv-scales, but the checkpoint has scales of keys and values for {num_layers} layers",
+            hint="leave it out to use them",
+        )
+    if num_layers or config.calculate_kv_scales:
+        logger.info("keys and values in 8-bit floats: %d layers have scales in the checkpoint", num_layers)
+        return
+    logger.info(
+        "keys and values in 8-bit floats without scales: numbers beyond 448 are clamped; --calculate-kv-scales "
+        "measures scales"
+    )
 
 
 def computes_on_codes(config: ResolvedConfig) -> bool:

@@ -58,6 +58,7 @@ class CudaGraphRunner:
         graphs: compute.
         stream: of the device.
         cache_bytes: of keys, values and states.
+        cache_buffers: of keys and values.
         max_size: of any step.
         given_rows: of the model.
         changes_logits: whether `sample` may be given `change_logits`.
@@ -73,6 +74,7 @@ class CudaGraphRunner:
         graphs: StepGraphs,
         stream: Stream,
         cache_bytes: int,
+        cache_buffers: Sequence[Tensor],
         max_size: StepSize,
         given_rows: GivenRows | None = None,
         *,
@@ -80,6 +82,7 @@ class CudaGraphRunner:
     ) -> None:
         self.graphs = graphs
         self.cache_bytes = cache_bytes
+        self.cache_buffers = cache_buffers
         self._table = table
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)

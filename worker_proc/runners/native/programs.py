@@ -58,7 +58,9 @@ class NativePrograms:
         self._given_rows = model.given_rows
         recorder = ProgramRecorder(model.dtype)
         library, bounds, groups = self._library, self._bounds, model.cache_groups
-        attention = RecordedAttention(library, recorder, groups, self._layouts, self._caches, bounds, self._states)
+        attention = RecordedAttention(
+            library, recorder, groups, self._layouts, self._caches, bounds, self._states, model.cache_scales
+        )
         self.attention: RecordedAttention | None = attention
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), attention)
         self._adapters: AdapterInputs | None = None

@@ -53,7 +53,7 @@ def open_attention(
         return PagedCacheAttention(torch_storage(config, groups, num_blocks), groups, states, model.cache_scales)
     layouts = [cache_layout(config, group, index) for index, group in enumerate(groups)]
     bounds = StepBounds(config.max_num_batched_tokens, max_model_len, config.max_num_seqs, config.num_threads)
-    return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds)
+    return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds, model.cache_scales)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

@@ -1,0 +1,86 @@
+"""The type of keys and values in the cache, and where its scales come from: flags and checkpoint compared."""
+
+from octavo.protocol.config.engine import DeviceName, DtypeName, EngineConfig, KVCacheDtypeName
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.weight_format import asks_for_float8_cache
+from octavo.protocol.errors import ConfigError
+
+_PHASE = "configuration"
+
+
+def resolve_kv_cache_dtype(
+    config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName
+) -> KVCacheDtypeName:
+    """Return the type of the cache.
+
+    Raises:
+        ConfigError: the device has no such cache, or `--calculate-kv-scales` contradicts it or the checkpoint.
+    """
+    chosen = _chosen(config, facts, dtype, device)
+    if chosen in ("int8", "fp8") and device == "cpu":
+        require_native(config, f"--kv-cache-dtype {chosen}", device)
+    if config.cache.calculate_kv_scales:
+        _check_measured_scales(config, facts, chosen)
+    return chosen
+
+
+def _chosen(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> KVCacheDtypeName:
+    requested = config.cache.kv_cache_dtype
+    if requested == "auto" and asks_for_float8_cache(facts):
+        return "fp8"
+    if requested == "auto" or requested == dtype:
+        return dtype
+    if requested == "fp8_e5m2":
+        raise ConfigError(
+            "kv_cache_dtype fp8_e5m2: keys and values of 8-bit floats have three bits of mantissa here",
+            phase=_PHASE,
+            hint="use --kv-cache-dtype fp8 (fp8_e4m3), which has scales, or int8",
+        )
+    if requested in ("fp8", "fp8_e4m3"):
+        return "fp8"
+    if requested == "int8":
+        return requested
+    raise ConfigError(
+        f"kv_cache_dtype {requested} with a model of {dtype} on {device}",
+        phase=_PHASE,
+        hint=f"use --kv-cache-dtype auto, which is {dtype} here, fp8 or int8",
+    )
+
+
+def _check_measured_scales(config: EngineConfig, facts: ModelFacts, dtype: KVCacheDtypeName) -> None:
+    def refuse(reason: str, hint: str) -> ConfigError:
+        return ConfigError(f"--calculate-kv-scales: {reason}", phase=_PHASE, hint=hint)
+
+    if dtype != "fp8":
+        reason = "each int8 key and value has a scale of its own" if dtype == "int8" else f"{dtype} has no scales"
+        raise refuse(f"{reason} in the cache", "use --kv-cache-dtype fp8, or leave it out")
+    if asks_for_float8_cache(facts):
+        raise refuse(
+            "the checkpoint has scales for keys and values ('kv_cache_scheme' in config.json)",
+            "leave it out to use them",
+        )
+    if config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1:
+        raise refuse(
+            "engines that divide the experts do not start at the same time, and no step runs on one of them alone",
+            "leave out --enable-expert-parallel, or use --kv-cache-dtype auto",
+        )
+
+
+def require_native(config: EngineConfig, flag: str, device: DeviceName) -> None:
+    """Raise if a setting needs the native kernels of CPUs, and the configuration excludes them.
+
+    Raises:
+        ConfigError: it does.
+    """
+    if device != "cpu":
+        raise ConfigError(
+            f"{flag} needs the native kernels, which run on the CPU only",
+            phase=_PHASE,
+            hint=f"use --device cpu, or leave out {flag}",
+        )
+    if config.device.cpu_kernels == "torch":
+        raise ConfigError(
+            f"{flag} needs the native kernels, which --cpu-kernels torch disables",
+            phase=_PHASE,
+            hint=f"leave out --cpu-kernels torch or {flag}",
+        )
