@@ -13,7 +13,7 @@ from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import ID_BYTES, RequestId, pack_ids, unpack_ids
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import RequestParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
 _HEAD = struct.Struct("<dQQ")
@@ -28,8 +28,8 @@ class SharedFields(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The fields of a request that are the same in many: one object for all of them."""
 
     client: bytes
-    sampling: SamplingSpec
-    """With a made-up seed and `max_tokens`, which differ between requests."""
+    params: RequestParams
+    """Sampling parameters with a made-up seed and `max_tokens`, which differ between requests; or others."""
     cache_salt: str | None
     adapter: Adapter | None
     stream_interval: int
@@ -108,7 +108,7 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
         submit = Submit(
             self.request_id,
             unpack_ids(memoryview(self.packed)[_HEAD.size :]),
-            msgspec.structs.replace(shared.sampling, seed=seed, max_tokens=max_tokens),
+            _with_own(shared.params, seed, max_tokens),
             cache_salt=shared.cache_salt,
             adapter=shared.adapter,
             stream_interval=shared.stream_interval,
@@ -123,11 +123,12 @@ def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveR
     """Return a new request, packed if possible. Its parameters have been checked."""
     if submit.grammar is not None or submit.resume_output_token_ids or submit.prompt_embeds is not None:
         return Request(client, submit, order, now)
-    sampling = submit.params
-    assert isinstance(sampling, SamplingSpec), "admission rejects all others"
+    params, seed, max_tokens = submit.params, 0, 1
+    if isinstance(params, SamplingSpec):
+        seed, max_tokens = params.seed, params.max_tokens
     shared = SharedFields(
         client,
-        msgspec.structs.replace(sampling, seed=0, max_tokens=1),
+        _with_own(params, 0, 1),
         submit.cache_salt,
         submit.adapter,
         submit.stream_interval,
@@ -135,5 +136,12 @@ def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveR
     encoded = msgspec.msgpack.encode(shared)
     if len(encoded) <= _MAX_SHARED_BYTES:
         shared = _shared_fields(encoded)
-    packed = _HEAD.pack(now, sampling.seed, sampling.max_tokens) + pack_ids(submit.prompt_token_ids)
+    packed = _HEAD.pack(now, seed, max_tokens) + pack_ids(submit.prompt_token_ids)
     return QueuedRequest(shared, submit.request_id, order, packed)
+
+
+def _with_own(params: RequestParams, seed: int, max_tokens: int) -> RequestParams:
+    """Return parameters with what differs between the requests of a client."""
+    if not isinstance(params, SamplingSpec):
+        return params
+    return msgspec.structs.replace(params, seed=seed, max_tokens=max_tokens)

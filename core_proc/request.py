@@ -13,10 +13,10 @@ from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, SlotId, TokenId, pack_ids
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.prefix_hash import extra_keys_of
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import NO_TOKEN
+from octavo.protocol.steps import NO_TOKEN, POOLED
 
 
 class RequestState(Enum):
@@ -42,24 +42,27 @@ _MAX_SHARED_STOP_TOKENS = 64
 
 
 def stop_tokens_of(sampling: SamplingSpec) -> frozenset[TokenId]:
-    """Return the tokens that may end a request, and `NO_TOKEN`."""
+    """Return the tokens that may end a request, and those that stand for something else."""
     if len(sampling.eos_token_ids) + len(sampling.stop_token_ids) <= _MAX_SHARED_STOP_TOKENS:
         return _shared_stop_tokens(tuple(sampling.eos_token_ids), tuple(sampling.stop_token_ids))
-    return frozenset((NO_TOKEN, *sampling.eos_token_ids, *sampling.stop_token_ids))
+    return frozenset((NO_TOKEN, POOLED, *sampling.eos_token_ids, *sampling.stop_token_ids))
 
 
 @functools.lru_cache(maxsize=256)
 def _shared_stop_tokens(eos: tuple[TokenId, ...], stop: tuple[TokenId, ...]) -> frozenset[TokenId]:
     """Most requests have the same: one set for all of them."""
-    return frozenset((NO_TOKEN, *eos, *stop))
+    return frozenset((NO_TOKEN, POOLED, *eos, *stop))
 
+
+_ONE_RESULT = SamplingSpec(max_tokens=1, seed=0)
+"""Of a request with a `PoolingSpec`: its result takes the place of the first token."""
 
 NO_LIST: Any = ()
 """perf: stands for an empty list in the many requests that wait; it cannot be changed."""
 
 
 class Request:
-    """One sequence being generated.
+    """One sequence being generated, or pooled: then its result is sampled like a token, and ends it.
 
     Invariant: `token_ids` holds the known tokens; `num_tokens` also counts those that steps in flight sample. Work is
     left while `num_computed_tokens < num_tokens`. There is no other notion of prefill and decode.
@@ -92,6 +95,7 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "order",
+        "params",
         "pending_output",
         "prompt_embeds",
         "prompt_logprobs",
@@ -112,8 +116,9 @@ class Request:
     def __init__(self, client: bytes, submit: Submit, order: int, now: float) -> None:
         self.client = client
         self.request_id = submit.request_id
-        assert isinstance(submit.params, SamplingSpec), "admission rejects all others"
-        self.sampling = submit.params
+        self.params = submit.params
+        """What it computes."""
+        self.sampling = _ONE_RESULT if isinstance(submit.params, PoolingSpec) else submit.params
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
         self.adapter = submit.adapter
@@ -205,7 +210,7 @@ class Request:
     @property
     def reads_prefix_cache(self) -> bool:
         """False if all of its tokens must be computed."""
-        return not self.sampling.skip_reading_prefix_cache
+        return not self.params.skip_reading_prefix_cache
 
     @property
     def is_first_run(self) -> bool:

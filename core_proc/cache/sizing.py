@@ -156,6 +156,11 @@ def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> i
 
 def _useful(config: ResolvedConfig, fact: DeviceFacts) -> int:
     """Return how many blocks can be in use at the same time. On a GPU the rest still serves as prefix cache."""
+    if config.computes_whole_prompts:
+        # Keys are read in the step that computes them; the next step may be planned meanwhile.
+        in_one_step = -(-config.max_num_batched_tokens // config.block_size) + config.max_num_seqs
+        num_groups = len([group for group in fact.cache_groups if group.kind != "state"])
+        return 2 * in_one_step * num_groups
     return _num_blocks_needed(config, fact) * config.max_num_seqs if config.device == "cpu" else _UNLIMITED
 
 

@@ -17,10 +17,10 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.hooks import SchedulerHooks
 from octavo.core_proc.scheduler.stop import FinishCause, find_stop
 from octavo.protocol.adapters import AdapterFault
-from octavo.protocol.events import FailureKind, TokenLogprobs
+from octavo.protocol.events import FailureKind, FinishReason, PooledOutput, TokenLogprobs
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.steps import NO_TOKEN, StepResult
+from octavo.protocol.steps import NO_TOKEN, POOLED, StepResult
 
 
 class Fail(Protocol):
@@ -30,6 +30,13 @@ class Fail(Protocol):
         self, request: Request, message: str, kind: FailureKind = FailureKind.INTERNAL, param: str | None = None
     ) -> ClientEvent:
         """End it and return the event for its frontend."""
+
+
+class Finish(Protocol):
+    """Ends a request whose output is complete."""
+
+    def __call__(self, request: Request, cause: FinishCause, result: PooledOutput | None = None) -> list[ClientEvent]:
+        """End it and return the events for its frontend."""
 
 
 class StepOwner(Protocol):
@@ -61,7 +68,7 @@ class Acceptance:
         counters: EngineStats,
         clock: Callable[[], float],
         *,
-        finish: Callable[[Request, FinishCause], list[ClientEvent]],
+        finish: Finish,
         fail: Fail,
     ) -> None:
         self._cache = owner.cache
@@ -79,7 +86,9 @@ class Acceptance:
         for request in record.unsampled:
             request.num_in_flight -= 1
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
-        if result.counts or result.logprobs or result.faults:
+        if result.pooled:
+            events += self._accept_pooled(record, result)
+        elif result.counts or result.logprobs or result.faults:
             events += self._accept_all(record, result)
         else:
             events += self._accept_each(record, result)
@@ -101,6 +110,20 @@ class Acceptance:
                 streamed.append(request)
         self._counters.generation_tokens += len(streamed)
         return streamed_events(streamed) + events
+
+    def _accept_pooled(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
+        """Take the result of a step with vectors or scores in place of tokens, each of which ends its request."""
+        events, outputs = [], iter(result.pooled)
+        for request, token_id in zip(record.sampling, result.token_ids, strict=True):
+            request.num_in_flight -= 1
+            request.num_pending_tokens -= 1
+            output = next(outputs) if token_id == POOLED else None
+            if output is None:
+                events += self._accept(request, [token_id], [])
+            elif request.state is not RequestState.FINISHED:
+                request.time_first_token = self._clock()
+                events += self._finish(request, FinishCause(FinishReason.STOP), output)
+        return events
 
     def _accept_all(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
         """Take the result of a step with several tokens of one request, logprobs or faults."""
@@ -132,7 +155,7 @@ class Acceptance:
         if NO_TOKEN in token_ids:
             self._cache.invalidate_blocks(request)
             self._counters.corrupted_requests += 1
-            return [self._fail(request, "the model's logits are not numbers: its values overflow")]
+            return [self._fail(request, "the model's outputs are not numbers: its values overflow")]
         num_accepted, cause = 0, None
         while num_accepted < len(token_ids) and cause is None:
             request.token_ids.append(token_ids[num_accepted])

@@ -9,7 +9,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import Finished, StepEvent, StreamedTokens, TokenLogprobs, Tokens
+from octavo.protocol.events import Finished, PooledOutput, StepEvent, StreamedTokens, TokenLogprobs, Tokens
 from octavo.protocol.ids import TokenId
 from octavo.protocol.stats import RequestTimings
 from octavo.protocol.steps import StepResult
@@ -116,7 +116,9 @@ def pending_output_event(request: Request) -> ClientEvent:
     return tokens_event(request, pending_output.token_ids, pending_output.logprobs or None, pending_output.times)
 
 
-def finished_event(request: LiveRequest, cause: FinishCause, now: float) -> ClientEvent:
+def finished_event(
+    request: LiveRequest, cause: FinishCause, now: float, result: PooledOutput | None = None
+) -> ClientEvent:
     """Return the event for a finished request; `now` is on the core's clock."""
     finished = Finished(
         request_id=request.request_id,
@@ -130,6 +132,7 @@ def finished_event(request: LiveRequest, cause: FinishCause, now: float) -> Clie
             first_token=request.time_first_token,
             finished=now,
         ),
+        result=result,
     )
     return (request.client, finished)
 

@@ -9,7 +9,7 @@ from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, TokenId
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
-from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import POOLED, Admitted, Appended, Scheduled, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -50,7 +50,7 @@ class StepRecord:
             ProtocolError: it has another number of tokens or logprobs.
         """
         num_tokens, num_requests = len(result.token_ids), len(self.sampling)
-        is_sound = len(result.logprobs) in (0, num_tokens)
+        is_sound = len(result.logprobs) in (0, num_tokens) and result.token_ids.count(POOLED) == len(result.pooled)
         if result.counts:
             wanted = [scheduled.num_samples for scheduled in self.scheduled if scheduled.num_samples]
             is_sound &= len(wanted) == len(result.counts) and sum(result.counts) == num_tokens
@@ -61,7 +61,8 @@ class StepRecord:
             num_positions = sum(scheduled.num_samples for scheduled in self.scheduled)
             raise ProtocolError(
                 f"step {self.sequence} samples {num_positions} positions of {num_requests} requests, its result has "
-                f"{num_tokens} tokens, {len(result.counts)} counts and {len(result.logprobs)} logprobs"
+                f"{num_tokens} tokens, {len(result.counts)} counts, {len(result.logprobs)} logprobs and "
+                f"{len(result.pooled)} vectors"
             )
 
 
@@ -182,7 +183,7 @@ def _admitted(request: Request) -> Admitted:
         token_ids=request.token_ids[:],
         num_prompt_tokens=request.num_prompt_tokens,
         block_ids=[block_ids[:] for block_ids in request.block_ids],
-        params=request.sampling,
+        params=request.params,
         adapter_slot=request.adapter_slot,
         embed_spans=request.prompt_embeds.spans if request.prompt_embeds is not None else [],
     )

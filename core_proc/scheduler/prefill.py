@@ -16,13 +16,23 @@ class Prefill:
         batch: the running requests.
         counters: of tokens; written.
         max_chunk: most tokens of one request in one step; 0: no limit.
+        is_whole: whether each prompt is computed in one step, because its tokens attend to later ones.
     """
 
-    def __init__(self, cache: PrefixCache, batch: RunningBatch, counters: EngineStats, max_chunk: int) -> None:
+    def __init__(
+        self,
+        cache: PrefixCache,
+        batch: RunningBatch,
+        counters: EngineStats,
+        max_chunk: int,
+        *,
+        is_whole: bool = False,
+    ) -> None:
         self._cache = cache
         self._batch = batch
         self._counters = counters
         self._max_chunk = max_chunk
+        self._is_whole = is_whole
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
         """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
 
@@ -90,7 +100,7 @@ class Prefill:
 
     def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
         """Put tokens of a request into the step, with blocks to hold them."""
-        if num_tokens == 0:
+        if num_tokens == 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
             return
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         self._cache.extend(request, end)

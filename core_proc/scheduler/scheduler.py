@@ -40,7 +40,7 @@ from octavo.core_proc.scheduler.turns import PipelineTurns
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.events import Failed, FailureKind, FinishReason
+from octavo.protocol.events import Failed, FailureKind, FinishReason, PooledOutput
 from octavo.protocol.ids import RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
@@ -83,7 +83,13 @@ class Scheduler:
         self.hooks = SchedulerHooks()
         """Features that take part in steps."""
         self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache), self.adapters)
-        self._prefill = Prefill(self.cache, self.batch, self.counters, self.cache.groups.max_chunk)
+        self._prefill = Prefill(
+            self.cache,
+            self.batch,
+            self.counters,
+            self.cache.groups.max_chunk,
+            is_whole=config.computes_whole_prompts,
+        )
         self._rejection_rules = RejectionRules(config, cache_plan, self.cache.groups)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
@@ -396,13 +402,15 @@ class Scheduler:
         self._forget(request)
         return (request.client, Failed(request.request_id, kind, message, param))
 
-    def _finish(self, request: LiveRequest, cause: FinishCause) -> list[ClientEvent]:
+    def _finish(
+        self, request: LiveRequest, cause: FinishCause, result: PooledOutput | None = None
+    ) -> list[ClientEvent]:
         """Finish a request: its output is complete, or its client has aborted it."""
         events: list[ClientEvent] = []
         if isinstance(request, Request) and request.pending_output:
             events.append(pending_output_event(request))
         self._forget(request)
-        return [*events, finished_event(request, cause, self._clock())]
+        return [*events, finished_event(request, cause, self._clock(), result)]
 
     def _preempt(self, request: Request) -> None:
         """Put a running request back into the queue. Its tokens are recomputed when it runs again."""

@@ -21,6 +21,7 @@ from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.nodes import check_nodes
+from octavo.protocol.config.pooling import is_computed_whole, pooling_budget
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
@@ -41,6 +42,8 @@ _DEFAULT_SEQS = {"cpu": 256, "cuda": 256}
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
 """Per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
+_POOLING_FULL_STEP = {"cpu": 256, "cuda": 0}
+"""More: these models are often so small that the time between two steps counts."""
 _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 """Per thread: about 0.6 s of a small model's time, on any number of threads."""
 
@@ -164,6 +167,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For adapters from the hub; None: the hub's own cache."""
 
     @property
+    def computes_whole_prompts(self) -> bool:
+        """Whether tokens attend to later ones, so that a prompt is computed in one step and shares nothing."""
+        return is_computed_whole(self.model)
+
+    @property
     def tensor_parallel_size(self) -> int:
         """Workers that share every layer."""
         return self.world_size // self.pipeline_parallel_size
@@ -225,6 +233,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
+    budget = pooling_budget(config, facts, chosen_device, budget, max_model_len)
     if budget < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): "
@@ -266,16 +275,20 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
-        enable_prefix_caching=config.cache.enable_prefix_caching,
+        enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         full_step_tokens=_by_thread(
-            config.scheduler.full_step_tokens, _DEFAULT_FULL_STEP[chosen_device], stage_threads
+            config.scheduler.full_step_tokens,
+            (_POOLING_FULL_STEP if facts.pooling else _DEFAULT_FULL_STEP)[chosen_device],
+            stage_threads,
         ),
         decode_interval_tokens=_by_thread(
             config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], stage_threads
         ),
-        step_time_target_s=_or_default(config.scheduler.step_time_target, _DEFAULT_STEP_TIME_TARGET[chosen_device]),
+        step_time_target_s=_or_default(
+            config.scheduler.step_time_target, 0.0 if facts.pooling else _DEFAULT_STEP_TIME_TARGET[chosen_device]
+        ),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,

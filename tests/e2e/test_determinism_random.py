@@ -247,7 +247,7 @@ def alone(model: Loaded, request: TimedRequest) -> Result:
     )
     num_blocks = num_blocks_for(model, config, MAX_LEN)
     engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups_of(model, config))
-    (result,) = engine.run([TimedRequest(request.prompt, request.sampling, grammar=request.grammar)])
+    (result,) = engine.run([TimedRequest(request.prompt, request.params, grammar=request.grammar)])
     return result
 
 

@@ -18,7 +18,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CacheGroupSpec, CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import RequestParams
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, TokenMask
 from octavo.protocol.structured import GrammarSpec
@@ -34,6 +34,8 @@ class Result:
     logprobs: list[Any] = field(default_factory=list)
     prompt_logprobs: list[Any] | None = None
     end: str = ""
+    vector: tuple[bytes, tuple[int, ...]] | None = None
+    """The pooled result, and its shape."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class TimedRequest:
     """A request with the steps at which it arrives and, optionally, is aborted."""
 
     prompt: list[int]
-    sampling: SamplingSpec
+    params: RequestParams
     priority: int = 0
     salt: str | None = None
     arrives_at: int = 0
@@ -102,7 +104,7 @@ class SmallEngine:
         while step <= last_event or self.scheduler.has_requests or in_flight:
             for number, request in enumerate(requests):
                 if request.arrives_at == step:
-                    submit = Submit(str(number), request.prompt, request.sampling, request.priority, request.salt)
+                    submit = Submit(str(number), request.prompt, request.params, request.priority, request.salt)
                     self._note(results, self._submit(msgspec.structs.replace(submit, grammar=request.grammar)))
                 if request.aborted_at == step:
                     self._note(results, self.scheduler.abort(b"client", [str(number)]))
@@ -147,6 +149,8 @@ class SmallEngine:
                         result.prompt_logprobs = [_bits(entry) for entry in event.prompt_logprobs]
                 case Finished():
                     result.end = f"{event.reason} {event.stop_token_id}"
+                    if event.result is not None:
+                        result.vector = bytes(event.result.data.data), tuple(event.result.shape)
                 case Failed():
                     result.end = f"failed: {event.message}"
 

@@ -3,14 +3,16 @@
 Decides nothing: the core decides which tokens are computed and when a request ends.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from octavo.protocol.errors import ProtocolError
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.prompt_embeds import tokens_beside
 from octavo.protocol.steps import Admitted
 from octavo.worker_proc.batch.columns import SlotColumns, Trait
+from octavo.worker_proc.pooling.collected import Collected
 from octavo.worker_proc.sampling.state import SamplingState
+
+_NOT_SAMPLED = SamplingSpec(max_tokens=1, seed=0)
 
 
 @dataclass(slots=True)
@@ -25,6 +27,10 @@ class Row:
     sampling: SamplingState
     columns: SlotColumns
     """Of the batch; what changes with every step is there."""
+    pooling: PoolingSpec | None = None
+    """What it asks for instead of tokens; `sampling` then means nothing."""
+    collected: Collected = field(default_factory=Collected)
+    """What is known of a pooled result."""
 
     @property
     def num_known_tokens(self) -> int:
@@ -48,21 +54,18 @@ class Row:
 
     @classmethod
     def admit(cls, admitted: Admitted, vocab_size: int, columns: SlotColumns) -> "Row":
-        """Make the row of a request that enters the batch, new or preempted before.
-
-        Raises:
-            ProtocolError: this worker cannot compute what the request asks for.
-        """
-        if not isinstance(admitted.params, SamplingSpec):
-            raise ProtocolError(f"{admitted.request_id} asks for {admitted.params.task!r}: this worker samples tokens")
+        """Make the row of a request that enters the batch, new or preempted before."""
         # Prompt embeddings have no tokens that a penalty could count.
         prompt = tokens_beside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
         output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()
+        pooling = admitted.params if isinstance(admitted.params, PoolingSpec) else None
+        spec = admitted.params if isinstance(admitted.params, SamplingSpec) else _NOT_SAMPLED
         return cls(
             slot=admitted.slot,
             request_id=admitted.request_id,
             num_prompt_tokens=admitted.num_prompt_tokens,
             num_blocks=[len(block_ids) for block_ids in admitted.block_ids],
-            sampling=SamplingState.prepare(admitted.params, prompt, output, vocab_size),
+            sampling=SamplingState.prepare(spec, prompt, output, vocab_size),
             columns=columns,
+            pooling=pooling,
         )

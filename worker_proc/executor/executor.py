@@ -19,6 +19,7 @@ from octavo.worker_proc.executor.results import step_result
 from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
 
 
@@ -34,6 +35,7 @@ class PipelinedExecutor:
         deliver: takes the result of each plan, in order; called from within the methods of the executor.
         processors: change logits before tokens are sampled; None: the engine has none.
         adapters: fills the slots of LoRA adapters; None: the engine has none.
+        pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -45,6 +47,7 @@ class PipelinedExecutor:
         deliver: Deliver,
         processors: Processors | None = None,
         adapters: AdapterLoader | None = None,
+        pooler: Pooler | None = None,
         *,
         answers: bool = True,
     ) -> None:
@@ -52,6 +55,7 @@ class PipelinedExecutor:
         self._answers = answers
         self._processors = processors
         self._adapters = adapters
+        self._pooler = pooler
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -114,6 +118,8 @@ class PipelinedExecutor:
         """See `Runner.use_model`. No step is in flight."""
         assert not self._in_flight, "a step computes with the present weights"
         self.runner.use_model(model)
+        if self._pooler is not None and model is not None:
+            self._pooler.use_head(model.pooling_head)
 
     def deliver_results(self) -> None:
         """Deliver the results of the steps that are over. Never blocks."""
@@ -149,6 +155,11 @@ class PipelinedExecutor:
             return InFlightStep(
                 plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()
             )
+        if self._pooler is not None:
+            pooled = self._pooler.pool(plan.scheduled, inputs, batch, self.runner)
+            batch.append_pending(samples.slots_N, samples.positions_N)
+            num_tokens, event = len(inputs.token_ids_T), self.runner.record_event()
+            return InFlightStep(plan.sequence, started_s, num_tokens, samples, pooled, (), event)
         reporting = (batch.columns.traits_S[entries.slots_R] & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
         prompts = [
             chunk

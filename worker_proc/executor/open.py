@@ -7,6 +7,7 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.runner import Deliver
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
 
@@ -52,4 +53,5 @@ def open_executor(
         has_states=model.state_group is not None,
         num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
     )
-    return PipelinedExecutor(batch, runner, deliver, processors, adapters, answers=model.stage.is_last)
+    pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
+    return PipelinedExecutor(batch, runner, deliver, processors, adapters, pooler, answers=model.stage.is_last)

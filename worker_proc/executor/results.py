@@ -7,6 +7,7 @@ from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.steps import NO_TOKEN, StepResult
 from octavo.worker_proc.executor.in_flight import InFlightStep
+from octavo.worker_proc.pooling.pooler import PendingPooled
 
 
 def step_result(step: InFlightStep, token_ids: list[int], elapsed_s: float) -> StepResult:
@@ -21,6 +22,7 @@ def step_result(step: InFlightStep, token_ids: list[int], elapsed_s: float) -> S
         elapsed_s=elapsed_s,
         faults=list(step.faults),
         adapter_faults=list(step.adapter_faults),
+        pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],
     )
 
 

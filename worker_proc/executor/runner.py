@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
@@ -110,11 +112,19 @@ class PendingLogprobs(Protocol):
         """Return one entry per token."""
 
 
+class PendingRows(Protocol):
+    """Hidden states. Readable when the step's event is done, until the next step."""
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """Return them, one row for each that was asked for."""
+
+
 class Runner(Protocol):
     """Computes the steps of one model on one device, in order.
 
     The executor calls, for each plan: `on_plan`; then, if the plan schedules anything, `run`, `prompt_logprobs` for
-    each request that asks for them, and `sample` if anything is sampled, otherwise `join_step`; `record_event`; and
+    each request that asks for them, and `sample` if anything is sampled, or, if the model
+    pools, `hidden`; otherwise `join_step`; `record_event`; and
     `after_step` when the result is delivered.
     """
 
@@ -163,6 +173,9 @@ class Runner(Protocol):
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
             change_logits: to be called once.
         """
+
+    def hidden(self, rows: Ints) -> PendingRows:
+        """Return the hidden states of some of the step's rows, at least one, of a model that pools."""
 
     def record_event(self) -> DeviceEvent:
         """Return an event that is done when everything begun so far is."""

@@ -22,6 +22,7 @@ from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.stages import StageExchange
+from octavo.worker_proc.pooling.heads import PoolingHead
 
 
 class Norm(Protocol):
@@ -105,6 +106,8 @@ class Model(ABC):
         """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}
         """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
+        self.pooling_head = PoolingHead()
+        """The layers after pooling, if the model pools."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage
@@ -132,7 +135,7 @@ class Model(ABC):
 
     @abstractmethod
     def logits(self, hidden_RD: Tensor) -> Tensor:
-        """Return logits_RV in the model's dtype for rows of `forward`'s result."""
+        """Return logits_RV in the model's dtype for rows of `forward`'s result; these rows, if the model pools."""
 
     @abstractmethod
     def prepare(self, max_model_len: int) -> None:

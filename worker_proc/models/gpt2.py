@@ -62,7 +62,7 @@ class GPT2Model(LayeredModel):
             DecoderLayer(parameters, index, shape, width, mlp_width, eps) for index in range(facts.num_layers)
         ]
         self._norm = LayerNorm.new(parameters, "ln_f", width, eps)
-        self._output = Linear.tied(parameters, self._embedding.table_VD)
+        self._output = None if facts.pooling else Linear.tied(parameters, self._embedding.table_VD)
 
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
@@ -78,7 +78,7 @@ class GPT2Model(LayeredModel):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        return self._output(hidden_RD)
+        return hidden_RD if self._output is None else self._output(hidden_RD)
 
 
 def build(facts: ModelFacts, placement: Placement) -> GPT2Model:

@@ -108,7 +108,7 @@ class OPTModel(LayeredModel):
             self._project_out = Linear.new(parameters, "project_out", width, embedding_width, bias=False)
         self.layers = [DecoderLayer(parameters, index, config, shape) for index in range(facts.num_layers)]
         self._norm = LayerNorm.new(parameters, "final_layer_norm", width, _EPS) if config.has_final_norm else None
-        self._output = Linear.tied(parameters, self._embedding.table_VD)
+        self._output = None if facts.pooling else Linear.tied(parameters, self._embedding.table_VD)
 
     def prepare(self, max_model_len: int) -> None:
         """Do nothing: positions are weights."""
@@ -126,7 +126,8 @@ class OPTModel(LayeredModel):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        return self._output(hidden_RD if self._project_out is None else self._project_out(hidden_RD))
+        hidden_RD = hidden_RD if self._project_out is None else self._project_out(hidden_RD)
+        return hidden_RD if self._output is None else self._output(hidden_RD)
 
 
 def build(facts: ModelFacts, placement: Placement) -> OPTModel:

@@ -51,7 +51,7 @@ class Parameters:
         self._dtype = placement.dtype
         self._device = placement.device
         self._prefixes = sorted(prefixes, key=len, reverse=True)
-        self._ignored = re.compile("|".join(ignored) or r"(?!)")
+        self._ignored = list(ignored)
         self._rules = rules
         self._tensors: dict[str, Tensor] = {}
         self._biases: dict[str, Tensor] = {}
@@ -372,7 +372,7 @@ class Parameters:
     def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
         """Fill the tensor `name` from what the checkpoint calls `full_name`, or from a part of it."""
         if name not in self._places:
-            if self._ignored.search(name):
+            if any(re.search(pattern, name) for pattern in self._ignored):
                 return
             raise UnreadTensorError(full_name)
         if not self._places[name].is_here:
@@ -381,6 +381,10 @@ class Parameters:
         self._places[name].take(own)
         if name in self._tied and not isinstance(own, Tensor):
             self._tied[name].take(name, own)
+
+    def ignore(self, pattern: str) -> None:
+        """Do not load tensors whose names, without prefixes, match a pattern."""
+        self._ignored.append(pattern)
 
     def takes_apart(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
         """Accept tensors `names` of the checkpoint in place of those that `split` makes of them.

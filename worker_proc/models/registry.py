@@ -11,6 +11,7 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.hf_config import CheckedConfig
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import facts_of_rank
+from octavo.worker_proc.pooling.decoder_heads import decoder_head, decoder_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,7 @@ FAMILIES = (
     Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
 )
 
+_CAUSAL = ("ForCausalLM", "LMHeadModel")
 ARCHITECTURES = {architecture: family for family in FAMILIES for architecture in family.architectures}
 
 
@@ -227,7 +229,12 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported, or it cannot be divided.
     """
-    family = ARCHITECTURES.get(facts.architecture)
+    architecture = facts.architecture
+    if facts.pooling is not None and architecture not in ARCHITECTURES:
+        architecture = decoder_of(architecture)
+    family = ARCHITECTURES.get(architecture)
+    if family is None and facts.pooling is not None:
+        raise ConfigError(f"the architecture {facts.architecture} cannot pool", hint=f"use {_one_of_the_families()}")
     if facts.model_impl == "transformers" or (facts.model_impl == "auto" and family is None):
         return _build_fallback(facts, placement)
     if family is None:
@@ -238,7 +245,9 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     own_facts = facts_of_rank(facts, placement.sharding.size)
     config = CheckedConfig(own_facts.hf_config)
     build = import_module(f"octavo.worker_proc.models.{family.module}").build
-    model: Model = build(msgspec.structs.replace(own_facts, hf_config=config), placement)
+    model: Model = build(msgspec.structs.replace(own_facts, architecture=architecture, hf_config=config), placement)
+    if facts.pooling is not None and architecture.endswith(_CAUSAL):
+        model.pooling_head = decoder_head(model.parameters, msgspec.structs.replace(facts, hf_config=config))
     config.reject_unread(facts.architecture)
     return model
 

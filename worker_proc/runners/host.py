@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
@@ -42,7 +43,10 @@ class Forward(Protocol):
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
     def logits(self, rows: Ints) -> Tensor:
-        """Return logits_RV in float32 for rows of the last step; overwritten by the next call."""
+        """Return logits_RV in float32 for rows of the last step; overwritten by the next call.
+
+        A model that pools has no vocabulary: what it returns are its hidden states.
+        """
 
     def choose_threads(self, work: int) -> int:
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
@@ -78,6 +82,18 @@ class HostLogprobs:
     def rows(self) -> list[RowLogprobs]:
         """See `octavo.worker_proc.executor.runner.PendingLogprobs`."""
         return self._rows
+
+
+class HostRows:
+    """Hidden states; there from the start."""
+
+    def __init__(self, hidden_ND: Tensor) -> None:
+        self._hidden_ND = hidden_ND
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """See `octavo.worker_proc.executor.runner.PendingRows`."""
+        rows: npt.NDArray[np.float32] = self._hidden_ND.numpy()
+        return rows
 
 
 class CompletedEvent:
@@ -168,6 +184,10 @@ class HostRunner:
         changed_RV = logits_RV if change_logits is None else change_logits(logits_RV)
         token_ids = self._sampler.sample(changed_RV, draws)
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
+
+    def hidden(self, rows: Ints) -> HostRows:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return HostRows(self.forward.logits(rows))
 
     def record_event(self) -> CompletedEvent:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.protocol.ids import pack_ids
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import RequestParams
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 
 
@@ -18,7 +18,7 @@ class StepMemory:
 
 def prompts_plan(
     lengths: Sequence[int],
-    sampling: SamplingSpec,
+    params: RequestParams,
     blocks_each: int,
     *,
     sequence: int = 0,
@@ -31,7 +31,7 @@ def prompts_plan(
 
     Args:
         lengths: of the prompts, in tokens.
-        sampling: of each request.
+        params: of each request.
         blocks_each: blocks of a request, which nobody shares.
         sequence: of the plan.
         released: slots that a plan before has filled.
@@ -48,7 +48,7 @@ def prompts_plan(
             token_ids=pack_ids([0] * length),
             num_prompt_tokens=length,
             block_ids=[list(range(slot * blocks_each, (slot + 1) * blocks_each))] * num_groups + states,
-            params=sampling,
+            params=params,
         )
         for slot, length in enumerate(lengths)
     ]

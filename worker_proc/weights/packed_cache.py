@@ -90,6 +90,7 @@ class PackedCache:
                 facts.vocab_size,
                 facts.num_layers,
                 facts.max_position_embeddings,
+                facts.pooling,
             ],
             [facts.num_heads, facts.num_kv_heads, facts.head_dim],
             _files(weight_files(path, facts.load_format)),

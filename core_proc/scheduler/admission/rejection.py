@@ -9,7 +9,8 @@ from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
+from octavo.protocol.pooling import TOKEN_TASKS
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from octavo.protocol.sampling_table import ROWS
@@ -23,6 +24,7 @@ class RejectionRules:
 
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, groups: CacheGroups) -> None:
         self._vocab_size = config.model.vocab_size
+        self._pooling = config.model.pooling
         self._lora = config.lora
         self._max_num_queued_reqs = config.max_num_queued_reqs
         self._max_num_queued_tokens = config.max_num_queued_tokens
@@ -32,13 +34,13 @@ class RejectionRules:
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
         """Return why the request is rejected, None when it is accepted."""
-        if not isinstance(submit.params, SamplingSpec):
-            message = f"this engine generates tokens and has no task {submit.params.task!r}"
-            return Failed(submit.request_id, FailureKind.INVALID, message, "task")
         if overload := self._overload(submit, waiting):
             message, limit = overload
             return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
-        fault = self._prompt_fault(submit, submit.params) or self._sampling_fault(submit.params)
+        if isinstance(submit.params, SamplingSpec):
+            fault = self._generation_fault(submit, submit.params)
+        else:
+            fault = self._pooling_fault(submit, submit.params)
         fault = fault or self._adapter_fault(submit.adapter)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
@@ -59,18 +61,19 @@ class RejectionRules:
             return message, "max_num_queued_tokens"
         return None
 
-    def _prompt_fault(self, submit: Submit, sampling: SamplingSpec) -> tuple[str, str] | None:
+    def _generation_fault(self, submit: Submit, sampling: SamplingSpec) -> tuple[str, str] | None:
+        if self._pooling is not None:
+            tasks = ", ".join(self._pooling.tasks)
+            return f"this engine generates no tokens: its model is for {tasks} (--runner pooling)", "task"
         tokens = submit.prompt_token_ids
-        if not tokens:
-            return "the prompt is empty: at least one token is needed", "prompt"
+        if prompt_fault := self._prompt_fault(submit):
+            return prompt_fault
         if len(tokens) >= self._max_model_len:
             return (
                 f"the prompt has {len(tokens)} tokens, and at least one output token must follow, but the model's "
                 f"length limit is {self._max_model_len} (--max-model-len)",
                 "prompt",
             )
-        if not are_below(tokens, self._vocab_size):
-            return f"prompt token ids must be from 0 to {self._vocab_size - 1}", "prompt"
         if not are_below(submit.resume_output_token_ids, self._vocab_size):
             return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
         if submit.prompt_embeds is not None and (fault := self._embeds_fault(submit.prompt_embeds, submit)):
@@ -83,6 +86,35 @@ class RejectionRules:
                 f"which holds {self._num_cache_tokens} in all",
                 "max_tokens",
             )
+        return self._sampling_fault(sampling)
+
+    def _pooling_fault(self, submit: Submit, spec: PoolingSpec) -> tuple[str, str] | None:
+        facts, num_tokens = self._pooling, len(submit.prompt_token_ids)
+        if facts is None or spec.task not in facts.tasks:
+            tasks = "generates tokens" if facts is None else f"is for {' and '.join(facts.tasks)}"
+            return f"the model of this engine {tasks}, and has no task {spec.task!r}", "task"
+        if fault := self._prompt_fault(submit):
+            return fault
+        limit = min(self._max_model_len, self._num_cache_tokens)
+        if num_tokens > limit:
+            return f"the prompt has {num_tokens} tokens, and the limit is {limit} (--max-model-len)", "prompt"
+        is_by_token = spec.task in TOKEN_TASKS
+        if is_by_token != (spec.pooling in ("all", "step")):
+            return f"the task {spec.task} cannot be pooled by {spec.pooling!r}", "pooling"
+        if not 0 <= spec.segment_start < num_tokens or (spec.segment_start and facts.num_segments < 2):
+            return f"segment_start must be below the {num_tokens} tokens of the prompt", "segment_start"
+        if not (spec.skip_reading_prefix_cache or spec.pooling == "last"):
+            message = f"{spec.pooling!r} needs the hidden states of all tokens, which the prefix cache does not have"
+            return message, "skip_reading_prefix_cache"
+        if submit.grammar is not None or submit.prompt_embeds is not None or submit.resume_output_token_ids:
+            return "a request without output tokens has no grammar, no prompt embeddings and no outputs", "prompt"
+        return None
+
+    def _prompt_fault(self, submit: Submit) -> tuple[str, str] | None:
+        if not submit.prompt_token_ids:
+            return "the prompt is empty: at least one token is needed", "prompt"
+        if not are_below(submit.prompt_token_ids, self._vocab_size):
+            return f"prompt token ids must be from 0 to {self._vocab_size - 1}", "prompt"
         return None
 
     def _adapter_fault(self, adapter: Adapter | None) -> tuple[str, str] | None:

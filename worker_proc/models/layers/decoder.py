@@ -121,9 +121,12 @@ class ParallelLayer:
 
 def embedding_and_output(
     parameters: Parameters, facts: ModelFacts, width: int, *, is_tied: bool, has_bias: bool = False
-) -> tuple[TokenEmbedding, Linear]:
-    """Make `embed_tokens` and `lm_head`, or one table that is both."""
+) -> tuple[TokenEmbedding, Linear | None]:
+    """Make `embed_tokens` and `lm_head`, or one table that is both; no `lm_head` if the model pools."""
     embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
+    if facts.pooling is not None:
+        parameters.ignore(r"^lm_head\.")
+        return embedding, None
     if is_tied:
         return embedding, Linear.tied(parameters, embedding.table_VD)
     return embedding, Linear.new(parameters, "lm_head", width, facts.vocab_size, bias=has_bias)
@@ -138,7 +141,7 @@ class DecoderModel(LayeredModel):
         embedding: of the tokens.
         layers: in their order.
         norm: after the last layer.
-        output: from hidden states to logits.
+        output: from hidden states to logits; None: the model pools.
         rotaries: whose angles the layers use.
         states: of each layer with a recurrence: see `Model`.
         after_embedding: applied to the embeddings, such as a factor.
@@ -157,7 +160,7 @@ class DecoderModel(LayeredModel):
         embedding: TokenEmbedding,
         layers: Sequence[Layer],
         norm: Norm,
-        output: Callable[[Tensor], Tensor],
+        output: Callable[[Tensor], Tensor] | None,
         rotaries: Sequence[Rotary] = (),
         states: Sequence[StateShape | None] = (),
         after_embedding: Callable[[Tensor], Tensor] | None = None,
@@ -200,6 +203,8 @@ class DecoderModel(LayeredModel):
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
+        if self._output is None:
+            return hidden_RD
         logits_RV = self._output(hidden_RD)
         return self._after_output(logits_RV) if self._after_output else logits_RV
 

@@ -148,6 +148,10 @@ class LogprobReporter:
             named = self._logprobs(reported.values_AV, tokens_A, reported.named_AL, reported.is_logit_A)
         return SampleLogprobs(range(len(tokens_A)), top, named)
 
+    def logits_of(self, rows: npt.NDArray[np.int64]) -> Tensor:
+        """Return what the model computes of some rows, float32."""
+        return self._graphs.logits_of(self._upload(rows))
+
     def of_prompt(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
         """Return the logprobs of consecutive prompt tokens, the first of which follows row `first_row` of the step."""
         pieces = []

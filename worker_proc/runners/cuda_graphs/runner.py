@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.batch.columns import Trait
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream
 from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
@@ -47,6 +49,18 @@ class DeviceSamples:
         rows: list[RowLogprobs | None] = [None] * len(self.tokens_N)
         for index, (place, spec) in enumerate(zip(self.places, self.specs, strict=True)):
             rows[place] = self.reported.row(index, spec)
+        return rows
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceRows:
+    """The `PendingRows` of a GPU, in a host buffer."""
+
+    hidden_ND: Tensor
+
+    def rows(self) -> npt.NDArray[np.float32]:
+        """See `octavo.worker_proc.executor.runner.PendingRows`."""
+        rows: npt.NDArray[np.float32] = self.hidden_ND.numpy()
         return rows
 
 
@@ -161,6 +175,10 @@ class CudaGraphRunner:
         for sample in masked:
             self._table.set_mask(sample.row.slot, sample.row.sampling.always_allowed_W)
         return DeviceSamples(tokens_N, places, specs, logprobs)
+
+    def hidden(self, rows: Ints) -> DeviceRows:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return DeviceRows(self._stream.download(self._reporter.logits_of(rows)))
 
     def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.executor.runner.Runner`."""

@@ -39,7 +39,8 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
             f"the activations of a step do not fit in memory: {error}",
             hint="use a smaller --max-num-batched-tokens or --max-model-len",
         ) from error
-    return StepMemory(programs.num_bytes + config.max_num_seqs * config.model.vocab_size * torch.float32.itemsize)
+    vocab_size = 0 if config.model.pooling else config.model.vocab_size
+    return StepMemory(programs.num_bytes + config.max_num_seqs * vocab_size * torch.float32.itemsize)
 
 
 def build_programs(
@@ -68,7 +69,7 @@ def build_programs(
     bounds = StepBounds(
         max_rows=config.max_num_batched_tokens,
         max_context=max_model_len,
-        max_logits=max(config.max_num_seqs, min_logits),
+        max_logits=config.max_num_batched_tokens if config.model.pooling else max(config.max_num_seqs, min_logits),
         num_threads=config.num_threads,
     )
     layouts = [cache_layout(config, group, index) for index, group in enumerate(model.cache_groups)]

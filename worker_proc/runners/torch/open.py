@@ -4,7 +4,7 @@ import torch
 
 from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, RequestParams, SamplingSpec
 from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
@@ -15,6 +15,7 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
 from octavo.worker_proc.runners.torch.forward import TorchForward
@@ -22,6 +23,9 @@ from octavo.worker_proc.runners.torch.forward import TorchForward
 MEASURED_TOKENS = 128
 """Tokens of the step that is measured. Activations grow in proportion to tokens, so a larger budget is
 scaled up from here instead of making every start-up wait for a full step."""
+
+_SAMPLED: RequestParams = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
+_POOLED: RequestParams = PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True)
 
 
 def open_runner(
@@ -68,7 +72,8 @@ def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     num_tokens = min(budget, MEASURED_TOKENS, config.max_model_len)
     prefill = _peak_growth(model, device, config, [num_tokens], samples=False)
     decode = _peak_growth(model, device, config, [1] * num_seqs, samples=True)
-    logits_bytes = num_seqs * config.model.vocab_size * torch.float32.itemsize
+    vocab_size = 0 if config.model.pooling else config.model.vocab_size
+    logits_bytes = num_seqs * vocab_size * torch.float32.itemsize
     measured = max(prefill * -(-budget // num_tokens) + decode, 2 * logits_bytes)
     return StepMemory(measured + _workspace_bytes(model, device, config))
 
@@ -103,10 +108,13 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
         num_groups=num_groups,
         has_states=has_states,
     )
-    executor = PipelinedExecutor(batch, runner, lambda result: None, answers=model.stage.is_last)
-    sampling = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
+    pooling, params = config.model.pooling, _SAMPLED
+    pooler = None
+    if pooling is not None:
+        pooler, params = Pooler(pooling, model.pooling_head), _POOLED
+    executor = PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, answers=model.stage.is_last)
     device.reset_peak()
     executor.begin(
-        prompts_plan(lengths, sampling, blocks_each, num_groups=num_groups, has_states=has_states, samples=samples)
+        prompts_plan(lengths, params, blocks_each, num_groups=num_groups, has_states=has_states, samples=samples)
     )
     return device.peak_growth_bytes()

@@ -1,0 +1,61 @@
+"""What the settings of an engine mean for a model that pools: vectors and scores instead of tokens."""
+
+from octavo.protocol.config.engine import DeviceName, EngineConfig
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+MIN_BUDGET = 2048
+"""Tokens of a step, by default at least: short texts then share steps, and nobody waits for the next token of another
+request meanwhile."""
+
+
+def is_computed_whole(facts: ModelFacts) -> bool:
+    """Return whether tokens attend to later ones, so that a step computes whole prompts, which share nothing."""
+    return facts.pooling is not None and not facts.pooling.is_causal
+
+
+def pooling_budget(config: EngineConfig, facts: ModelFacts, device: DeviceName, budget: int, max_model_len: int) -> int:
+    """Return the most tokens of a step.
+
+    Args:
+        config: the user's settings.
+        facts: of the model.
+        device: that computes it.
+        budget: the user's value, or that of a model that generates.
+        max_model_len: the longest prompt.
+
+    Raises:
+        ConfigError: the user's value is below the longest prompt, which is computed whole; or a setting is for models
+            that generate.
+    """
+    if facts.pooling is None:
+        return budget
+    for name, is_given in (
+        ("--device cuda", device == "cuda"),
+        ("--enable-prompt-embeds", config.model.enable_prompt_embeds),
+        ("--logits-processors", bool(config.model.logits_processors or config.processor_code)),
+        ("--model-impl transformers", facts.model_impl == "transformers"),
+    ):
+        if is_given:
+            raise ConfigError(
+                f"{name}: not for models that pool, as this one does",
+                phase="configuration",
+                hint=f"leave out {name}, or use --runner generate",
+            )
+    requested, scheduler = config.scheduler.max_num_batched_tokens, config.scheduler
+    if is_computed_whole(facts) and (scheduler.step_time_target or scheduler.long_prefill_token_threshold):
+        raise ConfigError(
+            "--step-time-target and --long-prefill-token-threshold divide prompts, but this model needs them whole: "
+            "its tokens attend to later ones",
+            phase="configuration",
+            hint="leave both out",
+        )
+    least = max_model_len if is_computed_whole(facts) else 1
+    if requested is not None and requested < least:
+        raise ConfigError(
+            f"max_num_batched_tokens {requested} is below max_model_len {max_model_len}: a step computes whole "
+            "prompts, because the tokens of this model attend to later ones",
+            phase="configuration",
+            hint=f"use --max-num-batched-tokens {least} or --max-model-len {requested}",
+        )
+    return max(budget, least, 0 if requested else MIN_BUDGET)
