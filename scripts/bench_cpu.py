@@ -79,8 +79,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--engines",
         type=_words,
-        help="of octavo, octavo-w8a8, octavo-int8, octavo-int4, llama, vllm, openvino (the default: all that are "
-        "there), llama-q8_0, llama-q4_0",
+        help="of octavo, octavo-w8a8, octavo-w8a8-kv8, octavo-int8, octavo-int4, llama, vllm, openvino (the default: "
+        "all that are there), llama-q8_0, llama-q4_0",
     )
     parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
     parser.add_argument("--rounds", type=int, help=f"turns per engine and row; default: {ROUNDS}")
@@ -111,7 +111,7 @@ def _row_keys(text: str) -> list[str]:
 
 def _engines(args: argparse.Namespace) -> list[Engine]:
     """Return the selected engines that are available; print which are missing."""
-    ours = [Octavo(), *map(Octavo, Octavo.quantizations())]
+    ours = [Octavo(), *map(Octavo, Octavo.quantizations()), Octavo("w8a8", has_int8_cache=True)]
     found: dict[str, Engine] = {engine.key: engine for engine in ours}
     for flag, make in (("llama_server", LlamaCpp), ("vllm_python", Vllm), ("openvino_python", OpenVino)):
         path: Path | None = getattr(args, flag)

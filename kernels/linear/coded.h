@@ -295,7 +295,7 @@ void Unpacker::multiply_in_matrix(
     const char* end = coded + (slice.end - slice.begin) * kCodedStepBytes;
     const char* ahead = std::min(coded + kAheadBytes, end);
 
-    MatrixRegisters::configure(static_cast<int>(num_rows));
+    configure_registers(static_cast<int>(num_rows));
     begin_matrix_tile<kBlocks>(slice, sums);
     for (int64_t quarter = -kBlocks; quarter < num_quarters; ++quarter) {
         const int64_t block = quarter & (kBlocks - 1), group = (quarter + kBlocks) / kBlocks;

@@ -19,7 +19,7 @@ constexpr int64_t kMinMatrixGroup = 64;
 // `add_block` for unsigned weights and signed inputs.
 inline void add_integer_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
     constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
-    asm volatile("" ::: "memory");  // see `MatrixRegisters::configure`
+    asm volatile("" ::: "memory");  // see `MatrixRegisters`
     switch (block) {
         case 0:
             _tile_loadd(4, inputs, inputs_stride);
@@ -50,7 +50,7 @@ void channel_in_matrix(
     const int64_t row_bytes = args.x.row_bytes;
     Prefetcher prefetching = prefetcher;
 
-    MatrixRegisters::configure(kRows);
+    configure_registers(kRows);
     begin_matrix_tile<kCount>(slice, sums);
     for (int64_t step = slice.begin; step < slice.end; step += kChannelSteps) {
         OCTAVO_UNROLL for (int block = 0; block < kCount; ++block) {
@@ -73,7 +73,7 @@ class MatrixGroup {
     MatrixGroup(const PackedWeight& weight, int num_rows)
         : num_steps_(weight.group_steps()), num_quads_(num_steps_ * Format::kWords),
           tile_quads_(std::min<int64_t>(num_quads_, kChannelSteps)) {
-        MatrixRegisters::configure(num_rows, static_cast<int>(tile_quads_));
+        configure_registers(num_rows, static_cast<int>(tile_quads_));
     }
 
     // Writes the sums of some rows, 64 for each.

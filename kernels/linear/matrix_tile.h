@@ -7,6 +7,7 @@
 #pragma once
 
 #include "linear/tile.h"
+#include "native/matrix_registers.h"
 
 #if defined(OCTAVO_AMX)
 
@@ -90,44 +91,19 @@ void in_vectors(const LinearArgs& args, const Slice& slice, int64_t first_row, f
     end_tile(grouped.tile, sums);
 }
 
-// The tile registers of the calling thread: released at the end, so that other code may configure them, and a switch of
-// threads need not save them.
-class MatrixRegisters {
-   public:
-    MatrixRegisters() = default;
-    MatrixRegisters(const MatrixRegisters&) = delete;
-    ~MatrixRegisters() {
-        if (configured_shape != 0) _tile_release();
-        configured_shape = 0;
-    }
-
-    // Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of `steps` steps, at most 16.
-    static void configure(int rows, int steps = kGroupSteps) {
-        if (configured_shape == rows * 32 + steps) return;
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-            uint8_t rows[16] = {};
-        } configuration;
-        configuration.row_bytes[4] = static_cast<uint16_t>(steps * 4);
-        for (int tile = 0; tile < 8; ++tile)
-            configuration.rows[tile] = static_cast<uint8_t>(tile < 5 ? rows : steps);
-        // g++ 12 takes the instruction for one that reads 8 bytes, and the loads of tiles for ones that read none.
-        asm volatile("" ::"r"(&configuration) : "memory");
-        _tile_loadconfig(&configuration);
-        configured_shape = rows * 32 + steps;
-    }
-
-   private:
-    static inline thread_local int configured_shape = 0;  // 0: none
-};
+// Makes registers 0 to 3 sums of `rows` rows, 4 their inputs, and 5 to 7 blocks of `steps` steps, at most 16.
+inline void configure_registers(int rows, int steps = kGroupSteps) {
+    MatrixRegisters::configure(rows * 32 + steps, [&](int tile) -> MatrixRegisters::Shape {
+        return {tile < 5 ? rows : steps, tile == 4 ? steps * 4 : 64};
+    });
+}
 
 // The running sums of a tile of kCount blocks in registers 0 to 3: zeros, or the result of the previous slice.
 template <int kCount>
 inline void begin_matrix_tile(const Slice& slice, const float* sums) {
     static_assert(kCount == 2 || kCount == 4);
     constexpr int64_t kSumBytes = kPanelOutputs * sizeof(float);
-    asm volatile("" ::: "memory");  // see `configure`
+    asm volatile("" ::: "memory");  // see `MatrixRegisters`
     if (slice.is_first) {
         _tile_zero(0);
         _tile_zero(1);
@@ -157,7 +133,7 @@ inline void end_matrix_tile(float* sums) {
 // Adds the products of a group to the sums of one block. The first block loads the inputs for the others.
 inline void add_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
     constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
-    asm volatile("" ::: "memory");  // see `configure`
+    asm volatile("" ::: "memory");  // see `MatrixRegisters`
     switch (block) {
         case 0:
             _tile_loadd(4, inputs, inputs_stride);
@@ -189,7 +165,7 @@ void in_matrix(const LinearArgs& args, const Slice& slice, int64_t first_row, fl
     const int64_t whole_groups = num_inputs / (2 * kGroupSteps);
     Prefetcher prefetching = prefetcher;
 
-    MatrixRegisters::configure(kRows);
+    configure_registers(kRows);
     begin_matrix_tile<kCount>(slice, sums);
     const auto add_group = [&](const char* inputs, int64_t inputs_stride, const char* blocks) {
         OCTAVO_UNROLL for (int64_t block = 0; block < kCount; ++block) {

@@ -203,14 +203,15 @@ class Worker {
         const int64_t first = run.first_position, last = first + run.num_tokens - 1;
         const bool is_whole = args_.shape.visible(first, first, run.num_keys).end >= end_key &&
                               args_.shape.visible(last, last, run.num_keys).begin <= first_key;  // for every row
-        const int64_t num_groups = (num_rows + kRowsAtOnce - 1) / kRowsAtOnce;
+        constexpr int64_t most_rows = kMaxRows<Products>;
+        const int64_t num_groups = (num_rows + most_rows - 1) / most_rows;
         const Places nowhere;
         const Places* fetched = &next;  // by the first group of rows
         for (int64_t index = 0; index < num_groups; ++index) {
             const int64_t begin = first_row + num_rows * index / num_groups;
             const int64_t end = first_row + num_rows * (index + 1) / num_groups;
-            Range visible[kRowsAtOnce];
-            float slopes[kRowsAtOnce], firsts[kRowsAtOnce];
+            Range visible[most_rows];
+            float slopes[most_rows], firsts[most_rows];
             if (args_.shape.slopes != nullptr) fill_slopes({begin, end}, first_key, slopes, firsts);
             Range any = {kTileKeys, 0};  // seen by some row
             for (int64_t row = begin; row < end; ++row) {
@@ -232,7 +233,7 @@ class Worker {
                                          args_.shape.soft_cap,
                                          args_.shape.slopes != nullptr ? slopes : nullptr,
                                          firsts};
-            attend_rows(rows, end - begin, tile, *fetched);
+            attend_rows(rows, {end - begin, (num_rows + num_groups - 1) / num_groups, fetched == &next}, tile, *fetched);
             fetched = &nowhere;
         }
     }
@@ -248,11 +249,31 @@ class Worker {
         }
     }
 
-    template <int kRows = kRowsAtOnce>
-    static void attend_rows(const Rows<Products>& rows, int64_t num_rows, const Tile<Right>& tile,
-                            const Places& next) {
+    struct RowGroup {
+        int64_t num_rows, most_rows;  // its own, and those of the largest group of the same rows
+        bool is_first;                // to read the tile
+    };
+
+    void attend_rows(const Rows<Products>& rows, const RowGroup& group, const Tile<Right>& tile,
+                     const Places& next) const {
+#if defined(OCTAVO_AMX)
+        if constexpr (kMaxVectorRows<Products> < kMaxRows<Products>) {
+            if (group.num_rows > kMaxVectorRows<Products>) {
+                MatrixShape<Right>::configure(static_cast<int>(group.most_rows), key_dim_);
+                return attend_tile_in_matrix(rows, static_cast<int>(group.num_rows), tile, next, group.is_first,
+                                             scratch_.buffers.values);
+            }
+        }
+#endif
+        if constexpr (kMaxVectorRows<Products> > 0)
+            attend_in_vectors<kMaxVectorRows<Products>>(rows, group.num_rows, tile, next);
+    }
+
+    template <int kRows>
+    static void attend_in_vectors(const Rows<Products>& rows, int64_t num_rows, const Tile<Right>& tile,
+                                  const Places& next) {
         if constexpr (kRows > 1) {
-            if (num_rows < kRows) return attend_rows<kRows - 1>(rows, num_rows, tile, next);
+            if (num_rows < kRows) return attend_in_vectors<kRows - 1>(rows, num_rows, tile, next);
         }
         attend_tile<Products, kRows>(rows, tile, next);
     }
@@ -305,6 +326,9 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
     const Plan& plan = *reinterpret_cast<const Plan*>(args.workspace);
     const int64_t heads = args.shape.layout.num_kv_heads, count = plan.num_items * heads;
     const Scratch scratch(plan.scratch + thread.index * plan.scratch_bytes, args.shape);
+#if defined(OCTAVO_AMX)
+    const MatrixRegisters registers;
+#endif
     const auto worker = [&](int64_t index) {
         return Worker<Products>(args, step, plan, plan.items[index / heads], index % heads, scratch);
     };

@@ -114,7 +114,7 @@ struct Scratch {
             num_bytes += aligned(bytes);
             return p;
         };
-        q = take(rows * kQueryStride * 4);
+        q = take((rows + 1) * kQueryStride * 4);  // tile registers may read a row more than there is
         q_factors = reinterpret_cast<float*>(take(rows * 4));
         q_starts = reinterpret_cast<int32_t*>(take(rows * 4));
         total = state_at(reinterpret_cast<float*>(take(floats * 4)), rows, value_dim);

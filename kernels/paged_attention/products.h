@@ -77,6 +77,23 @@ constexpr int kRowsAtOnce = 4;  // 8 halves of sums, 4 of operands and 2 of a re
 constexpr int kRowsAtOnce = 2;
 #endif
 
+// Most rows that are computed together, and most of them that are in vector registers.
+template <typename Products>
+constexpr int kMaxRows = kRowsAtOnce;
+template <typename Products>
+constexpr int kMaxVectorRows = kRowsAtOnce;
+#if defined(OCTAVO_AMX)
+// The others are in tile registers. Integers have the same bits in both, and few rows take less time in the former.
+template <>
+inline constexpr int kMaxRows<PairProducts> = 16;
+template <>
+inline constexpr int kMaxRows<QuadProducts> = 16;
+template <>
+inline constexpr int kMaxVectorRows<PairProducts> = 0;
+template <>
+inline constexpr int kMaxVectorRows<QuadProducts> = 4;
+#endif
+
 // Where the operands of a tile lie, in the order of `layout.h`.
 template <typename Right>
 struct Tile {
@@ -125,11 +142,12 @@ struct Levels {
 template <typename Products>
 struct Weights {
     static constexpr int kParts = kIsExact<Products> ? 2 : 1;
-    alignas(64) typename Products::Left levels[kParts][kRowsAtOnce * kTileKeys];
-    alignas(64) float sums[kRowsAtOnce * kLanes];  // of the weights, lane by lane
-    alignas(64) float exponents[kLanes];           // the power of 2 that the row's weights are relative to
-    float factors[kParts][kRowsAtOnce];
-    int32_t starts[kParts][kRowsAtOnce];
+    static constexpr int kRows = kMaxRows<Products>;
+    alignas(64) typename Products::Left levels[kParts][kRows * kTileKeys];
+    alignas(64) float sums[kRows * kLanes];  // of the weights, lane by lane
+    alignas(64) float exponents[kLanes];     // the power of 2 that the row's weights are relative to
+    float factors[kParts][kRows];
+    int32_t starts[kParts][kRows];
 };
 
 // scores[row][key] = q[row] . k[key], for the keys of kColumns groups from `first` on. Prefetches the keys of `next`.

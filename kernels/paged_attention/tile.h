@@ -6,6 +6,7 @@
 
 #include <cfloat>
 
+#include "paged_attention/matrix_products.h"
 #include "paged_attention/products.h"
 
 namespace octavo::paged_attention {
@@ -237,6 +238,55 @@ inline void attend_tile(const Rows<Products>& rows, const Tile<typename Products
     if constexpr (std::is_same_v<Products, PairProducts> && kColumns > 2) multiply(std::integral_constant<int, 2>{});
     if constexpr (kColumns > 1) multiply(std::integral_constant<int, 1>{});
 }
+
+#if defined(OCTAVO_AMX)
+
+// Copies the values of a tile next to one another, and prefetches those of `next`.
+inline void gather_values(const Tile<uint8_t>& tile, const Places& next, int64_t value_dim, uint8_t* values) {
+    const int64_t num_bytes = value_dim * kGroupSlots;
+    for (int64_t group = 0; group < tile.num_groups; ++group, values += num_bytes) {
+        for (int64_t i = 0; i < num_bytes; i += kVectorBytes)
+            fetch(next.v[group] + i / kVectorBytes * next.vector_bytes);
+        if (tile.v[group] != values) std::memcpy(values, tile.v[group], static_cast<size_t>(num_bytes));
+    }
+}
+
+// Makes scores of a row's sums of integers.
+inline void scale_scores(const Rows<QuadProducts>& rows, int row, const float* k_scales, float* scores) {
+    const F32x16 factor = set1(rows.q.factors[row]);
+    for (int64_t i = 0; i < rows.num_groups * kLanes; i += kLanes)
+        store(scores + i, to_float(subtract(load_i32(scores + i), -rows.q.starts[row])) * factor * load(k_scales + i));
+}
+
+// `attend_tile` in tile registers, which are configured for `num_rows` rows or one more. `values` is room for a tile of
+// values; it holds them unless this is the first call for a tile.
+template <typename Products>
+[[gnu::noinline]] void attend_tile_in_matrix(const Rows<Products>& rows, int num_rows,
+                                             const Tile<typename Products::Right>& tile, const Places& next,
+                                             bool is_first, char* values) {
+    alignas(64) float scores[kTileRows * kTileKeys];
+    Weights<Products> weights;
+    multiply_keys_in_matrix<Products>(rows.q.levels, rows.key_dim, tile, next, rows.num_groups, scores);
+    if constexpr (kIsExact<Products>)
+        for (int row = 0; row < num_rows; ++row) scale_scores(rows, row, tile.k_scales, scores + row * kTileKeys);
+    softmax_rows(rows, num_rows, tile.v_scales, scores, weights);
+    const Factors factors = join_exponents(num_rows, rows.state.exponents, weights.exponents);
+    for (int row = 0; row < num_rows; ++row) {
+        float* const sums = rows.state.sums + row * kLanes;
+        store(sums, fma(load(weights.sums + row * kLanes), set1(factors.tile[row]),
+                        load(sums) * set1(factors.before[row])));
+    }
+    if constexpr (kIsExact<Products>) {
+        uint8_t* const gathered = reinterpret_cast<uint8_t*>(values);
+        if (is_first) gather_values(tile, next, rows.value_dim, gathered);
+        multiply_values_in_matrix(weights, gathered, rows.num_groups, rows.value_dim, factors, num_rows, rows.state.out);
+    } else {
+        multiply_values_in_matrix(weights, tile, rows.num_groups, next, rows.value_dim, factors, num_rows,
+                                  rows.state.out);
+    }
+}
+
+#endif
 
 // Merges `part` into `total`, with the bits that `attend_tile` would give. A part without visible keys changes nothing.
 inline void merge(const State& total, const State& part, int64_t num_rows, int64_t value_dim) {

@@ -65,15 +65,21 @@ class Octavo:
     """octavo, with the checkpoint's weights or quantized while loading."""
 
     quantization: str | None = None
+    has_int8_cache: bool = False
+    """Whether keys and values have 8 bits too."""
     is_split_by_streams: ClassVar[bool] = False
 
     @property
     def key(self) -> str:
-        return f"octavo-{self.quantization}" if self.quantization else "octavo"
+        return "-".join(self._words())
 
     @property
     def title(self) -> str:
-        return f"octavo {self.quantization}" if self.quantization else "octavo"
+        return " ".join(self._words())
+
+    def _words(self) -> list[str]:
+        words = ["octavo", *([self.quantization] if self.quantization else [])]
+        return [*words, *(["kv8"] if self.has_int8_cache else [])]
 
     @staticmethod
     def quantizations() -> list[str]:
@@ -89,12 +95,15 @@ class Octavo:
         settings: dict[str, Any] = {"max_num_seqs": MAX_NUM_SEQS, "kv_cache_memory_bytes": CACHE_GB << 30}
         if self.quantization:
             settings["quantization"] = self.quantization
+        if self.has_int8_cache:
+            settings["kv_cache_dtype"] = "int8"
         return _driver(Path(sys.executable), "octavo", {"model": str(path), "settings": settings})
 
     def server(self, model: Path, port: int) -> Command | None:
         words = [str(Path(sys.executable).parent / "octavo"), "serve", str(model), "--port", str(port)]
         words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", f"{CACHE_GB}G"]
-        return Command((*words, *(["--quantization", self.quantization] if self.quantization else [])))
+        words += ["--quantization", self.quantization] if self.quantization else []
+        return Command((*words, *(["--kv-cache-dtype", "int8"] if self.has_int8_cache else [])))
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ class OfflineBench:
 
     def _costs(self) -> dict[str, roofline.ModelCost]:
         config, bits = models.config(self.model), models.bits_per_weight(self.model)
-        quantized = {"octavo-int8": 8.0, "octavo-int4": 4.0}
+        quantized = {"octavo-w8a8": 8.0, "octavo-w8a8-kv8": 8.0, "octavo-int8": 8.0, "octavo-int4": 4.0}
         return {engine.key: roofline.model_cost(config, quantized.get(engine.key, bits)) for engine in self.engines}
 
     def _session(self, engine: Engine, streams: Streams) -> Session:

@@ -349,4 +349,5 @@ def test_quantized_columns_are_there_when_the_engine_can_quantize() -> None:
         [],
         ["octavo-w8a8", "octavo-int8", "octavo-int4"],
     )
+    assert Octavo("w8a8", has_int8_cache=True).key == "octavo-w8a8-kv8"
     assert Octavo("int8").runs("smollm2") and not Octavo("int8").runs("qwen2.5-0.5b")
