@@ -41,6 +41,9 @@ class SlotColumns:
         self.adapter_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """One more than the slot of its LoRA adapter; 0: it has none."""
 
+        self.segment_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """The position at which the second text of a pair begins; 0: there is one text."""
+
     def clear(self, slot: int) -> None:
         """Empty a slot."""
         for column in self._columns():

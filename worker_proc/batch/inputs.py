@@ -93,7 +93,8 @@ class StepInputs:
     token_ids_T: Ints
     """`PENDING` for a sampled token that the host does not know yet, `GIVEN` for a row of `given`."""
     positions_T: Ints
-    """The position of each token in its request, consecutive within a request."""
+    """The position of each token in its request, consecutive within a request; in a second segment plus
+    `Model.segment_stride`."""
     query_starts: Ints
     """R + 1 offsets into T: request r computes the rows [query_starts[r], query_starts[r + 1])."""
     context_lens: Ints

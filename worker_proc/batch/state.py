@@ -49,6 +49,7 @@ class BatchState:
         has_block_tables: whether steps need block tables; False: the device has its own copy.
         has_states: whether the model has recurrent states, whose slots are one more list of each request.
         num_adapters: slots for LoRA adapters.
+        segment_stride: see `octavo.worker_proc.models.base.Model`.
 
     Raises:
         ProtocolError: from every method, if a message contradicts the state, which is then invalid.
@@ -65,6 +66,7 @@ class BatchState:
         has_block_tables: bool = True,
         has_states: bool = False,
         num_adapters: int = 0,
+        segment_stride: int = 0,
     ) -> None:
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
@@ -83,6 +85,7 @@ class BatchState:
         """Cache groups with blocks."""
         self._has_states = has_states
         self._num_adapters = num_adapters
+        self._segment_stride = segment_stride
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -190,6 +193,9 @@ class BatchState:
         given = None if embeds is None else _given_inputs(entries, query_starts, embeds)
         if given is not None:
             token_ids_T[given.indices_N] = GIVEN
+        if self._segment_stride:
+            first_T = self.columns.segment_S[slots_T]
+            positions_T = positions_T + self._segment_stride * ((first_T > 0) & (positions_T >= first_T))
         return StepInputs(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
@@ -238,6 +244,7 @@ class BatchState:
         columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
         columns.traits_S[row.slot] = int(row.traits)
         columns.adapter_S[row.slot] = admitted.adapter_slot + 1
+        columns.segment_S[row.slot] = row.pooling.segment_start if row.pooling else 0
 
     def _append(self, appended: Appended) -> None:
         row = self.rows.get(appended.slot)

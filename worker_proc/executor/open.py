@@ -52,6 +52,7 @@ def open_executor(
         has_block_tables=runner.reads_block_tables,
         has_states=model.state_group is not None,
         num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
+        segment_stride=model.segment_stride,
     )
     pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
     return PipelinedExecutor(batch, runner, deliver, processors, adapters, pooler, answers=model.stage.is_last)

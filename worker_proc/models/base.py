@@ -106,6 +106,9 @@ class Model(ABC):
         """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}
         """By layer: what stored keys and values are multiplied by. Those of other layers are 1."""
+        self.segment_stride = 0
+        """Added to the positions of a prompt's second text (BERT's token types), so that they name other rows of one
+        table; 0: the model does not tell the texts of a pair apart."""
         self.pooling_head = PoolingHead()
         """The layers after pooling, if the model pools."""
         self.exchange: StageExchange | None = None
