@@ -79,7 +79,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         num_heads=num_heads,
         num_kv_heads=_num_kv_heads(hf_config, num_heads),
         head_dim=_positive(
-            hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd", "d_model") // num_heads
+            hf_config, "head_dim", default=_positive(hf_config, "hidden_size", "n_embd", "d_model", "dim") // num_heads
         ),
         max_position_embeddings=_max_positions(hf_config),
         checkpoint_dtype=_checkpoint_dtype(hf_config),

@@ -119,12 +119,20 @@ class Runner:
         )
         return TorchForward(model, PagedCacheAttention(storage, model.cache_groups, states), self.max_len)
 
-    def step(self, tokens: list[Tensor], parts: list[tuple[int, int, int]]) -> list[Tensor]:
-        """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each."""
+    def step(
+        self,
+        tokens: list[Tensor],
+        parts: list[tuple[int, int, int]],
+        segments: Mapping[int, int] | None = None,
+    ) -> list[Tensor]:
+        """Compute positions [start, end) of requests: (request, start, end) triples; the logits of each.
+
+        `segments`: where the second text of a request begins.
+        """
         counts = [end - start for _, start, end in parts]
         inputs = StepInputs(
             torch.cat([tokens[request][start:end] for request, start, end in parts]).numpy(),
-            np.concatenate([np.arange(start, end) for _, start, end in parts]),
+            np.concatenate([self._positions(*part, segments or {}) for part in parts]),
             np.array([0, *counts]).cumsum(),
             np.array([end for _, _, end in parts]),
             np.repeat([request for request, _, _ in parts], counts),
@@ -135,6 +143,10 @@ class Runner:
         with torch.inference_mode():
             self.forward.run(inputs)
             return list(self.forward.logits(np.arange(sum(counts))).clone().split(counts))
+
+    def _positions(self, request: int, start: int, end: int, segments: Mapping[int, int]) -> Any:
+        positions = np.arange(start, end)
+        return positions + self.model.segment_stride * (positions >= segments.get(request, end))
 
     def _adapters(self, parts: list[tuple[int, int, int]], counts: list[int]) -> AdapterInputs | None:
         if self.model.adapter_rows is None:

@@ -215,6 +215,59 @@ FAMILIES = (
         "layers of one block: Mamba-2, attention without rotary embedding, mlp or mixture of experts with squared ReLU",
         caches="full, state",
     ),
+    Family(
+        "BERT",
+        "bert",
+        ("BertModel", "BertForMaskedLM", "BertForSequenceClassification", "BertForTokenClassification"),
+        "encoder; learned positions, norms after sums",
+    ),
+    Family(
+        "RoBERTa, XLM-RoBERTa, CamemBERT",
+        "bert",
+        tuple(
+            f"{family}{kind}"
+            for family in ("Roberta", "XLMRoberta", "Camembert")
+            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        "encoder; as BERT; positions after that of padding",
+    ),
+    Family(
+        "DistilBERT",
+        "bert",
+        (
+            *("DistilBertModel", "DistilBertForMaskedLM"),
+            *("DistilBertForSequenceClassification", "DistilBertForTokenClassification"),
+        ),
+        "encoder; as BERT, without segments",
+    ),
+    Family(
+        "ModernBERT",
+        "modernbert",
+        (
+            *("ModernBertModel", "ModernBertForMaskedLM"),
+            *("ModernBertForSequenceClassification", "ModernBertForTokenClassification"),
+        ),
+        "encoder; rotary embedding, windows of two layers in three, GeGLU",
+    ),
+    Family(
+        "NomicBERT",
+        "rotary_bert",
+        (
+            *("NomicBertModel", "NomicBertForMaskedLM", "NomicBertForPreTraining"),
+            *("NomicBertForSequenceClassification", "NomicBertForTokenClassification"),
+        ),
+        "encoder; rotary embedding, SwiGLU, norms after sums",
+    ),
+    Family(
+        "GTE",
+        "rotary_bert",
+        tuple(
+            f"{name}{kind}"
+            for name in ("Gte", "New")
+            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        "encoder; rotary embedding with NTK scaling, GeGLU, norms after sums",
+    ),
     Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),
     Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
 )

@@ -20,6 +20,7 @@ class GatedMlp:
         inner_width: of the activation.
         activation: a name in `GATED`.
         has_bias: of all three layers.
+        has_output_bias: of `down_proj`; None: as `has_bias`.
         gate_factor: of the gates, before the activation.
 
     Raises:
@@ -35,11 +36,13 @@ class GatedMlp:
         *,
         activation: str = "silu",
         has_bias: bool = False,
+        has_output_bias: bool | None = None,
         gate_factor: float = 1.0,
     ) -> None:
         parts = {f"{name}.{part}_proj": inner_width for part in ("gate", "up")}
         self._gate_up = Linear.stacked(parameters, f"{name}.gate_up_proj", parts, width, bias=has_bias)
-        self._down = Linear.new(parameters, f"{name}.down_proj", inner_width, width, bias=has_bias)
+        has_output_bias = has_bias if has_output_bias is None else has_output_bias
+        self._down = Linear.new(parameters, f"{name}.down_proj", inner_width, width, bias=has_output_bias)
         self._activation = GATED[activation]
         self._is_fused = activation == "silu"
         self._gate_factor = gate_factor

@@ -1,0 +1,207 @@
+"""Encoders: models whose tokens attend to those after them too, and which have no logits."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.embedding import embeddings
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.models.base import Layer, LayeredModel, Norm, Residual, Tables
+from octavo.worker_proc.models.hf_config import ignore
+from octavo.worker_proc.models.layers.decoder import AttentionBlock, MlpBlock
+from octavo.worker_proc.models.layers.embedding import TokenEmbedding
+from octavo.worker_proc.models.layers.rotary import Rotary
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.pooling.heads import HeadLayer, PoolingHead
+
+_UNUSED_KEYS = (
+    *("tie_word_embeddings", "directionality", "output_past", "_num_labels"),
+    *("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+    *("sentence_transformers", "sbert_ce_default_activation_function", "is_matryoshka", "matryoshka_dimensions"),
+)
+"""Of `config.json`: they change nothing about hidden states."""
+
+
+def encoder_shape(facts: ModelFacts, window: int | None = None) -> AttentionShape:
+    """Return attention in both directions, and declare keys that are about heads, which other code reads."""
+    ignore(facts.hf_config, *_UNUSED_KEYS)
+    scale = facts.head_dim**-0.5
+    return AttentionShape(facts.num_heads, facts.num_heads, facts.head_dim, scale, window, is_causal=False)
+
+
+def encoder_head(facts: ModelFacts, classifier: Callable[[int], Sequence[HeadLayer]]) -> PoolingHead:
+    """Return what the model applies to pooled vectors.
+
+    Args:
+        facts: of the model.
+        classifier: makes the layers of a classification head, given the number of classes.
+
+    Raises:
+        ConfigError: the model has no classification head, but is to classify.
+    """
+    pooling = facts.pooling
+    assert pooling is not None, "an encoder pools"
+    if pooling.convert == "embed":
+        return PoolingHead(dense=pooling.dense)
+    if "Classification" not in facts.architecture:
+        raise ConfigError(f"{facts.architecture} has no classification head", hint="use --convert embed")
+    return PoolingHead(classifier(pooling.num_labels))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SumNormLayer:
+    """The sum of each block's output and the residual stream is normalized, and is the stream then: BERT."""
+
+    attention: AttentionBlock
+    attention_norm: Norm
+    mlp: MlpBlock
+    mlp_norm: Norm
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        x_TD = residual.hidden_TD
+        x_TD = self.attention_norm(x_TD + self.attention(x_TD, tables, attention))
+        return Residual(self.mlp_norm(x_TD + self.mlp(x_TD)))
+
+
+class SameNorm:
+    """No norm: rows as they are, in place of one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the rows."""
+        return x
+
+    def fused_add_norm(self, x_TD: Tensor, update_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return `x + update`, twice."""
+        total_TD = x_TD + update_TD
+        return total_TD, total_TD
+
+
+class PlaceEmbedding:
+    """What is added to the embedding of a token for its position and its segment (BERT's token type): one table.
+
+    Its rows are the sums for all positions of the first segment, then those of the second one. A model whose positions
+    are angles has one row for all.
+
+    Args:
+        parameters: of the model; the tables are `embed_positions.weight` and `embed_segments.weight`.
+        width: of a row.
+        num_positions: rows of the table of positions; 0: there is none.
+        first_position: its row for the first token of a request.
+        num_segments: rows of the table of segments; 0: there is none.
+        used_segments: how many of these requests may have.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        width: int,
+        *,
+        num_positions: int = 0,
+        first_position: int = 0,
+        num_segments: int = 0,
+        used_segments: int = 1,
+    ) -> None:
+        self.segment_stride = num_positions - first_position if used_segments > 1 and num_positions else 0
+        """Rows of a segment; 0: there is only one."""
+        self._is_here = parameters.stage.is_first
+        self._first_position, self._used_segments = first_position, used_segments
+        self._segments_SD = parameters.new("embed_segments.weight", num_segments, width) if num_segments else None
+        self._positions_LD = parameters.new("embed_positions.weight", num_positions, width) if num_positions else None
+        self._table_PD: Tensor | None = None
+        parameters.derived.append(self._refresh)
+
+    def prepare(self, max_model_len: int) -> None:
+        """Compute the table from the weights."""
+        if not self._is_here:
+            return
+        if self._positions_LD is None:
+            assert self._segments_SD is not None, "a place has a position or a segment"
+            self._table_PD = self._segments_SD[:1].expand(max_model_len, -1)  # the same row of memory for all
+        elif self._table_PD is None:
+            self._table_PD = self._sums()
+
+    def lookup(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return indices and table, for `octavo.kernels.embedding.embeddings`."""
+        assert self._table_PD is not None, "prepare() comes first"
+        return positions_T, self._table_PD
+
+    def _refresh(self) -> None:
+        if self._positions_LD is not None and self._table_PD is not None:
+            self._table_PD.copy_(self._sums())
+
+    def _sums(self) -> Tensor:
+        assert self._positions_LD is not None, "a table of positions"
+        positions_LD = self._positions_LD[self._first_position :]
+        if self._segments_SD is None:
+            return positions_LD.clone()
+        return torch.cat([segment_D + positions_LD for segment_D in self._segments_SD[: self._used_segments]])
+
+
+class EncoderModel(LayeredModel):
+    """Embeddings with their norm, and layers. The hidden states of the last one are the result.
+
+    Args:
+        parameters: of all parts.
+        shapes: of the attention of each layer.
+        embedding: of the tokens.
+        place: is added to it; None: nothing is.
+        norm: of the sum.
+        layers: in their order.
+        rotaries: whose angles the layers use.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        shapes: Sequence[AttentionShape],
+        *,
+        embedding: TokenEmbedding,
+        place: PlaceEmbedding | None,
+        norm: Norm,
+        layers: Sequence[Layer],
+        rotaries: Sequence[Rotary] = (),
+    ) -> None:
+        super().__init__(parameters, shapes)
+        self.layers = layers
+        self.segment_stride = place.segment_stride if place else 0
+        self._embedding = embedding
+        self._place = place
+        self._norm = norm
+        self._rotaries = rotaries
+
+    def prepare(self, max_model_len: int) -> None:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        if self._place is not None:
+            self._place.prepare(max_model_len)
+        for rotary in self._rotaries:
+            rotary.prepare(max_model_len, self.device)
+
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        places = [self._place.lookup(positions_T)] if self._place else []
+        hidden_TD, *others = self._embedding.with_others(token_ids_T, *places, *self._lookups(positions_T))
+        hidden_TD = self.with_given_rows(hidden_TD, token_ids_T)
+        if places:
+            hidden_TD = hidden_TD + others.pop(0)
+        return Residual(self._norm(hidden_TD)), tuple(others)
+
+    def tables(self, positions_T: Tensor) -> Tables:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        return embeddings(*self._lookups(positions_T)) if self._rotaries else ()
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        return residual.hidden_TD
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return the rows: an encoder pools."""
+        return hidden_RD
+
+    def _lookups(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
+        return [lookup for rotary in self._rotaries for lookup in rotary.lookups(positions_T)]
