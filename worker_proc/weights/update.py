@@ -4,7 +4,6 @@ An update is loaded as a start loads: into a new model. On a CPU that model take
 are freed one by one. On a GPU, whose graphs know addresses, each layer is copied over the old one.
 """
 
-import logging
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
@@ -25,8 +24,6 @@ from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.load import computes_on_codes
 from octavo.worker_proc.weights.update_source import Source
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -80,6 +77,7 @@ def check_update(config: ResolvedConfig, placement: Placement, source: Source, *
 
     Raises:
         ConfigError: the update would fail; the message says why.
+        RuntimeError: a rule of the family needs values, which is a mistake: it would fail with any update.
     """
     shapes = build_model(config.model, replace(placement, device=torch.device("meta")))
     seen = _Names(shapes.parameters)
@@ -88,8 +86,6 @@ def check_update(config: ResolvedConfig, placement: Placement, source: Source, *
     except MissingTensorsError:
         if not is_partial:
             raise
-    except NotImplementedError as error:  # a rule of the family that must see values
-        logger.info("weights are checked while they are loaded: %s", error)
     seen.require_whole()
     return Update(source, is_partial, frozenset(seen.taken))
 

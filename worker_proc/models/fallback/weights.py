@@ -102,6 +102,10 @@ def _note(operand: Any, use: str) -> None:
         operand.uses.add(use)
 
 
+class WeightUseError(Exception):
+    """Code of the model uses a packed weight otherwise than in the pass without weights; see `probe.py`."""
+
+
 class PackedParameter(Tensor):
     """A weight that only products and lookups read; it has a shape and a type, but no memory."""
 
@@ -143,7 +147,7 @@ class PackedParameter(Tensor):
         if function is functional.embedding:
             return functional.embedding(args[0], args[1].table_VD, *args[2:], **(kwargs or {}))
         if getattr(function, "__name__", "") != "__get__":
-            raise NotImplementedError(f"{function} with a packed weight, of which only products were seen")
+            raise WeightUseError(f"{function} with a packed weight, of which only products were seen")
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))
 
@@ -166,6 +170,6 @@ class PackedExperts(Tensor):
         if function is Tensor.__getitem__ and _is_number(args[1]):
             return args[0].experts[int(args[1])]
         if getattr(function, "__name__", "") != "__get__":
-            raise NotImplementedError(f"{function} with the weights of experts, which were only seen one by one")
+            raise WeightUseError(f"{function} with the weights of experts, which were only seen one by one")
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args, **(kwargs or {}))

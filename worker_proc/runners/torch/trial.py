@@ -16,6 +16,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.fallback.model import TransformersModel
+from octavo.worker_proc.models.fallback.weights import WeightUseError
 from octavo.worker_proc.runners.torch.forward import TorchForward
 from octavo.worker_proc.runners.torch.open import open_attention
 
@@ -105,7 +106,7 @@ class _Trial:
         handle = base.register_forward_hook(lambda _, __, out: outputs.append(out.last_hidden_state[0]))
         try:
             self.forward.run(self._inputs(parts))
-        except NotImplementedError as error:  # of a weight, by code that did not run without weights
+        except WeightUseError as error:
             raise _refusal(self.model, str(error)) from error
         finally:
             handle.remove()
