@@ -120,5 +120,6 @@ class Caller:
         require(self.token_ids == expected.token_ids, name, f"{self.token_ids} where {expected.token_ids} is right")
         require(self.logprobs == expected.logprobs, name, f"{self.logprobs} where {expected.logprobs} is right")
         require(self.prompt_logprobs == expected.prompt_logprobs, name, "prompt logprobs differ")
+        require(end.result == expected.vector, name, f"{end.result} where {expected.vector} is right")
         told, right = (end.reason, end.stop_token_id), (expected.reason, expected.stop_token_id)
         require(told == right, name, f"ended by {told} where {right} is right")

@@ -6,8 +6,9 @@ stale block, or one of another request, is detected. `worker.py` stores states i
 
 from collections.abc import Sequence
 
-from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.events import PooledOutput, TokenLogprobs
+from octavo.protocol.params import PoolingSpec, SamplingSpec
 
 _WORD = 2**64 - 1
 _MULTIPLIER = 6364136223846793005
@@ -63,6 +64,12 @@ def draw(
         if token_id not in banned and (mask is None or mask[token_id >> 3] >> (token_id & 7) & 1):
             return token_id
     return first % vocab_size
+
+
+def vector(states: Sequence[int], spec: PoolingSpec) -> PooledOutput:
+    """Return the "vector" of a prompt with these states: the last one, or the sum of all."""
+    state = states[-1] if spec.pooling == "last" else sum(states) & _WORD
+    return PooledOutput(Buffer(state.to_bytes(8, "little")), (2,), "float32")
 
 
 def logprob(state: int, token_id: int) -> TokenLogprobs:

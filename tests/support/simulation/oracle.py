@@ -6,10 +6,11 @@ Shares two functions of the model with the simulated worker, and nothing with sc
 from dataclasses import dataclass
 
 from octavo.protocol.config import CachePlan
-from octavo.protocol.events import FailureKind, FinishReason, TokenLogprobs
+from octavo.protocol.events import FailureKind, FinishReason, PooledOutput, TokenLogprobs
+from octavo.protocol.params import PoolingSpec
 from octavo.protocol.requests import Submit
 from simulation.grammar import WRONG, Language
-from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, next_state, root_state
+from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, next_state, root_state, vector
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Answer:
     prompt_logprobs: list[TokenLogprobs | None] | None
     reason: FinishReason
     stop_token_id: int | None = None
+    vector: PooledOutput | None = None
 
 
 def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
@@ -29,7 +31,7 @@ def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
     A scenario's cache has room for the longest request that the model can serve.
     """
     num_prompt = len(submit.prompt_token_ids)
-    if num_prompt >= plan.max_model_len:
+    if num_prompt >= plan.max_model_len + isinstance(submit.params, PoolingSpec):  # no output follows a vector
         return FailureKind.INVALID
     if submit.grammar is not None and submit.grammar.text == WRONG:
         return FailureKind.INVALID
@@ -40,6 +42,15 @@ def rejection(submit: Submit, plan: CachePlan) -> FailureKind | None:
 
 def answer(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
     """Return the only correct answer to a request that can be served."""
+    if not isinstance(submit.params, PoolingSpec):
+        return _generated(submit, vocab_size, max_model_len)
+    states = list[int]()
+    root = root_state(submit.request_id, submit.adapter.digest if submit.adapter else "")
+    extend_states(states, submit.prompt_token_ids, root)
+    return Answer([], [], None, FinishReason.STOP, vector=vector(states, submit.params))
+
+
+def _generated(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
     sampling, digest = submit.params, submit.adapter.digest if submit.adapter else ""
     root = root_state(submit.request_id, digest)
     num_prompt = len(submit.prompt_token_ids)

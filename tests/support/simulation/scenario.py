@@ -17,7 +17,8 @@ from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.ids import IdArray, pack_ids
-from octavo.protocol.params import SamplingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
+from octavo.protocol.pooling import PoolingFacts, PoolingType
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
@@ -36,6 +37,9 @@ INTAKE_POISON_MARK = "%"
 """The core dies as soon as it handles the request."""
 
 POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
+
+SHARE_OF_POOLING = 0.15
+"""Share of the scenarios whose requests ask for vectors; in half of them, prompts are computed whole."""
 
 SHARE_OF_STAGES = 0.5
 """Share of the scenarios of several ranks in which each of them is a pipeline stage."""
@@ -131,6 +135,9 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     engine, num_blocks = _engine(rng)
     engine["pipeline_parallel_size"] = num_ranks if random.Random(f"stages {seed}").random() < SHARE_OF_STAGES else 1
     groups, num_blocks = _groups(random.Random(f"groups {seed}"), engine, num_blocks)
+    pooling = _pooling(random.Random(f"pooling {seed}"))
+    if pooling is not None and not pooling.is_causal:
+        groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
     step_scale = 0.01
@@ -138,9 +145,11 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     style = _Style(rng, engine["max_model_len"], seed)
     engine["lora"] = style.lora
     engine["enable_prompt_embeds"], engine["dtype"] = True, "float32"
-    engine["model"] = structs.replace(core_config().model, hf_config={"hidden_size": 1})  # a token id, as bytes
+    engine["model"] = structs.replace(core_config().model, hf_config={"hidden_size": 1}, pooling=pooling)
     times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
+    if pooling is not None:
+        asks = [replace(ask, submit=_pooled(ask.submit, random.Random(ask.submit.request_id))) for ask in asks]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
     faults = [_fault(rng, rng.choice(kinds), num_frontends, duration, step_scale) for _ in range(num_kills)]
     victims = random.Random(f"victims {seed}")
@@ -222,6 +231,26 @@ def _engine_fault(rng: random.Random, num_engines: int, duration: float, step_sc
     kind: EngineFaultKind = rng.choice(EngineFaultKind.__args__)
     pause = step_scale * rng.choice([0.1, 1, 10, 100])
     return Fault(kind, rng.uniform(0, duration), duration=pause, engine=rng.randrange(num_engines))
+
+
+def _pooling(rng: random.Random) -> PoolingFacts | None:
+    if rng.random() >= SHARE_OF_POOLING:
+        return None
+    return PoolingFacts(convert="embed", pooling="last", is_causal=rng.random() < 0.5)
+
+
+def _compute_whole(engine: dict[str, Any], num_blocks: int) -> int:
+    """Change an engine to one that computes prompts whole; returns enough blocks for it."""
+    engine["enable_prefix_caching"], engine["long_prefill_token_threshold"] = False, 0
+    engine["max_num_batched_tokens"] = max(engine["max_num_batched_tokens"], engine["max_model_len"])
+    return max(num_blocks, -(-engine["max_model_len"] // engine["block_size"]))
+
+
+def _pooled(submit: Submit, rng: random.Random) -> Submit:
+    """Return the request for a vector of the same prompt."""
+    pooling: PoolingType = rng.choice(["last", "mean"])
+    spec = PoolingSpec("embed", pooling, skip_reading_prefix_cache=pooling == "mean")
+    return structs.replace(submit, params=spec, grammar=None, prompt_embeds=None)
 
 
 def _adapter(index: int, rng: random.Random) -> Adapter:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
-from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import ID_BYTES, pack_ids, unpack_ids
-from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask
-from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state
+from octavo.protocol.params import PoolingSpec
+from octavo.protocol.steps import POOLED, Admitted, Scheduled, StepPlan, StepResult, TokenMask
+from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state, vector
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
@@ -46,6 +47,8 @@ class Row:
     """The position at which its latest step ended."""
     num_returned: int = 0
     """Tokens that the first stage of a pipeline knows."""
+    num_collected: int = 0
+    """Positions that are part of its vector."""
 
 
 class SimulatedWorker:
@@ -59,6 +62,7 @@ class SimulatedWorker:
         self.adapters = [""] * (config.lora.max_loras if config.lora else 0)
         """The digest in each adapter slot."""
         self._block_size = config.block_size
+        self._computes_whole_prompts = config.computes_whole_prompts
         self._max_num_seqs = config.max_num_seqs
         self._max_num_batched_tokens = config.max_num_batched_tokens
         self._vocab_size = config.model.vocab_size
@@ -238,11 +242,19 @@ class SimulatedWorker:
 
     def _sample(self, plan: StepPlan, masks: dict[int, bytes]) -> StepResult:
         sampled: list[int] = []
+        pooled: list[PooledOutput] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
         for part in plan.scheduled:
             row = self.rows[part.slot]
             sampling = row.admitted.params
+            if isinstance(sampling, PoolingSpec):
+                self._collect(row, sampling, part)
+                if part.num_samples:
+                    sampled.append(POOLED)
+                    pooled.append(vector(row.states, sampling))
+                    row.token_ids.append(POOLED)
+                continue
             if sampling.prompt_logprobs is not None:
                 prompt_logprobs.append((part.slot, self._prompt_logprobs(row, part)))
             if not part.num_samples:
@@ -255,7 +267,17 @@ class SimulatedWorker:
             logprobs.append(None if sampling.logprobs is None else logprob(state, token_id))
             row.token_ids.append(token_id)
         require(not masks, "a mask for a slot that samples nothing")
-        return StepResult(plan.sequence, pack_ids(sampled), logprobs if any(logprobs) else [], prompt_logprobs)
+        shown = logprobs if any(logprobs) else []
+        return StepResult(plan.sequence, pack_ids(sampled), shown, prompt_logprobs, pooled=pooled)
+
+    def _collect(self, row: Row, spec: PoolingSpec, part: Scheduled) -> None:
+        """Verify that a vector is made of positions that this row has computed, all in one step if they must be."""
+        name, num_prompt = row.admitted.request_id, row.admitted.num_prompt_tokens
+        whole = not self._computes_whole_prompts or (part.start, part.num_tokens) == (0, num_prompt)
+        require(whole, f"{name}: a part of a prompt that must be computed whole")
+        is_seen = spec.pooling == "last" or part.start == row.num_collected
+        require(is_seen, f"{name}: position {row.num_collected} is missing in its vector")
+        row.num_collected = part.start + part.num_tokens
 
     def _prompt_logprobs(self, row: Row, part: Scheduled) -> list[TokenLogprobs]:
         end = min(part.start + part.num_tokens + 1, row.admitted.num_prompt_tokens)
