@@ -40,7 +40,6 @@ _MERGE = "merge the adapter into the model (merge_and_unload in peft) and serve 
 _WITHOUT_EFFECT = frozenset(
     [
         "task_type",
-        "peft_version",
         "auto_mapping",
         "base_model_name_or_path",
         "revision",
@@ -69,7 +68,6 @@ _REFUSED: dict[str, str] = {
     "monteclora_config": "MonteCLoRA",
     "layer_replication": "repeated layers",
     "lora_bias": "biases of adapters",
-    "target_parameters": "adapters of parameters that belong to no linear layer",
     "use_bdlora": "BD-LoRA",
     "arrow_config": "Arrow",
     "kasa_config": "KaSA",
@@ -92,6 +90,9 @@ class PeftLora(msgspec.Struct, frozen=True, kw_only=True):
     """Names or their ends; a regular expression for whole names; "all-linear"."""
     exclude_modules: list[str] | str | None = None
     layers_to_transform: list[int] | int | None = None
+    target_parameters: list[str] | None = None
+    """Names of parameters, or their ends: those of all experts of a layer, in one tensor."""
+    peft_version: str | None = None
 
     @property
     def max_rank(self) -> int:
@@ -109,11 +110,20 @@ class PeftLora(msgspec.Struct, frozen=True, kw_only=True):
         alpha: float = _by_pattern(self.alpha_pattern, module, self.lora_alpha)
         return alpha / (math.sqrt(rank) if self.use_rslora else rank)
 
+    def parameters_of(self, module: str) -> list[str]:
+        """Return the names of the parameters of a module that `target_parameters` names, as its class defines them."""
+        # A name alone is that of a parameter of any module that has one; in transformers these are called experts.
+        targets = [name for name in self.target_parameters or () if "." in name or module.endswith(".experts")]
+        names = {name for target in targets if _is_named([target], f"{module}.{(name := target.rpartition('.')[2])}")}
+        return sorted(names, key=lambda name: (name.startswith("down"), name))
+
     def targets(self, module: str) -> bool:
         """Return whether the adapter changes a module, as far as its name says; `all-linear` may be any."""
         if self.exclude_modules and _is_named(self.exclude_modules, module):
             return False
         targets = self.target_modules
+        if self.parameters_of(module):
+            return True
         if targets not in (None, "all-linear") and not _is_named(targets, module):
             return False
         layers = self.layers_to_transform
@@ -185,6 +195,12 @@ def module_of(name: str, where: str) -> tuple[str, Factor]:
         f"the tensor {name!r} is not a part of a LoRA adapter",
         f"its name should be {_PREFIX}<module>.lora_A.weight, as peft's save_pretrained writes it",
     )
+
+
+def has_oriented_stacks(peft_version: str | None) -> bool:
+    """Return whether an adapter's A is certainly that of the inputs of stacked weights, whatever their shape."""
+    numbers = re.match(r"(\d+)\.(\d+)", peft_version or "")
+    return numbers is not None and (int(numbers[1]), int(numbers[2])) >= (0, 21)
 
 
 def _check(config: PeftLora, where: str) -> None:

@@ -10,17 +10,14 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.experts import cpu, record
+from octavo.kernels.experts.adapters import ExpertAdapters as ExpertAdapters
 from octavo.kernels.experts.exchange import ExpertExchange as ExpertExchange
 from octavo.kernels.experts.weights import ACTIVATIONS as ACTIVATIONS
 from octavo.kernels.experts.weights import Activation as Activation
 from octavo.kernels.experts.weights import PackedExperts as PackedExperts
 from octavo.kernels.routing import Routing
 
-_IMPLEMENTATIONS = {
-    "cpu": cpu.experts,
-    "recorded": record.record,
-    "cuda": lazy("octavo.kernels.experts.gpu", cpu.experts),
-}
+_IMPLEMENTATIONS = {"cpu": cpu.experts, "cuda": lazy("octavo.kernels.experts.gpu", cpu.experts)}
 
 
 def experts(
@@ -29,6 +26,7 @@ def experts(
     packed: PackedExperts,
     exchange: Callable[[Tensor], Tensor] | None = None,
     engines: ExpertExchange | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """Return the weighted sum of the outputs of each token's experts, shape TD, in the dtype of `x`.
 
@@ -41,6 +39,7 @@ def experts(
         exchange: adds up the ranks' parts of the outputs, a row for each token; None: the outputs are whole.
         engines: the ranks that have the other experts, and tokens of their own, each engine others; None: all ranks
             have the same tokens. In programs only, and without `exchange`.
+        adapters: of tokens; not with `engines`. None: the experts are as they are for all.
 
     Raises:
         ShapeError: the shapes do not match.
@@ -50,7 +49,7 @@ def experts(
         x_TD.ndim == 2 and x_TD.shape[1] == packed.width and routing.expert_TK.shape[0] == x_TD.shape[0],
         f"experts: {tuple(x_TD.shape)} hidden states with experts for {packed.width} numbers",
     )
-    if engines is not None:
-        require(x_TD.device.type == "recorded", "experts: engines exchange tokens in native programs only")
-        return record.record(x_TD, routing, packed, None, engines)
-    return choose("experts", _IMPLEMENTATIONS, x_TD.device)(x_TD, routing, packed, exchange)
+    if x_TD.device.type == "recorded":
+        return record.record(x_TD, routing, packed, exchange, engines, adapters)
+    require(engines is None, "experts: engines exchange tokens in native programs only")
+    return choose("experts", _IMPLEMENTATIONS, x_TD.device)(x_TD, routing, packed, exchange, adapters)

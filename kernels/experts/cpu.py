@@ -2,29 +2,40 @@
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.experts.adapters import ExpertAdapters
 from octavo.kernels.experts.reference import SWIGLU_ALPHA, SWIGLU_LIMIT, activated
 from octavo.kernels.experts.weights import Activation, PackedExperts
 from octavo.kernels.linear import PackedLinear, linear
+from octavo.kernels.lora.rows import NO_ADAPTER, AdapterRows, GroupedRows
 from octavo.kernels.routing import Routing
 
 
 def experts(
-    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None
+    x_TD: Tensor,
+    routing: Routing,
+    packed: PackedExperts,
+    exchange: Callable[[Tensor], Tensor] | None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """See `octavo.kernels.experts.experts`."""
     num_tokens, top_k = routing.expert_TK.shape
     expert_S = routing.expert_TK.flatten()
-    output_SD = x_TD.new_zeros(num_tokens * top_k, packed.width)
-    gates: Sequence[PackedLinear | None] = packed.gates or [None] * len(packed.ups)
-    for expert, gate, up, down in zip(packed.own, gates, packed.ups, packed.downs, strict=True):
-        slot_N = (expert_S == expert).nonzero().squeeze(1)
-        if len(slot_N):
-            x_ND = x_TD[slot_N // top_k]
-            gate_NI = None if gate is None else linear(x_ND, gate)
-            output_SD[slot_N] = linear(_activated(packed.activation, gate_NI, linear(x_ND, up)), down)
+    rows = None if adapters is None else _rows_of_slots(expert_S, packed, adapters, top_k)
+    x_SD = x_TD.repeat_interleave(top_k, dim=0)
+    up_SI = _each(x_SD, expert_S, packed, packed.ups)
+    gate_SI = _each(x_SD, expert_S, packed, packed.gates) if packed.gates else None
+    if adapters is not None and rows is not None:
+        both_SP = up_SI if gate_SI is None else torch.cat((gate_SI, up_SI), 1)
+        *gates, up_SI = adapters.gates_and_ups.add(x_SD, both_SP, rows).split(packed.intermediate, dim=1)
+        gate_SI = gates[0] if gates else None
+    activated_SI = _activated(packed.activation, gate_SI, up_SI)
+    output_SD = _each(activated_SI, expert_S, packed, packed.downs)
+    if adapters is not None and rows is not None:
+        output_SD = adapters.downs.add(activated_SI, output_SD, rows)
     output_TC = output_SD.view(num_tokens, -1)
     output_TKD = (output_TC if exchange is None else exchange(output_TC)).view(num_tokens, top_k, -1).float()
     if packed.down_bias_ED is not None:
@@ -34,6 +45,31 @@ def experts(
     for output_TD, weight_T in zip(output_TKD.unbind(1), routing.weight_TK.unbind(1), strict=True):
         sum_TD = sum_TD + output_TD * weight_T.unsqueeze(1)
     return sum_TD.to(x_TD.dtype)
+
+
+def _each(x_SI: Tensor, expert_S: Tensor, packed: PackedExperts, weights: Sequence[PackedLinear]) -> Tensor:
+    """Return the product of each row with the weight of its expert; zeros where another rank has it."""
+    out_SO = x_SI.new_zeros(len(x_SI), weights[0].num_outputs)
+    for expert, weight in zip(packed.own, weights, strict=True):
+        slot_N = (expert_S == expert).nonzero().squeeze(1)
+        if len(slot_N):
+            out_SO[slot_N] = linear(x_SI[slot_N], weight)
+    return out_SO
+
+
+def _rows_of_slots(expert_S: Tensor, packed: PackedExperts, adapters: ExpertAdapters, top_k: int) -> AdapterRows | None:
+    """Return which entry each pair of a token and an expert has; None: no token has an adapter."""
+    if (grouped := adapters.rows.grouped) is None:
+        return None
+    num_own = len(packed.own)
+    slots_T = np.full(len(expert_S) // top_k, NO_ADAPTER)
+    for slot in range(adapters.rows.num_slots):
+        slots_T[grouped.of_slot(slot)] = slot
+    slots_S, experts_S = slots_T.repeat(top_k), expert_S.numpy() - packed.own.start
+    has_S = (slots_S >= 0) & (experts_S >= 0) & (experts_S < num_own)
+    rows = AdapterRows(adapters.rows.num_slots * num_own)
+    rows.grouped = GroupedRows.of(np.where(has_S, slots_S * num_own + experts_S, NO_ADAPTER), rows.num_slots)
+    return rows
 
 
 def _activated(activation: Activation, gate_TI: Tensor | None, up_TI: Tensor) -> Tensor:

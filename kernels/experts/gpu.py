@@ -8,11 +8,13 @@ import torch
 import triton
 from torch import Tensor
 
+from octavo.kernels.experts.adapters import ExpertAdapters
 from octavo.kernels.experts.gpu_kernels import combine_kernel, down_kernel, gate_up_kernel, sort_kernel
 from octavo.kernels.experts.weights import PackedExperts
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import ALIGNMENT, LibraryLinear
 from octavo.kernels.linear.gpu_tiles import INPUTS_BLOCK
+from octavo.kernels.lora.gpu import GpuLora, PairSlots
 from octavo.kernels.routing import Routing
 
 _FEW_ROWS, _MANY_ROWS = 64, 128
@@ -53,7 +55,11 @@ _TABLES: "WeakKeyDictionary[PackedExperts, Tables]" = WeakKeyDictionary()
 
 
 def experts(
-    x_TD: Tensor, routing: Routing, packed: PackedExperts, exchange: Callable[[Tensor], Tensor] | None
+    x_TD: Tensor,
+    routing: Routing,
+    packed: PackedExperts,
+    exchange: Callable[[Tensor], Tensor] | None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """See `octavo.kernels.experts.experts`."""
     x_TD = x_TD.contiguous()
@@ -63,7 +69,7 @@ def experts(
     new = x_TD.new_empty if num_own == packed.num_experts else x_TD.new_zeros
     output_SD = new(num_slots, width)
     if num_slots:
-        _multiply(x_TD, routing.expert_TK, packed, output_SD)
+        _multiply(x_TD, routing.expert_TK, packed, output_SD, adapters)
     output_TC = output_SD.view(num_tokens, top_k * width)
     output_TC = output_TC if exchange is None else exchange(output_TC).contiguous()
     out_TD = x_TD.new_empty(num_tokens, width)
@@ -81,8 +87,11 @@ def experts(
     return out_TD
 
 
-def _multiply(x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD: Tensor) -> None:
+def _multiply(
+    x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD: Tensor, adapters: ExpertAdapters | None
+) -> None:
     """Compute the outputs of all slots whose experts are here."""
+    changes = None if adapters is None else _Changes(adapters, x_TD, expert_TK, packed.own)
     tables, inner = _tables(packed), packed.intermediate
     num_slots, num_own, top_k = expert_TK.numel(), len(packed.own), expert_TK.shape[1]
     rows = _FEW_ROWS if num_slots <= _FEW_ROWS * num_own or x_TD.element_size() == 4 else _MANY_ROWS
@@ -100,6 +109,8 @@ def _multiply(x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD:
         tables,
         activated_PI,
         lists,
+        changes and changes.delta_SI,
+        changes and changes.pairs.slots_S,
         inner,
         packed.width,
         TOP_K=top_k,
@@ -117,10 +128,32 @@ def _multiply(x_TD: Tensor, expert_TK: Tensor, packed: PackedExperts, output_SD:
         lists,
         packed.width,
         inner,
+        BY_SLOT=changes is not None,
         IS_EVEN=inner % inputs == 0,
         OUTPUTS=_DOWN_OUTPUTS,
         **options,
     )
+    if changes is not None:
+        changes.downs.add_pairs(activated_PI, output_SD, changes.pairs)
+
+
+class _Changes:
+    """What the adapters of tokens change.
+
+    Args:
+        adapters: of the layer.
+        x_TD: hidden states.
+        expert_TK: of every token.
+        own: the experts that are here.
+    """
+
+    def __init__(self, adapters: ExpertAdapters, x_TD: Tensor, expert_TK: Tensor, own: range) -> None:
+        gates_and_ups, downs, slots_T = adapters.gates_and_ups, adapters.downs, adapters.rows.slots_T
+        assert isinstance(gates_and_ups, GpuLora) and isinstance(downs, GpuLora) and slots_T is not None
+        self.pairs = PairSlots(slots_T, expert_TK, own)
+        self.downs = downs
+        self.delta_SI = gates_and_ups.new_pairs(x_TD, self.pairs)
+        """Added to gates and ups."""
 
 
 def _sorted(expert_TK: Tensor, packed: PackedExperts, rows: int) -> tuple[Lists, int]:

@@ -102,12 +102,14 @@ def _activated(gate, up, IS_CLAMPED: tl.constexpr):
     return gate / (1.0 + tl.exp(-gate)) * up
 
 
-@triton.jit
+@triton.jit  # long: arguments take a line each
 def gate_up_kernel(
     x_ptr,
     tables,
     out_ptr,
     lists,
+    delta_ptr,
+    adapter_ptr,
     num_outputs,
     num_inputs,
     TOP_K: tl.constexpr,
@@ -119,7 +121,10 @@ def gate_up_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Compute the activation of gates and ups, or of ups alone: a row for each position."""
+    """Compute the activation of gates and ups, or of ups alone: a row for each position; with adapters for each slot.
+
+    `delta_ptr`: what adapters add for the slots that have one, which `adapter_ptr` says (not -1); None: nothing.
+    """
     expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
@@ -147,6 +152,17 @@ def gate_up_kernel(
         if HAS_GATE:
             gate_sums += tl.load(gate_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
         up_sums += tl.load(up_bias_ptr + outputs, mask=is_output, other=0.0).to(tl.float32)[None, :]
+    if delta_ptr is not None:
+        has_adapter = (tl.load(adapter_ptr + slots) >= 0)[:, None]
+        is_delta = has_adapter & is_output[None, :]
+        delta_places = slots[:, None] * (num_outputs * (2 if HAS_GATE else 1)) + outputs[None, :]
+        if HAS_GATE:
+            gate_delta = tl.load(delta_ptr + delta_places, mask=is_delta, other=0.0).to(tl.float32)
+            gate_sums = tl.where(has_adapter, gate_sums + gate_delta, gate_sums)
+            delta_places += num_outputs
+        up_delta = tl.load(delta_ptr + delta_places, mask=is_delta, other=0.0).to(tl.float32)
+        up_sums = tl.where(has_adapter, up_sums + up_delta, up_sums)
+        positions = slots
     if HAS_GATE:
         activated = _activated(gate_sums, up_sums, IS_CLAMPED).to(out_ptr.dtype.element_ty)
     else:
@@ -164,15 +180,18 @@ def down_kernel(
     lists,
     num_outputs,
     num_inputs,
+    BY_SLOT: tl.constexpr,
     IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Compute the outputs of experts from rows by position: a row for each slot."""
+    """Compute the outputs of experts from rows by position, or by slot: a row for each slot."""
     expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
+    if BY_SLOT:
+        positions = slots
     weight_ptr = weight_address(tables.downs, expert, x_ptr)
     row_places = positions * num_inputs
     weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs

@@ -119,7 +119,14 @@ struct ExpertProductArgs {
     int64_t num_own;
     Activation activation;
     int32_t clears_others;  // whether rows of other experts become zero: the sum over ranks has each row once
+    Matrix deltas;           // f32, by place: what adapters add, for gates first; data null: there are none
+    const int32_t* changed;  // by place: whether there is such a row
 };
+
+// What adapters add to a row; null: nothing.
+inline const float* delta_of(const ExpertProductArgs& args, int64_t place) {
+    return args.deltas.data != nullptr && args.changed[place] ? args.deltas.row<const float>(place) : nullptr;
+}
 
 namespace {
 
@@ -180,14 +187,18 @@ template <typename Element>
 inline void write_activated(
     const ExpertProductArgs& args, const PackedWeight& gate, const PackedWeight& up, Range rows, int64_t column,
     int64_t count, const float* sums, const float* up_sums) {
-    const auto with_bias = [](const float* sum, const float* bias, int64_t first) {
-        return bias == nullptr ? load(sum) : load(sum) + load(bias + first);
+    const auto whole = [&](const float* sum, const float* bias, const float* delta, int64_t i) {
+        F32x16 value = load(sum + i);
+        if (bias != nullptr) value = value + load(bias + column + i);
+        return delta == nullptr ? value : value + load_first(delta + column + i, std::min<int64_t>(kLanes, count - i));
     };
     for (int64_t row = rows.begin; row < rows.end; ++row, sums += kPanelOutputs, up_sums += kPanelOutputs) {
         Element* out = args.out.row<Element>(row) + column;
+        const float* delta = delta_of(args, row);
+        const float* up_delta = delta == nullptr || args.ups == nullptr ? delta : delta + gate.num_outputs;
         for (int64_t i = 0; i < count; i += kLanes) {
-            const F32x16 value = apply(args.activation, with_bias(sums + i, gate.bias, column + i),
-                                       with_bias(up_sums + i, up.bias, column + i));
+            const F32x16 value = apply(args.activation, whole(sums, gate.bias, delta, i),
+                                       whole(up_sums, up.bias, up_delta, i));
             if (i + kLanes <= count)
                 store(out + i, value);
             else
@@ -208,7 +219,18 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     const int64_t count =
         std::min(weight.num_outputs - column, item.piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
     if (count <= 0) return;
-    if (args.activation == Activation::none) return product.compute(item.rows, item.piece, next_weights);
+    if (args.activation == Activation::none) {
+        product.compute(item.rows, item.piece, next_weights);
+        for (int64_t row = item.rows.begin; row < item.rows.end; ++row) {
+            const float* delta = delta_of(args, row);
+            if (delta == nullptr) continue;
+            float* out = args.out.row<float>(row) + column;
+            for_each_vector(count, [&](int64_t i, int64_t width) {
+                store_first(out + i, load_first(out + i, width) + load_first(delta + column + i, width), width);
+            });
+        }
+        return;
+    }
     alignas(64) float sums[kMaxSums], up_sums[kMaxSums];
     const auto write = args.out.type == Type::bf16 ? write_activated<bf16> : write_activated<float>;
     if (args.ups == nullptr) {
@@ -239,7 +261,9 @@ inline void clear(const ExpertProductArgs& args, Range places) {
 }
 
 // Threads take items until there are none.
-inline void run(const ExpertProductArgs& args, const Step&, const Thread& thread) {
+inline void run(const ExpertProductArgs& all, const Step& step, const Thread& thread) {
+    ExpertProductArgs args = all;
+    if (step.adapter_starts == nullptr) args.deltas.data = nullptr;  // no row of this step has an adapter
     if (args.clears_others) {
         const Range own = own_places(args.firsts, args.first_own, args.num_own);
         const int64_t num_after = args.firsts[args.num_experts] - own.end;

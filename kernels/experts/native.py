@@ -69,6 +69,8 @@ class ExpertProductArguments(Arguments):
         ("num_own", ctypes.c_int64),
         ("activation", ctypes.c_int32),
         ("clears_others", ctypes.c_int32),
+        ("deltas", Matrix),
+        ("changed", ctypes.c_void_p),
     )
 
 
@@ -160,11 +162,16 @@ def product_arguments(
     ups: "ctypes.Array[PackedWeight] | None",
     out: Matrix,
     firsts: Matrix,
+    deltas: tuple[Matrix, Matrix] | None,
     *,
     has_activation: bool,
     clears_others: bool,
 ) -> ExpertProductArguments:
-    """Return the arguments of the products with gates and ups, with ups alone, or with downs."""
+    """Return the arguments of the products with gates and ups, with ups alone, or with downs.
+
+    `deltas`: what adapters add, and which places have some.
+    """
+    added, changed = deltas or (Matrix(), Matrix())
     return ExpertProductArguments(
         *x,
         *[Matrix()] * (3 - len(x)),
@@ -177,6 +184,8 @@ def product_arguments(
         len(packed.own),
         ACTIVATIONS.index(packed.activation) + 1 if has_activation else 0,
         clears_others,
+        added,
+        changed.data,
     )
 
 

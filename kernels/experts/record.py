@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import require
+from octavo.kernels.experts.adapters import Deltas, ExpertAdapters, RecordedAdapters
 from octavo.kernels.experts.exchange import ExpertExchange, GiveRowsArguments, ReturnOutputsArguments
 from octavo.kernels.experts.native import (
     CombineArguments,
@@ -35,9 +36,10 @@ def record(
     packed: PackedExperts,
     exchange: Callable[[Tensor], Tensor] | None,
     engines: ExpertExchange | None = None,
+    adapters: ExpertAdapters | None = None,
 ) -> Tensor:
     """Record all operations; see `octavo.kernels.experts.experts`."""
-    return _Recording(value_of(x_TD), routing, packed, engines).record(exchange)
+    return _Recording(value_of(x_TD), routing, packed, engines).record(exchange, adapters)
 
 
 class _Recording:
@@ -56,7 +58,7 @@ class _Recording:
         self._firsts = Value(self._recorder, Buffer(packed.num_experts + 2, torch.int32), 0, (packed.num_experts + 2,))
         self._places = Value(self._recorder, Buffer(self._top_k, torch.int32), 0, (self._top_k,))
 
-    def record(self, exchange: Callable[[Tensor], Tensor] | None) -> Tensor:
+    def record(self, exchange: Callable[[Tensor], Tensor] | None, adapters: ExpertAdapters | None) -> Tensor:
         gates, ups, downs = map(native_weights, (self._packed.gates, self._packed.ups, self._packed.downs))
         form = _common_form([*gates, *ups])
         if self._engines is None:
@@ -70,11 +72,18 @@ class _Recording:
             self._num_places, self._packed.intermediate, torch.bfloat16 if is_16_bit else torch.float32
         )
         first, second = (gates, ups) if gates else (ups, None)
-        activated = self._product(rows, first, second, intermediate, has_activation=True)
+        changes, of_ups, of_downs = None, None, None
+        if adapters is not None:
+            require(self._engines is None, "experts: adapters of tokens that several engines exchange")
+            changes = RecordedAdapters(adapters, self._packed, self._experts, self._places, self._firsts)
+            of_ups = changes.of_gates_and_ups(self._x)
+        activated = self._product(rows, first, second, intermediate, of_ups, has_activation=True)
+        if changes is not None:
+            of_downs = changes.of_downs(activated[0][1], intermediate)
         if down_form.type == torch.int8:
             activated = self._quantize(activated, down_form.group_size)
         outputs = PlacedRows(self._num_places, self._packed.width, torch.float32)
-        output = self._product(activated, downs, None, outputs, has_activation=False)[0][1]
+        output = self._product(activated, downs, None, outputs, of_downs, has_activation=False)[0][1]
         if self._engines is not None:
             self._return(output, outputs, places, self._engines)
             return self._combine(None, outputs)
@@ -220,6 +229,7 @@ class _Recording:
         weights: list[NativeLinear],
         ups: list[NativeLinear] | None,
         out: PlacedRows,
+        deltas: Deltas | None,
         *,
         has_activation: bool,
     ) -> "_Rows":
@@ -227,7 +237,7 @@ class _Recording:
         up_structure = None if ups is None else structures(ups)
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs[:-1], strict=True)]
+            x = [layout.matrix(matrix) for (layout, _), matrix in zip(rows, inputs, strict=False)]
             # The sum over ranks that compute the same tokens has each row once.
             is_part = self._engines is None and len(self._packed.own) < self._packed.num_experts
             return product_arguments(
@@ -236,14 +246,15 @@ class _Recording:
                 structure,
                 up_structure,
                 out.matrix(outputs[0]),
-                inputs[-1],
+                inputs[len(rows)],
+                None if deltas is None else (deltas.layout.matrix(inputs[-2]), inputs[-1]),
                 has_activation=has_activation,
                 clears_others=is_part and not has_activation,
             )
 
         node = Node(
             "expert_product",
-            [*(value for _, value in rows), self._firsts],
+            [*(value for _, value in rows), self._firsts, *([] if deltas is None else [deltas.values, deltas.changed])],
             [Buffer(out.buffer_width, out.type)],
             bind,
             is_row_wise=False,

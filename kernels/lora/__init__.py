@@ -30,7 +30,8 @@ class LoraSlots(Protocol):
         """Bytes of all slots on the device."""
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
-        """Fill a slot: an entry per part of the layer, None where the adapter leaves the part as it is."""
+        """Fill a slot: an entry per part of the layer, those of each expert after those of the one before, None where
+        the adapter leaves the part as it is."""
 
     def clear(self, slot: int) -> None:
         """Empty a slot: rows that name it are left as they are."""

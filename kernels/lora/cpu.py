@@ -9,7 +9,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import cpu as products
 from octavo.kernels.lora.rows import AdapterRows
-from octavo.kernels.lora.shape import LoraPart, LoraShape
+from octavo.kernels.lora.shape import LoraPart, LoraShape, by_expert
 
 
 def new_slots(shape: LoraShape, device: torch.device) -> "TorchLora":
@@ -32,20 +32,22 @@ class TorchLora:
     def __init__(self, shape: LoraShape) -> None:
         self.shape = shape
         self.num_bytes = shape.num_bytes
-        self._slots: list[list[_Part]] = [[] for _ in range(shape.num_slots)]
+        self._slots: list[list[_Part]] = [[] for _ in range(shape.num_entries)]
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
-        packed = []
-        for index, part in enumerate(parts):
-            if part is not None:
-                part.check(self.shape, index)
-                packed.append(self._packed(part, sum(self.shape.parts[:index])))
-        self._slots[slot] = packed
+        for expert, own in enumerate(by_expert(parts, self.shape)):
+            packed = []
+            for index, part in enumerate(own):
+                if part is not None:
+                    part.check(self.shape, index)
+                    packed.append(self._packed(part, sum(self.shape.parts[:index])))
+            self._slots[slot * self.shape.num_experts + expert] = packed
 
     def clear(self, slot: int) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
-        self._slots[slot] = []
+        for expert in range(self.shape.num_experts):
+            self._slots[slot * self.shape.num_experts + expert] = []
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.kernels.lora.rows import AdapterRows
-from octavo.kernels.lora.shape import LoraPart, LoraShape
+from octavo.kernels.lora.shape import LoraPart, LoraShape, by_expert
 
 _ROWS = 16
 """Rows of a tile: the fewest of a tensor core product, because most tiles are those of decodes."""
@@ -40,10 +40,10 @@ class GpuLora:
         a_dims = (num_parts, self._max_rank, shape.num_inputs)
         if shape.is_table:
             a_dims = (num_parts, shape.num_inputs, self._max_rank)
-        self._a = torch.zeros(shape.num_slots, *a_dims, dtype=shape.dtype, device=device)
-        self._b = torch.zeros(shape.num_slots, shape.num_outputs, self._max_rank, dtype=shape.dtype, device=device)
-        self._ranks_SP = torch.zeros(shape.num_slots, num_parts, dtype=torch.int32, device=device)
-        self._scales_SP = torch.zeros(shape.num_slots, num_parts, device=device)
+        self._a = torch.zeros(shape.num_entries, *a_dims, dtype=shape.dtype, device=device)
+        self._b = torch.zeros(shape.num_entries, shape.num_outputs, self._max_rank, dtype=shape.dtype, device=device)
+        self._ranks_SP = torch.zeros(shape.num_entries, num_parts, dtype=torch.int32, device=device)
+        self._scales_SP = torch.zeros(shape.num_entries, num_parts, device=device)
         starts = torch.tensor([0, *shape.parts]).cumsum(0)
         self._starts = starts.tolist()
         self._starts_P = starts.int().to(device)
@@ -58,12 +58,23 @@ class GpuLora:
 
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         """See `octavo.kernels.lora.LoraSlots`. Work that was launched before still sees the earlier adapter."""
-        ranks, scales = [0] * len(parts), [0.0] * len(parts)
+        entries = self._entries(slot)
+        for entry, own in zip(entries, by_expert(parts, self.shape), strict=True):
+            self._put_entry(entry, own)
+        numbers = [(0, 0.0) if part is None else (part.rank, part.scale) for part in parts]
+        ranks, scales = (torch.tensor(row).view(len(entries), -1) for row in zip(*numbers, strict=True))
+        rows = slice(entries.start, entries.stop)
+        self._ranks_SP[rows] = ranks.to(self._ranks_SP)
+        self._scales_SP[rows] = scales.to(self._scales_SP)
+
+    def _entries(self, slot: int) -> range:
+        return range(slot * self.shape.num_experts, (slot + 1) * self.shape.num_experts)
+
+    def _put_entry(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         for index, part in enumerate(parts):
             if part is None:
                 continue
             part.check(self.shape, index)
-            ranks[index], scales[index] = part.rank, part.scale
             # Programs read whole blocks of ranks: those beyond the adapter's are zero.
             self._a[slot, index].zero_()
             if self.shape.is_table:
@@ -73,18 +84,31 @@ class GpuLora:
             rows = slice(self._starts[index], self._starts[index + 1])
             self._b[slot, rows].zero_()
             self._b[slot, rows, : part.rank] = part.b_OR.to(self._b)
-        self._ranks_SP[slot] = torch.tensor(ranks, dtype=torch.int32).to(self._ranks_SP)
-        self._scales_SP[slot] = torch.tensor(scales).to(self._scales_SP)
 
     def clear(self, slot: int) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
-        self._ranks_SP[slot].zero_()
+        entries = self._entries(slot)
+        self._ranks_SP[entries.start : entries.stop].zero_()
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""
-        slots_T, num_rows = self._slots_of(rows, y_TO), len(x_TI)
-        if not num_rows:
-            return y_TO
+        slots_T = self._slots_of(rows, y_TO)
+        return self._expanded(y_TO, self._sums(x_TI, slots_T), slots_T) if len(x_TI) else y_TO
+
+    def add_pairs(self, x_SI: Tensor, y_SO: Tensor, pairs: "PairSlots") -> Tensor:
+        """Do the same for pairs of a token and an expert; in place."""
+        sums_SX = self._sums(x_SI, pairs.slots_S, pairs.order_S)
+        return self._expanded(y_SO, sums_SX, pairs.slots_S, pairs.order_S)
+
+    def new_pairs(self, x_TI: Tensor, pairs: "PairSlots") -> Tensor:
+        """Return what adapters add for pairs of a token and an expert; rows of pairs without an adapter are not set."""
+        sums_SX = self._sums(x_TI, pairs.slots_S, pairs.order_S, pairs.top_k)
+        new_SO = x_TI.new_empty(len(pairs.slots_S), self.shape.num_outputs)
+        return self._expanded(new_SO, sums_SX, pairs.slots_S, pairs.order_S, is_new=True)
+
+    def _sums(self, x_TI: Tensor, slots_R: Tensor, order_R: Tensor | None = None, rows_per_x: int = 1) -> Tensor:
+        """Return the products with A, a row for each slot; `rows_per_x` rows in succession are of the same inputs."""
+        num_rows = len(slots_R)
         x_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
         num_parts, num_blocks = len(self.shape.parts), self._max_rank // self._ranks_at_once
         sums_TX = x_TI.new_empty(num_rows, num_parts * self._num_segments * self._max_rank, dtype=torch.float32)
@@ -92,11 +116,13 @@ class GpuLora:
             x_TI,
             self._a,
             self._ranks_SP,
-            slots_T,
+            slots_R,
+            order_R,
             sums_TX,
             num_rows,
             self.shape.num_inputs,
             x_TI.stride(0),
+            ROWS_PER_X=rows_per_x,
             MAX_RANK=self._max_rank,
             NUM_PARTS=num_parts,
             NUM_SEGMENTS=self._num_segments,
@@ -104,7 +130,7 @@ class GpuLora:
             RANKS=self._ranks_at_once,
             INPUTS=_INPUTS,
         )
-        return self._expanded(y_TO, sums_TX, slots_T)
+        return sums_TX
 
     def add_lookup(self, token_ids_T: Tensor, first_id: int, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora_embedding`."""
@@ -120,7 +146,9 @@ class GpuLora:
         assert rows.slots_T is not None and len(rows.slots_T) == len(y_TO), "the runner sets the slots of all rows"
         return rows.slots_T
 
-    def _expanded(self, y_TO: Tensor, sums_TX: Tensor, slots_T: Tensor) -> Tensor:
+    def _expanded(
+        self, y_TO: Tensor, sums_TX: Tensor, slots_T: Tensor, order_T: Tensor | None = None, *, is_new: bool = False
+    ) -> Tensor:
         y_TO = y_TO if y_TO.stride(1) == 1 else y_TO.contiguous()
         num_parts = len(self.shape.parts)
         _expand_kernel[triton.cdiv(len(y_TO), _ROWS), triton.cdiv(max(self.shape.parts), _OUTPUTS), num_parts](
@@ -130,10 +158,12 @@ class GpuLora:
             self._scales_SP,
             self._starts_P,
             slots_T,
+            order_T,
             sums_TX,
             len(y_TO),
             self.shape.num_outputs,
             y_TO.stride(0),
+            IS_NEW=is_new,
             MAX_RANK=self._max_rank,
             NUM_PARTS=num_parts,
             NUM_SEGMENTS=self._num_segments,
@@ -148,11 +178,33 @@ def _power_of_two(number: int) -> int:
     return 1 << (number - 1).bit_length()
 
 
+class PairSlots:
+    """Which entry each pair of a token and an expert has, on the device.
+
+    Args:
+        slots_T: of tokens.
+        expert_TK: the experts of each token.
+        own: those that are here.
+    """
+
+    def __init__(self, slots_T: Tensor, expert_TK: Tensor, own: range) -> None:
+        self.top_k = expert_TK.shape[1]
+        own_TK, slots_T1 = expert_TK - own.start, slots_T[:, None]
+        has_TK = (slots_T1 >= 0) & (own_TK >= 0) & (own_TK < len(own))
+        self.slots_S = torch.where(has_TK, slots_T1 * len(own) + own_TK, -1).flatten().int()
+        """int32; -1: none."""
+        self.order_S = torch.argsort(self.slots_S, stable=True)
+        """In which those of an entry are adjacent: a tile of rows goes through few of them."""
+
+
 @triton.jit
-def _tile_slots(slots_ptr, num_rows, ROWS: tl.constexpr):
+def _tile_slots(slots_ptr, order_ptr, num_rows, ROWS: tl.constexpr):
     """Return the rows of a tile, their slots, and the first and the last slot that occurs; the last is -1 if none."""
     rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    slots = tl.load(slots_ptr + rows, mask=rows < num_rows, other=-1).to(tl.int32)
+    is_row = rows < num_rows
+    if order_ptr is not None:
+        rows = tl.load(order_ptr + rows, mask=is_row, other=0)
+    slots = tl.load(slots_ptr + rows, mask=is_row, other=-1).to(tl.int32)
     return rows.to(tl.int64), slots, tl.min(tl.where(slots < 0, 1 << 30, slots), 0), tl.max(slots, 0)
 
 
@@ -162,10 +214,12 @@ def _shrink_kernel(
     a_ptr,
     ranks_ptr,
     slots_ptr,
+    order_ptr,
     sums_ptr,
     num_rows,
     num_inputs,
     x_stride,
+    ROWS_PER_X: tl.constexpr,
     MAX_RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
@@ -173,7 +227,7 @@ def _shrink_kernel(
     RANKS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    rows, slots, first, last = _tile_slots(slots_ptr, num_rows, ROWS)
+    rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
     NUM_BLOCKS: tl.constexpr = MAX_RANK // RANKS
     part, block, segment = tl.program_id(1) // NUM_BLOCKS, tl.program_id(1) % NUM_BLOCKS, tl.program_id(2)
     num_steps = tl.cdiv(num_inputs, INPUTS)
@@ -181,7 +235,8 @@ def _shrink_kernel(
     end = (num_steps * (segment + 1) // NUM_SEGMENTS) * INPUTS
     ranks = block * RANKS + tl.arange(0, RANKS)
     result = tl.zeros((ROWS, RANKS), tl.float32)
-    for slot in range(first, last + 1):
+    slot = first
+    while slot <= last:
         is_own = slots == slot
         rank = tl.load(ranks_ptr + slot * NUM_PARTS + part)
         if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > block * RANKS):
@@ -190,11 +245,12 @@ def _shrink_kernel(
             for start in range(begin, end, INPUTS):
                 inputs = start + tl.arange(0, INPUTS)
                 is_input = (inputs < num_inputs)[None, :]
-                x_places = rows[:, None] * x_stride + inputs[None, :]
+                x_places = (rows // ROWS_PER_X)[:, None] * x_stride + inputs[None, :]
                 x = tl.load(x_ptr + x_places, mask=is_own[:, None] & is_input, other=0.0)
                 a = tl.load(a_ptr + a_rows[:, None] + inputs[None, :], mask=is_input, other=0.0)
                 sums = tl.dot(x.to(a.dtype), a.T, sums, input_precision="ieee")
             result = tl.where(is_own[:, None], sums, result)
+        slot = tl.min(tl.where(slots > slot, slots, 1 << 30), 0)
     places = rows * (NUM_PARTS * NUM_SEGMENTS * MAX_RANK) + (part * NUM_SEGMENTS + segment) * MAX_RANK
     tl.store(sums_ptr + places[:, None] + ranks[None, :], result, mask=(slots >= 0)[:, None])
 
@@ -207,10 +263,12 @@ def _expand_kernel(
     scales_ptr,
     starts_ptr,
     slots_ptr,
+    order_ptr,
     sums_ptr,
     num_rows,
     num_outputs,
     y_stride,
+    IS_NEW: tl.constexpr,
     MAX_RANK: tl.constexpr,
     NUM_PARTS: tl.constexpr,
     NUM_SEGMENTS: tl.constexpr,
@@ -218,7 +276,7 @@ def _expand_kernel(
     RANKS: tl.constexpr,
     OUTPUTS: tl.constexpr,
 ):
-    rows, slots, first, last = _tile_slots(slots_ptr, num_rows, ROWS)
+    rows, slots, first, last = _tile_slots(slots_ptr, order_ptr, num_rows, ROWS)
     part = tl.program_id(2)
     part_end = tl.load(starts_ptr + part + 1)
     outputs = tl.load(starts_ptr + part) + tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -226,7 +284,8 @@ def _expand_kernel(
     ranks = tl.arange(0, RANKS)
     result = tl.zeros((ROWS, OUTPUTS), tl.float32)
     is_changed = slots < -1
-    for slot in range(first, last + 1):
+    slot = first
+    while slot <= last:
         is_own = slots == slot
         rank = tl.load(ranks_ptr + slot * NUM_PARTS + part)
         if (tl.max(is_own.to(tl.int32), 0) > 0) & (rank > 0):
@@ -244,7 +303,11 @@ def _expand_kernel(
                 sums = tl.dot((h * scale).to(b.dtype), b.T, sums, input_precision="ieee")
             result = tl.where(is_own[:, None], sums, result)
             is_changed |= is_own
+        slot = tl.min(tl.where(slots > slot, slots, 1 << 30), 0)
     y_places = rows[:, None] * y_stride + outputs[None, :]
-    is_written = is_changed[:, None] & is_output[None, :]
-    y = tl.load(y_ptr + y_places, mask=is_written, other=0.0).to(tl.float32)
-    tl.store(y_ptr + y_places, (y + result).to(y_ptr.dtype.element_ty), mask=is_written)
+    if IS_NEW:
+        is_written = (slots >= 0)[:, None] & is_output[None, :]
+    else:
+        is_written = is_changed[:, None] & is_output[None, :]
+        result += tl.load(y_ptr + y_places, mask=is_written, other=0.0).to(tl.float32)
+    tl.store(y_ptr + y_places, result.to(y_ptr.dtype.element_ty), mask=is_written)

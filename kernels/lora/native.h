@@ -39,10 +39,19 @@ struct LoraSlots {
     }
 };
 
+// Rows that are not those of the step: rows by place of a mixture of experts (experts/adapters.h), whose slots are pairs
+// of a slot and an expert. All null: the rows of the step.
+struct LoraGroups {
+    const int32_t* chunks;   // how many there are; then slot, first and count of each: some of `rows`
+    const int32_t* rows;
+    const int32_t* sources;  // of each row, that of x; null: the same
+};
+
 struct LoraShrinkArgs {
     Matrix x;     // bf16 for bf16 adapters, f32 for others
     Matrix sums;  // f32
     LoraSlots slots;
+    LoraGroups groups;
 };
 
 struct LoraLookupArgs {
@@ -52,10 +61,11 @@ struct LoraLookupArgs {
 };
 
 struct LoraExpandArgs {
-    Matrix y;     // f32
+    Matrix y;     // f32; data null: zeros
     Matrix sums;  // f32
     Matrix out;   // f32 or bf16; may be y
     LoraSlots slots;
+    LoraGroups groups;
 };
 
 // Up to kLoraRows rows of one slot. Lambdas of `run` have it, so it is not in the namespace without a name.
@@ -76,14 +86,19 @@ constexpr int64_t kSums = 4;
 // Blocks of outputs that a thread takes at a time.
 constexpr int64_t kTileBlocks = 8;
 
-inline int64_t num_chunks(const Step& step) {
+inline int64_t num_chunks(const Step& step, const LoraGroups& groups) {
+    if (groups.chunks != nullptr) return groups.chunks[0];
     int64_t count = 0;
     for (int64_t slot = 0; slot < step.num_adapters; ++slot)
         count += (step.adapter_starts[slot + 1] - step.adapter_starts[slot] + kLoraRows - 1) / kLoraRows;
     return count;
 }
 
-inline LoraChunk chunk_at(const Step& step, int64_t index) {
+inline LoraChunk chunk_at(const Step& step, const LoraGroups& groups, int64_t index) {
+    if (groups.chunks != nullptr) {
+        const int32_t* chunk = groups.chunks + 1 + 3 * index;
+        return {chunk[0], groups.rows + chunk[1], chunk[2]};
+    }
     for (int64_t slot = 0;; ++slot) {
         const int64_t begin = step.adapter_starts[slot], size = step.adapter_starts[slot + 1] - begin;
         const int64_t count = (size + kLoraRows - 1) / kLoraRows;
@@ -167,8 +182,12 @@ inline void expand_tile(const char* b, int64_t block_bytes, const char* const* h
     }
     const int64_t rest = num_columns - kLanes;
     for (int n = 0; n < N; ++n) {
-        store_first(out[n], load_first(y[n], num_columns) + sums[n][0], num_columns);
-        if (has_second) store_first(out[n] + kLanes, load_first(y[n] + kLanes, rest) + sums[n][1], rest);
+        if (y[n] != nullptr) {
+            sums[n][0] = load_first(y[n], num_columns) + sums[n][0];
+            if (has_second) sums[n][1] = load_first(y[n] + kLanes, rest) + sums[n][1];
+        }
+        store_first(out[n], sums[n][0], num_columns);
+        if (has_second) store_first(out[n] + kLanes, sums[n][1], rest);
     }
 }
 
@@ -190,13 +209,13 @@ inline void for_each_tile(int64_t count, Tile tile) {
 inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thread) {
     if (step.adapter_starts == nullptr) return;
     const LoraSlots& slots = args.slots;
-    const int64_t all_chunks = num_chunks(step), num_blocks = slots.max_rank / kLanes;
+    const int64_t all_chunks = num_chunks(step, args.groups), num_blocks = slots.max_rank / kLanes;
     const int64_t num_items = slots.num_parts * num_blocks * slots.num_segments * all_chunks;
     const int64_t per_word = slots.per_word(), num_words = (slots.num_inputs + per_word - 1) / per_word;
     with_slot_type(slots.type, [&](auto element) {
         using Element = decltype(element);
         for (int64_t item = thread.take(); item < num_items; item = thread.take()) {
-            const LoraChunk chunk = chunk_at(step, item % all_chunks);
+            const LoraChunk chunk = chunk_at(step, args.groups, item % all_chunks);
             const int64_t segment = item / all_chunks % slots.num_segments;
             const int64_t block = item / all_chunks / slots.num_segments % num_blocks;
             const int64_t part = item / all_chunks / slots.num_segments / num_blocks;
@@ -211,7 +230,7 @@ inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thre
                 float* out[kRowTile];
                 for (int n = 0; n < size; ++n) {
                     const int64_t row = chunk.rows[first + n];
-                    x[n] = args.x.row<const char>(row) + begin * 4;
+                    x[n] = args.x.row<const char>(args.groups.sources ? args.groups.sources[row] : row) + begin * 4;
                     out[n] = args.sums.row<float>(row) + slots.sums_at(part, segment, block * kLanes);
                 }
                 shrink_tile<Element, size>(a, x, end - begin, has_half_word, out);
@@ -247,7 +266,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
     const LoraSlots& slots = args.slots;
     with_output_type(args.out.type, [&](auto output) {
         using Out = decltype(output);
-        if (args.out.data != args.y.data) {
+        if (args.y.data != nullptr && args.out.data != args.y.data) {
             for_each_row(step, thread, [&](int64_t row) {
                 const float* y = args.y.row<const float>(row);
                 Out* out = args.out.row<Out>(row);
@@ -258,7 +277,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
             if (step.adapter_starts != nullptr) thread.wait_for_all();
         }
         if (step.adapter_starts == nullptr) return;
-        const int64_t all_chunks = num_chunks(step);
+        const int64_t all_chunks = num_chunks(step, args.groups);
         // A tile may begin in any part: those of each part are counted from its own first block.
         int64_t num_tiles = 0;
         for (int64_t part = 0; part < slots.num_parts; ++part)
@@ -270,7 +289,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
             const int64_t block_bytes = slots.max_rank / per_word * Words<Element>::kBytes;
             alignas(64) Row h[kLoraRows][kMaxRank];
             for (int64_t item = thread.take(); item < num_tiles * all_chunks; item = thread.take()) {
-                const LoraChunk chunk = chunk_at(step, item % all_chunks);
+                const LoraChunk chunk = chunk_at(step, args.groups, item % all_chunks);
                 int64_t tile = item / all_chunks, part = 0;
                 for (;; ++part) {
                     const int64_t count = (slots.blocks[part + 1] - slots.blocks[part] + kTileBlocks - 1) / kTileBlocks;
@@ -278,7 +297,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
                     tile -= count;
                 }
                 const int64_t rank = slots.rank(chunk.slot, part);
-                if (rank == 0) continue;
+                if (rank == 0 && args.y.data != nullptr) continue;
                 const F32x16 scale = set1(slots.scales[chunk.slot * slots.num_parts + part]);
                 for (int64_t n = 0; n < chunk.count; ++n) {
                     const float* sums = args.sums.row<const float>(chunk.rows[n]);
@@ -303,7 +322,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
                         for (int n = 0; n < size; ++n) {
                             const int64_t row = chunk.rows[first + n];
                             rows[n] = reinterpret_cast<const char*>(h[first + n]);
-                            y[n] = args.y.row<const float>(row) + column;
+                            y[n] = args.y.data == nullptr ? nullptr : args.y.row<const float>(row) + column;
                             out[n] = args.out.row<Out>(row) + column;
                         }
                         expand_tile<Element, Out, size>(b, block_bytes, rows, num_words, y, out, num_columns);

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.lora.rows import AdapterRows, GroupedRows
-from octavo.kernels.lora.shape import LoraPart, LoraShape
+from octavo.kernels.lora.shape import LoraPart, LoraShape, by_expert
 from octavo.kernels.native.arguments import TYPES, Arguments, Matrix, StepArguments
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
@@ -43,10 +43,16 @@ class SlotsStructure(ctypes.Structure):
     )
 
 
+class GroupsStructure(ctypes.Structure):
+    """See `LoraGroups` in `native.h`."""
+
+    _fields_ = (("chunks", ctypes.c_void_p), ("rows", ctypes.c_void_p), ("sources", ctypes.c_void_p))
+
+
 class LoraShrinkArguments(Arguments):
     """See `LoraShrinkArgs`."""
 
-    _fields_ = (("x", Matrix), ("sums", Matrix), ("slots", SlotsStructure))
+    _fields_ = (("x", Matrix), ("sums", Matrix), ("slots", SlotsStructure), ("groups", GroupsStructure))
 
 
 class LoraLookupArguments(Arguments):
@@ -58,7 +64,13 @@ class LoraLookupArguments(Arguments):
 class LoraExpandArguments(Arguments):
     """See `LoraExpandArgs`."""
 
-    _fields_ = (("y", Matrix), ("sums", Matrix), ("out", Matrix), ("slots", SlotsStructure))
+    _fields_ = (
+        ("y", Matrix),
+        ("sums", Matrix),
+        ("out", Matrix),
+        ("slots", SlotsStructure),
+        ("groups", GroupsStructure),
+    )
 
 
 class NativeLora:
@@ -87,10 +99,12 @@ class NativeLora:
         blocks = [-(-width // LANES) for width in shape.parts]
         self._columns = torch.tensor([0, *shape.parts]).cumsum(0)
         self._blocks = torch.tensor([0, *blocks]).cumsum(0)
-        self._ranks_SP = torch.zeros(shape.num_slots, num_parts, dtype=torch.int32)
+        self.is_filled_S = torch.zeros(shape.num_slots, dtype=torch.int32)
+        """Whether a slot has an adapter with any part for this layer."""
+        self._ranks_SP = torch.zeros(shape.num_entries, num_parts, dtype=torch.int32)
         self._own_ranks_SP = torch.zeros_like(self._ranks_SP)
         """Rows of A that are here."""
-        self._scales_SP = torch.zeros(shape.num_slots, num_parts)
+        self._scales_SP = torch.zeros(shape.num_entries, num_parts)
         rank_blocks = self._group_rank // LANES
         a_dims: tuple[int, ...] = (num_parts, rank_blocks, self._num_words, LANES, self._per_word)
         if shape.is_table:
@@ -119,6 +133,11 @@ class NativeLora:
     def put(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
         self.clear(slot)
+        self.is_filled_S[slot] = any(part is not None for part in parts)
+        for expert, own in enumerate(by_expert(parts, self.shape)):
+            self._put_entry(slot * self.shape.num_experts + expert, own)
+
+    def _put_entry(self, slot: int, parts: Sequence[LoraPart | None]) -> None:
         for index, part in enumerate(parts):
             if part is None:
                 continue
@@ -144,7 +163,8 @@ class NativeLora:
 
     def clear(self, slot: int) -> None:
         """See `octavo.kernels.lora.LoraSlots`."""
-        self._ranks_SP[slot] = self._own_ranks_SP[slot] = 0
+        entries = slice(slot * self.shape.num_experts, (slot + 1) * self.shape.num_experts)
+        self._ranks_SP[entries] = self._own_ranks_SP[entries] = self.is_filled_S[slot] = 0
 
     def add(self, x_TI: Tensor, y_TO: Tensor, rows: AdapterRows) -> Tensor:
         """See `octavo.kernels.lora.lora`."""
@@ -157,7 +177,7 @@ class NativeLora:
         sums = Matrix.of(sums_TX := x_TI.new_empty(len(x_TI), self.sums_width, dtype=torch.float32))
         rows_TI = x_TI.to(self.input_form.type).contiguous()
         step = step_of(rows.grouped, len(x_TI), num_slots=self.shape.num_slots)
-        shrink = LoraShrinkArguments(Matrix.of(rows_TI), sums, self._structure())
+        shrink = LoraShrinkArguments(Matrix.of(rows_TI), sums, self.structure())
         run(self._library, "lora_shrink", shrink, step=step, num_threads=torch.get_num_threads())
         return self._expand(y_TO, sums_TX, step)
 
@@ -171,7 +191,7 @@ class NativeLora:
         sums_TX = y_TO.new_empty(len(y_TO), self.sums_width, dtype=torch.float32)
         step = step_of(rows.grouped, len(y_TO), num_slots=self.shape.num_slots)
         step.token_ids = token_ids_T.data_ptr()
-        lookup = LoraLookupArguments(Matrix.of(sums_TX), first_id, self._structure())
+        lookup = LoraLookupArguments(Matrix.of(sums_TX), first_id, self.structure())
         run(self._library, "lora_lookup", lookup, step=step, num_threads=torch.get_num_threads())
         return self._expand(y_TO, sums_TX, step)
 
@@ -179,13 +199,13 @@ class NativeLora:
         # The operation writes only rows with an adapter if it writes in place.
         wide_TO = y_TO.float().contiguous()
         matrix = Matrix.of(wide_TO)
-        expand = LoraExpandArguments(matrix, Matrix.of(sums_TX), matrix, self._structure())
+        expand = LoraExpandArguments(matrix, Matrix.of(sums_TX), matrix, self.structure())
         run(self._library, "lora_expand", expand, step=step, num_threads=torch.get_num_threads())
         return wide_TO.to(y_TO.dtype)
 
     def _shrink_node(self, x: Value, sums: Buffer) -> Node:
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            return LoraShrinkArguments(inputs[0], outputs[0], self._structure())
+            return LoraShrinkArguments(inputs[0], outputs[0], self.structure())
 
         work = self.shape.max_rank * self.shape.num_inputs * len(self.shape.parts)
         return Node(
@@ -202,7 +222,7 @@ class NativeLora:
 
     def _lookup_node(self, first_id: int, sums: Buffer) -> Node:
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            return LoraLookupArguments(outputs[0], first_id, self._structure())
+            return LoraLookupArguments(outputs[0], first_id, self.structure())
 
         return Node("lora_lookup", [], [sums], bind, is_row_wise=False, is_early=True, keeps=[self])
 
@@ -213,7 +233,7 @@ class NativeLora:
             sums = value_of(self._gather(as_tensor(sums)))
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self._structure(of_all_workers=True))
+            return LoraExpandArguments(inputs[0], inputs[1], outputs[0], self.structure(of_all_workers=True))
 
         work = self.shape.max_rank * self.shape.num_outputs
         node = Node(
@@ -228,7 +248,7 @@ class NativeLora:
         )
         return as_tensor(recorder.append(node, (self.shape.num_outputs,)))
 
-    def _structure(self, *, of_all_workers: bool = False) -> SlotsStructure:
+    def structure(self, *, of_all_workers: bool = False) -> SlotsStructure:
         """Return the structure for C++. It points into the tensors and does not keep them alive."""
         ranks_SP = self._ranks_SP if of_all_workers else self._own_ranks_SP
         return SlotsStructure(
@@ -268,5 +288,5 @@ def step_of(grouped: GroupedRows, num_rows: int, *, num_slots: int) -> StepArgum
 
 def _allocate(shape: LoraShape, dims: tuple[int, ...]) -> Tensor:
     """Return memory for all slots, whose pages exist only once they are written."""
-    count = math.prod((shape.num_slots, *dims))
-    return allocate(count * shape.dtype.itemsize).view(shape.dtype).view(shape.num_slots, *dims)
+    count = math.prod((shape.num_entries, *dims))
+    return allocate(count * shape.dtype.itemsize).view(shape.dtype).view(shape.num_entries, *dims)

@@ -1,5 +1,6 @@
 """The sizes of the adapters of one linear layer, and one adapter's matrices for it."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -30,6 +31,14 @@ class LoraShape:
     num_a_parts: int = 1
     """Workers that hold as many rows of A each, in order, and gather the sums; and which of them this one is."""
 
+    num_experts: int = 1
+    """Layers of these sizes that each adapter has matrices for: those of the experts here."""
+
+    @property
+    def num_entries(self) -> int:
+        """Pairs of a slot and an expert: entry `slot * num_experts + expert`."""
+        return self.num_slots * self.num_experts
+
     @property
     def num_outputs(self) -> int:
         """Of all parts."""
@@ -39,7 +48,7 @@ class LoraShape:
     def num_bytes(self) -> int:
         """Bytes of adapters of the largest rank in all slots."""
         elements = self.num_outputs + len(self.parts) * self.num_inputs
-        return self.num_slots * self.max_rank * elements * self.dtype.itemsize
+        return self.num_entries * self.max_rank * elements * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,3 +74,11 @@ class LoraPart:
             f"lora: A {tuple(self.a_RI.shape)} and B {tuple(self.b_OR.shape)} for {shape.num_inputs} inputs, "
             f"{shape.parts[index]} outputs and ranks up to {shape.max_rank}",
         )
+
+
+def by_expert(parts: Sequence[LoraPart | None], shape: LoraShape) -> Iterator[Sequence[LoraPart | None]]:
+    """Yield the parts of an adapter for each expert of a layer; a layer that has none counts as one."""
+    count = len(shape.parts)
+    require(len(parts) == count * shape.num_experts, f"lora: {len(parts)} parts for {shape.num_experts} times {count}")
+    for first in range(0, len(parts), count):
+        yield parts[first : first + count]

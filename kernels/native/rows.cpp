@@ -5,6 +5,7 @@
 #include "cast/native.h"
 #include "causal_conv1d/native.h"
 #include "embedding/native.h"
+#include "experts/adapters.h"
 #include "gated_delta_rule/native.h"
 #include "gated_rms_norm/native.h"
 #include "gelu/native.h"

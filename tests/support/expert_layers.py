@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.embedding import embedding
-from octavo.kernels.experts import ExpertExchange, PackedExperts, experts
+from octavo.kernels.experts import ExpertAdapters, ExpertExchange, PackedExperts, experts
 from octavo.kernels.experts.cases import Layer
 from octavo.kernels.linear import PackedLinear
+from octavo.kernels.lora.rows import GroupedRows
 from octavo.kernels.native.arguments import StepArguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.passes import fuse
@@ -52,6 +53,7 @@ class ExpertsProgram:
         logits: of the router, by token id.
         exchange: see `experts`.
         engines: see `experts`.
+        adapters: see `experts`.
     """
 
     def __init__(
@@ -63,17 +65,23 @@ class ExpertsProgram:
         logits: Tensor,
         exchange: Callable[[Tensor], Tensor] | None = None,
         engines: ExpertExchange | None = None,
+        adapters: ExpertAdapters | None = None,
     ) -> None:
         recorder = ProgramRecorder(x.dtype)
         ids = as_tensor(recorder.token_ids)
         hidden = embedding(ids, x)
         routing = route(embedding(ids, logits), layer.rule)
-        out = hidden + experts(hidden, routing, packed, exchange, engines)
+        out = hidden + experts(hidden, routing, packed, exchange, engines, adapters)
         self._program = Program(library, fuse(recorder.nodes, [value_of(out)]), [value_of(out)], len(x))
         self.operations = self._program.operations
 
-    def run(self, tokens: list[int], num_threads: int = 1) -> Tensor:
-        """Return the layer's output for some tokens."""
+    def run(self, tokens: list[int], num_threads: int = 1, grouped: GroupedRows | None = None) -> Tensor:
+        """Return the layer's output for some tokens; `grouped`: which of them have adapters."""
         ids = torch.tensor(tokens)
-        self._program.run(StepArguments(num_rows=len(ids), token_ids=ids.data_ptr()), num_threads)
+        step = StepArguments(num_rows=len(ids), token_ids=ids.data_ptr())
+        if grouped is not None:
+            step.adapter_rows = grouped.rows_A.ctypes.data
+            step.adapter_starts = grouped.starts_S.ctypes.data
+            step.num_adapters = len(grouped.starts_S) - 1
+        self._program.run(step, num_threads)
         return self._program.results[0][: len(ids)].clone()

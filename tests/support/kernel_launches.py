@@ -3,6 +3,8 @@
 Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless noted.
 """
 
+# long: one table, and what it launches
+
 from collections.abc import Callable
 
 import quantized_launches
@@ -16,7 +18,7 @@ from octavo.kernels.add_rms_norm import gpu as add_rms_norm
 from octavo.kernels.all_reduce.gpu import OneShotAllReduce
 from octavo.kernels.causal_conv1d import gpu as causal_conv1d
 from octavo.kernels.embedding import gpu as embedding
-from octavo.kernels.experts import Activation, PackedExperts
+from octavo.kernels.experts import Activation, ExpertAdapters, PackedExperts
 from octavo.kernels.experts import gpu as experts
 from octavo.kernels.gated_delta_rule import DeltaWeights
 from octavo.kernels.gated_delta_rule import gpu as gated_delta_rule
@@ -168,9 +170,18 @@ def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16, *, has_sinks:
 
 
 def multiply_experts(
-    num_tokens: int, num_experts: int, top_k: int, width: int, inner: int, activation: Activation = "silu_and_mul"
+    num_tokens: int,
+    num_experts: int,
+    top_k: int,
+    width: int,
+    inner: int,
+    activation: Activation = "silu_and_mul",
+    max_rank: int = 0,
 ) -> None:
-    """Multiply tokens with their experts; with biases unless the activation is that of most models."""
+    """Multiply tokens with their experts; with biases unless the activation is that of most models.
+
+    `max_rank`: of adapters in 8 slots; 0: none.
+    """
     has_bias = activation != "silu_and_mul"
 
     def weight(num_outputs: int, num_inputs: int, *, bias: bool) -> PackedLinear:
@@ -186,7 +197,14 @@ def multiply_experts(
         empty(num_experts, width) if has_bias else None,
     )
     chosen = Routing(empty(num_tokens, top_k, dtype=I32), empty(num_tokens, top_k, dtype=F32))
-    experts.experts(empty(num_tokens, width), chosen, packed, None)
+    adapters = None
+    if max_rank:
+        sizes = [(width, (inner, inner)), (inner, (width,))]
+        shapes = [LoraShape(inputs, parts, 8, max_rank, BF16, num_experts=num_experts) for inputs, parts in sizes]
+        gates_and_ups, downs = (lora.GpuLora(shape, torch.device("meta")) for shape in shapes)
+        adapters = ExpertAdapters(gates_and_ups, downs, AdapterRows(8))
+        adapters.rows.slots_T = empty(num_tokens, dtype=I64)
+    experts.experts(empty(num_tokens, width), chosen, packed, None, adapters)
 
 
 def choose_experts_of_deepseek() -> None:
@@ -299,6 +317,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "given_rows, 4096": give_rows,
     "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),
     "experts, 8192 tokens, Qwen3-30B-A3B": lambda: multiply_experts(8192, 128, 8, 2048, 768),
+    "experts, 64 tokens, Qwen3-30B-A3B, adapters": lambda: multiply_experts(64, 128, 8, 2048, 768, max_rank=16),
     "experts, 64 tokens, GPT-OSS-20B": lambda: multiply_experts(64, 32, 4, 2880, 2880, "clamped_swiglu"),
     "gated_delta_rule, Qwen3-Next": apply_delta_rule,
     "gated_rms_norm, Mamba-2": lambda: gate_and_norm(5120, 1, is_gate_first=True),

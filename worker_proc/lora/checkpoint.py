@@ -23,9 +23,20 @@ class ModuleFactors:
     is_embedding: bool
     scale: float
     a: Tensor | None = None
-    """RI; of an embedding RV."""
+    """RI; of an embedding RV; of the weights of all experts ERI."""
     b: Tensor | None = None
-    """OR; of an embedding DR."""
+    """OR; of an embedding DR; of the weights of all experts EOR."""
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether they are those of one weight, not of a stack of weights."""
+        return self.both[0].ndim == 2
+
+    @property
+    def both(self) -> tuple[Tensor, Tensor]:
+        """A and B, which every module of an adapter that was read has."""
+        assert self.a is not None and self.b is not None, "a module with one factor"
+        return self.a, self.b
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,21 +93,45 @@ def _sorted_out(tensors: Mapping[str, Tensor], config: PeftLora, where: str) -> 
         if not tensor.is_floating_point() or tensor.ndim != 2:
             raise _wrong(where, f"{name!r} has type {tensor.dtype} and shape {tuple(tensor.shape)}")
         is_embedding = factor.startswith("embedding")
-        if not config.targets(module):
+        module, parameter = _parameter_of(module, config, name, where)
+        if parameter is None and not config.targets(module):
             raise _wrong(where, f"{name!r} belongs to a module that target_modules does not name")
-        factors = adapter.modules.setdefault(module, ModuleFactors(is_embedding, config.scale_of(module)))
-        rank, dim = config.rank_of(module), 0 if factor[-1] == "A" else 1
-        if factors.is_embedding != is_embedding or tensor.shape[dim] != rank:
+        key = module if parameter is None else f"{module}.{parameter}"
+        is_stack = parameter not in (None, "weight")
+        factors = adapter.modules.setdefault(
+            key if is_stack else module, ModuleFactors(is_embedding, config.scale_of(key))
+        )
+        rank, dim = config.rank_of(key), 0 if factor[-1] == "A" else 1
+        has_rank = tensor.shape[dim] % rank == 0 if is_stack else tensor.shape[dim] == rank
+        if factors.is_embedding != is_embedding or not has_rank:
             raise _wrong(
                 where, f"{name!r} has shape {tuple(tensor.shape)}, and adapter_config.json gives it the rank {rank}"
             )
+        if is_stack:  # A has all ranks of an expert after those of the one before, B has all experts of each rank
+            tensor = tensor.unflatten(0, (-1, rank)) if dim == 0 else tensor.unflatten(1, (rank, -1)).permute(2, 0, 1)
         setattr(factors, factor[-1].lower(), tensor)
     for module, factors in adapter.modules.items():
         if factors.a is None or factors.b is None:
             raise _wrong(where, f"{module!r} has only one of its two factors")
+        if factors.b.ndim == 3 and len(factors.a) != len(factors.b):
+            raise _wrong(where, f"{module!r} has an A of {len(factors.a)} experts, and a B of {len(factors.b)}")
     if not adapter.modules:
         raise _wrong(where, "it changes nothing")
     return adapter
+
+
+def _parameter_of(module: str, config: PeftLora, name: str, where: str) -> tuple[str, str | None]:
+    """Return the module without peft's wrappers, and which of its parameters is changed; None: it is a layer.
+
+    Each parameter of a module has a wrapper around those of the parameters before it.
+    """
+    depth = 0
+    while module.endswith(".base_layer"):
+        module, depth = module.removesuffix(".base_layer"), depth + 1
+    parameters = config.parameters_of(module)
+    if depth >= max(1, len(parameters)):
+        raise _wrong(where, f"{name!r} belongs to a parameter that target_parameters does not name")
+    return module, parameters[-1 - depth] if parameters else None
 
 
 def _wrong(where: str, problem: str) -> ConfigError:

@@ -40,7 +40,7 @@ def divide(layer: LayerAdapters, shape: LoraShape, model: Model, *, is_fully_sha
         is_fully_sharded: divide the factor whose dimension the weight does not divide, too.
     """
     sharding, group = layer.input_sharding, model.parameters.group
-    if model.library is None:  # each adds what its own inputs give
+    if model.library is None or layer.is_mixture:  # each adds what its own inputs give
         return Division(shape)
     if sharding is None:
         if not (is_fully_sharded and group is not None and layer.has_divided_outputs):

@@ -11,7 +11,7 @@ from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraPart, LoraShape
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.peft_lora import PHASE
+from octavo.protocol.peft_lora import PHASE, has_oriented_stacks
 from octavo.worker_proc.lora.checkpoint import AdapterTensors, ModuleFactors
 from octavo.worker_proc.lora.division import Division, divide
 from octavo.worker_proc.models.base import Model
@@ -52,7 +52,7 @@ class AdapterSlots:
             self._parts |= {part: (layer, index) for index, part in enumerate(layer.parts)}
             if layer.is_here:
                 self._layers[layer] = slots = self._new_slots(layer, model, config)
-                layer.add = _addition(layer, slots, self.rows, self._divisions[layer])
+                self._attach(layer, slots)
 
     def move_to(self, model: Model) -> dict[LayerAdapters, LayerAdapters]:
         """Add what is in the slots in another model with the same layers.
@@ -68,17 +68,24 @@ class AdapterSlots:
         self._divisions = {new_of[layer]: division for layer, division in self._divisions.items()}
         for layer, slots in self._layers.items():
             layer.follows_exchange = self._divisions[layer].follows_exchange
-            layer.add = _addition(layer, slots, self.rows, self._divisions[layer])
+            self._attach(layer, slots)
         return new_of
+
+    def _attach(self, layer: LayerAdapters, slots: LoraSlots) -> None:
+        if layer.is_mixture:
+            layer.slots, layer.rows = slots, self.rows
+        else:
+            layer.add = _addition(layer, slots, self.rows, self._divisions[layer])
 
     def _new_slots(self, layer: LayerAdapters, model: Model, config: ResolvedLoRA) -> LoraSlots:
         shape = LoraShape(
             layer.num_inputs,
-            tuple(layer.parts.values()),
+            layer.widths,
             config.max_loras,
             config.max_rank,
             self._dtype,
             layer.is_table,
+            num_experts=len(layer.own_experts),
         )
         division = divide(layer, shape, model, is_fully_sharded=config.is_fully_sharded)
         self._divisions[layer] = division
@@ -120,36 +127,67 @@ class AdapterSlots:
             self._check_base(module, shape, where)
         placed: PlacedAdapter = {}
         for module, factors in adapter.modules.items():
-            assert factors.a is not None and factors.b is not None, "a module with one factor"
-            start, rows = 0, len(factors.b)
-            for name, b_PR in self._parameters.parts_of(f"{module}.weight", factors.b):
-                assert isinstance(b_PR, Tensor)
-                start += len(b_PR)
+            a, b = factors.both if factors.is_plain else self._oriented(module, factors, adapter)
+            start, rows = 0, b[..., 0].numel()
+            for name, b_PR in self._parameters.parts_of(f"{module}.weight" if factors.is_plain else module, b):
+                if not isinstance(b_PR, Tensor) or b_PR.ndim != 2:
+                    raise self._stranger(module, where)
                 layer, index = self._place_of(name.removesuffix(".weight"), module, factors, where)
-                part = self._part(layer, index, factors, b_PR, module, where)
-                if layer.is_here:
-                    placed.setdefault(layer, [None] * len(layer.parts))[index] = part
+                a_RI = a if factors.is_plain else a[start * len(a) // rows]
+                start += len(b_PR)
+                part = self._part(layer, index, LoraPart(a_RI, b_PR, factors.scale), module, where)
+                own = layer.own_parts
+                if layer.is_here and index in own:
+                    placed.setdefault(layer, [None] * len(own))[own.index(index)] = part
             assert start == rows, f"{start} rows of {rows} of {module}"
         return placed
+
+    def _oriented(self, module: str, factors: ModuleFactors, adapter: AdapterTensors) -> tuple[Tensor, Tensor]:
+        """Return the factors of the weights of all experts with A for their inputs: earlier versions of peft took the
+        dimensions of a stack for inputs and outputs, in this order.
+
+        Raises:
+            ConfigError: the model has no such weights, or other ones.
+        """
+        a_ERI, b_EOR = factors.both
+        stack = self._parameters.stack_of(module)
+        if stack is None:
+            raise self._stranger(module, adapter.where)
+        names = [name.removesuffix(".weight") for name, _ in stack.split(module, torch.empty(len(b_EOR), 2, 0))]
+        shapes = [self._parts[name][0].whole_shape(name) for name in names if name in self._parts]
+        if not shapes:
+            raise self._stranger(module, adapter.where)
+        sizes = shapes[0][1], sum(outputs for outputs, _ in shapes) // len(b_EOR)
+        is_square = sizes[0] == sizes[1] and not stack.is_turned
+        if is_square and not has_oriented_stacks(adapter.config.peft_version):
+            raise ConfigError(
+                f"{adapter.where}: which factor of the square weights {module!r} is A depends on peft's version, and "
+                f"peft_version is {adapter.config.peft_version!r}",
+                phase=PHASE,
+                hint="merge the adapter into the model with the version of peft that has written it",
+            )
+        if not is_square and (a_ERI.shape[2], b_EOR.shape[1]) == sizes[::-1]:
+            return b_EOR.mT, a_ERI.mT
+        return a_ERI, b_EOR
 
     def _place_of(self, name: str, module: str, factors: ModuleFactors, where: str) -> tuple[LayerAdapters, int]:
         place = self._parts.get(name)
         if place is None or place[0].is_table != factors.is_embedding:
-            raise ConfigError(
-                f"{where}: the adapter changes {module!r}, which is not a linear layer of this model or of a kind that "
-                "adapters cannot change, such as experts",
-                phase=PHASE,
-                hint=f"serve it with the model that it was trained on; {_RETRAIN}",
-            )
+            raise self._stranger(module, where)
         return place
 
-    def _part(
-        self, layer: LayerAdapters, index: int, factors: ModuleFactors, b_OR: Tensor, module: str, where: str
-    ) -> LoraPart:
-        assert factors.a is not None
+    def _stranger(self, module: str, where: str) -> ConfigError:
+        return ConfigError(
+            f"{where}: the adapter changes {module!r}, which is not a linear layer of this model or of a kind that "
+            "adapters cannot change, such as experts that several engines divide",
+            phase=PHASE,
+            hint=f"serve it with the model that it was trained on; {_RETRAIN}",
+        )
+
+    def _part(self, layer: LayerAdapters, index: int, factors: LoraPart, module: str, where: str) -> LoraPart:
         name = list(layer.parts)[index]
         shard, (outputs, inputs) = layer.shards[name], layer.whole_shape(name)
-        a_RI = factors.a
+        a_RI, b_OR = factors.a_RI, factors.b_OR
         if a_RI.shape[1] != inputs or len(b_OR) != outputs:
             raise ConfigError(
                 f"{where}: the adapter of {module!r} has {a_RI.shape[1]} inputs and {len(b_OR)} outputs; this model's "

@@ -2,6 +2,7 @@
 
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required, window_of_all_layers
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import DecoderModel
@@ -11,6 +12,8 @@ from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.parallel.placement import Placement
 
 _NAMES = ExpertNames(gate="w1", up="w3", down="w2")
+_MODULES = {r"\.mlp\.(gate|experts)\b": r".block_sparse_moe.\1"}
+"""Adapters have the names of transformers 5, whose checkpoints keep the earlier ones."""
 
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
@@ -26,7 +29,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     shape = AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
     width, inner_width = required(config, "hidden_size", int), required(config, "intermediate_size", int)
     rule = routing_rule(num_experts(config), optional(config, "num_experts_per_tok", 2))
-    parameters = llama_parameters(facts, placement)
+    parameters = llama_parameters(facts, placement, rules=[renamed(_MODULES)])
     return prenorm_decoder(
         facts,
         parameters,

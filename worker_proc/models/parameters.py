@@ -13,7 +13,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.worker_proc.models.checkpoint import Rule, apply_rules
-from octavo.worker_proc.models.layers.adapters import LayerAdapters
+from octavo.worker_proc.models.layers.adapters import AdapterStack, LayerAdapters
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.origins import Origins, UnreadTensorError, missing_tensors
 from octavo.worker_proc.models.places import Place, fill, oriented
@@ -64,6 +64,8 @@ class Parameters:
         self._origins = Origins()
         self.adaptable: list[LayerAdapters] = []
         """The layers that LoRA adapters can change, those of other stages included."""
+        self.stacks: dict[str, AdapterStack] = {}
+        """The weights of all experts of a layer, by the name of the tensor that may hold them."""
         self.derived: list[Callable[[], None]] = []
         """Compute again, in place, what layers have computed from weights."""
         self.divided: set[str] = set()
@@ -220,8 +222,15 @@ class Parameters:
         return adapters
 
     def parts_of(self, full_name: str, values: Tensor) -> Iterable[tuple[str, Tensor | QuantizedMatrix]]:
-        """Return the tensors here that a tensor of the checkpoint becomes, as `load` would, and the rows of each."""
-        return apply_rules(self._rules, self._without_prefix(full_name), values)
+        """Yield the tensors here that a tensor of the checkpoint becomes, as `load` would, and the rows of each."""
+        for name, part in apply_rules(self._rules, self._without_prefix(full_name), values):
+            stack = self.stacks.get(name)
+            yield from [(name, part)] if stack is None or not isinstance(part, Tensor) else stack.split(name, part)
+
+    def stack_of(self, full_name: str) -> AdapterStack | None:
+        """Return the stack that a tensor of the checkpoint holds; None: it is none."""
+        ((name, _),) = apply_rules(self._rules, self._without_prefix(full_name), torch.empty(0))
+        return self.stacks.get(name)
 
     def _bias(
         self, name: str, parts: Mapping[str, int], shards: Mapping[str, Shard | None], *, is_here: bool

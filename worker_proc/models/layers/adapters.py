@@ -3,11 +3,28 @@
 A layer calls what is at `add`, so a model without adapters computes nothing else than its products.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from torch import Tensor
 
+from octavo.kernels.lora import LoraSlots
+from octavo.kernels.lora.rows import AdapterRows
 from octavo.worker_proc.parallel.sharding import Shard, Sharding
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterStack:
+    """The weights of all experts of a layer, of which PEFT makes one module: a parameter of theirs."""
+
+    split_stack: Callable[[str, Tensor], Iterable[tuple[str, Tensor]]]
+    """Takes such a tensor of a checkpoint apart."""
+    is_turned: bool
+    """It holds matrices of inputs by outputs."""
+
+    def split(self, name: str, b_EOR: Tensor) -> Iterable[tuple[str, Tensor]]:
+        """Return the factor B of each weight."""
+        return self.split_stack(name, b_EOR.mT if self.is_turned else b_EOR)
 
 
 class LayerAdapters:
@@ -21,6 +38,8 @@ class LayerAdapters:
         first_id: of the table.
         is_here: False: another pipeline stage has the layer.
         input_sharding: the ranks that divide the inputs, be it only one; None: they are never divided.
+        num_experts: of which each has as many parts, those of one after those of the other.
+        own_experts: those that are here; None: it is a layer by itself.
     """
 
     def __init__(
@@ -33,6 +52,8 @@ class LayerAdapters:
         first_id: int = 0,
         is_here: bool,
         input_sharding: Sharding | None = None,
+        num_experts: int = 1,
+        own_experts: range | None = None,
     ) -> None:
         self.num_inputs = num_inputs
         self.parts = parts
@@ -41,11 +62,30 @@ class LayerAdapters:
         self.first_id = first_id
         self.is_here = is_here
         self.input_sharding = input_sharding
+        self.num_experts = num_experts
+        self.is_mixture = own_experts is not None
+        self.own_experts = range(1) if own_experts is None else own_experts
+        self.slots: LoraSlots | None = None
+        """Of experts, which do not call `add`; None: the engine has no adapters."""
+        self.rows: AdapterRows | None = None
+        """Of experts: which token has which adapter."""
         self.follows_exchange = False
         """Whether `add` gets the products of all ranks together."""
         self.add: Callable[[Tensor, Tensor], Tensor] | None = None
         """From the inputs and the products of the layer to products with adapters; None: the engine has none. A table
         gets token ids as inputs."""
+
+    @property
+    def own_parts(self) -> range:
+        """Which parts are here."""
+        count = len(self.parts) // self.num_experts
+        return range(self.own_experts.start * count, self.own_experts.stop * count)
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Outputs of the parts here of the layer, or of one expert."""
+        own = self.own_parts
+        return tuple(self.parts.values())[own.start : own.start + len(own) // len(self.own_experts)]
 
     @property
     def has_divided_outputs(self) -> bool:

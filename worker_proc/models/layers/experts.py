@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.experts import Activation, PackedExperts, experts
+from octavo.kernels.experts import Activation, ExpertAdapters, PackedExperts, experts
 from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
-from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.adapters import AdapterStack, LayerAdapters
+from octavo.worker_proc.models.layers.linear import Linear, adapters_of
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters, Split
 from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
@@ -127,41 +128,41 @@ class Experts:
         self._rule = rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"
-        self._router = Linear(
-            parameters.linear(router, {router: rule.num_experts}, width, bias=router_bias, is_quantizable=False)
-        )
+        weight = parameters.linear(router, {router: rule.num_experts}, width, bias=router_bias, is_quantizable=False)
+        self._router = Linear(weight, adapters_of(parameters, weight))
         self._choice_bias_E = (
             parameters.new(f"{name}.{choice_bias}", rule.num_experts, dtype=torch.float32) if choice_bias else None
         )
 
         sharding, self._group, self._engines = parameters.sharding, parameters.group, parameters.placement.engines
         self._own = sharding.own_experts(rule.num_experts)
-        if sharding.divides_experts:
+        own = self._own if sharding.divides_experts else None
+        if own is not None:
             inner_width *= sharding.size  # a model is built with the sizes of its rank
 
         def weights(part: str, inputs: int, outputs: int, *, bias: bool) -> list[LinearWeight]:
             layers = [f"{name}.{names.experts}.{expert}.{part}" for expert in range(rule.num_experts)]
             weights = [
                 parameters.linear(
-                    layer,
-                    {layer: outputs},
-                    inputs,
-                    bias=bias,
-                    is_own=expert in self._own if sharding.divides_experts else None,
+                    layer, {layer: outputs}, inputs, bias=bias, is_own=None if own is None else expert in own
                 )
                 for expert, layer in enumerate(layers)
             ]
             for weight in weights:
                 weight.is_grouped = True
-            return [weights[expert] for expert in self._own]
+            return weights
 
         self._latents: tuple[Linear, Linear] | None = None
         if latent_width is not None:
             self._latents = _latent_projections(parameters, name, width, latent_width, has_bias=has_latent_bias)
             width = latent_width
-        self._gates = weights(names.gate, width, inner_width, bias=has_bias) if names.gate else []
-        self._ups = weights(names.up, width, inner_width, bias=has_bias)
-        self._downs = weights(names.down, inner_width, width, bias=False)
+        gates = weights(names.gate, width, inner_width, bias=has_bias) if names.gate else []
+        ups = weights(names.up, width, inner_width, bias=has_bias)
+        downs = weights(names.down, inner_width, width, bias=False)
+        self._gates, self._ups, self._downs = (
+            [weights[expert] for expert in self._own if weights] for weights in (gates, ups, downs)
+        )
+        self._adapters = self._places_of_adapters(parameters, gates, ups, downs)
         self._down_bias_ED = (
             parameters.new(f"{name}.{names.stacked_down}_bias", rule.num_experts, width) if has_bias else None
         )
@@ -172,10 +173,47 @@ class Experts:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
         routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
         exchange = None if self._group is None or self._engines is not None else self._exchange
-        if self._latents is None:
-            return experts(x_TD, routing, self._packed_experts(), exchange, self._engines)
-        into, back = self._latents
-        return back(experts(into(x_TD), routing, self._packed_experts(), exchange, self._engines))
+        into, back = self._latents or (None, None)
+        x_TD = x_TD if into is None else into(x_TD)
+        output_TD = experts(x_TD, routing, self._packed_experts(), exchange, self._engines, self._expert_adapters())
+        return output_TD if back is None else back(output_TD)
+
+    def _places_of_adapters(
+        self,
+        parameters: Parameters,
+        gates: Sequence[LinearWeight],
+        ups: Sequence[LinearWeight],
+        downs: Sequence[LinearWeight],
+    ) -> tuple[LayerAdapters, LayerAdapters] | None:
+        """Return those of gates and ups, and of downs; None: tokens of other engines come here."""
+        if self._engines is not None:
+            return None
+        rows = zip(gates, ups, strict=True) if gates else zip(ups, strict=True)
+        gates_and_ups = [weight for row in rows for weight in row]
+        return self._adaptable(parameters, gates_and_ups), self._adaptable(parameters, downs)
+
+    def _adaptable(self, parameters: Parameters, weights: Sequence[LinearWeight]) -> LayerAdapters:
+        """Note that adapters can change some weights of all experts, those of one after those of the other."""
+        parts = {part: width for weight in weights for part, width in weight.parts.items()}
+        shards = {part: parameters.shard_of(f"{part}.weight") for part in parts}
+        return parameters.adapts(
+            LayerAdapters(
+                weights[0].num_inputs,
+                parts,
+                shards,
+                is_here=parameters.stage.holds(weights[0].name, is_output=True),
+                num_experts=self._rule.num_experts,
+                own_experts=self._own,
+            )
+        )
+
+    def _expert_adapters(self) -> ExpertAdapters | None:
+        if self._adapters is None:
+            return None
+        gates_and_ups, downs = self._adapters
+        if gates_and_ups.slots is None or downs.slots is None or gates_and_ups.rows is None:
+            return None
+        return ExpertAdapters(gates_and_ups.slots, downs.slots, gates_and_ups.rows)
 
     def _exchange(self, output_TP: Tensor) -> Tensor:
         assert self._group is not None, "a part of the experts on one rank among several"
@@ -239,6 +277,10 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
     def accept(stack: Sequence[str], split: Split, parts: Iterable[str]) -> None:
         parameters.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
 
+    parameters.stacks |= {
+        f"{name}.{names.stacked_gate_up}": AdapterStack(stacked.gates_and_ups, names.is_turned),
+        f"{name}.{names.stacked_down}": AdapterStack(stacked.downs, names.is_turned),
+    }
     gates_and_ups, downs = parts(names.gate, names.up), parts(names.down)
     gate_up, down = names.stacked_gate_up, names.stacked_down
     accept([gate_up], stacked.gates_and_ups, gates_and_ups)

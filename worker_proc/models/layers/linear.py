@@ -40,13 +40,13 @@ class Linear:
         `is_transposed`: the weight in the checkpoint has shape IO, not OI.
         """
         weight = parameters.linear(name, {name: outputs}, inputs, bias=bias, is_transposed=is_transposed)
-        return cls(weight, _adapters_of(parameters, weight))
+        return cls(weight, adapters_of(parameters, weight))
 
     @classmethod
     def stacked(cls, parameters: Parameters, name: str, parts: dict[str, int], inputs: int, *, bias: bool) -> "Linear":
         """Make one layer from several of the checkpoint; `parts` has their names and numbers of outputs."""
         weight = parameters.linear(name, parts, inputs, bias=bias)
-        return cls(weight, _adapters_of(parameters, weight))
+        return cls(weight, adapters_of(parameters, weight))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """Return the outputs, shape TO."""
@@ -68,7 +68,8 @@ class Linear:
         return linear_silu_and_mul(x_TI, self._weight.packed)
 
 
-def _adapters_of(parameters: Parameters, weight: LinearWeight) -> LayerAdapters:
+def adapters_of(parameters: Parameters, weight: LinearWeight) -> LayerAdapters:
+    """Note that adapters can change a layer, and return the place for them."""
     shards = {part: parameters.shard_of(f"{part}.weight") for part in weight.parts}
     is_here = parameters.stage.holds(weight.name, is_output=True)
     return parameters.adapts(
