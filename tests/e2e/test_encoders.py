@@ -4,13 +4,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_runner import Runner, load
+from model_runner import Runner, facts_of, load
 from pairwise import pairwise_first
 from tiny_encoders import ENCODERS, MAX_POSITIONS, class_scores, hidden_states, make_encoder
-from tiny_models import VOCAB_SIZE
+from tiny_models import VOCAB_SIZE, make_tiny
 from torch import Tensor
 
 from octavo.kernels.native.library import NativeLibrary
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.parallel.placement import Placement
 
 BATCHES = [[300, 1, 17, 32], [63, 64, 65, 2], [129, 128, 90, 3]]
 """Lengths of the texts of a step."""
@@ -80,3 +83,9 @@ def test_a_text_alone_has_the_bits_that_it_has_among_others(
         for part, rows in zip(parts, together, strict=True):
             assert bool(rows.isfinite().all())
             assert torch.equal(runner.step(texts, [part])[0], rows), part
+
+
+def test_a_family_without_attention_in_both_directions_says_so(tmp_path: Path) -> None:
+    path = make_tiny("GPT2Model", tmp_path, class_name="GPT2Config", n_embd=48, n_head=3, n_layer=1, is_causal=False)
+    with pytest.raises(ConfigError, match="both directions, which GPT-2 does not have"):
+        build_model(facts_of(path), Placement(torch.float32))

@@ -46,6 +46,25 @@ ENCODERS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "gte": ("GteModel", "GteConfig", {**_BERT, "type_vocab_size": 1}),
     "gte-classes": ("GteForSequenceClassification", "GteConfig", {**_BERT, "type_vocab_size": 0, "num_labels": 1}),
     "distilbert-classes": ("DistilBertForSequenceClassification", "DistilBertConfig", {**_DISTIL, "num_labels": 4}),
+    "qwen2-both-ways": (
+        "Qwen2Model",
+        "Qwen2Config",
+        {**_BERT, "num_attention_heads": 6, "num_key_value_heads": 2, "is_causal": False},
+    ),
+    "embedding-gemma": (
+        "Gemma3TextModel",
+        "Gemma3TextConfig",
+        {
+            **_BERT,
+            "num_attention_heads": 6,
+            "num_key_value_heads": 2,
+            "head_dim": 16,
+            "sliding_window": 40,
+            "query_pre_attn_scalar": 20,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+            "use_bidirectional_attention": True,
+        },
+    ),
     "distilbert": (
         "DistilBertModel",
         "DistilBertConfig",
@@ -75,9 +94,11 @@ def hidden_states(path: Path, texts: list[Tensor], segment_starts: list[int | No
     theirs = transformers.AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
     results = []
     for index, tokens in enumerate(texts):
-        options = {}
+        options = {"attention_mask": torch.ones_like(tokens)[None]}
+        if theirs.config.get_text_config().to_dict().get("is_causal") is False:  # a causal model in other use
+            options["attention_mask"] = torch.zeros(1, 1, len(tokens), len(tokens))
         if segment_starts and (start := segment_starts[index]) is not None:
             options["token_type_ids"] = (torch.arange(len(tokens)) >= start).long()[None]
         with torch.inference_mode():
-            results.append(theirs(tokens[None], attention_mask=torch.ones_like(tokens)[None], **options)[0][0])
+            results.append(theirs(tokens[None], **options)[0][0])
     return results

@@ -8,6 +8,7 @@ import torch
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.pointwise import scale, soft_cap
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.pooling import is_computed_whole
 from octavo.worker_proc.models.checkpoint import one_added
 from octavo.worker_proc.models.hf_config import every, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, activation
@@ -27,7 +28,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         ConfigError: something in its configuration is not supported.
     """
     config, member = facts.hf_config, facts.architecture.removesuffix("ForCausalLM")
-    reject_unless(config, "use_bidirectional_attention", [False, None])
+    reject_unless(config, "use_bidirectional_attention", [is_computed_whole(facts), None])
     function = activation(config, "gelu_pytorch_tanh", GATED, key="hidden_activation")
     # Gemma 1's `hidden_act` says "gelu", but its weights were made for the approximation by tanh.
     reject_unless(config, "hidden_act", ["gelu", function])
@@ -98,7 +99,9 @@ def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
     cap = config.get("attn_logit_softcapping", 50.0 if member == "Gemma2" else None)
     factor = float(optional(config, "query_pre_attn_scalar", 256)) ** -0.5
     windows = windows_of_layers(config, num_layers, window, every(period, num_layers))
-    return [AttentionShape(*heads, factor, window, None if cap is None else float(cap)) for window in windows]
+    is_causal = not is_computed_whole(facts)  # if not, half of the window is each way, as transformers reads it
+    cap = None if cap is None else float(cap)
+    return [AttentionShape(*heads, factor, window, cap, is_causal=is_causal) for window in windows]
 
 
 def _rotaries(facts: ModelFacts, member: str) -> list[Rotary]:

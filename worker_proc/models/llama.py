@@ -1,9 +1,13 @@
 """The Llama family: one decoder with small differences, which are all here."""
 
+from collections.abc import Sequence
+
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.pooling import is_computed_whole
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.checkpoint import Rule, grouped_qkv, renamed, split_rows
-from octavo.worker_proc.models.hf_config import optional, reject_unless, required, windows_of_layers
+from octavo.worker_proc.models.hf_config import ignore, optional, reject_unless, required, windows_of_layers
 from octavo.worker_proc.models.layers.activation import GATED, PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention, head_norm
 from octavo.worker_proc.models.layers.decoder import DecoderModel, MlpBlock, PreNormLayer, embedding_and_output
@@ -43,10 +47,7 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
     is_gated = member != "Arcee"
     function = activation(config, "silu", GATED) if is_gated else activation(config, "relu2", PLAIN)
     rotates = _rotates(facts, member)
-    shapes = [
-        AttentionShape(facts.num_heads, facts.num_kv_heads, facts.head_dim, facts.head_dim**-0.5, window)
-        for window in _windows(facts, member, rotates)
-    ]
+    shapes = _shapes(facts, _windows(facts, member, rotates))
     ignored = [r"rotary_emb\.inv_freq$"] + ([r"^lm_head\.weight$"] if is_tied else [])
     parameters = Parameters(placement, prefixes=["model."], ignored=ignored, rules=_rules(facts, member, placement))
 
@@ -86,6 +87,17 @@ def build(facts: ModelFacts, placement: Placement) -> DecoderModel:
         output=output,
         rotaries=[rotary_from_config(config, facts.head_dim, default_theta=default_theta)],
     )
+
+
+def _shapes(facts: ModelFacts, windows: Sequence[int | None]) -> list[AttentionShape]:
+    ignore(facts.hf_config, "pooling")  # of LlamaBidirectionalModel: the facts have it
+    heads, is_causal = (facts.num_heads, facts.num_kv_heads, facts.head_dim), not is_computed_whole(facts)
+    if not is_causal and any(windows):
+        raise ConfigError(
+            "config.json: attention in both directions with 'sliding_window' is not supported",
+            hint="if no layer has a window, run with --hf-overrides '{\"use_sliding_window\": false}'",
+        )
+    return [AttentionShape(*heads, facts.head_dim**-0.5, window, is_causal=is_causal) for window in windows]
 
 
 def _rules(facts: ModelFacts, member: str, placement: Placement) -> list[Rule]:

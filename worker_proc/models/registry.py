@@ -6,9 +6,10 @@ from importlib import import_module
 import msgspec
 
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.hf_config import CheckedConfig
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import facts_of_rank
 from octavo.worker_proc.pooling.decoder_heads import decoder_head, decoder_of
@@ -301,7 +302,14 @@ def build_model(facts: ModelFacts, placement: Placement) -> Model:
     model: Model = build(msgspec.structs.replace(own_facts, architecture=architecture, hf_config=config), placement)
     if facts.pooling is not None and architecture.endswith(_CAUSAL):
         model.pooling_head = decoder_head(model.parameters, msgspec.structs.replace(facts, hf_config=config))
+    if facts.pooling is not None:
+        ignore(config, "is_causal")  # the facts have it
     config.reject_unread(facts.architecture)
+    if is_computed_whole(facts) and (model.state_group or any(group.shape.is_causal for group in model.cache_groups)):
+        raise ConfigError(
+            f"config.json asks for attention in both directions, which {family.name} does not have here",
+            hint="use a model whose tokens attend to those before them, or an encoder",
+        )
     return model
 
 

@@ -22,7 +22,7 @@ _KINDS = (
 )
 _WIDTHS = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
 _OTHER_HINT = "use a checkpoint that is not quantized"
-_OTHER_NAMES = {"GPT2ForCausalLM": "GPT2LMHeadModel"}
+_OTHER_NAMES = {"GPT2ForCausalLM": "GPT2LMHeadModel", "Gemma3TextForCausalLM": "Gemma3ForCausalLM"}
 
 
 def decoder_of(architecture: str) -> str:
