@@ -1,6 +1,6 @@
 """What the settings of an engine mean for a model that pools: vectors and scores instead of tokens."""
 
-from octavo.protocol.config.engine import DeviceName, EngineConfig
+from octavo.protocol.config.engine import EngineConfig
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
@@ -14,13 +14,12 @@ def is_computed_whole(facts: ModelFacts) -> bool:
     return facts.pooling is not None and not facts.pooling.is_causal
 
 
-def pooling_budget(config: EngineConfig, facts: ModelFacts, device: DeviceName, budget: int, max_model_len: int) -> int:
+def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_model_len: int) -> int:
     """Return the most tokens of a step.
 
     Args:
         config: the user's settings.
         facts: of the model.
-        device: that computes it.
         budget: the user's value, or that of a model that generates.
         max_model_len: the longest prompt.
 
@@ -31,7 +30,6 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, device: DeviceName, 
     if facts.pooling is None:
         return budget
     for name, is_given in (
-        ("--device cuda", device == "cuda"),
         ("--enable-prompt-embeds", config.model.enable_prompt_embeds),
         ("--logits-processors", bool(config.model.logits_processors or config.processor_code)),
         ("--model-impl transformers", facts.model_impl == "transformers"),

@@ -233,7 +233,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     max_model_len, fits = _model_len(config, facts)
     max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
     budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
-    budget = pooling_budget(config, facts, chosen_device, budget, max_model_len)
+    budget = pooling_budget(config, facts, budget, max_model_len)
     if budget < max_num_seqs:
         raise ConfigError(
             f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): "

@@ -109,8 +109,8 @@ class Model(ABC):
         self.segment_stride = 0
         """Added to the positions of a prompt's second text (BERT's token types), so that they name other rows of one
         table; 0: the model does not tell the texts of a pair apart."""
-        self.pooling_head = PoolingHead()
-        """The layers after pooling, if the model pools."""
+        self.pooling_head: PoolingHead | None = None
+        """The layers after pooling; None: the model generates tokens."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.stage = parameters.stage

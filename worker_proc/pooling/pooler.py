@@ -74,15 +74,16 @@ class Pooler:
 
     Args:
         facts: how the model pools.
-        head: what it applies to pooled vectors.
+        head: what it applies to pooled vectors; None: the model does not pool, which is a bug.
     """
 
-    def __init__(self, facts: PoolingFacts, head: PoolingHead) -> None:
+    def __init__(self, facts: PoolingFacts, head: PoolingHead | None) -> None:
         self._facts = facts
         self.use_head(head)
 
-    def use_head(self, head: PoolingHead) -> None:
+    def use_head(self, head: PoolingHead | None) -> None:
         """Compute with the present weights of a head from now on."""
+        assert head is not None, "a model that generates tokens"
         head.prepare()
         self._head = head
 

@@ -4,8 +4,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from octavo.protocol.ids import pack_ids
-from octavo.protocol.params import RequestParams
+from octavo.protocol.params import PoolingSpec, RequestParams
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
+
+POOLED_WHOLE: RequestParams = PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True)
+"""The requests of a step of a model that pools, that take the most memory."""
 
 
 @dataclass(frozen=True, slots=True)

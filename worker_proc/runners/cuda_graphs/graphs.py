@@ -159,12 +159,14 @@ class StepGraphs:
 
     @property
     def has_samples(self) -> bool:
-        """Whether this is the last stage, or has all layers: the others sample nothing."""
-        return self._model.stage.is_last
+        """Whether tokens are sampled here: not in other stages than the last, and not after a model that pools."""
+        return self._model.stage.is_last and self._model.pooling_head is None
 
     def uncaptured(self, kind: GraphKind) -> list[int]:
         """Return the sizes without a graph, in the order of capture."""
         if kind in (GraphKind.SAMPLES, GraphKind.REPORTS) and not self.has_samples:
+            return []
+        if kind is GraphKind.DECODES and self._model.pooling_head is not None:
             return []
         return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
@@ -193,7 +195,7 @@ class StepGraphs:
         if self._stages is not None and not self._model.stage.is_first:
             self._stages.fetch(num_rows)
         self._compute()
-        if self._stages is not None and not self.has_samples:
+        if self._stages is not None and not self._model.stage.is_last:
             self._stages.pass_on(num_rows)
 
     def _compute(self) -> None:

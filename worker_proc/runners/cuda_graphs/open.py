@@ -23,13 +23,14 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
+from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, UnpaddedRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
-from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
+from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
 
 MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
@@ -144,10 +145,16 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         has_block_tables=False,
         has_states=has_states,
     )
-    answers = model.stage.is_last
-    with contextlib.closing(PipelinedExecutor(batch, runner, lambda result: None, answers=answers)) as executor:
+    answers, pooling = model.stage.is_last, config.model.pooling
+    pooler = Pooler(pooling, model.pooling_head) if pooling and answers else None
+    with contextlib.closing(
+        PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, answers=answers)
+    ) as executor:
         new_plan = partial(prompts_plan, num_groups=num_groups, has_states=has_states)
-        executor.begin(new_plan(prompts, _MEASURED, blocks_each))
+        executor.begin(new_plan(prompts, POOLED_WHOLE if pooling else _MEASURED, blocks_each))
+        if pooling:
+            executor.drain()
+            return device.peak_growth_bytes() - runner.cache_bytes
         decode = [1] * config.max_num_seqs
         released = range(len(prompts))
         plan = new_plan(decode, _MEASURED, 1, sequence=1, released=released)

@@ -4,7 +4,7 @@ import torch
 
 from octavo.kernels.paged_attention import workspace_bytes
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.params import PoolingSpec, RequestParams, SamplingSpec
+from octavo.protocol.params import RequestParams, SamplingSpec
 from octavo.worker_proc.attention.native import NativeCacheAttention
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.attention.recorded import StepBounds
@@ -17,7 +17,7 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.host import HostRunner
-from octavo.worker_proc.runners.memory import StepMemory, prompts_plan
+from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
 from octavo.worker_proc.runners.torch.forward import TorchForward
 
 MEASURED_TOKENS = 128
@@ -25,7 +25,6 @@ MEASURED_TOKENS = 128
 scaled up from here instead of making every start-up wait for a full step."""
 
 _SAMPLED: RequestParams = SamplingSpec(max_tokens=1, seed=0, temperature=1.0)
-_POOLED: RequestParams = PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True)
 
 
 def open_runner(
@@ -111,7 +110,7 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
     pooling, params = config.model.pooling, _SAMPLED
     pooler = None
     if pooling is not None:
-        pooler, params = Pooler(pooling, model.pooling_head), _POOLED
+        pooler, params = Pooler(pooling, model.pooling_head), POOLED_WHOLE
     executor = PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, answers=model.stage.is_last)
     device.reset_peak()
     executor.begin(
