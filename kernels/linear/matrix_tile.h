@@ -8,6 +8,7 @@
 
 #include "linear/tile.h"
 #include "native/matrix_registers.h"
+#include "native/subnormals.h"
 
 #if defined(OCTAVO_AMX)
 
@@ -16,20 +17,6 @@ namespace {
 
 // Up to this many rows are computed in vector registers.
 constexpr int kMaxVectorRows = 2;
-
-// Makes the calling thread take subnormals for zeros, as matrix registers do.
-class SubnormalsAreZero {
-   public:
-    SubnormalsAreZero() {
-        _mm_setcsr(before_ | 0x8040);
-        asm volatile("" ::: "memory");
-    }
-    SubnormalsAreZero(const SubnormalsAreZero&) = delete;
-    ~SubnormalsAreZero() { _mm_setcsr(before_); }
-
-   private:
-    const unsigned before_ = _mm_getcsr();
-};
 
 // The sums of a tile, and those of a group.
 template <int kRows, int kCount>

@@ -103,6 +103,14 @@ struct I32x16 {
 inline I32x16 set1_i32(int32_t value) { return {_mm512_set1_epi32(value)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 
+// Joins four vectors of integers from -128 to 127 to bytes, in order.
+inline __m512i joined_bytes(const __m512i (&levels)[4]) {
+    const __m512i lanes =
+        _mm512_packs_epi16(_mm512_packs_epi32(levels[0], levels[1]), _mm512_packs_epi32(levels[2], levels[3]));
+    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    return _mm512_permutexvar_epi32(order, lanes);
+}
+
 #if defined(OCTAVO_AVX512_BF16)
 
 struct Quads {

@@ -6,6 +6,7 @@
 // share the tile) use it while it is in the cache, kRowsAtOnce at a time. The softmax is computed online (Milakov and
 // Gimelshein 2018; Dao et al. 2022), and tiles are merged in order: a row's sums do not depend on how the step is
 // split.
+#include "native/subnormals.h"
 #include "paged_attention/keys.h"
 #include "paged_attention/plan.h"
 #include "paged_attention/tile.h"
@@ -326,6 +327,8 @@ void run_items(const Args& args, const Step& step, const Thread& thread) {
     const Plan& plan = *reinterpret_cast<const Plan*>(args.workspace);
     const int64_t heads = args.shape.layout.num_kv_heads, count = plan.num_items * heads;
     const Scratch scratch(plan.scratch + thread.index * plan.scratch_bytes, args.shape);
+    // Weights of keys that a row does not see are the smallest of all before they become zero.
+    const SubnormalsAreZero subnormals_are_zero;
 #if defined(OCTAVO_AMX)
     const MatrixRegisters registers;
 #endif

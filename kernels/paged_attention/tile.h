@@ -130,22 +130,40 @@ inline float largest_score(int64_t num_groups, const float* scores) {
     return reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
 }
 
-// Rounds a row's weights, already multiplied by the factors of the values, to integers.
-inline void quantize_weights(int64_t num_groups, const float* weights, int row, Weights<QuadProducts>& target) {
-    F32x16 most = zero(), sum = zero();
-    for (int64_t i = 0; i < num_groups * kLanes; i += kLanes) most = max(most, load(weights + i));
-    const float largest = reduce_max(most);
-    const F32x16 inverse = set1(largest > 0.0f ? kMaxLevel / largest : 0.0f);
+// Rounds a row's weights, already multiplied by the factors of the values, to integers; `largest` is the largest of them.
+inline void quantize_weights(int64_t num_groups, const float* weights, float largest, int row,
+                             Weights<QuadProducts>& target) {
+    const F32x16 inverse = set1(largest > 1e-30f ? kMaxLevel / largest : 0.0f);
+    int8_t* const highs = target.levels[0] + row * kTileKeys;
+    int8_t* const lows = target.levels[1] + row * kTileKeys;
+#if defined(OCTAVO_AVX512)
+    __m512i sums = _mm512_setzero_si512();
+    for (int64_t i = 0; i < num_groups * kLanes; i += kQuad * kLanes) {
+        __m512i high[kQuad], low[kQuad];
+        OCTAVO_UNROLL for (int j = 0; j < kQuad; ++j) {
+            const __m512i level = _mm512_cvtps_epi32((load(weights + i + j * kLanes) * inverse).v);
+            sums = _mm512_add_epi32(sums, level);
+            high[j] = _mm512_srai_epi32(_mm512_add_epi32(level, _mm512_set1_epi32(64)), 7);
+            low[j] = _mm512_sub_epi32(level, _mm512_slli_epi32(high[j], 7));
+        }
+        _mm512_storeu_si512(highs + i, joined_bytes(high));
+        _mm512_storeu_si512(lows + i, joined_bytes(low));
+    }
+    const int32_t sum = _mm512_reduce_add_epi32(sums);
+#else
+    F32x16 sums = zero();
     for (int64_t i = 0; i < num_groups * kLanes; i += kLanes) {
         const F32x16 level = min(round(load(weights + i) * inverse), set1(kMaxLevel));
         const F32x16 high = round(level * set1(1.0f / 128));
-        store(target.levels[0] + row * kTileKeys + i, high);
-        store(target.levels[1] + row * kTileKeys + i, fma(high, set1(-128.0f), level));
-        sum = sum + level;
+        store(highs + i, high);
+        store(lows + i, fma(high, set1(-128.0f), level));
+        sums = sums + level;
     }
+    const int32_t sum = static_cast<int32_t>(reduce_add(sums));
+#endif
     target.factors[0][row] = largest / kMaxLevel * 128;
     target.factors[1][row] = largest / kMaxLevel;
-    target.starts[0][row] = -static_cast<int32_t>(reduce_add(sum));  // 128 * the sum of the levels, in units of 128
+    target.starts[0][row] = -sum;  // 128 * the sum of the levels, in units of 128
     target.starts[1][row] = 0;
 }
 
@@ -159,7 +177,7 @@ inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scal
     mask_invisible(rows.num_groups, rows.visible[row], scores);
     const float exponent = std::max(largest_score(num_groups, scores) * scale, kNoExponent);
     const F32x16 factor = set1(scale), minus_exponent = set1(-exponent);
-    F32x16 sums[kQuad] = {zero(), zero(), zero(), zero()};
+    F32x16 sums[kQuad] = {zero(), zero(), zero(), zero()}, largest[kQuad] = {zero(), zero(), zero(), zero()};
     for (int64_t group = 0; group < num_groups; group += kQuad, scores += kQuad * kLanes) {
         F32x16 x[kQuad];
         OCTAVO_UNROLL for (int i = 0; i < kQuad; ++i) {
@@ -169,8 +187,11 @@ inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scal
         auto* const levels = weights.levels[0] + row * kTileKeys + group * kLanes;
         OCTAVO_UNROLL for (int i = 0; i < kQuad; i += 2) {
             if constexpr (kIsExact<Products>) {
-                store(scores + i * kLanes, x[i] * load(v_scales + (group + i) * kLanes));
-                store(scores + (i + 1) * kLanes, x[i + 1] * load(v_scales + (group + i + 1) * kLanes));
+                OCTAVO_UNROLL for (int j = i; j < i + 2; ++j) {
+                    const F32x16 weight = x[j] * load(v_scales + (group + j) * kLanes);
+                    largest[j] = max(largest[j], weight);
+                    store(scores + j * kLanes, weight);
+                }
             } else if constexpr (std::is_same_v<Products, PairProducts>) {
                 store(levels + i * kLanes, x[i], x[i + 1]);
             } else {
@@ -179,7 +200,10 @@ inline void softmax_row(const Rows<Products>& rows, int row, const float* v_scal
             }
         }
     }
-    if constexpr (kIsExact<Products>) quantize_weights(num_groups, scores - num_groups * kLanes, row, weights);
+    if constexpr (kIsExact<Products>) {
+        const float most = reduce_max(max(max(largest[0], largest[1]), max(largest[2], largest[3])));
+        quantize_weights(num_groups, scores - num_groups * kLanes, most, row, weights);
+    }
     store(weights.sums + row * kLanes, (sums[0] + sums[1]) + (sums[2] + sums[3]));
     weights.exponents[row] = exponent;
 }

@@ -37,14 +37,6 @@ inline __m512i magnitude_bits(F32x16 values) {
     return _mm512_and_si512(_mm512_castps_si512(values.v), _mm512_set1_epi32(0x7fffffff));
 }
 
-// Joins four vectors of levels to bytes, in order.
-inline __m512i joined(const __m512i (&levels)[4]) {
-    const __m512i lanes = _mm512_packs_epi16(
-        _mm512_packs_epi32(levels[0], levels[1]), _mm512_packs_epi32(levels[2], levels[3]));
-    const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    return _mm512_permutexvar_epi32(order, lanes);
-}
-
 template <typename Element>
 inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t* levels, float* scale, int32_t* sum) {
     constexpr int kVectors = 4;  // at once, which neither wait for one another's maximum nor for their sum
@@ -74,7 +66,7 @@ inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t
             rounded[j] = _mm512_cvtps_epi32((load(x + i + j * kLanes) * inverse).v);
             total[j] = _mm512_add_epi32(total[j], rounded[j]);
         }
-        _mm512_storeu_si512(levels + i, joined(rounded));
+        _mm512_storeu_si512(levels + i, joined_bytes(rounded));
     }
     for (int64_t i = whole; i < size; i += kLanes) {
         const __m512i rounded = _mm512_cvtps_epi32((load_up_to(x + i, count - i) * inverse).v);
