@@ -198,6 +198,8 @@ class LiveWeights:
             raise next(iter(failed.values()))
         faults = "; ".join(f"engine {index}: {error}" for index, error in failed.items())
         done = f"; done in engine {', '.join(map(str, found))}" if found else ""
+        if all(isinstance(one, UpdateWeights) and one.is_check for one in calls.values()):
+            done = "; no engine has changed"
         raise RequestFailedError(f"{faults}{done}")
 
     def _upload_folders(self, name: str) -> dict[int, Path]:
