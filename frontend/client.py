@@ -37,6 +37,8 @@ from octavo.frontend.lora.registry import AdapterRegistry
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.pooling.client import PoolingClient
+from octavo.frontend.pooling.pooler import Pooler
 from octavo.frontend.recovery.downtime import Resumption
 from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
 from octavo.frontend.routing.model_link import ModelLink
@@ -61,7 +63,7 @@ from octavo.protocol.weights import InFlightMode, PauseMode, TransferGroup, Wake
 T = TypeVar("T")
 
 
-class AsyncClient:
+class AsyncClient(PoolingClient):
     """A client of one engine, for one event loop.
 
     Create it with `launch` or `connect`; close it with `close` or `async with`.
@@ -393,7 +395,7 @@ class AsyncClient:
             self, prompt, tokens, priority=priority, cache_salt=cache_salt, lora_request=lora_request
         )
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Tokenize, off the event loop when the text is long.
 
         Raises:
@@ -621,5 +623,6 @@ class AsyncClient:
         self.config, self.tokenizer = lead.config, lead.tokenizer
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
-        self.preparer = RequestPreparer(link, self.tokenizer, self.config, grammars, self.encode, self._live)
+        self.preparer = RequestPreparer(link, self.tokenizer, self.config, grammars, self.tokenize, self._live)
         """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
+        self.pooler = Pooler(link, self.tokenizer, self.config, self._text, self._live, self.preparer.check_priority)

@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar, overload
@@ -14,11 +14,12 @@ from typing import Any, TypeVar, overload
 from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, conversation_prompt
+from octavo.frontend.generation.prompt import Prompt, conversation_prompt
 from octavo.frontend.live_weights import Weights
 from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
+from octavo.frontend.pooling.llm import PoolingLLM, as_prompts, one_per_prompt
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -34,7 +35,7 @@ MAX_IN_FLIGHT = 1024
 """Most sequences in flight: enough to fill every batch, few enough for the engine's queue limit."""
 
 
-class LLM:
+class LLM(PoolingLLM):
     """An engine and the thread that communicates with it. Close it, use `with`, or let it be garbage-collected.
 
     Args:
@@ -85,10 +86,10 @@ class LLM:
             RequestFailedError: the engine gave up on a request.
             EngineDeadError: the engine has died or was closed.
         """
-        several = _as_list(prompts)
-        params = _one_per_prompt("sampling_params", sampling_params, len(several))
-        priorities = _one_per_prompt("priority", priority or 0, len(several))
-        adapters = _one_per_prompt("lora_request", lora_request, len(several))
+        several = as_prompts(prompts)
+        params = one_per_prompt("sampling_params", sampling_params, len(several))
+        priorities = one_per_prompt("priority", priority or 0, len(several))
+        adapters = one_per_prompt("lora_request", lora_request, len(several))
         return self._run(self._generate_all(several, params, priorities, adapters, use_tqdm=use_tqdm))
 
     def chat(
@@ -160,8 +161,8 @@ class LLM:
             RequestFailedError: the engine gave up on a request.
             EngineDeadError: the engine has died or was closed.
         """
-        several = _as_list(prompts)
-        adapters = _one_per_prompt("lora_request", lora_request, len(several))
+        several = as_prompts(prompts)
+        adapters = one_per_prompt("lora_request", lora_request, len(several))
         return self._run(self._search_all(several, params, adapters, concurrency_limit, use_tqdm=use_tqdm))
 
     @overload
@@ -192,8 +193,8 @@ class LLM:
         """
         if all(isinstance(token, int) for token in tokens):
             return self._run(self.client.score_tokens(prompts, tokens, lora_request=lora_request))
-        several = _one_per_prompt("tokens", tokens, len(prompts))
-        adapters = _one_per_prompt("lora_request", lora_request, len(prompts))
+        several = one_per_prompt("tokens", tokens, len(prompts))
+        adapters = one_per_prompt("lora_request", lora_request, len(prompts))
         works = [
             partial(self.client.score_tokens, prompt, each, lora_request=adapter)
             for prompt, each, adapter in zip(prompts, several, adapters, strict=True)
@@ -425,20 +426,3 @@ async def _cancel_others() -> None:
     for task in others:
         task.cancel()
     await asyncio.gather(*others, return_exceptions=True)
-
-
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """Return a list of prompts; a list of ints is a single prompt."""
-    if isinstance(prompts, str | dict | TokenizedPrompt):
-        return [prompts]
-    several: list[Any] = list(prompts)
-    return [several] if several and type(several[0]) is int else several
-
-
-def _one_per_prompt(name: str, value: Any, count: int) -> list[Any]:
-    if not isinstance(value, Iterable) or isinstance(value, str):
-        return [value] * count
-    values = list(value)
-    if len(values) != count:
-        raise InvalidRequestError(f"{name} has {len(values)} entries for {count} prompts", name)
-    return values

@@ -74,6 +74,8 @@ class PoolingFacts(Struct, frozen=True, kw_only=True):
     """The length of an embedding, unless a request says otherwise; 0: that of the model's vectors."""
     max_seq_length: int = 0
     """The default of `max_model_len`, in tokens; 0: all positions of the model."""
+    appends_eos: bool = False
+    """Texts end with the EOS token."""
     lowers_case: bool = False
     """Texts are tokenized in lower case."""
     prompts: dict[str, str] = {}

@@ -66,7 +66,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if settings.hides_unused_tools and request.tool_choice.mode == "none":
         shown = replace(shown, tools=())
     text, state = _begin_output(await render_prompt(shown, context), request, plan, settings.reasoning)
-    token_ids = await client.encode(text, add_special_tokens=request.add_special_tokens)
+    token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
     generation = request.generation.with_overrides(
         structured_outputs=_constrain(plan, request, state, settings.reasoning)
     )

@@ -208,7 +208,13 @@ class RequestPreparer:
         """Return a prompt, with the text that its outputs show, and its salt, all checked."""
         if self._link.failure:
             raise self._link.failure
-        self._check_priority(priority)
+        self.check_priority(priority)
+        if self._config.model.pooling is not None:
+            raise InvalidRequestError(
+                f"{self._config.served_model_names[0]} is a pooling model and generates no text: its tasks are "
+                f"{', '.join(self._config.model.pooling.tasks)} (docs/pooling.md)",
+                "model",
+            )
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
@@ -266,7 +272,12 @@ class RequestPreparer:
             prompt_embeds=prompt.embeds,
         )
 
-    def _check_priority(self, priority: int) -> None:
+    def check_priority(self, priority: int) -> None:
+        """Reject a priority that has no effect.
+
+        Raises:
+            InvalidRequestError: naming the field.
+        """
         if isinstance(priority, bool) or not isinstance(priority, int) or not -(2**63) <= priority < 2**63:
             raise InvalidRequestError(f"priority must be an integer of 64 bits, got {priority!r}", "priority")
         if priority and self._config.scheduling_policy != "priority":

@@ -8,12 +8,13 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from msgspec.structs import replace
 
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.pooler_config import PoolerConfig, invalid_pooler_config, read_pooler_config
+from octavo.frontend.model_files.pooling_head import activation_of, named_activation, num_labels_of, score_token_ids_of
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.pooling import Activation, Conversion, DenseLayer, PoolingFacts, PoolingType
@@ -27,15 +28,6 @@ _ENCODER = re.compile(
 """Architectures whose tokens attend to those after them."""
 _CLASSIFIER = re.compile(r"For\w*Classification|ClassificationModel|RewardModel")
 _LANGUAGE_MODEL = re.compile(r"LMHeadModel|ForCausalLM|ForConditionalGeneration")
-_ACTIVATIONS: dict[str, Activation] = {
-    "Identity": "identity",
-    "Tanh": "tanh",
-    "GELU": "gelu",
-    "ReLU": "relu",
-    "Sigmoid": "sigmoid",
-    "Softmax": "softmax",
-}
-"""By the last part of their name in torch.nn."""
 _POOLING_MODES: dict[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _SENTENCE_CONFIGS = (
     *("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"),
@@ -110,6 +102,13 @@ def read_pooling_facts(
                 phase=PHASE,
                 hint="add --runner pooling, or leave out --pooler-config",
             )
+        if hf_config.get("is_causal") is False or hf_config.get("use_bidirectional_attention"):
+            raise ConfigError(
+                f"{architecture} cannot generate text: its tokens attend to later ones (is_causal or "
+                "use_bidirectional_attention in config.json)",
+                phase=PHASE,
+                hint="use --runner pooling",
+            )
         return None
     if is_gguf:
         raise ConfigError(
@@ -148,6 +147,7 @@ def _model_facts(
         dimensions=_dimensions(hf_config),
         step_tag_id=PRM_STEP_TAG_ID if architecture.endswith("ForProcessRewardModel") else None,
         max_seq_length=int(sentence.get("max_seq_length") or 0),
+        appends_eos=bool(read_json(home / "tokenizer_config.json").get("add_eos_token")),
         lowers_case=bool(sentence.get("do_lower_case")),
         prompts=prompts,
         default_prompt=default_prompt,
@@ -161,13 +161,13 @@ def _with_head(
     hf_config: Mapping[str, Any],
     tokenizer_path: str | None,
 ) -> PoolingFacts:
-    score_token_ids = _score_token_ids(config, tokenizer_path, hf_config)
-    num_labels = 1 if score_token_ids else _num_labels(architecture, hf_config)
+    score_token_ids = score_token_ids_of(config, tokenizer_path, hf_config)
+    num_labels = 1 if score_token_ids else num_labels_of(architecture, hf_config)
     return replace(
         facts,
         score_token_ids=score_token_ids,
         num_labels=num_labels,
-        activation=_activation(architecture, hf_config, num_labels),
+        activation=activation_of(architecture, hf_config, num_labels),
     )
 
 
@@ -285,48 +285,10 @@ def _dense_layer(home: Path, path: str) -> DenseLayer:
             num_inputs=int(values["in_features"]),
             num_outputs=int(values["out_features"]),
             has_bias=bool(values.get("bias", True)),
-            activation=_named_activation(values.get("activation_function", "Identity"), str(file)),
+            activation=named_activation(values.get("activation_function", "Identity"), str(file)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"{file}: in_features and out_features must be integers ({error})", phase=PHASE) from None
-
-
-def _named_activation(name: object, source: str) -> Activation:
-    """Return an activation by its name in torch, such as "torch.nn.modules.activation.Tanh"."""
-    short = str(name).rsplit(".", 1)[-1]
-    if short not in _ACTIVATIONS:
-        raise ConfigError(
-            f"{source}: the activation {name} is not supported", phase=PHASE, hint=f"one of {', '.join(_ACTIVATIONS)}"
-        )
-    return _ACTIVATIONS[short]
-
-
-def _activation(architecture: str, hf_config: Mapping[str, Any], num_labels: int) -> Activation:
-    """Return the activation of class scores, as vLLM chooses it; but one that a file names is taken as it is."""
-    usual: Activation = "softmax" if num_labels > 1 else "sigmoid"
-    problem = hf_config.get("problem_type")
-    if problem == "regression":
-        return "identity"
-    if problem in ("single_label_classification", "multi_label_classification"):
-        return usual if problem == "single_label_classification" else "sigmoid"
-    section = hf_config.get("sentence_transformers")
-    named = section.get("activation_fn") if isinstance(section, dict) else None
-    if named := named or hf_config.get("sbert_ce_default_activation_function"):
-        return _named_activation(named, "config.json")
-    # A reward is a number without bounds; a process reward model tells good steps from bad ones.
-    if architecture.endswith("RewardModel") and not architecture.endswith("ForProcessRewardModel"):
-        return "identity"
-    return usual
-
-
-def _num_labels(architecture: str, hf_config: Mapping[str, Any]) -> int:
-    """Return the number of classes; reward models have their own, whatever the file says. transformers assumes 2."""
-    if architecture.endswith("RewardModel"):
-        return 2 if architecture.endswith("ForProcessRewardModel") else 1
-    labels = hf_config.get("num_labels") or len(hf_config.get("id2label") or ()) or 2
-    if type(labels) is not int or labels < 1:
-        raise ConfigError(f"config.json: num_labels must be a positive integer, not {labels!r}", phase=PHASE)
-    return labels
 
 
 def _dimensions(hf_config: Mapping[str, Any]) -> tuple[int, ...] | None:
@@ -350,36 +312,6 @@ def _prompts(home: Path, modules: _Modules) -> tuple[dict[str, str], str | None]
     prompts = {str(name): str(text) for name, text in (values.get("prompts") or {}).items() if text is not None}
     default = values.get("default_prompt_name")
     return prompts, default if default in prompts else None
-
-
-def _score_token_ids(config: ModelConfig, path: str | None, hf_config: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the tokens whose logits are compared, such as "no" and "yes" of Qwen3-Reranker; (): it has a head.
-
-    Raises:
-        ConfigError: there are not two, or one of them is no token.
-    """
-    from octavo.frontend.text.tokenizer import Tokenizer  # slow to import, and few models need it
-
-    tokens = hf_config.get("classifier_from_token")
-    if tokens is None and not hf_config.get("is_original_qwen3_reranker"):
-        return ()
-    method = hf_config.get("method", "from_2_way_softmax")
-    if not isinstance(tokens, list) or len(tokens) != 2 or method != "from_2_way_softmax":
-        raise ConfigError(
-            f"classifier_from_token {tokens!r} with method {method!r} is not supported",
-            phase=PHASE,
-            hint="""for Qwen3-Reranker: --hf-overrides '{"architectures": ["Qwen3ForSequenceClassification"], """
-            """"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": true}'""",
-        )
-    if path is None:
-        raise ConfigError(
-            "classifier_from_token needs a tokenizer", phase=PHASE, hint="leave out --skip-tokenizer-init"
-        )
-    tokenizer = Tokenizer.load(path, config.tokenizer_mode)
-    ids = [tokenizer.token_id(str(token)) for token in tokens]
-    if None in ids:
-        raise ConfigError(f"classifier_from_token {tokens!r}: not all of them are tokens of the model", phase=PHASE)
-    return tuple(cast(list[int], ids))
 
 
 def _read_list(file: Path) -> list[dict[str, Any]]:

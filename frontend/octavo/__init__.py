@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from octavo.frontend.lora.request import LoRARequest as LoRARequest
     from octavo.frontend.outputs import CompletionOutput as CompletionOutput
     from octavo.frontend.outputs import RequestOutput as RequestOutput
+    from octavo.frontend.pooling.outputs import ClassificationOutput as ClassificationOutput
+    from octavo.frontend.pooling.outputs import ClassificationRequestOutput as ClassificationRequestOutput
+    from octavo.frontend.pooling.outputs import EmbeddingOutput as EmbeddingOutput
+    from octavo.frontend.pooling.outputs import EmbeddingRequestOutput as EmbeddingRequestOutput
+    from octavo.frontend.pooling.outputs import PoolingOutput as PoolingOutput
+    from octavo.frontend.pooling.outputs import PoolingRequestOutput as PoolingRequestOutput
+    from octavo.frontend.pooling.outputs import ScoringOutput as ScoringOutput
+    from octavo.frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from octavo.protocol.config import ServerConfig as ServerConfig
     from octavo.protocol.logits_processor import AdapterLogitsProcessor as AdapterLogitsProcessor
     from octavo.protocol.logits_processor import BatchUpdate as BatchUpdate
@@ -23,26 +31,36 @@ if TYPE_CHECKING:
     from octavo.protocol.logits_processor import MoveDirectionality as MoveDirectionality
     from octavo.protocol.params import BeamSearchParams as BeamSearchParams
     from octavo.protocol.params import SamplingParams as SamplingParams
+    from octavo.protocol.pooling_params import PoolingParams as PoolingParams
     from octavo.protocol.repetition import RepetitionDetectionParams as RepetitionDetectionParams
     from octavo.protocol.structured import StructuredOutputsParams as StructuredOutputsParams
     from octavo.protocol.version import __version__ as __version__
 
 _HOME = {
-    "__version__": "octavo.protocol.version",
     "AdapterLogitsProcessor": "octavo.protocol.logits_processor",
     "AsyncClient": "octavo.frontend.client",
     "BatchUpdate": "octavo.protocol.logits_processor",
     "BeamSearchParams": "octavo.protocol.params",
+    "ClassificationOutput": "octavo.frontend.pooling.outputs",
+    "ClassificationRequestOutput": "octavo.frontend.pooling.outputs",
     "CompletionOutput": "octavo.frontend.outputs",
+    "EmbeddingOutput": "octavo.frontend.pooling.outputs",
+    "EmbeddingRequestOutput": "octavo.frontend.pooling.outputs",
     "LLM": "octavo.frontend.llm",
     "LoRARequest": "octavo.frontend.lora.request",
     "LogitsProcessor": "octavo.protocol.logits_processor",
     "MoveDirectionality": "octavo.protocol.logits_processor",
+    "PoolingOutput": "octavo.frontend.pooling.outputs",
+    "PoolingParams": "octavo.protocol.pooling_params",
+    "PoolingRequestOutput": "octavo.frontend.pooling.outputs",
     "RepetitionDetectionParams": "octavo.protocol.repetition",
     "RequestOutput": "octavo.frontend.outputs",
     "SamplingParams": "octavo.protocol.params",
+    "ScoringOutput": "octavo.frontend.pooling.outputs",
+    "ScoringRequestOutput": "octavo.frontend.pooling.outputs",
     "ServerConfig": "octavo.protocol.config",
     "StructuredOutputsParams": "octavo.protocol.structured",
+    "__version__": "octavo.protocol.version",
     "create_app": "octavo.frontend.http.app",
     "create_router": "octavo.frontend.http.router",
     "get_client": "octavo.frontend.http.dependencies",
@@ -53,14 +71,23 @@ __all__ = [
     "AsyncClient",
     "BatchUpdate",
     "BeamSearchParams",
+    "ClassificationOutput",
+    "ClassificationRequestOutput",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "LLM",
     "LoRARequest",
     "LogitsProcessor",
     "MoveDirectionality",
+    "PoolingOutput",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RepetitionDetectionParams",
     "RequestOutput",
     "SamplingParams",
+    "ScoringOutput",
+    "ScoringRequestOutput",
     "ServerConfig",
     "StructuredOutputsParams",
     "__version__",

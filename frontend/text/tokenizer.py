@@ -6,6 +6,7 @@ Owns one model's tokenizer. It reads no files (`tokenizer_files.py` does), rende
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models
@@ -125,6 +126,74 @@ class Tokenizer:
         encodings = self._fast.encode_batch_fast(inputs, add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
+    def encode_inputs(
+        self,
+        inputs: Sequence[str | tuple[str, str]],
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+        keeps_start: bool = True,
+        max_part_tokens: tuple[int, int] = (0, 0),
+    ) -> list["EncodedInput"]:
+        """Return the token ids of texts, and of pairs of texts in the model's own form of a pair.
+
+        Args:
+            inputs: texts and pairs.
+            add_special_tokens: as in `encode`.
+            max_tokens: inputs that have more are cut, but keep the tokens that the model adds; the longer text of a
+                pair is cut first. None: nothing is cut.
+            keeps_start: cut off the end of a text, not its start.
+            max_part_tokens: limits of each text of a pair; 0: there is none.
+
+        Raises:
+            InvalidRequestError: `max_tokens` leaves no room for a token of the text.
+        """
+        whole = [
+            _encodable(one) if isinstance(one, str) else (_encodable(one[0]), _encodable(one[1])) for one in inputs
+        ]
+        encodings: list[Any] = [None] * len(whole)
+        if not any(max_part_tokens):
+            encodings = self._fast.encode_batch_fast(whole, add_special_tokens=add_special_tokens)
+            if max_tokens is None:
+                return [EncodedInput.of(encoding) for encoding in encodings]
+        return [
+            EncodedInput.of(encoding)
+            if encoding is not None and len(encoding.ids) <= (max_tokens or 0)
+            else self._cut(one, add_special_tokens, max_tokens, keeps_start, max_part_tokens)
+            for one, encoding in zip(whole, encodings, strict=True)
+        ]
+
+    def _cut(
+        self,
+        one: str | tuple[str, str],
+        add_special_tokens: bool,
+        max_tokens: int | None,
+        keeps_start: bool,
+        max_part_tokens: tuple[int, int],
+    ) -> "EncodedInput":
+        texts = (one,) if isinstance(one, str) else one
+        parts = [self._fast.encode(text, add_special_tokens=False) for text in texts]
+        lengths = [
+            min(len(part.ids), limit) if limit else len(part.ids)
+            for part, limit in zip(parts, max_part_tokens if len(parts) == 2 else (0,), strict=True)
+        ]
+        if max_tokens is not None:
+            room = max_tokens - (self._fast.num_special_tokens_to_add(len(parts) == 2) if add_special_tokens else 0)
+            if room < len(parts):
+                raise InvalidRequestError(
+                    f"truncation to {max_tokens} tokens leaves none of the text: raise it", "truncate_prompt_tokens"
+                )
+            lengths = _longest_first(lengths, room)
+        for part, length in zip(parts, lengths, strict=True):
+            part.truncate(length, direction="right" if keeps_start else "left")
+        pair = parts[1] if len(parts) == 2 else None
+        return EncodedInput.of(self._fast.post_process(parts[0], pair, add_special_tokens))
+
+    def shortened(self, text: str, max_tokens: int) -> str:
+        """Return the beginning of a text that has at most so many tokens; 0: the whole text."""
+        token_ids = self.encode(text, add_special_tokens=False) if max_tokens else []
+        return self.decode(token_ids[:max_tokens]) if len(token_ids) > max_tokens else text
+
     def decode(
         self,
         token_ids: Iterable[int],
@@ -164,6 +233,36 @@ class Tokenizer:
         """Return the id of a token by its name in the vocabulary (not its text)."""
         found: int | None = self._fast.token_to_id(token)
         return found
+
+
+class EncodedInput(NamedTuple):
+    """The tokens of a text, or of a pair of texts."""
+
+    ids: list[int]
+    segment_start: int
+    """Where tokens of the second type begin (BERT's token types); 0: there are none."""
+
+    @classmethod
+    def of(cls, encoding: Any) -> "EncodedInput":
+        """Return what is needed of the library's result."""
+        ids = encoding.ids
+        if encoding.n_sequences < 2:  # perf: only pairs have a second type
+            return cls(ids, 0)
+        types = encoding.type_ids
+        return cls(ids, types.index(1) if 1 in types else 0)
+
+
+def _longest_first(lengths: list[int], room: int) -> list[int]:
+    """Return how many tokens of each of one or two texts are kept: as `longest_first` of the tokenizers library."""
+    if sum(lengths) <= room:
+        return lengths
+    if len(lengths) == 1:
+        return [room]
+    short = min(lengths)
+    long = short if short > room else max(short, room - short)
+    if short + long > room:
+        short, long = room // 2, room - room // 2
+    return [long, short] if lengths[0] > lengths[1] else [short, long]
 
 
 def _encodable(text: str) -> str:

@@ -57,7 +57,7 @@ def resolved_config(**changes: Any) -> ResolvedConfig:
         tokenizer_path="/models/fake",
         load_format="dummy",
         architecture="LlamaForCausalLM",
-        hf_config={},
+        hf_config=changes.pop("hf_config", {}),
         vocab_size=258,
         num_layers=1,
         num_heads=1,
@@ -67,6 +67,7 @@ def resolved_config(**changes: Any) -> ResolvedConfig:
         checkpoint_dtype="float32",
         eos_token_ids=[EOS],
         generation_defaults=changes.pop("generation_defaults", {}),
+        pooling=changes.pop("pooling", None),
     )
     from octavo.protocol.config import resolve
     from octavo.protocol.config.sources import engine_config
@@ -162,7 +163,7 @@ class FakeClient:
 
         return default_params(self.config, max_tokens)
 
-    async def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         self.tokenizer.require("prompt")
         return ([BOS] if add_special_tokens else []) + self.tokenizer.encode(text, add_special_tokens=False)
 

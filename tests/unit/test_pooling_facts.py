@@ -257,6 +257,11 @@ def test_a_pooler_config_that_is_refused(model: Model, given: Any, message: str)
         ("BertModel", {"runner": "generate"}, "BertModel does not generate text"),
         ("LlamaForCausalLM", {"runner": "pooling", "convert": "none"}, "convert none, but LlamaForCausalLM generates"),
         ("LlamaForCausalLM", {"runner": "generate", "convert": "embed"}, "makes a pooling model"),
+        (
+            "LlamaForCausalLM",
+            {"hf_overrides": {"is_causal": False}},
+            "cannot generate text: its tokens attend to later",
+        ),
         ("LlamaForCausalLM", {"pooler_config": {"pooling_type": "CLS"}}, "pooler_config has no effect"),
     ],
 )

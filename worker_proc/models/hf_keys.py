@@ -4,6 +4,8 @@ _FACTS = """
 architectures vocab_size num_hidden_layers n_layer n_layers num_attention_heads n_head n_heads num_key_value_heads
 head_dim hidden_size n_embd d_model max_position_embeddings n_positions n_ctx max_seq_len seq_length dtype torch_dtype
 eos_token_id quantization_config
+is_causal use_bidirectional_attention is_matryoshka matryoshka_dimensions sentence_transformers
+sbert_ce_default_activation_function classifier_from_token is_original_qwen3_reranker method
 """
 
 _IDENTITY = """
@@ -36,7 +38,7 @@ num_return_sequences remove_invalid_values exponential_decay_length_penalty
 """
 
 READ_ELSEWHERE = frozenset(_FACTS.split())
-"""Keys that `octavo.frontend.model_files.facts` reads for all models."""
+"""Keys that `octavo.frontend.model_files` reads for all models, in `facts` and `pooling`."""
 
 HARMLESS = frozenset((_IDENTITY + _TRAINING + _OUTPUTS + _SAMPLING).split())
 """Keys that change nothing about what is computed for a prompt. Defaults of sampling are read from

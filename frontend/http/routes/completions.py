@@ -55,7 +55,7 @@ async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | 
     ]
     for prompt in _split(body.prompt) if body.prompt or not prompts else []:
         if isinstance(prompt, str):
-            token_ids = await state.client.encode(prompt, add_special_tokens=body.add_special_tokens)
+            token_ids = await state.client.tokenize(prompt, add_special_tokens=body.add_special_tokens)
             prompts.append((prompt, state.resolver.truncate(token_ids, request)))
         else:
             prompts.append((None, state.resolver.truncate(prompt, request)))

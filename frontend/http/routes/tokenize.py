@@ -34,7 +34,7 @@ async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
     has_special_tokens = (
         request.prompt is not None if request.add_special_tokens is None else request.add_special_tokens
     )
-    tokens = await state.client.encode(text, add_special_tokens=has_special_tokens)
+    tokens = await state.client.tokenize(text, add_special_tokens=has_special_tokens)
     tokenizer = state.client.tokenizer
     answer = TokenizeResponse(
         count=len(tokens),

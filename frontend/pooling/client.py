@@ -1,0 +1,117 @@
+"""`PoolingClient`: the methods of `AsyncClient` that compute vectors, classes and scores."""
+
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+from octavo.frontend.generation.prompt import Prompt
+from octavo.frontend.lora.registry import AdapterRegistry
+from octavo.frontend.lora.request import LoRARequest
+from octavo.frontend.pooling.outputs import (
+    ClassificationRequestOutput,
+    EmbeddingRequestOutput,
+    PoolingOutput,
+    PoolingRequestOutput,
+    ScoringRequestOutput,
+    classification_output,
+    embedding_output,
+    pooling_output,
+)
+from octavo.frontend.pooling.pooler import Pooler
+from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.scoring import score
+from octavo.protocol.adapters import Adapter
+from octavo.protocol.pooling import PoolingTask
+from octavo.protocol.pooling_params import PoolingParams
+
+
+class PoolingClient:
+    """Mixin of `AsyncClient`. All methods raise what `Pooler.run` raises.
+
+    Arguments that they share: `params` are for all prompts, or one for each, and None are the model's own;
+    `request_id`, `priority`, `cache_salt` and `lora_request` are as in `AsyncClient.generate`; `options` are those of
+    `Pooler.run`.
+    """
+
+    adapters: AdapterRegistry
+    pooler: Pooler
+    """Computes what the methods return, in the form in which the engine sends it."""
+
+    async def encode(
+        self,
+        prompt: Prompt,
+        pooling_params: PoolingParams | None = None,
+        request_id: str | None = None,
+        *,
+        lora_request: LoRARequest | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[PoolingRequestOutput[PoolingOutput], None]:
+        """Yield what the model computes of one prompt, once: vLLM's interface. `tokenize` returns tokens."""
+        (result,) = await self.pool(
+            [prompt],
+            pooling_params,
+            request_id=request_id,
+            lora_request=lora_request,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        yield pooling_output(result)
+
+    async def embed(
+        self, prompts: Sequence[Prompt], params: PoolingParams | Sequence[PoolingParams] | None = None, **options: Any
+    ) -> list[EmbeddingRequestOutput]:
+        """Return a vector for each prompt."""
+        return [embedding_output(one) for one in await self.pool(prompts, params, task="embed", **options)]
+
+    async def classify(
+        self, prompts: Sequence[Prompt], params: PoolingParams | Sequence[PoolingParams] | None = None, **options: Any
+    ) -> list[ClassificationRequestOutput]:
+        """Return the class scores of each prompt."""
+        return [classification_output(one) for one in await self.pool(prompts, params, task="classify", **options)]
+
+    async def reward(
+        self, prompts: Sequence[Prompt], params: PoolingParams | Sequence[PoolingParams] | None = None, **options: Any
+    ) -> list[PoolingRequestOutput[PoolingOutput]]:
+        """Return the scores of each token of each prompt, or of each step."""
+        return [pooling_output(one) for one in await self.pool(prompts, params, task="token_classify", **options)]
+
+    async def score(
+        self,
+        data_1: str | Sequence[str],
+        data_2: str | Sequence[str],
+        params: PoolingParams | None = None,
+        *,
+        lora_request: LoRARequest | Adapter | None = None,
+        **options: Any,
+    ) -> list[ScoringRequestOutput]:
+        """Return a score for each pair of texts; see `scoring.score`, which has further options.
+
+        Args:
+            data_1: one text, such as a query, for all of the others, or one for each of them.
+            data_2: the others, such as documents.
+            params: for all pairs.
+            lora_request: as in `generate`.
+            **options: as in `scoring.score`.
+        """
+        adapter = await self._pooling_adapter(lora_request)
+        first, second = ([text] if isinstance(text, str) else text for text in (data_1, data_2))
+        return await score(self.pooler, first, second, params, adapter=adapter, **options)
+
+    async def pool(
+        self,
+        prompts: Sequence[Prompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        task: PoolingTask | None = None,
+        lora_request: LoRARequest | Adapter | None = None,
+        on_progress: Callable[[int], object] | None = None,
+        **options: Any,
+    ) -> list[PooledResult]:
+        """Return the result of each prompt in the form in which the engine sends it."""
+        adapter = await self._pooling_adapter(lora_request)
+        return await self.pooler.run(prompts, params, task=task, adapter=adapter, on_progress=on_progress, **options)
+
+    async def _pooling_adapter(self, lora_request: LoRARequest | Adapter | None) -> Adapter | None:
+        if lora_request is None or isinstance(lora_request, Adapter):
+            return lora_request
+        return await self.adapters.of_request(lora_request)

@@ -1,0 +1,220 @@
+"""Texts, pairs and token ids to the tokens that a pooling model reads."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, parts_of
+from octavo.frontend.text.threads import TextThreads
+from octavo.frontend.text.tokenizer import EncodedInput, Tokenizer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
+from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.pooling_params import PoolingParams
+
+SHORT_BATCH_CHARS = 2_000
+"""Texts that have fewer characters together are tokenized in less time than a thread switch takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """Two texts for a cross-encoder, such as a query and a document."""
+
+    first: str
+    second: str
+    max_tokens: tuple[int, int] = (0, 0)
+    """Longer ones are cut; 0: no limit of their own."""
+    render: Callable[[str, str], str] | None = None
+    """Makes one text of both; None: the tokenizer has a form for pairs."""
+
+
+PoolingPrompt: TypeAlias = Prompt | TextPair
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """What the caller calls the prompts of a call, for errors."""
+
+    first: str
+    """Of all prompts, or of the first `num_first` ones."""
+    second: str = ""
+    num_first: int | None = None
+    is_single: bool = False
+    """There is one, which is no list."""
+
+    def name(self, index: int) -> str:
+        """Return the field of a prompt."""
+        return self.first if self.num_first is None or index < self.num_first else self.second
+
+    def place(self, index: int) -> str:
+        """Return the field and the place in it."""
+        if self.is_single:
+            return self.first
+        own = index if self.num_first is None or index < self.num_first else index - self.num_first
+        return f"{self.name(index)}[{own}]"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingInput:
+    """The tokens of one prompt."""
+
+    token_ids: IdArray
+    segment_start: int = 0
+    """As in `PoolingSpec`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolingTokenizer:
+    """Tokenizes for one model. Errors name the prompt by its index."""
+
+    tokenizer: Tokenizer
+    config: ResolvedConfig
+    threads: TextThreads
+
+    async def inputs(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: PoolingParams,
+        max_model_len: int,
+        *,
+        start: int = 0,
+        fields: "Fields",
+        add_special_tokens: bool = True,
+    ) -> list[PoolingInput]:
+        """Return the tokens of prompts, checked.
+
+        Args:
+            prompts: texts, token ids, or the two texts of a pair.
+            params: say how they are truncated.
+            max_model_len: of the engine.
+            start: index of the first prompt, for errors.
+            fields: what the caller calls the prompts.
+            add_special_tokens: put the model's own tokens around texts.
+
+        Raises:
+            PromptTooLongError: a prompt has too many tokens, and is not truncated.
+            InvalidRequestError: a prompt is malformed or empty.
+        """
+        limit = self._limit(params, max_model_len)
+        known: list[IdArray | None] = []
+        texts: list[str | TextPair] = []
+        for index, prompt in enumerate(prompts, start):
+            text, token_ids = _text_or_ids(prompt, self.config.model.vocab_size, fields, index)
+            known.append(token_ids)
+            if token_ids is None:
+                texts.append(text)
+        encoded = iter(await self._encode(texts, params, limit, max_model_len, add_special_tokens) if texts else ())
+        found = []
+        for index, token_ids in enumerate(known, start):
+            made = (
+                _cut(token_ids, limit, params) if token_ids is not None else _input(next(encoded), self._num_segments)
+            )
+            if not made.token_ids:
+                raise InvalidRequestError(f"{fields.place(index)} is empty: it has no tokens", fields.name(index))
+            if len(made.token_ids) > max_model_len:
+                raise PromptTooLongError(
+                    f"{fields.place(index)} has {len(made.token_ids)} tokens, and this model reads at most "
+                    f"{max_model_len} (max_model_len): shorten it, or set truncate_prompt_tokens to -1",
+                    fields.name(index),
+                )
+            found.append(made)
+        return found
+
+    @property
+    def _num_segments(self) -> int:
+        return self.config.model.pooling.num_segments if self.config.model.pooling else 1
+
+    def _limit(self, params: PoolingParams, max_model_len: int) -> int | None:
+        """Return the tokens to which prompts are cut; None: they are not."""
+        limit = params.truncate_prompt_tokens
+        if limit is not None and limit > max_model_len:
+            raise InvalidRequestError(
+                f"truncate_prompt_tokens {limit} is more than the {max_model_len} tokens that this model reads: use -1",
+                "truncate_prompt_tokens",
+            )
+        return max_model_len if limit == -1 else limit
+
+    async def _encode(
+        self,
+        texts: list[str | TextPair],
+        params: PoolingParams,
+        limit: int | None,
+        max_model_len: int,
+        add_special_tokens: bool,
+    ) -> list[EncodedInput]:
+        self.tokenizer.require("prompt")
+        num_chars = 0
+        most = max(2**20, max_model_len * self.tokenizer.max_token_chars)
+        for text in texts:
+            length = len(text) if isinstance(text, str) else len(text.first) + len(text.second)
+            if length > most:
+                raise PromptTooLongError(
+                    f"a text has {length} characters: at most {most} are tokenized by an engine that reads "
+                    f"{max_model_len} tokens (max_model_len)",
+                    "prompt",
+                )
+            num_chars += length
+
+        def encode() -> list[EncodedInput]:
+            return self._encoded(texts, limit, add_special_tokens, keeps_start=params.truncation_side == "right")
+
+        return encode() if num_chars <= SHORT_BATCH_CHARS else await self.threads.run(encode)
+
+    def _encoded(
+        self, texts: list[str | TextPair], limit: int | None, add_special_tokens: bool, *, keeps_start: bool
+    ) -> list[EncodedInput]:
+        facts = self.config.model.pooling
+        lowers_case = facts is not None and facts.lowers_case
+        eos = self.tokenizer.eos_token_id if facts and facts.appends_eos and add_special_tokens else None
+        if eos is not None and self.tokenizer.encode("")[-1:] == [eos]:
+            eos = None  # the tokenizer appends it itself
+        pairs = [text for text in texts if isinstance(text, TextPair)]
+        encoded = self.tokenizer.encode_inputs(
+            [self._plain(text, lowers_case=lowers_case) for text in texts],
+            add_special_tokens=add_special_tokens,
+            max_tokens=limit if limit is None or eos is None else limit - 1,
+            keeps_start=keeps_start,
+            max_part_tokens=pairs[0].max_tokens if pairs and pairs[0].render is None else (0, 0),
+        )
+        return encoded if eos is None else [EncodedInput([*one.ids, eos], one.segment_start) for one in encoded]
+
+    def _plain(self, text: str | TextPair, *, lowers_case: bool) -> str | tuple[str, str]:
+        if isinstance(text, str):
+            return text.lower() if lowers_case else text
+        first, second = text.first, text.second
+        if text.render is not None:
+            limits = text.max_tokens
+            first, second = self.tokenizer.shortened(first, limits[0]), self.tokenizer.shortened(second, limits[1])
+            return text.render(first, second)
+        return (first.lower(), second.lower()) if lowers_case else (first, second)
+
+
+def _input(encoded: EncodedInput, num_segments: int) -> PoolingInput:
+    return PoolingInput(pack_ids(encoded.ids), encoded.segment_start if num_segments > 1 else 0)
+
+
+def _cut(token_ids: IdArray, limit: int | None, params: PoolingParams) -> PoolingInput:
+    if limit is None or len(token_ids) <= limit:
+        return PoolingInput(token_ids)
+    return PoolingInput(token_ids[:limit] if params.truncation_side == "right" else token_ids[-limit:])
+
+
+def _text_or_ids(prompt: PoolingPrompt, vocab_size: int, fields: Fields, index: int) -> tuple[Any, IdArray | None]:
+    """Return one of both; errors name the prompt."""
+    if isinstance(prompt, TextPair):
+        return prompt, None
+    if (isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None) or _has_embeds(prompt):
+        raise InvalidRequestError(
+            f"{fields.place(index)}: pooling models take no prompt_embeds: send text or token ids", fields.name(index)
+        )
+    try:
+        if not isinstance(prompt, str | dict | Sequence | TokenizedPrompt):
+            raise InvalidRequestError(f"a prompt must be text or a list of token ids (integers), not {prompt!r}")
+        text, token_ids = parts_of(prompt, vocab_size)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"{fields.place(index)}: {error.message}", fields.name(index)) from None
+    return cast(str, text), token_ids
+
+
+def _has_embeds(prompt: object) -> bool:
+    return isinstance(prompt, TokenizedPrompt) and prompt.embeds is not None

@@ -1,0 +1,142 @@
+"""`Pooler`: computes vectors, classes and scores of any number of prompts on the engines of a client."""
+
+import itertools
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import msgspec
+
+from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.generation.spec import check_cache_salt
+from octavo.frontend.pooling.batch import CHUNK, WINDOW, PoolingBatch
+from octavo.frontend.pooling.inputs import Fields, PoolingInput, PoolingPrompt, PoolingTokenizer
+from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.spec import make_pooling_spec
+from octavo.frontend.routing.base import RequestLink
+from octavo.frontend.text.threads import TextThreads
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.adapters import Adapter
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.pooling import PoolingTask
+from octavo.protocol.pooling_params import PoolingParams
+from octavo.protocol.requests import Submit
+
+
+class Pooler:
+    """Prepares and runs pooling requests for engines of one model.
+
+    Args:
+        link: to the engines.
+        tokenizer: of the model.
+        config: of the engines.
+        threads: for long texts.
+        live: the client's requests.
+        check_priority: rejects a priority that has no effect.
+    """
+
+    def __init__(
+        self,
+        link: RequestLink,
+        tokenizer: Tokenizer,
+        config: ResolvedConfig,
+        threads: TextThreads,
+        live: LiveRequests,
+        check_priority: Callable[[int], None],
+    ) -> None:
+        self.config = config
+        self.tokenizer = tokenizer
+        self._link = link
+        self._inputs = PoolingTokenizer(tokenizer, config, threads)
+        self._live = live
+        self._check_priority = check_priority
+        self._prefix = f"p{secrets.token_hex(4)}"
+        self._counter = itertools.count()
+
+    async def run(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: PoolingParams | Sequence[PoolingParams] | None = None,
+        *,
+        task: PoolingTask | None = None,
+        request_id: str | None = None,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        adapter: Adapter | None = None,
+        fields: Fields = Fields("prompt"),
+        add_special_tokens: bool = True,
+        window: int = WINDOW,
+        on_progress: Callable[[int], object] | None = None,
+    ) -> list[PooledResult]:
+        """Return a result for each prompt, in their order.
+
+        Args:
+            prompts: texts, token ids or pairs of texts. They are tokenized as the engine gets to them.
+            params: what to compute: for all prompts, or one for each. None: the model's own.
+            task: what the caller's method computes; None: what `params` say, else the model's usual task.
+            request_id: shown in the results and accepted by `AsyncClient.abort`.
+            priority: as in `AsyncClient.generate`.
+            cache_salt: as in `AsyncClient.generate`.
+            adapter: the LoRA adapter.
+            fields: what the caller calls the prompts, for errors.
+            add_special_tokens: put the model's own tokens around texts.
+            window: most prompts in the engine at a time.
+            on_progress: called with the number of results that have come at once.
+
+        Raises:
+            InvalidRequestError: a prompt or a parameter is invalid, or the engine generates text; no request is left.
+            OctavoError: the engine rejected a prompt or gave up on it.
+        """
+        params = params or PoolingParams()
+        each = [params] * len(prompts) if isinstance(params, PoolingParams) else list(params)
+        specs = {id(one): make_pooling_spec(one, self.config, task) for one in each}
+        if not prompts:
+            return []
+        if self._link.failure:
+            raise self._link.failure
+        self._check_priority(priority)
+        check_cache_salt(cache_salt)
+        if adapter is not None and adapter.is_soft_prompt:
+            raise InvalidRequestError(f"pooling takes no soft prompt, as {adapter.name!r} is", "model")
+
+        def submit(one: PoolingInput, own: PoolingParams) -> Submit:
+            spec = specs[id(own)]
+            if one.segment_start:
+                spec = msgspec.structs.replace(spec, segment_start=one.segment_start)
+            return Submit(self._next_id(self._prefix), one.token_ids, spec, priority, cache_salt, adapter)
+
+        chunks = self._chunks(prompts, each, submit, fields, add_special_tokens=add_special_tokens)
+        batch = PoolingBatch(
+            self._link, self._live, request_id or self._next_id("pool"), chunks, max(window, CHUNK), on_progress
+        )
+        return await batch.run()
+
+    async def _chunks(
+        self,
+        prompts: Sequence[PoolingPrompt],
+        params: list[PoolingParams],
+        submit: Callable[[PoolingInput, PoolingParams], Submit],
+        fields: Fields,
+        *,
+        add_special_tokens: bool,
+    ) -> AsyncIterator[list[Submit]]:
+        """Yield the submissions of some prompts at a time; those of equal parameters are tokenized together."""
+        start = 0
+        while start < len(prompts):
+            own = params[start]
+            end = start + 1
+            while end < min(len(prompts), start + CHUNK) and params[end] is own:
+                end += 1
+            inputs = await self._inputs.inputs(
+                prompts[start:end],
+                own,
+                self._link.facts.max_model_len,
+                start=start,
+                fields=fields,
+                add_special_tokens=add_special_tokens,
+            )
+            yield [submit(one, own) for one in inputs]
+            start = end
+
+    def _next_id(self, prefix: str) -> str:
+        return f"{prefix}:{next(self._counter)}"

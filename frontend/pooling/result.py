@@ -1,0 +1,31 @@
+"""`PooledResult`: the numbers of one prompt, as the engine sent them, in the forms that callers take."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.protocol.events import PooledOutput
+from octavo.protocol.ids import IdArray
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PooledResult:
+    """The result of one prompt."""
+
+    request_id: str
+    token_ids: IdArray
+    """Of the prompt."""
+    pooled: PooledOutput
+    num_cached_tokens: int = 0
+
+    def array(self) -> "ndarray":
+        """Return the numbers as float32, without copying them if they are."""
+        import numpy  # loaded by the first result, not at the start
+
+        data = memoryview(self.pooled.data.data)
+        if self.pooled.dtype == "bfloat16":
+            bits = numpy.frombuffer(data, dtype="<u2").astype("<u4") << 16
+            return bits.view("<f4").reshape(self.pooled.shape)
+        return numpy.frombuffer(data, dtype="<f4").reshape(self.pooled.shape)

@@ -1,0 +1,165 @@
+"""How well texts match: a cross-encoder reads both at once; of other models, vectors are compared."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from octavo.frontend.pooling.inputs import Fields, PoolingPrompt, TextPair
+from octavo.frontend.pooling.outputs import ScoringOutput, ScoringRequestOutput
+from octavo.frontend.pooling.pooler import Pooler
+from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.spec import require_pooling
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.messages import Message
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.pooling_params import PoolingParams
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+
+
+async def score(
+    pooler: Pooler,
+    first: Sequence[str],
+    second: Sequence[str],
+    params: PoolingParams | None = None,
+    *,
+    names: tuple[str, str] = ("data_1", "data_2"),
+    max_tokens: tuple[int, int] = (0, 0),
+    template_variables: dict[str, Any] | None = None,
+    request_id: str | None = None,
+    **options: Any,
+) -> list[ScoringRequestOutput]:
+    """Return a score for each pair of texts.
+
+    A model with one class reads a pair and returns its class score (a cross-encoder). The score of other models is the
+    cosine of two vectors, or with vectors of tokens the sum over the first text's tokens of their largest product with
+    a token of the second one (late interaction, MaxSim).
+
+    Args:
+        pooler: of the client.
+        first: one text, for all of the others, or one for each of them.
+        second: the others.
+        params: as in `Pooler.run`.
+        names: what the caller calls both, for errors.
+        max_tokens: each first and second text is cut to so many tokens; 0: it is not.
+        template_variables: of the engine's `--chat-template`, which is used for pairs if there is one.
+        request_id: as in `Pooler.run`.
+        **options: as in `Pooler.run`.
+
+    Raises:
+        InvalidRequestError: the numbers of texts do not match, or the model has no scores.
+        OctavoError: as in `Pooler.run`.
+    """
+    facts = require_pooling(pooler.config)
+    _check_numbers(len(first), len(second), names)
+    firsts = list(first) * len(second) if len(first) == 1 else list(first)
+    params = params or PoolingParams()
+    if facts.tasks[0] == "classify":
+        if facts.num_labels != 1:
+            raise InvalidRequestError(
+                f"{pooler.config.served_model_names[0]} has {facts.num_labels} classes; a model that scores has one: "
+                "use classify",
+                "model",
+            )
+        pairs = _pairs(pooler, firsts, second, max_tokens, template_variables)
+        results = await pooler.run(
+            pairs, params, task="classify", request_id=request_id, fields=Fields(names[1]), **options
+        )
+        return [_output(float(one.array().reshape(-1)[0]), one) for one in results]
+    if facts.tasks[0] not in ("embed", "token_embed"):
+        raise InvalidRequestError(
+            f"{pooler.config.served_model_names[0]} computes {facts.tasks[0]}, no scores", "model"
+        )
+    if template_variables:
+        raise InvalidRequestError("chat_template_kwargs and instruction need a cross-encoder", "chat_template_kwargs")
+    return await _compared(pooler, first, second, params, max_tokens, names, request_id, options)
+
+
+async def _compared(
+    pooler: Pooler,
+    first: Sequence[str],
+    second: Sequence[str],
+    params: PoolingParams,
+    max_tokens: tuple[int, int],
+    names: tuple[str, str],
+    request_id: str | None,
+    options: dict[str, Any],
+) -> list[ScoringRequestOutput]:
+    """Return scores of vectors. A single first text is computed once."""
+    task = require_pooling(pooler.config).tasks[0]
+    measure = _cosine if task == "embed" else _max_similarity
+    if task == "token_embed" and params.use_activation is None and params.normalize is None:
+        params = params.clone(use_activation=True)  # products of vectors of length 1 are what MaxSim adds up
+    each = [
+        one
+        for texts, limit in zip((first, second), max_tokens, strict=True)
+        for one in [params.clone(truncate_prompt_tokens=limit) if limit else params] * len(texts)
+    ]
+    fields = Fields(*names, num_first=len(first))
+    results = await pooler.run([*first, *second], each, task=task, request_id=request_id, fields=fields, **options)
+    queries, others = results[: len(first)], results[len(first) :]
+    queries = queries * len(others) if len(first) == 1 else queries
+    return [
+        _output(measure(one.array(), other.array()), one, other) for one, other in zip(queries, others, strict=True)
+    ]
+
+
+def _check_numbers(num_first: int, num_second: int, names: tuple[str, str]) -> None:
+    for count, name in zip((num_first, num_second), names, strict=True):
+        if not count:
+            raise InvalidRequestError(f"{name} is empty: give at least one text", name)
+    if num_first not in (1, num_second):
+        raise InvalidRequestError(
+            f"{names[0]} has {num_first} texts and {names[1]} has {num_second}: give one of the "
+            "first, or as many of both",
+            names[0],
+        )
+
+
+def _pairs(
+    pooler: Pooler,
+    first: Sequence[str],
+    second: Sequence[str],
+    max_tokens: tuple[int, int],
+    variables: dict[str, Any] | None,
+) -> list[PoolingPrompt]:
+    """Return what a cross-encoder reads: both texts in the tokenizer's form of a pair, or in the engine's template.
+
+    Only a template that was given to the engine is used: the one in the model's files is usually left from the chat
+    model that it was trained from.
+    """
+    if pooler.config.chat_template is None:
+        if variables:
+            raise InvalidRequestError(
+                "chat_template_kwargs and instruction need a score template: start the engine with --chat-template",
+                "chat_template_kwargs",
+            )
+        return [TextPair(one, other, max_tokens) for one, other in zip(first, second, strict=True)]
+    template = ChatTemplate.for_model(pooler.config.chat_template, pooler.tokenizer, "string")
+
+    def render(one: str, other: str) -> str:
+        messages: list[Message] = [{"role": "query", "content": one}, {"role": "document", "content": other}]
+        return template.render(messages, add_generation_prompt=False, **(variables or {}))
+
+    return [TextPair(one, other, max_tokens, render) for one, other in zip(first, second, strict=True)]
+
+
+def _cosine(one: "ndarray", other: "ndarray") -> float:
+    import numpy
+
+    first, second = one.astype("f8"), other.astype("f8")
+    length = float(numpy.sqrt(first @ first) * numpy.sqrt(second @ second))
+    return float(first @ second) / length if length else 0.0
+
+
+def _max_similarity(one: "ndarray", other: "ndarray") -> float:
+    return float((one @ other.T).max(axis=1).sum())
+
+
+def _output(value: float, *results: PooledResult) -> ScoringRequestOutput:
+    return ScoringRequestOutput(
+        results[0].request_id,
+        ScoringOutput(value),
+        [token_id for result in results for token_id in result.token_ids],
+        sum(result.num_cached_tokens for result in results),
+    )
