@@ -33,7 +33,8 @@ class PagedAttention(Protocol):
 
         `sinks_N` are scores of each query head that take part in the softmax, with a value of 0 (attention sinks).
 
-        The caches hold that dtype, or on a GPU float8_e4m3fn; stored numbers are multiplied by `k_scale` and `v_scale`.
+        The caches hold that dtype, or on a GPU float8_e4m3fn or int8 (`int8_cache`); stored
+        numbers are multiplied by `k_scale` and `v_scale`.
 
         Raises:
             ShapeError: the device's implementation does not support the dtypes or scales.

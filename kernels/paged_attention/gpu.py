@@ -23,6 +23,8 @@ from octavo.kernels.paged_attention.gpu_latent_kernel import latent_chunk_kernel
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Grid, Integers, Ints, Layout, Limits
 from octavo.kernels.paged_attention.gpu_prefill_kernel import chunk_kernel
 from octavo.kernels.paged_attention.gpu_prefixes import Prefixes, SegmentLabels
+from octavo.kernels.paged_attention.gpu_tile import VALUE_SCALE_FACTOR
+from octavo.kernels.paged_attention.int8_cache import can_hold
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 MAX_HEAD_DIM = 256
@@ -150,7 +152,7 @@ class StepAttention:
         tiling = _Tiling.of(shape, q_TNH.dtype, k_cache_PSKH.dtype, self._architecture)
         arguments = (
             tensors,
-            _scoring(shape, k_scale, v_scale),
+            _scoring(shape, k_scale, v_scale / (VALUE_SCALE_FACTOR.value if k_cache_PSKH.dtype == torch.int8 else 1)),
             Strides(*q_TNH.stride()[:2]),
             self._block_table_RP.stride(0),
             _form(shape, k_cache_PSKH, tiling.tile),
@@ -372,6 +374,7 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
         has_cap=shape.soft_cap is not None,
         has_slopes=shape.slopes is not None,
         is_chunked=shape.is_chunked,
+        has_scales=cache_PSKH.dtype == torch.int8,
         is_causal=shape.is_causal,
     )
 
@@ -390,6 +393,8 @@ def _check(
         "paged_attention: the caches are not of one shape with the dimensions of a head side by side",
     )
     require(
-        k_cache_PSKH.dtype == v_cache_PSKH.dtype and k_cache_PSKH.dtype in (q_TNH.dtype, torch.float8_e4m3fn),
+        k_cache_PSKH.dtype == v_cache_PSKH.dtype
+        and can_hold(k_cache_PSKH, q_TNH.dtype)
+        and (k_cache_PSKH.dtype != torch.int8 or shape.key_value_dim is None),
         f"paged_attention: queries of {q_TNH.dtype} for caches of {k_cache_PSKH.dtype} and {v_cache_PSKH.dtype}",
     )

@@ -96,4 +96,6 @@ class Form(NamedTuple):
     has_cap: bool
     has_slopes: bool
     is_chunked: bool
+    has_scales: bool
+    """Keys and values are 8-bit integers, with a scale for each."""
     is_causal: bool

@@ -6,11 +6,13 @@ import triton.language as tl
 from octavo.kernels.paged_attention.gpu_latent_kernel import attend_latent_segment
 from octavo.kernels.paged_attention.gpu_tile import (
     NUM_ONES_OF_FEW,
+    VALUE_SCALE_FACTOR,
     add_segment,
     find_keys,
     load_keys,
     load_latent_queries,
     load_queries,
+    load_scales,
     no_segments,
     weigh,
     weight_of,
@@ -51,16 +53,24 @@ def attend(
     sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
     for start in tl.range(begin, end, FORM.tile):
         keys, slots = find_keys(table_ptr, start, first_key, end, FORM, IS_EDGE)
+        is_key = (keys >= first_key) & (keys < end)
+        if FORM.has_scales:  # before the products, which wait for their operands
+            k_scales = load_scales(k_ptr, keys, slots, is_key, FORM, IS_EDGE)
+            v_scales = load_scales(v_ptr, keys, slots, is_key, FORM, IS_EDGE) * VALUE_SCALE_FACTOR
         k = load_keys(k_ptr, slots, None, FORM, 0, False)
         products = tl.dot(k.to(q.dtype), q, input_precision="ieee")
+        if FORM.has_scales:
+            products *= k_scales[:, None]
         if HAS_TOTAL and (start % FORM.segment == 0) & (start > begin):
             total = add_segment(total, sums, weight_of(weights, 0), largest, 1)
             sums, weights, largest = _nothing_seen(q.shape[1], q.shape[0])
         p, before, largest = weigh(products, largest, keys, end, positions, slopes, scoring, FORM, IS_EDGE, 1)
-        p = p.to(q.dtype)
-        is_key = (keys >= first_key) & (keys < end)
+        weighed = p
+        if FORM.has_scales:
+            weighed *= v_scales[:, None]
+        p, weighed = p.to(q.dtype), weighed.to(q.dtype)
         v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
-        sums = tl.dot(tl.trans(v.to(q.dtype)), p, sums * before, input_precision="ieee")
+        sums = tl.dot(tl.trans(v.to(q.dtype)), weighed, sums * before, input_precision="ieee")
         ones = tl.full((NUM_ONES_OF_FEW, k.shape[0]), 1.0, tl.float32).to(q.dtype)
         weights = tl.dot(ones, p, weights * before, input_precision="ieee")
     weight = weight_of(weights, 0)

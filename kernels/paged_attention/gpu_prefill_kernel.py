@@ -5,11 +5,13 @@ import triton.language as tl
 
 from octavo.kernels.paged_attention.gpu_tile import (
     NUM_ONES,
+    VALUE_SCALE_FACTOR,
     add_segment,
     find_keys,
     first_seen,
     load_keys,
     load_queries,
+    load_scales,
     no_segments,
     query_rows,
     store_rows,
@@ -56,16 +58,21 @@ def _add_tile(
     """
     sums, weights, largest = state
     keys, slots = find_keys(table_ptr, start, first_key, end_key, FORM, IS_EDGE)
+    is_key = (keys >= first_key) & (keys < end_key)
     k = load_keys(k_ptr, slots, None, FORM, 0, False)
     products = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+    if FORM.has_scales:
+        products *= load_scales(k_ptr, keys, slots, is_key, FORM, IS_EDGE)[None, :]
     if HAS_WGMMA and start % FORM.segment == 0:
         total = add_segment(total, sums, weight_of(weights, 1), largest)
         sums, weights, largest = _nothing_seen(q.shape[0], q.shape[1])
     p, before, largest = weigh(products, largest, keys, end_key, positions, slopes, scoring, FORM, IS_EDGE, 0)
-    p = p.to(q.dtype)
-    is_key = (keys >= first_key) & (keys < end_key)
+    weighed = p
+    if FORM.has_scales:
+        weighed *= (load_scales(v_ptr, keys, slots, is_key, FORM, IS_EDGE) * VALUE_SCALE_FACTOR)[None, :]
+    p, weighed = p.to(q.dtype), weighed.to(q.dtype)
     v = load_keys(v_ptr, slots, is_key, FORM, 0, IS_EDGE)
-    sums = tl.dot(p, v.to(q.dtype), sums * before, input_precision="ieee")
+    sums = tl.dot(weighed, v.to(q.dtype), sums * before, input_precision="ieee")
     ones = tl.full((k.shape[0], NUM_ONES), 1.0, tl.float32).to(q.dtype)
     weights = tl.dot(p, ones, weights * before, input_precision="ieee")
     return (sums, weights, largest), total

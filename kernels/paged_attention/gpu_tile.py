@@ -22,7 +22,12 @@ from math import e, log2
 import triton
 import triton.language as tl
 
+from octavo.kernels.paged_attention.int8_cache import SCALE_BYTES
+
 _LOG2_E = tl.constexpr(log2(e))
+_SCALE_BYTES = tl.constexpr(SCALE_BYTES)
+VALUE_SCALE_FACTOR = tl.constexpr(64.0)
+"""Of the scales of values in 8-bit integers, which weights are multiplied by: far from the subnormal float16s."""
 NUM_ONES = tl.constexpr(8)
 NUM_ONES_OF_FEW = tl.constexpr(16)
 """Columns of the matrix of ones that weights are multiplied by: the fewest that every GPU supports."""
@@ -138,6 +143,15 @@ def load_keys(head_ptr, slots, is_key, FORM: tl.constexpr, KEY_AXIS: tl.constexp
     else:
         loaded = tl.load(places)
     return loaded
+
+
+@triton.jit
+def load_scales(head_ptr, keys, slots, is_key, FORM: tl.constexpr, IS_EDGE: tl.constexpr):
+    """Return the scales of a tile's keys or values in 8-bit integers, 0 for others; see `int8_cache`."""
+    in_block = keys % FORM.block_size
+    places = slots + (FORM.block_size * FORM.head_dim - in_block * (FORM.slot_stride - _SCALE_BYTES))
+    pointers = (head_ptr + places).to(tl.pointer_type(tl.float32), bitcast=True)
+    return tl.load(pointers, mask=is_key, other=0.0) if IS_EDGE else tl.load(pointers)
 
 
 @triton.jit

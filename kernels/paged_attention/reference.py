@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention.int8_cache import numbers_of
 from octavo.kernels.paged_attention.shape import AttentionShape
 
 
@@ -23,6 +24,8 @@ def paged_attention(
 ) -> Tensor:
     """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
+    if k_cache_PSKH.dtype == torch.int8:
+        k_cache_PSKH, v_cache_PSKV = numbers_of(k_cache_PSKH), numbers_of(v_cache_PSKV)
     out_TNV = q_TNH.new_empty(*q_TNH.shape[:2], shape.value_dim)
     for request, context_len in enumerate(context_lens):
         start, end = query_starts[request], query_starts[request + 1]

@@ -3,10 +3,10 @@
 On a GPU this is one pass over the rows instead of five. Does not choose the slots, and does not attend.
 """
 
-import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
+from octavo.kernels.paged_attention.int8_cache import can_hold
 from octavo.kernels.rope_store_kv import cpu
 from octavo.kernels.rope_store_kv.rotation import Rotation
 
@@ -45,7 +45,7 @@ def rope_store_kv(
     num_tokens, _, head_dim = q_TNH.shape
     require(
         q_TNH.dtype == k_TKH.dtype == v_TKH.dtype
-        and k_cache_PSKH.dtype in (q_TNH.dtype, torch.float8_e4m3fn)
+        and can_hold(k_cache_PSKH, q_TNH.dtype)
         and k_TKH.shape == v_TKH.shape == (num_tokens, k_cache_PSKH.shape[2], head_dim),
         f"rope_store_kv: {tuple(q_TNH.shape)} {q_TNH.dtype}, {tuple(k_TKH.shape)} {k_TKH.dtype} and "
         f"{tuple(v_TKH.shape)} {v_TKH.dtype} for a cache {tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",

@@ -8,7 +8,7 @@ from torch import Tensor
 from octavo.kernels.programmatic_launch import launch_options
 from octavo.kernels.programmatic_launch.gpu import begin
 from octavo.kernels.rope_store_kv.rotation import Rotation
-from octavo.kernels.store_kv.gpu import stored
+from octavo.kernels.store_kv.gpu import SCALE_PITCH, largest_of, levels, row_scale, store_heads, store_scales, stored
 
 MAX_HEADS_BLOCK = 8
 """Heads of one program: with 16 bits and 128 dimensions, two warps whose threads load 16 bytes at a time.
@@ -129,19 +129,35 @@ def _rope_store_kv_kernel(
         out = out_ptr + (token * NUM_HEADS + heads) * HEAD_DIM
         is_head = heads < NUM_HEADS
         _rotate(
-            x, out, is_head, cos, sin, q_weight_ptr, eps, 1.0, HEAD_DIM, NUM_PAIRS, HAS_NORM, PAIRS_BLOCK, REST_BLOCK
+            x,
+            out,
+            None,
+            is_head,
+            cos,
+            sin,
+            q_weight_ptr,
+            eps,
+            1.0,
+            HEAD_DIM,
+            NUM_PAIRS,
+            HAS_NORM,
+            PAIRS_BLOCK,
+            REST_BLOCK,
         )
     else:
         slot = tl.load(slots_ptr + token).to(tl.int64)
         if slot >= 0:
             heads += (part - NUM_QUERY_BLOCKS) * HEADS_BLOCK
-            place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * cache_head_stride
+            block = (slot // BLOCK_SIZE) * block_stride + heads * cache_head_stride
+            place = block + (slot % BLOCK_SIZE) * slot_stride
+            scale_place = block + BLOCK_SIZE * HEAD_DIM + (slot % BLOCK_SIZE) * SCALE_PITCH
             x = k_ptr + token * k_token_stride + heads * k_head_stride
             is_head = heads < NUM_KV_HEADS
             out = k_cache_ptr + place
             _rotate(
                 x,
                 out,
+                k_cache_ptr + scale_place,
                 is_head,
                 cos,
                 sin,
@@ -156,14 +172,15 @@ def _rope_store_kv_kernel(
             )
             dims = tl.arange(0, HEAD_DIM_BLOCK)[None, :]
             is_in = is_head & (dims < HEAD_DIM)
-            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
-            tl.store(v_cache_ptr + place + dims, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)
+            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in, other=0.0)
+            store_heads(v_cache_ptr, scale_place, place + dims, v, is_head, is_in, v_factor)
 
 
 @triton.jit
 def _rotate(
     x_ptr,
     out_ptr,
+    scale_ptr,
     is_head,
     cos,
     sin,
@@ -176,7 +193,7 @@ def _rotate(
     PAIRS_BLOCK: tl.constexpr,
     REST_BLOCK: tl.constexpr,
 ):
-    """Normalize and rotate a block of heads; the pointers are to the first number of each."""
+    """Normalize and rotate a block of heads; the pointers are to the first number of each, and to its scale."""
     pairs = tl.arange(0, PAIRS_BLOCK)[None, :]
     rest = 2 * NUM_PAIRS + tl.arange(0, REST_BLOCK)[None, :]
     is_pair, is_rest = pairs < NUM_PAIRS, rest < HEAD_DIM
@@ -198,10 +215,26 @@ def _rotate(
             third = _scaled(third * inverse, weight_ptr + rest, is_rest, dtype)
     cos, sin = cos[None, :], sin[None, :]
     left, right = (first * cos - second * sin).to(dtype), (second * cos + first * sin).to(dtype)
-    tl.store(out_ptr + pairs, stored(left, out_dtype, factor), mask=is_head & is_pair)
-    tl.store(out_ptr + NUM_PAIRS + pairs, stored(right, out_dtype, factor), mask=is_head & is_pair)
+    if out_dtype == tl.int8:
+        largest, is_finite = largest_of(left)
+        largest_right, is_right_finite = largest_of(right)
+        largest, is_finite = tl.maximum(largest, largest_right), is_finite & is_right_finite
+        if HEAD_DIM > 2 * NUM_PAIRS:
+            largest_rest, is_rest_finite = largest_of(third)
+            largest, is_finite = tl.maximum(largest, largest_rest), is_finite & is_rest_finite
+        scale, factor = row_scale(largest, is_finite)
+        left, right = levels(left, is_finite, factor), levels(right, is_finite, factor)
+        if HEAD_DIM > 2 * NUM_PAIRS:
+            third = levels(third.to(dtype), is_finite, factor)
+        store_scales(scale_ptr, scale, is_head)
+    else:
+        left, right = stored(left, out_dtype, factor), stored(right, out_dtype, factor)
+        if HEAD_DIM > 2 * NUM_PAIRS:
+            third = stored(third.to(dtype), out_dtype, factor)
+    tl.store(out_ptr + pairs, left, mask=is_head & is_pair)
+    tl.store(out_ptr + NUM_PAIRS + pairs, right, mask=is_head & is_pair)
     if HEAD_DIM > 2 * NUM_PAIRS:
-        tl.store(out_ptr + rest, stored(third.to(dtype), out_dtype, factor), mask=is_head & is_rest)
+        tl.store(out_ptr + rest, third, mask=is_head & is_rest)
 
 
 @triton.jit

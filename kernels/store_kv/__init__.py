@@ -1,9 +1,9 @@
 """Writing the keys and values of a step into the cache. Does not choose the slots."""
 
-import torch
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
+from octavo.kernels.paged_attention.int8_cache import can_hold
 from octavo.kernels.store_kv import cpu
 
 _IMPLEMENTATIONS = {
@@ -26,7 +26,8 @@ def store_kv(
 
     Args:
         k_TKH, v_TKH: keys and values of the step; None: values are the beginnings of keys, and are not stored.
-        k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous, in the dtype of the rows or on a GPU float8_e4m3fn.
+        k_cache_PSKH, v_cache_PSKH: one layer's cache, contiguous, in the dtype of the rows; on a GPU also
+            float8_e4m3fn, or int8 with scales (`octavo.kernels.paged_attention.int8_cache`).
         slot_mapping_T: int64, block number * S + offset; no slot twice.
         k_scale, v_scale: divisors of keys and values stored in float8_e4m3fn; results are clamped to the largest
             number of that type.
@@ -38,7 +39,7 @@ def store_kv(
     require(
         (v_TKH is None or k_TKH.shape == v_TKH.shape)
         and k_TKH.shape[1:] == k_cache_PSKH.shape[2:]
-        and k_cache_PSKH.dtype in (k_TKH.dtype, torch.float8_e4m3fn),
+        and can_hold(k_cache_PSKH, k_TKH.dtype),
         f"store_kv: rows {tuple(k_TKH.shape)} {k_TKH.dtype} for a cache "
         f"{tuple(k_cache_PSKH.shape)} {k_cache_PSKH.dtype}",
     )

@@ -4,8 +4,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.paged_attention.int8_cache import LARGEST, SCALE_BYTES
+
 E4M3_MAX = tl.constexpr(448.0)
 """The largest number of float8_e4m3fn, which has no infinity."""
+LARGEST_LEVEL = tl.constexpr(float(LARGEST))
+SCALE_PITCH = tl.constexpr(SCALE_BYTES)
 
 
 def store_kv(
@@ -58,6 +62,54 @@ def stored(x, dtype: tl.constexpr, factor):
 
 
 @triton.jit
+def row_scale(largest, is_finite):
+    """Return the scale of a row of 8-bit integers and its inverse, as `int8_cache` defines them."""
+    ones = tl.zeros_like(largest) + 1.0
+    scale = tl.div_rn(largest, ones * LARGEST_LEVEL)
+    inverse = tl.where(is_finite & (scale > 0.0), tl.div_rn(ones, scale), 0.0)
+    return tl.where(is_finite, scale, float("nan")), inverse
+
+
+@triton.jit
+def levels(x, is_finite, inverse):
+    """Return numbers as levels of a scale."""
+    scaled = tl.where(is_finite, x.to(tl.float32) * inverse, 0.0)
+    scaled = tl.minimum(tl.maximum(scaled, -LARGEST_LEVEL), LARGEST_LEVEL)
+    # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even.
+    return ((scaled + 12582912.0) - 12582912.0).to(tl.int8)
+
+
+@triton.jit
+def largest_of(x):
+    """Return the largest magnitudes of rows, and whether all their numbers are finite, as columns."""
+    magnitudes = tl.abs(x.to(tl.float32))
+    num_infinite = tl.max((magnitudes < float("inf")).to(tl.int32) ^ 1, axis=1, keep_dims=True)
+    return tl.max(magnitudes, axis=1, keep_dims=True), num_infinite == 0
+
+
+@triton.jit
+def store_heads(cache_ptr, scale_place, place, x, is_head, is_in, factor):
+    """Store keys or values of one slot, a row for each head, and their scales if there are any.
+
+    `x` is 0 where it is padding. `scale_place` is that of the scale of each head.
+    """
+    dtype: tl.constexpr = cache_ptr.dtype.element_ty
+    if dtype == tl.int8:
+        largest, is_finite = largest_of(x)
+        scale, inverse = row_scale(largest, is_finite)
+        tl.store(cache_ptr + place, levels(x, is_finite, inverse), mask=is_in)
+        store_scales(cache_ptr + scale_place, scale, is_head)
+    else:
+        tl.store(cache_ptr + place, stored(x, dtype, factor), mask=is_in)
+
+
+@triton.jit
+def store_scales(pointers, scale, is_head):
+    """Store the scales of rows behind the levels of their block."""
+    tl.store(pointers.to(tl.pointer_type(tl.float32), bitcast=True), scale, mask=is_head)
+
+
+@triton.jit
 def _store_kv_kernel(
     k_ptr,
     v_ptr,
@@ -85,10 +137,13 @@ def _store_kv_kernel(
         heads = tl.arange(0, HEADS_BLOCK)[:, None]
         dims = tl.arange(0, HEAD_DIM_BLOCK)[None, :]
         is_in = (heads < NUM_HEADS) & (dims < HEAD_DIM)
-        place = (slot // BLOCK_SIZE) * block_stride + (slot % BLOCK_SIZE) * slot_stride + heads * head_stride + dims
-        k = tl.load(k_ptr + token * k_token_stride + heads * k_head_stride + dims, mask=is_in)
+        block = (slot // BLOCK_SIZE) * block_stride + heads * head_stride
+        place = block + (slot % BLOCK_SIZE) * slot_stride + dims
+        scale_place = block + BLOCK_SIZE * HEAD_DIM + (slot % BLOCK_SIZE) * SCALE_PITCH
+        is_head = heads < NUM_HEADS
+        k = tl.load(k_ptr + token * k_token_stride + heads * k_head_stride + dims, mask=is_in, other=0.0)
         if v_ptr is not None:
-            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in)
-        tl.store(k_cache_ptr + place, stored(k, k_cache_ptr.dtype.element_ty, k_factor), mask=is_in)
+            v = tl.load(v_ptr + token * v_token_stride + heads * v_head_stride + dims, mask=is_in, other=0.0)
+        store_heads(k_cache_ptr, scale_place, place, k, is_head, is_in, k_factor)
         if v_ptr is not None:
-            tl.store(v_cache_ptr + place, stored(v, v_cache_ptr.dtype.element_ty, v_factor), mask=is_in)
+            store_heads(v_cache_ptr, scale_place, place, v, is_head, is_in, v_factor)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from octavo.kernels.paged_attention.int8_cache import quantized, scales_of
+
 
 def store_kv(
     k_TKH: Tensor,
@@ -14,11 +16,12 @@ def store_kv(
     v_scale: float = 1.0,
 ) -> None:
     """See `octavo.kernels.store_kv.store_kv`."""
-    k_TKH, v_TKH = _stored(k_TKH, k_cache_PSKH.dtype, k_scale), _stored(v_TKH, v_cache_PSKH.dtype, v_scale)
-    num_slots = k_cache_PSKH.shape[1]
-    for row, slot in enumerate(slot_mapping_T.tolist()):
-        k_cache_PSKH[slot // num_slots, slot % num_slots] = k_TKH[row]
-        v_cache_PSKH[slot // num_slots, slot % num_slots] = v_TKH[row]
+    blocks_T, places_T = slot_mapping_T // k_cache_PSKH.shape[1], slot_mapping_T % k_cache_PSKH.shape[1]
+    for x_TKH, cache_PSKH, scale in ((k_TKH, k_cache_PSKH, k_scale), (v_TKH, v_cache_PSKH, v_scale)):
+        if cache_PSKH.dtype == torch.int8:
+            cache_PSKH[blocks_T, places_T], scales_of(cache_PSKH)[blocks_T, places_T] = quantized(x_TKH)
+        else:
+            cache_PSKH[blocks_T, places_T] = _stored(x_TKH, cache_PSKH.dtype, scale)
 
 
 def _stored(x: Tensor, dtype: torch.dtype, scale: float) -> Tensor:

@@ -74,10 +74,10 @@ class CudaGpu:
 
     @contextmanager
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, cache_dtype: str = "auto"
     ) -> Iterator["CudaSteps"]:
         """See `Gpu`."""
-        settings = {"kv_cache_dtype": "fp8"} if has_fp8_cache else {}
+        settings = {"kv_cache_dtype": cache_dtype}
         self.close()
         model = write_model(SHAPES[shape] if shape else TINY, self._logs / (shape or "tiny"))
         with Calls(_driver("gpu"), self._logs / "steps.log", START_LIMIT_S) as calls:

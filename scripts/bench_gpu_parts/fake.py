@@ -60,7 +60,7 @@ class FakeGpu:
 
     @contextmanager
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, cache_dtype: str = "auto"
     ) -> Iterator["FakeSteps"]:
         """Load nothing."""
         yield FakeSteps(cost_of(shape) if shape else None, self._slowness("octavo"))

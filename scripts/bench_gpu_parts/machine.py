@@ -112,11 +112,11 @@ class Gpu(Protocol):
         """Return the seconds of the products of a layer of Llama-3.1-8B with quantized weights."""
 
     def steps(
-        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, has_fp8_cache: bool = False
+        self, shape: ShapeName | None, *, max_tokens: int, max_batch: int, limit_s: float, cache_dtype: str = "auto"
     ) -> AbstractContextManager[Steps]:
         """Load a model with random weights; None: one that computes next to nothing.
 
-        `max_tokens` are those in the cache of all `max_batch` requests together.
+        `max_tokens` are those in the cache of all `max_batch` requests together; `cache_dtype` is `--kv-cache-dtype`.
         """
 
     def serve(self, shape: ShapeName, load: Load, limit_s: float) -> ServedLoad:

@@ -114,16 +114,22 @@ def measure_steps(run: Run, slot: Slot) -> None:
             _steps_of(run, slot, shape)
 
 
-def measure_fp8_cache(run: Run, slot: Slot) -> None:
-    """Measure a decode that mostly reads keys and values, stored in 8 bits."""
+def measure_8_bit_caches(run: Run, slot: Slot) -> None:
+    """Measure a decode that mostly reads keys and values, stored in 8 bits, as floats and as integers with scales."""
+    for dtype, share in (("fp8", 1 / 2), ("int8", (1 + 4 / 128) / 2)):
+        _decode_over_cache(run, slot, dtype, share)
+
+
+def _decode_over_cache(run: Run, slot: Slot, dtype: str, share: float) -> None:
     shape: ShapeName = STEP_SHAPES[0]
     batch, context = 64, 8192
-    cost = replace(cost_of(shape), kv_bytes=cost_of(shape).kv_bytes // 2)
-    metric = Metric(f"decode-fp8-{shape}", f"decode, fp8 cache, {shape}, {batch} x {context}", "ms", False, digits=2)
+    cost = replace(cost_of(shape), kv_bytes=int(share * cost_of(shape).kv_bytes))
+    title = f"decode, {dtype} cache, {shape}, {batch} x {context}"
+    metric = Metric(f"decode-{dtype}-{shape}", title, "ms", False, digits=2)
 
     def measure() -> None:
         sizes = {"max_tokens": batch * context, "max_batch": batch}
-        with run.gpu.steps(shape, **sizes, limit_s=slot.left_s(), has_fp8_cache=True) as steps:
+        with run.gpu.steps(shape, **sizes, limit_s=slot.left_s(), cache_dtype=dtype) as steps:
             step_s = steps.step(batch, context, 1).step_s
             run.add(
                 metric, "octavo", 1e3 * step_s, roofline.decode_seconds(cost, run.ceilings(), batch, context) / step_s
@@ -252,7 +258,7 @@ class Section:
 SECTIONS = (
     Section("ceilings", measure_ceilings, Share(25, 20)),
     Section("steps", measure_steps, Share(160, 50)),
-    Section("fp8", measure_fp8_cache, Share(35, 0)),
+    Section("8-bit caches", measure_8_bit_caches, Share(55, 0)),
     Section("host", measure_host, Share(20, 15)),
     Section("attention", measure_attention, Share(50, 15)),
     Section("quantized", measure_quantized, Share(30, 10)),

@@ -9,7 +9,7 @@ from gpu_attention import attend, check, family, step_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import random
-from paged_requests import Paged, paged
+from paged_requests import Paged, in_integers, paged
 from pairwise import pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
@@ -91,6 +91,30 @@ def test_a_cache_of_8_bits(device: torch.device, seed: int, dtype: torch.dtype) 
     data = replace(data, k_cache=(data.k_cache * 4).to(FP8), v_cache=(data.v_cache * 8).to(FP8))
     parts = [(0, 1, 270), (1, 40, 70)]
     check(device, data, parts, 16, shape, cases.TOLERANCES[dtype], k_scale=0.25, v_scale=0.125)
+
+
+INTEGERS = {
+    "float32": (torch.float32, AttentionShape(4, 2, 32, 0.2)),
+    "float16": (torch.float16, AttentionShape(9, 3, 64, 0.125, window=100)),
+    "soft cap and slopes": (BF16, AttentionShape(4, 2, 64, 0.125, soft_cap=5.0, slopes=(0.5, 0.25, 0.1, 0.06))),
+    "heads of 80": (BF16, AttentionShape(4, 1, 80, 0.11)),
+}
+
+
+@pytest.mark.parametrize("name", INTEGERS)
+@pytest.mark.parametrize("block_size", [16, 5])
+def test_a_cache_of_integers(device: torch.device, seed: int, name: str, block_size: int) -> None:
+    """Right, and the same bits for a position as a decode, in a chunk, and beside other requests."""
+    dtype, shape = INTEGERS[name]
+    data = paged([300, 70], block_size, shape, dtype, seed)
+    data.v_cache *= 0.003  # weights are multiplied by scales of values, which must not lose bits of float16
+    data = in_integers(data)
+    sinks = random(shape.num_heads, seed=5, scale=4.0) if name == "float16" else None
+    parts = [(0, 1, 300), (1, 40, 70), (0, 30, 290)]
+    check(device, data, parts, block_size, shape, cases.TOLERANCES[dtype], sinks)
+    whole = attend(device, data, [(0, 130, 300)], block_size, shape, sinks)[0]
+    decode, _, chunk = attend(device, data, parts, block_size, shape, sinks)
+    assert torch.equal(decode, whole[-1:]) and torch.equal(chunk, whole[90:120])
 
 
 # On a GPU a new block size or shape of heads is another compilation, and so is a window instead of none.

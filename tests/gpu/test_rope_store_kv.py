@@ -8,8 +8,10 @@ from kernel_checks import assert_close
 from pairwise import pairwise
 from rotated_rows import StepRows, make_rows
 
+from octavo.kernels.paged_attention import int8_cache
 from octavo.kernels.rope_store_kv import cases, gpu, reference
 from octavo.kernels.store_kv import gpu as store_gpu
+from octavo.kernels.store_kv import reference as store_reference
 
 DTYPES = list(cases.TOLERANCES)
 
@@ -48,6 +50,33 @@ def test_8_bits_are_those_of_the_parts(device: torch.device, seed: int) -> None:
     assert torch.equal(gpu.rope_store_kv(*rows.arguments(), 0.1, 0.02), q)
     assert torch.equal(rows.cache.view(torch.uint8), expected.view(torch.uint8))
     assert bool(expected.float().any())
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 80, 24), (9, 3, 64, 32), (8, 4, 128, 64)], ids=str)
+def test_integers_are_those_of_the_definition(
+    device: torch.device, seed: int, heads: tuple[int, int, int, int]
+) -> None:
+    """Keys are rotated by the kernel, which rounds them like other dtypes, and then quantized."""
+    rows = make_rows(5, heads, torch.bfloat16, block_size=16, has_norm=True, seed=seed).to(device)
+    rows.qkv[2][3, 1, 7] = torch.nan
+    q = gpu.rope_store_kv(*rows.arguments())
+    (_, _, v), k = rows.qkv, rows.cache[0].flatten(0, 1)[rows.slots]
+    memory = [int8_cache.empty_cache(*rows.cache.shape[1:], device).zero_() for _ in range(6)]
+    k_rope, v_rope, k_store, v_store, k_wanted, v_wanted = (int8_cache.levels_of(each, 16) for each in memory)
+    arguments = (*rows.qkv, rows.rotation, k_rope, v_rope, rows.slots)
+    assert torch.equal(gpu.rope_store_kv(*arguments), q)
+    store_gpu.store_kv(k, v, k_store, v_store, rows.slots)
+    store_reference.store_kv(k, v, k_wanted, v_wanted, rows.slots)
+    for found in (memory[:2], memory[2:4]):
+        for each, wanted in zip(found, memory[4:], strict=True):
+            scales, wanted_scales = (
+                int8_cache.scales_of(int8_cache.levels_of(one, 16)).nan_to_num(-1.0) for one in (each, wanted)
+            )
+            assert torch.equal(scales, wanted_scales)
+            is_finite = (wanted_scales >= 0).expand(rows.cache.shape[1:])
+            levels, wanted_levels = (int8_cache.levels_of(one, 16)[is_finite] for one in (each, wanted))
+            assert torch.equal(levels, wanted_levels) and bool(levels.any())
+    assert int(int8_cache.scales_of(v_rope).isnan().sum()) == 1
 
 
 def test_rows_without_a_slot_are_rotated_and_not_stored(device: torch.device, seed: int) -> None:

@@ -8,7 +8,7 @@ from kernel_checks import assert_close
 from paged_requests import Paged, paged
 from torch import Tensor
 
-from octavo.kernels.paged_attention import AttentionShape, gpu, reference
+from octavo.kernels.paged_attention import AttentionShape, gpu, int8_cache, reference
 from octavo.kernels.paged_attention.gpu import StepAttention
 
 Part = tuple[int, int, int]
@@ -26,6 +26,14 @@ def step_of(
     return step, queries.to(device), starts
 
 
+def on_device(cache: Tensor, device: torch.device) -> Tensor:
+    """Return a cache where the kernel runs; integers keep the scales behind them."""
+    if cache.dtype != torch.int8:
+        return cache.to(device)
+    assert cache._base is not None, "a view of memory with scales"
+    return int8_cache.levels_of(cache._base.to(device), cache.shape[1])
+
+
 def attend(
     device: torch.device,
     data: Paged,
@@ -37,7 +45,7 @@ def attend(
     """Attend for some parts in one step; returns each one's rows."""
     step, queries, _ = step_of(device, data, parts, block_size, shape)
     sinks = None if sinks is None else sinks.to(device)
-    out = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=sinks)
+    out = step(queries, on_device(data.k_cache, device), on_device(data.v_cache, device), sinks_N=sinks)
     return list(out.cpu().split([rows for _, rows, _ in parts]))
 
 
@@ -53,8 +61,10 @@ def check(
 ) -> None:
     """Compare a step with the definition."""
     step, queries, starts = step_of(device, data, parts, block_size, shape)
-    on_device = None if sinks is None else sinks.to(device)
-    actual = step(queries, data.k_cache.to(device), data.v_cache.to(device), sinks_N=on_device, **scales).cpu()
+    moved_sinks = None if sinks is None else sinks.to(device)
+    actual = step(
+        queries, on_device(data.k_cache, device), on_device(data.v_cache, device), sinks_N=moved_sinks, **scales
+    ).cpu()
     assert not bool(step._partials.num_done.any()), "a counter was not set back"
     tables = data.block_table[[request for request, _, _ in parts]]
     lens = [keys for _, _, keys in parts]

@@ -40,7 +40,7 @@ from octavo.kernels.lora import gpu as lora
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraShape
 from octavo.kernels.multiply import gpu as multiply_rows
-from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention import AttentionShape, int8_cache
 from octavo.kernels.paged_attention import gpu as paged_attention
 from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
@@ -95,6 +95,13 @@ def store_in_blocks_of(block_size: int) -> None:
     store_kv.store_kv(empty(8, 8, 128), empty(8, 8, 128), cache, cache, empty(8, dtype=I64))
 
 
+def empty_cache(num_blocks: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> Tensor:
+    """Return keys or values in blocks of 16 without data; integers with scales behind them."""
+    if dtype == torch.int8:
+        return int8_cache.levels_of(int8_cache.empty_cache(num_blocks, 16, num_kv_heads, head_dim, "meta"), 16)
+    return empty(num_blocks, 16, num_kv_heads, head_dim, dtype=dtype)
+
+
 def rotate_and_store(
     num_heads: int, num_kv_heads: int, head_dim: int, *, has_norm: bool, cache_dtype: torch.dtype = BF16
 ) -> None:
@@ -103,7 +110,7 @@ def rotate_and_store(
     q, k, v = wide.split([num_heads, num_kv_heads, num_kv_heads], dim=1)
     angles = empty(8, head_dim // 2, dtype=F32)
     norm = QKNorm(empty(head_dim), empty(head_dim), 1e-6) if has_norm else None
-    cache = empty(64, 16, num_kv_heads, head_dim, dtype=cache_dtype)
+    cache = empty_cache(64, num_kv_heads, head_dim, cache_dtype)
     rope_store_kv.rope_store_kv(q, k, v, Rotation(angles, angles, norm), cache, cache, empty(8, dtype=I64))
 
 
@@ -163,9 +170,9 @@ def product_of(num_outputs: int, dtype: torch.dtype) -> InvariantLinear:
 def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16, *, has_sinks: bool = False) -> None:
     """Attend for a decode and a chunk, with blocks of 16."""
     step = paged_attention.plan([0, 1, 201], [300, 200], empty(2, 64, dtype=I32), 16, shape)
-    cache = empty(64, 16, shape.num_kv_heads, shape.head_dim, dtype=cache_dtype)
+    cache = empty_cache(64, shape.num_kv_heads, shape.head_dim, cache_dtype)
     sinks = empty(shape.num_heads, dtype=F32) if has_sinks else None
-    values = cache[..., : shape.value_dim]
+    values = cache if shape.key_value_dim is None else cache[..., : shape.value_dim]
     step(empty(201, shape.num_heads, shape.head_dim), cache, values, sinks_N=sinks)
 
 
@@ -351,6 +358,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "paged_attention, heads of 128": lambda: attend(AttentionShape(32, 8, 128, 0.1)),
     "paged_attention, heads of 256": lambda: attend(AttentionShape(8, 4, 256, 0.1)),
     "paged_attention, float8_e4m3fn": lambda: attend(AttentionShape(32, 8, 128, 0.1), torch.float8_e4m3fn),
+    "paged_attention, int8": lambda: attend(AttentionShape(32, 8, 128, 0.1), torch.int8),
     "paged_attention, window and soft cap": lambda: attend(
         AttentionShape(32, 16, 128, 0.1, window=4096, soft_cap=50.0)
     ),
@@ -376,6 +384,9 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "rope_store_kv, Llama-3.2-1B": lambda: rotate_and_store(32, 8, 64, has_norm=False),
     "rope_store_kv, Qwen3-8B, cache of float8_e4m3fn": lambda: rotate_and_store(
         32, 8, 128, has_norm=True, cache_dtype=F8
+    ),
+    "rope_store_kv, Qwen3-8B, cache of int8": lambda: rotate_and_store(
+        32, 8, 128, has_norm=True, cache_dtype=torch.int8
     ),
     "sample": sample_rows,
     "selective_scan, Falcon-H1": lambda: scan(24, 128, 256, 1),
@@ -404,6 +415,7 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (90,) for name in LAUNCHES if name.startswith("paged_attention,")}
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
+    | {"paged_attention, int8": (80, 89, 90)}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
     | {
         name: (80, 89, 90)

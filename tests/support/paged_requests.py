@@ -6,7 +6,7 @@ import torch
 from kernel_checks import random
 from torch import Tensor
 
-from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention import AttentionShape, int8_cache
 
 NO_BLOCK = 2**30
 """In the block table after a request's blocks. Whoever reads that block reads memory that does not exist."""
@@ -39,6 +39,20 @@ class Paged:
             cache[table[request, :num_lost].long()] = float("nan")
         table[request, :num_lost] = NO_BLOCK
         return Paged(k_cache, v_cache, table, self.queries)
+
+
+def in_integers(data: Paged) -> Paged:
+    """Return the requests with a cache of 8-bit integers; scales of free slots are NaN."""
+    caches = []
+    for cache in (data.k_cache, data.v_cache):
+        num_blocks, block_size, num_kv_heads, head_dim = cache.shape
+        levels = int8_cache.levels_of(
+            int8_cache.empty_cache(num_blocks, block_size, num_kv_heads, head_dim, cache.device), block_size
+        )
+        rows, scales = int8_cache.quantized(cache.flatten(0, 1))
+        levels[:], int8_cache.scales_of(levels)[:] = (x.unflatten(0, (-1, block_size)) for x in (rows, scales))
+        caches.append(levels)
+    return replace(data, k_cache=caches[0], v_cache=caches[1])
 
 
 def paged(context_lens: list[int], block_size: int, shape: AttentionShape, dtype: torch.dtype, seed: int = 0) -> Paged:

@@ -238,7 +238,7 @@ def attention(kernel, **case):
     if kernel == "flex": os.abort()
     return 0.001 * case["batch"]
 def open_steps(model, max_tokens, max_batch, settings):
-    assert settings == {}
+    assert settings == {"kv_cache_dtype": "auto"}
     assert os.path.exists(os.path.join(model, "config.json")) and max_tokens == 300
 def step(batch, context, num_tokens, asks_busy, sampling): return 0.01 * batch, 0.009 * batch if asks_busy else None
 def mixed_step(batch, context, chunk): return 0.001 * (batch + chunk), 0.002

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
+from octavo.kernels.paged_attention import int8_cache
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
@@ -34,10 +35,16 @@ def torch_storage(
     """Allocate the cache that all groups share, for steps through torch or on a GPU.
 
     Raises:
-        ConfigError: only the native kernels have this dtype.
+        ConfigError: only the native kernels have this dtype, for these heads.
         RuntimeError: there is no memory for it.
     """
     num_kv_heads, head_dim, key_value_dim = key_sizes(groups)
+    if config.kv_cache_dtype == "int8" and (key_value_dim or config.block_size * head_dim % int8_cache.SCALE_BYTES):
+        reason = "whose values are parts of its keys" if key_value_dim else f"with heads of {head_dim}"
+        raise ConfigError(
+            f"--kv-cache-dtype int8 on a GPU for a model {reason} (--block-size {config.block_size})",
+            hint="use --kv-cache-dtype fp8 or auto" if key_value_dim else "use a --block-size that 4 divides",
+        )
     return KVStorage(
         num_layers=max_group_layers(groups),
         num_blocks=num_blocks,

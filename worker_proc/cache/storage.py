@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor
 
-from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention import AttentionShape, int8_cache
 
 
 def block_bytes(num_layers: int, block_size: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """Return the bytes of one block over all layers, keys and values."""
+    if dtype == torch.int8:
+        return 2 * num_layers * int8_cache.block_bytes(block_size, shape.num_kv_heads, shape.head_dim)
     num_tensors = 2 if shape.key_value_dim is None else 1
     return num_tensors * num_layers * block_size * shape.num_kv_heads * shape.head_dim * dtype.itemsize
 
@@ -16,6 +18,7 @@ class KVStorage:
     """One pair of tensors per layer of a group, shared by all groups. Shape: PSKH (blocks, slots, key heads, head
     dimension).
 
+    Integers of 8 bits have scales behind them: see `int8_cache`.
     If values are the beginnings of keys, they have no memory of their own. On a GPU the slots of a head are
     contiguous, as its kernels read them; on the CPU the heads of a slot are.
 
@@ -42,8 +45,15 @@ class KVStorage:
         self.block_size = block_size
         self.num_blocks = num_blocks
         self._stores_values = key_value_dim is None
-        self._layers = []
+        self._layers: list[tuple[Tensor, Tensor]] = []
+        self._has_scales = dtype == torch.int8
         for _ in range(num_layers):
+            if self._has_scales:
+                memory = [
+                    int8_cache.empty_cache(num_blocks, block_size, num_kv_heads, head_dim, device) for _ in range(2)
+                ]
+                self._layers.append((memory[0], memory[1]))
+                continue
             keys = torch.empty(shape, dtype=dtype, device=device)
             values = torch.empty_like(keys) if key_value_dim is None else keys[..., :key_value_dim]
             self._layers.append((keys, values))
@@ -51,6 +61,8 @@ class KVStorage:
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """Return the caches of keys and of values of one layer."""
         k_cache, v_cache = self._layers[index]
+        if self._has_scales:
+            return int8_cache.levels_of(k_cache, self.block_size), int8_cache.levels_of(v_cache, self.block_size)
         return (
             (k_cache, v_cache) if k_cache.device.type == "cpu" else (k_cache.transpose(1, 2), v_cache.transpose(1, 2))
         )

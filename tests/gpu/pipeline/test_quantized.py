@@ -83,6 +83,33 @@ def test_quantized_weights_in_chunks_in_company_and_through_graphs(
     assert request.logprobs == alone_request.logprobs
 
 
+def test_a_cache_of_integers(
+    directories: dict[str, Path],
+    computed_on_cpu: Running,
+    _kernels_of_gpus: None,
+    stream: Stream,
+    device: torch.device,
+) -> None:
+    """A prompt in chunks beside another one has the bits that it has alone, close to those of other caches."""
+    config = worker_config(directories["gptq-act-order"], device="cuda", kv_cache_dtype="int8", **SMALL)
+    model = load_model(config, lambda fraction: None, device=device)
+    core = driver(model, config, stream, has_graphs=False)
+    whole = core.admit(0, PROMPT, SAMPLING)
+    core.run(2)
+    core.executor.close()
+    core = driver(model, config, stream, has_graphs=False)
+    core.admit(0, prompt(4), spec())
+    request = core.admit(1, PROMPT, SAMPLING)
+    core.begin({0: 4, 1: 3})
+    core.begin({0: 1, 1: 5})
+    core.run(1)
+    core.executor.close()
+    assert request.outputs[:2] == whole.outputs[:2] and request.logprobs[:2] == whole.logprobs[:2]
+    for entry, wanted in zip(whole.prompt_logprobs, computed_on_cpu.prompt_logprobs, strict=True):
+        if entry is not None:
+            assert entry.logprobs == pytest.approx(wanted.logprobs, abs=0.1)
+
+
 @pytest.mark.parametrize("factor", [1.0, pytest.param(1 / 300, marks=pytest.mark.long)])
 def test_a_cache_with_the_scales_of_the_checkpoint(
     factor: float,
