@@ -7,7 +7,7 @@ decoding of the joined bytes. This module decodes nothing itself.
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -34,6 +34,17 @@ def byte_characters() -> dict[int, str]:
 _BYTE_OF_CHARACTER = {character: byte for byte, character in byte_characters().items()}
 
 
+_CLEANUPS = (
+    *((f" {mark}", mark) for mark in ".?!,"),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" do not", " don't"),
+    *((f" '{end}", f"'{end}") for end in ("s", "ve", "re")),
+)
+"""What the WordPiece decoder of `tokenizers` replaces in each token."""
+
+
 class TokenBytes:
     """Bytes of the tokens of one tokenizer, computed on first use and cached.
 
@@ -49,6 +60,8 @@ class TokenBytes:
         """True if the tokenizer adds a space at the start of a text, which is not shown."""
         self._drops_first_spaces = False
         """True if it removes a space anywhere in the first token."""
+        self._cleanups: Sequence[tuple[str, str]] | None = None
+        """What a WordPiece decoder replaces in a token; None: it is another decoder."""
         state = tokenizer.decoder.__getstate__() if tokenizer.decoder is not None else None
         self._read_decoder(json.loads(state) if state else {"type": "Join"})
 
@@ -57,14 +70,19 @@ class TokenBytes:
         known = self._known.get(token_id)
         if known is not None:
             return known
-        token = self._tokenizer.id_to_token(token_id) if 0 <= token_id < _NUM_POSSIBLE_IDS else None
-        if token is None:
+        token = self._token(token_id)
+        if not token:
             return b""
         self._known[token_id] = converted = self._convert(token)
         return converted
 
+    def _token(self, token_id: int) -> str:
+        return (self._tokenizer.id_to_token(token_id) if 0 <= token_id < _NUM_POSSIBLE_IDS else None) or ""
+
     def first(self, token_id: int) -> bytes:
         """Return the bytes of a token that starts a text: without the space the tokenizer put there."""
+        if self._cleanups is not None:
+            return _replaced(self._token(token_id), self._cleanups).encode()
         if self._drops_first_spaces:
             return self[token_id].replace(b" ", b"")
         return self[token_id].removeprefix(b" ") if self._drops_first_space else self[token_id]
@@ -84,13 +102,16 @@ class TokenBytes:
                 case {"type": "Join"}:
                     self._steps.append(step)
                     self._drops_first_space = True
+                case {"type": "WordPiece", "prefix": str(), "cleanup": bool(cleans)} if len(steps) == 1:
+                    self._steps.append(step)
+                    self._cleanups = _CLEANUPS if cleans else ()
                 case {"type": "ByteLevel" | "ByteFallback"} | {"type": "Replace", "pattern": {"String": _}}:
                     self._steps.append(step)
                 case _:
                     raise ConfigError(
                         f"tokenizer decoder {json.dumps(step)} is not supported",
                         phase="loading the tokenizer",
-                        hint="octavo reads byte-level and SentencePiece-style tokenizers",
+                        hint="octavo reads byte-level, SentencePiece-style and WordPiece tokenizers",
                     )
 
     def _convert(self, token: str) -> bytes:
@@ -109,7 +130,17 @@ class TokenBytes:
                     token = token.replace(step["replacement"], " ")
                 case "Join":
                     token = " " + token
+                case "WordPiece":
+                    is_continued = token.startswith(step["prefix"])
+                    token = token.removeprefix(step["prefix"]) if is_continued else " " + token
+                    token = _replaced(token, self._cleanups or ())
         return token.encode()
+
+
+def _replaced(text: str, pairs: Sequence[tuple[str, str]]) -> str:
+    for old, new in pairs:
+        text = text.replace(old, new)
+    return text
 
 
 class WholeTexts(dict[int, str | None]):
