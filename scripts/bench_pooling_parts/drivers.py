@@ -69,8 +69,12 @@ def _exported(options: dict[str, Any], tokenizer: Any) -> str:
     axes = {name: {0: "batch", 1: "length"} for name in [*names, "hidden"]}
 
     class Hidden(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
         def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-            hidden: torch.Tensor = model(**dict(zip(names, tensors, strict=True))).last_hidden_state
+            hidden: torch.Tensor = self.model(**dict(zip(names, tensors, strict=True))).last_hidden_state
             return hidden
 
     path: str = options["onnx"]
