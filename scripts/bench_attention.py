@@ -117,7 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     heads = "query heads, key heads, head dimension (SmolLM2-135M's), and how much of a key is its value, if it is one"
     parser.add_argument("--heads", default="9,3,64", help=heads)
-    parser.add_argument("--dtype", default="bfloat16", help="of the cache: bfloat16, float32, float16, int8")
+    parser.add_argument(
+        "--dtype", default="bfloat16", help="of the cache: bfloat16, float32, float16, int8, float8_e4m3fn"
+    )
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=7)

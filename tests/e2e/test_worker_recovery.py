@@ -157,12 +157,14 @@ def test_a_storm_over_dying_workers(
     asyncio.run(main())
 
 
-def test_a_worker_that_dies_during_the_first_prompt(model: Path) -> None:
-    """Nothing was delivered yet: not even the prompt's logprobs may come twice, or be lost."""
+@pytest.mark.parametrize("cache", [{}, {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}], ids=str)
+def test_a_worker_that_dies_during_the_first_prompt(model: Path, cache: dict[str, Any]) -> None:
+    """Nothing was delivered yet: not even the prompt's logprobs may come twice, or be lost. Another worker measures the
+    same scales of the cache."""
 
     async def main() -> None:
         request = Ask(tuple(range(5, 95)), SamplingParams(max_tokens=30, seed=1, prompt_logprobs=2, logprobs=2))
-        settings = {**SETTINGS, "max_num_batched_tokens": 16}
+        settings = {**SETTINGS, "max_num_batched_tokens": 16, **cache}
         async with AsyncClient.launch(str(model), **settings) as client:
             alone = await ask(client, request)
             os.kill(worker_of(client), signal.SIGSTOP)
