@@ -28,6 +28,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
+from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
@@ -209,12 +210,7 @@ class RequestPreparer:
         if self._link.failure:
             raise self._link.failure
         self.check_priority(priority)
-        if self._config.model.pooling is not None:
-            raise InvalidRequestError(
-                f"{self._config.served_model_names[0]} is a pooling model and generates no text: its tasks are "
-                f"{', '.join(self._config.model.pooling.tasks)} (docs/pooling.md)",
-                "model",
-            )
+        require_generation(self._config)
         if isinstance(prompt, dict):
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)

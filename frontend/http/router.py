@@ -11,7 +11,7 @@ from octavo.frontend.http import openapi
 from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
 from octavo.frontend.http.route import ApiRoute, answer_failures
-from octavo.frontend.http.routes import admin, dev
+from octavo.frontend.http.routes import admin, dev, pooling
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
@@ -26,6 +26,18 @@ from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeight
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
 from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 from octavo.frontend.http.schemas.models import ModelCard, ModelList
+from octavo.frontend.http.schemas.pooling import (
+    ClassificationRequest,
+    ClassificationResponse,
+    EmbeddingRequest,
+    EmbeddingResponse,
+    PoolingRequest,
+    PoolingResponse,
+    RerankRequest,
+    RerankResponse,
+    ScoreRequest,
+    ScoreResponse,
+)
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -64,6 +76,13 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
+    add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
+    add.post("/pooling", pooling.create_pooling, PoolingRequest, PoolingResponse)
+    add.post("/classify", pooling.classify, ClassificationRequest, ClassificationResponse)
+    for path in ("/score", "/v1/score"):
+        add.post(path, pooling.create_scores, ScoreRequest, ScoreResponse)
+    for path in ("/rerank", "/v1/rerank", "/v2/rerank"):
+        add.post(path, pooling.rerank, RerankRequest, RerankResponse)
     add.get("/v1/models", list_models, ModelList)
     add.get("/v1/models/{model_id:path}", retrieve_model, ModelCard, failures=(404,), parameter="model_id")
     add.post("/tokenize", tokenize, TokenizeRequest, TokenizeResponse)

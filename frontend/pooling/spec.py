@@ -22,6 +22,20 @@ def require_pooling(config: ResolvedConfig) -> PoolingFacts:
     return config.model.pooling
 
 
+def require_generation(config: ResolvedConfig) -> None:
+    """Reject a request for text if the engine pools.
+
+    Raises:
+        InvalidRequestError: naming what the model is for.
+    """
+    if config.model.pooling is not None:
+        raise InvalidRequestError(
+            f"{config.served_model_names[0]} is a pooling model and generates no text: its tasks are "
+            f"{', '.join(config.model.pooling.tasks)} (/v1/embeddings, /classify, /score, /rerank, /pooling)",
+            "model",
+        )
+
+
 def embedding_width(model: ModelFacts) -> int:
     """Return the numbers of a vector that is not cut."""
     assert model.pooling is not None

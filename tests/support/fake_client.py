@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from pooling_link import PoolingLink, pooler_on
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 
@@ -124,6 +125,8 @@ class FakeClient:
         self.profiled: list[str] = []
         """Directories of the recordings that were started; "" for one that was ended."""
         self._aborted = asyncio.Event()
+        self.pooling_link = PoolingLink(engine_facts(self.config.served_model_names))
+        self.pooler = pooler_on(self.pooling_link, self.config, self.tokenizer)
 
     def facts_by_engine(self) -> dict[int, EngineFacts]:
         return {0: self.facts}

@@ -1,105 +1,26 @@
-"""Engines that pool without a model: their vectors are made of the tokens of a prompt."""
+"""A pooler of an engine that pools without a model."""
 
-import asyncio
-from array import array
 from typing import Any
 
 from fake_client import byte_tokenizer, engine_facts, resolved_config
+from pooling_link import WIDTH, PoolingLink, pooler_on
 
 from octavo.frontend.generation.live import LiveRequests
-from octavo.frontend.pooling.pooler import Pooler
-from octavo.frontend.request_stream import RequestStream
-from octavo.frontend.text.threads import TextThreads
 from octavo.frontend.text.tokenizer import Tokenizer
-from octavo.frontend.wake_event import WakeEvent, WakeQueue
-from octavo.protocol.buffers import Buffer
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.events import Failed, Finished, FinishReason, PooledOutput
-from octavo.protocol.params import PoolingSpec
-from octavo.protocol.pooling import TOKEN_TASKS, PoolingFacts
-from octavo.protocol.requests import Submit
+from octavo.protocol.pooling import PoolingFacts
 
 EMBED = PoolingFacts(convert="embed", pooling="last", normalize=False)
-WIDTH = 4
-
-
-def vector_of(token_ids: list[int]) -> list[float]:
-    """Return the vector of a prompt."""
-    return [float(len(token_ids)), float(sum(token_ids)), float(token_ids[0]), float(token_ids[-1])]
-
-
-class PoolingLink:
-    """Answers every request in the next iteration of the event loop, or when `gate` is set."""
-
-    identity = "same"
-    failure = None
-
-    def __init__(self, **facts: Any) -> None:
-        self.facts = engine_facts(["org/fake"], **facts)
-        self.wake_queue = WakeQueue()
-        self.submits: list[Submit] = []
-        self.aborted: list[str] = []
-        self.most_in_flight = 0
-        self.gate: asyncio.Event | None = None
-        self.failures: dict[int, Failed] = {}
-        """What the request of this number gets, from 0."""
-        self._streams: dict[str, RequestStream] = {}
-
-    def submit(self, submit: Submit, arrived: WakeEvent, beside: str | None = None) -> RequestStream:
-        assert submit.request_id not in self._streams
-        stream = self._streams[submit.request_id] = RequestStream(submit.request_id, arrived)
-        self.most_in_flight = max(self.most_in_flight, len(self._streams))
-        number = len(self.submits)
-        self.submits.append(submit)
-        if self.gate is None:
-            asyncio.get_running_loop().call_soon(self._answer, submit, number)
-        return stream
-
-    def answer_all(self) -> None:
-        """Answer what waits, the last request first."""
-        for number in reversed(range(len(self.submits))):
-            if self.submits[number].request_id in self._streams:
-                self._answer(self.submits[number], number)
-
-    def abort(self, request_ids: list[str]) -> None:
-        self.aborted += [one for one in request_ids if self._streams.pop(one, None) is not None]
-
-    def _answer(self, submit: Submit, number: int) -> None:
-        if (stream := self._streams.pop(submit.request_id, None)) is None:
-            return
-        if (failed := self.failures.get(number)) is not None:
-            stream.put(Failed(submit.request_id, failed.kind, failed.message, failed.param))
-            return
-        spec, token_ids = submit.params, list(submit.prompt_token_ids)
-        assert isinstance(spec, PoolingSpec)
-        rows = [vector_of([one]) for one in token_ids] if spec.task in TOKEN_TASKS else [vector_of(token_ids)]
-        width = 1 if spec.task == "classify" else spec.dimensions or WIDTH
-        shape = (len(rows), width) if spec.task in TOKEN_TASKS else (width,)
-        data = array("f", [value for row in rows for value in row[:width]])
-        output = PooledOutput(Buffer(data.tobytes()), shape, "float32")
-        stream.put(Finished(submit.request_id, FinishReason.STOP, num_cached_tokens=1, result=output))
 
 
 class FakePooling:
     """A pooler on a fake link."""
 
     def __init__(self, facts: PoolingFacts | None = EMBED, tokenizer: Tokenizer | None = None, **settings: Any) -> None:
-        self.link = PoolingLink()
+        self.link = PoolingLink(engine_facts(["org/fake"]))
         self.live = LiveRequests()
         self.config = pooling_config(facts, **settings)
-        self.pooler = Pooler(
-            self.link,
-            tokenizer or byte_tokenizer(),
-            self.config,
-            TextThreads(),
-            self.live,
-            self._check_priority,
-        )
-
-    def _check_priority(self, priority: int) -> None:
-        if priority:
-            raise InvalidRequestError("priority has no effect", "priority")
+        self.pooler = pooler_on(self.link, self.config, tokenizer or byte_tokenizer(), self.live)
 
 
 def pooling_config(facts: PoolingFacts | None, **settings: Any) -> ResolvedConfig:

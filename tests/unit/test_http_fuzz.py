@@ -8,9 +8,17 @@ from fake_client import MODEL, FakeClient
 from http_client import http_client
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pooling_fakes import EMBED
 
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.frontend.http.schemas.pooling import (
+    EmbeddingRequest,
+    PoolingFields,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
 from octavo.frontend.http.schemas.tokenize import DetokenizeRequest, TokenizeRequest
 from octavo.frontend.http.unsupported_fields import UNSUPPORTED_FIELDS
 
@@ -37,6 +45,10 @@ GOOD = {
     "messages": [{"role": "user", "content": "hi"}],
     "prompt": "ab",
     "tokens": [97],
+    "input": ["a", "b"],
+    "query": "a",
+    "documents": ["b"],
+    "queries": "a",
 }
 
 
@@ -51,6 +63,10 @@ def bodies(schema):
     [
         ("/v1/chat/completions", ChatCompletionRequest),
         ("/v1/completions", CompletionRequest),
+        ("/v1/embeddings", EmbeddingRequest),
+        ("/pooling", PoolingRequest),
+        ("/score", ScoreRequest),
+        ("/rerank", RerankRequest),
         ("/tokenize", TokenizeRequest),
         ("/detokenize", DetokenizeRequest),
     ],
@@ -66,7 +82,8 @@ def test_no_body_breaks_the_server(path, schema) -> None:
             error = response.json()["error"]
             assert error["code"] == response.status_code and error["message"]
 
-    connecting = http_client(FakeClient("Hi"))
+    client = FakeClient("Hi", pooling=EMBED if issubclass(schema, PoolingFields) else None)
+    connecting = http_client(client)
     with asyncio.Runner() as runner:
         http = runner.run(connecting.__aenter__())
         try:

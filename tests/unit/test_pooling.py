@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 from fake_client import BOS, EOS, MAX_MODEL_LEN, byte_tokenizer
-from pooling_fakes import EMBED, FakePooling, pooling_config, vector_of
+from pooling_fakes import EMBED, FakePooling, pooling_config
+from pooling_link import vector_of
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import models, pre_tokenizers, processors
 

@@ -13,6 +13,7 @@ from octavo.frontend.http.schemas.chat import ChatCompletionRequest
 from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.whole import WholeAnswer
+from octavo.frontend.pooling.spec import require_generation
 
 
 async def create_chat_completion(state: CurrentState, http_request: ApiRequest) -> Response:
@@ -21,6 +22,7 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
     names = error_names(body)
     with errors_renamed(names):
         model, adapter = await state.choose_model(body.model)
+        require_generation(state.client.config)
         prepared = await prepare_chat(chat_request(body, adapter), state.chat_context)
         answer_id = f"chatcmpl-{http_request.choose_id(body.request_id)}"
         style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering)

@@ -19,6 +19,7 @@ from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.http.whole import WholeAnswer
+from octavo.frontend.pooling.spec import require_generation
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
 
@@ -30,6 +31,7 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     """Continue one prompt or several."""
     body = decode(http_request.take_body(), CompletionRequest)
     model, adapter = await state.choose_model(body.model)
+    require_generation(state.client.config)
     check_fields(body)
     answer_id = f"cmpl-{http_request.choose_id(body.request_id)}"
     generations = await _prepare(state, body, adapter)

@@ -1,0 +1,136 @@
+"""From the bodies of requests for pooling models to prompts, texts and parameters."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from octavo.frontend.conversation.rendering import render_prompt
+from octavo.frontend.conversation.request import ChatInput
+from octavo.frontend.generation.prompt import Prompt
+from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.schemas.pooling import InputFields, PoolingFields, ScoreRequest, Text
+from octavo.frontend.pooling.inputs import Fields
+from octavo.frontend.pooling.spec import require_pooling
+from octavo.protocol.adapters import Adapter
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.pooling_params import PoolingParams
+
+MAX_INPUTS = 8192
+"""Most texts of one request: all of their results exist at once."""
+
+
+async def choose_pooling_model(state: AppState, requested: str | None) -> tuple[str, Adapter | None]:
+    """Return the name to answer with and its LoRA adapter; see `AppState.choose_model`.
+
+    Raises:
+        ModelNotFoundError: this server does not serve `requested`.
+        InvalidRequestError: it generates text.
+    """
+    chosen = await state.choose_model(requested)
+    require_pooling(state.client.config)
+    return chosen
+
+
+def pooling_params(body: PoolingFields, **others: Any) -> PoolingParams:
+    """Return the parameters in a body, and others that are not None."""
+    return PoolingParams(
+        use_activation=body.use_activation,
+        normalize=body.normalize,
+        truncate_prompt_tokens=body.truncate_prompt_tokens,
+        truncation_side=body.truncation_side or "right",
+        **{name: value for name, value in others.items() if value is not None},
+    )
+
+
+async def prompts_of(state: AppState, body: InputFields, prefix: str = "") -> tuple[list[Prompt], Fields]:
+    """Return the prompts of a body, and what it calls them.
+
+    Args:
+        state: of the application.
+        body: with texts, token ids or messages.
+        prefix: text before each text.
+
+    Raises:
+        InvalidRequestError: there is none, or the list is empty, too long or mixed.
+    """
+    if (body.input is None) == (body.messages is None):
+        raise InvalidRequestError("give either input or messages", "input")
+    if body.messages is not None:
+        if not body.messages:
+            raise InvalidRequestError("messages must not be empty", "messages")
+        conversation = ChatInput(
+            messages=body.messages,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template=body.chat_template,
+            variables=body.chat_template_kwargs or {},
+        )
+        return [prefix + await render_prompt(conversation, state.chat_context)], Fields("messages", is_single=True)
+    found = body.input
+    if isinstance(found, str):
+        return [prefix + found], Fields("input", is_single=True)
+    assert found is not None
+    several = _several(found)
+    if prefix and not all(isinstance(one, str) for one in several):
+        raise InvalidRequestError("prompt_name needs texts, and input has token ids", "prompt_name")
+    prompts: list[Prompt] = [prefix + one for one in several if isinstance(one, str)] if prefix else list(several)
+    return prompts, Fields("input", is_single=several is not found)
+
+
+def _several(found: list[str | int | list[int]]) -> Sequence[Any]:
+    """Return the texts of a list, or the lists of token ids; one list of token ids is one text."""
+    if not found:
+        raise InvalidRequestError("input must not be an empty list", "input")
+    kind = type(found[0])
+    for index, one in enumerate(found):
+        if type(one) is not kind:
+            names = {str: "text", int: "a token id", list: "a list of token ids"}
+            raise InvalidRequestError(
+                f"input[{index}] is {names[type(one)]}, and input[0] is {names[kind]}: send one kind", f"input[{index}]"
+            )
+    if kind is int:
+        return [found]
+    _check_number(len(found), "input")
+    return found
+
+
+def texts_of(value: Text | Sequence[Text], field: str) -> list[str]:
+    """Return the texts of a field of scores.
+
+    Raises:
+        InvalidRequestError: the list is empty or too long, or an object in it has no text.
+    """
+    several = [value] if isinstance(value, str | dict) else value
+    if not several:
+        raise InvalidRequestError(f"{field} must not be an empty list", field)
+    _check_number(len(several), field)
+    return [one if isinstance(one, str) else _text_in(one, f"{field}[{index}]") for index, one in enumerate(several)]
+
+
+def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
+    """Return the names of both sides, and their texts.
+
+    Raises:
+        InvalidRequestError: they are not named in one of the ways.
+    """
+    ways = (("text_1", "text_2"), ("queries", "documents"), ("queries", "items"), ("data_1", "data_2"))
+    given = [names for names in ways if all(getattr(body, name) is not None for name in names)]
+    if len(given) != 1:
+        raise InvalidRequestError(
+            f"give the texts to compare as {', or '.join(' and '.join(names) for names in ways)}", "text_1"
+        )
+    first, second = given[0]
+    return given[0], texts_of(getattr(body, first), first), texts_of(getattr(body, second), second)
+
+
+def _text_in(value: dict[str, Any], place: str) -> str:
+    text = value.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f'{place} must be a text, or an object with it: {{"text": "..."}}', place)
+    return text
+
+
+def _check_number(count: int, field: str) -> None:
+    if count > MAX_INPUTS:
+        raise InvalidRequestError(
+            f"at most {MAX_INPUTS} texts in one request, got {count}: {field}[{MAX_INPUTS}]", field
+        )

@@ -1,0 +1,108 @@
+"""From results of pooling models to the bodies of responses. Does no IO."""
+
+import binascii
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.http.schemas.pooling import (
+    ClassificationData,
+    ClassificationResponse,
+    EmbeddingData,
+    EmbeddingResponse,
+    EncodingFields,
+    PoolingData,
+    PoolingResponse,
+    PoolingUsage,
+    RerankDocument,
+    RerankResponse,
+    RerankResult,
+    ScoreData,
+    ScoreResponse,
+)
+from octavo.frontend.pooling.outputs import ScoringRequestOutput
+from octavo.frontend.pooling.result import PooledResult
+
+_encode = msgspec.json.Encoder().encode
+
+
+def usage_of(results: Sequence[PooledResult]) -> PoolingUsage:
+    """Return the tokens of all prompts."""
+    count = sum([len(one.token_ids) for one in results])
+    return PoolingUsage(count, count)
+
+
+def render_embeddings(
+    body: EncodingFields, results: Sequence[PooledResult], answer_id: str, created: int, model: str
+) -> bytes:
+    """Return the response of `/v1/embeddings`."""
+    data = [EmbeddingData(index=index, embedding=_numbers(body, one)) for index, one in enumerate(results)]
+    return _encode(EmbeddingResponse(id=answer_id, created=created, model=model, data=data, usage=usage_of(results)))
+
+
+def render_pooling(
+    body: EncodingFields, results: Sequence[PooledResult], answer_id: str, created: int, model: str
+) -> bytes:
+    """Return the response of `/pooling`."""
+    data = [PoolingData(index=index, data=_numbers(body, one)) for index, one in enumerate(results)]
+    return _encode(PoolingResponse(id=answer_id, created=created, model=model, data=data, usage=usage_of(results)))
+
+
+def render_classes(
+    labels: Sequence[str], results: Sequence[PooledResult], answer_id: str, created: int, model: str
+) -> bytes:
+    """Return the response of `/classify`; `labels`: of the classes, if the model names them."""
+    data = []
+    for index, one in enumerate(results):
+        probs: list[float] = one.array().tolist()
+        best = probs.index(max(probs)) if len(probs) == len(labels) else None
+        label = None if best is None else labels[best]
+        data.append(ClassificationData(index=index, label=label, probs=probs, num_classes=len(probs)))
+    return _encode(
+        ClassificationResponse(id=answer_id, created=created, model=model, data=data, usage=usage_of(results))
+    )
+
+
+def render_scores(outputs: Sequence[ScoringRequestOutput], answer_id: str, created: int, model: str) -> bytes:
+    """Return the response of `/score`."""
+    data = [ScoreData(index=index, score=one.outputs.score) for index, one in enumerate(outputs)]
+    return _encode(ScoreResponse(id=answer_id, created=created, model=model, data=data, usage=_pairs_usage(outputs)))
+
+
+def render_ranking(
+    outputs: Sequence[ScoringRequestOutput], documents: Sequence[str] | None, top_n: int, answer_id: str, model: str
+) -> bytes:
+    """Return the response of `/rerank`.
+
+    Args:
+        outputs: a score for each document.
+        documents: to be shown; None: they are not.
+        top_n: how many documents to return; 0: all.
+        answer_id: of the response.
+        model: its name.
+    """
+    order = sorted(range(len(outputs)), key=lambda index: (-outputs[index].outputs.score, index))
+    results = [RerankResult(index=index, relevance_score=outputs[index].outputs.score) for index in order]
+    for result in results if documents is not None else ():
+        result.document = RerankDocument((documents or ())[result.index])
+    results = results[:top_n] if top_n else results
+    return _encode(RerankResponse(id=answer_id, model=model, usage=_pairs_usage(outputs), results=results))
+
+
+def _pairs_usage(outputs: Sequence[ScoringRequestOutput]) -> PoolingUsage:
+    count = sum([len(one.prompt_token_ids) for one in outputs])
+    return PoolingUsage(count, count)
+
+
+def _numbers(body: EncodingFields, result: PooledResult) -> Any:
+    """Return numbers in the form that the caller asked for; nested lists for the tasks of tokens."""
+    array = result.array()
+    if body.encoding_format != "base64":
+        return array.tolist()
+    # perf: usually the engine's own bytes, without a copy.
+    order = {"native": "=", "little": "<", "big": ">"}[body.endianness]
+    order = {"little": "<", "big": ">"}[sys.byteorder] if order == "=" else order
+    array = array.astype(order + ("f4" if body.embed_dtype == "float32" else "f2"), copy=False)
+    return binascii.b2a_base64(array.tobytes(), newline=False).decode("ascii")
