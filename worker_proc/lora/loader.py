@@ -45,7 +45,7 @@ def open_adapters(model: Model, config: ResolvedConfig) -> "AdapterLoader":
             is_loaded = float(group.all_reduce(failures_11, None, torch.float32)) == 0.0
         return is_loaded if stages is None else stages.succeeded(is_loaded)
 
-    slots = AdapterSlots(model, config.lora)
+    slots = AdapterSlots(model, config.lora, is_tp_invariant=config.enable_tp_invariant_inference)
     return AdapterLoader(slots, config.lora.max_cpu_loras, agree)
 
 

@@ -30,12 +30,13 @@ class AdapterSlots:
     Args:
         model: packed; its steps are not recorded yet.
         config: of adapters.
+        is_tp_invariant: whether the number of ranks must not change a bit.
 
     Raises:
         ConfigError: the model cannot have adapters.
     """
 
-    def __init__(self, model: Model, config: ResolvedLoRA) -> None:
+    def __init__(self, model: Model, config: ResolvedLoRA, *, is_tp_invariant: bool = False) -> None:
         if not model.parameters.adaptable:
             raise ConfigError(
                 "--enable-lora: a model that runs through transformers takes no adapters",
@@ -43,6 +44,7 @@ class AdapterSlots:
             )
         self._parameters = model.parameters
         self._max_rank = config.max_rank
+        self._is_tp_invariant = is_tp_invariant
         self._dtype = _DTYPES[config.dtype]
         self.rows = model.adapter_rows = AdapterRows(config.max_loras)
         self._layers: dict[LayerAdapters, LoraSlots] = {}
@@ -194,6 +196,13 @@ class AdapterSlots:
                 f"has {inputs} and {outputs}",
                 phase=PHASE,
                 hint="serve it with the model that it was trained on",
+            )
+        if self._is_tp_invariant and layer.is_mixture and shard is not None and shard.dim == 1:
+            raise ConfigError(
+                f"{where}: the adapter changes {module!r}, whose inputs workers divide: under "
+                "--enable-tp-invariant-inference the sums would depend on their number",
+                phase=PHASE,
+                hint="use --enable-expert-parallel, which gives each worker whole experts, or one worker",
             )
         if shard is not None and (shard.dim == 1 or layer.is_table):
             a_RI = torch.cat([a_RI[:, part.start : part.stop] for part in shard.ranges], dim=1)
