@@ -5,6 +5,7 @@
 // ranks of A lie side by side in vectors of 16, and so do the outputs of B; bfloat16 comes in pairs (dot.h).
 #pragma once
 
+#include "lora/matrix.h"
 #include "native/dot.h"
 #include "native/rows.h"
 
@@ -80,6 +81,7 @@ namespace {
 // Rows of one slot that are multiplied together at most: their sums and x stay in the first-level cache.
 constexpr int64_t kLoraRows = 32;
 constexpr int64_t kRowTile = 4;
+constexpr int64_t kMaxTileRows = 16;  // in matrix registers (matrix.h)
 constexpr int64_t kMaxRank = 256;
 // Running sums of a row: they hide the latency of the products of a single row.
 constexpr int64_t kSums = 4;
@@ -108,6 +110,14 @@ inline LoraChunk chunk_at(const Step& step, const LoraGroups& groups, int64_t in
     }
 }
 
+#if defined(OCTAVO_AMX)
+using LoraRegisters = MatrixRegisters;
+#else
+struct LoraRegisters {
+    LoraRegisters() {}
+};
+#endif
+
 // Calls `body` with a type that stands for the elements of the slots.
 template <typename Body>
 inline void with_slot_type(Type type, Body body) {
@@ -124,6 +134,7 @@ struct Words {
         return fma(load(reinterpret_cast<const Element*>(vector)), set1(value), sums);
     }
     static constexpr int64_t kBytes = kLanes * sizeof(Element);
+    static constexpr bool kInMatrix = false;
 };
 template <>
 struct Words<bf16> {
@@ -132,6 +143,11 @@ struct Words<bf16> {
         return dot(sums, load_pairs(vector), set1_pair(load_word(word)));
     }
     static constexpr int64_t kBytes = kVectorBytes;
+#if defined(OCTAVO_AMX)
+    static constexpr bool kInMatrix = true;
+#else
+    static constexpr bool kInMatrix = false;
+#endif
 };
 
 // Sums of `count` words of N rows with one block of ranks.
@@ -163,6 +179,18 @@ inline void shrink_tile(const char* a, const char* const* x, int64_t count, bool
     for (int n = 0; n < N; ++n) store(out[n], (sums[n][0] + sums[n][1]) + (sums[n][2] + sums[n][3]));
 }
 
+// out = y + two vectors of sums, or one; y null: zeros.
+template <typename Out>
+inline void finish_row(F32x16 first, F32x16 second, const float* y, Out* out, int64_t num_columns) {
+    const int64_t rest = num_columns - kLanes;
+    if (y != nullptr) {
+        first = load_first(y, num_columns) + first;
+        if (rest > 0) second = load_first(y + kLanes, rest) + second;
+    }
+    store_first(out, first, num_columns);
+    if (rest > 0) store_first(out + kLanes, second, rest);
+}
+
 // out = y + the product of `num_words` words of each row with two blocks of B, or one.
 template <typename Element, typename Out, int N>
 inline void expand_tile(const char* b, int64_t block_bytes, const char* const* h, int64_t num_words,
@@ -180,27 +208,23 @@ inline void expand_tile(const char* b, int64_t block_bytes, const char* const* h
             sums[n][1] = Word::add(sums[n][1], second + k * Word::kBytes, h[n] + k * 4);
         }
     }
-    const int64_t rest = num_columns - kLanes;
-    for (int n = 0; n < N; ++n) {
-        if (y[n] != nullptr) {
-            sums[n][0] = load_first(y[n], num_columns) + sums[n][0];
-            if (has_second) sums[n][1] = load_first(y[n] + kLanes, rest) + sums[n][1];
-        }
-        store_first(out[n], sums[n][0], num_columns);
-        if (has_second) store_first(out[n] + kLanes, sums[n][1], rest);
-    }
+    for (int n = 0; n < N; ++n) finish_row(sums[n][0], sums[n][1], y[n], out[n], num_columns);
 }
 
-// Calls `tile(first, N)` for the rows of a chunk, N as a constant.
-template <typename Tile>
+// Calls `tile(first, N)` for the rows of a chunk, N as a constant; a number for matrix registers.
+template <typename Element, typename Tile>
 inline void for_each_tile(int64_t count, Tile tile) {
     int64_t first = 0;
-    for (; first + kRowTile <= count; first += kRowTile) tile(first, std::integral_constant<int, kRowTile>());
-    switch (count - first) {
-        case 3: return tile(first, std::integral_constant<int, 3>());
-        case 2: return tile(first, std::integral_constant<int, 2>());
-        case 1: return tile(first, std::integral_constant<int, 1>());
-        default: return;
+    if constexpr (Words<Element>::kInMatrix) {
+        for (; first < count; first += kMaxTileRows) tile(first, std::min(kMaxTileRows, count - first));
+    } else {
+        for (; first + kRowTile <= count; first += kRowTile) tile(first, std::integral_constant<int, kRowTile>());
+        switch (count - first) {
+            case 3: return tile(first, std::integral_constant<int, 3>());
+            case 2: return tile(first, std::integral_constant<int, 2>());
+            case 1: return tile(first, std::integral_constant<int, 1>());
+            default: return;
+        }
     }
 }
 
@@ -212,6 +236,7 @@ inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thre
     const int64_t all_chunks = num_chunks(step, args.groups), num_blocks = slots.max_rank / kLanes;
     const int64_t num_items = slots.num_parts * num_blocks * slots.num_segments * all_chunks;
     const int64_t per_word = slots.per_word(), num_words = (slots.num_inputs + per_word - 1) / per_word;
+    const LoraRegisters registers;
     with_slot_type(slots.type, [&](auto element) {
         using Element = decltype(element);
         for (int64_t item = thread.take(); item < num_items; item = thread.take()) {
@@ -225,15 +250,18 @@ inline void run(const LoraShrinkArgs& args, const Step& step, const Thread& thre
             const bool has_half_word = end == num_words && slots.num_inputs % per_word != 0;
             const char* a = slots.a + chunk.slot * slots.a_slot_bytes +
                             ((part * num_blocks + block) * num_words + begin) * Words<Element>::kBytes;
-            for_each_tile(chunk.count, [&](int64_t first, auto size) {
-                const char* x[kRowTile];
-                float* out[kRowTile];
+            for_each_tile<Element>(chunk.count, [&](int64_t first, auto size) {
+                const char* x[kMaxTileRows];
+                float* out[kMaxTileRows];
                 for (int n = 0; n < size; ++n) {
                     const int64_t row = chunk.rows[first + n];
                     x[n] = args.x.row<const char>(args.groups.sources ? args.groups.sources[row] : row) + begin * 4;
                     out[n] = args.sums.row<float>(row) + slots.sums_at(part, segment, block * kLanes);
                 }
-                shrink_tile<Element, size>(a, x, end - begin, has_half_word, out);
+                if constexpr (Words<Element>::kInMatrix)
+                    shrink_in_matrix(a, x, size, end - begin, has_half_word, out);
+                else
+                    shrink_tile<Element, size>(a, x, end - begin, has_half_word, out);
             });
         }
     });
@@ -278,6 +306,7 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
         }
         if (step.adapter_starts == nullptr) return;
         const int64_t all_chunks = num_chunks(step, args.groups);
+        const LoraRegisters registers;
         // A tile may begin in any part: those of each part are counted from its own first block.
         int64_t num_tiles = 0;
         for (int64_t part = 0; part < slots.num_parts; ++part)
@@ -315,17 +344,26 @@ inline void run(const LoraExpandArgs& args, const Step& step, const Thread& thre
                     const char* b = slots.b + chunk.slot * slots.b_slot_bytes + block * block_bytes;
                     const int64_t column = slots.columns[part] + (block - slots.blocks[part]) * kLanes;
                     const int64_t num_columns = std::min<int64_t>(2 * kLanes, part_end - column);
-                    for_each_tile(chunk.count, [&](int64_t first, auto size) {
-                        const char* rows[kRowTile];
-                        const float* y[kRowTile];
-                        Out* out[kRowTile];
+                    for_each_tile<Element>(chunk.count, [&](int64_t first, auto size) {
+                        const char* rows[kMaxTileRows];
+                        const float* y[kMaxTileRows];
+                        Out* out[kMaxTileRows];
                         for (int n = 0; n < size; ++n) {
                             const int64_t row = chunk.rows[first + n];
                             rows[n] = reinterpret_cast<const char*>(h[first + n]);
                             y[n] = args.y.data == nullptr ? nullptr : args.y.row<const float>(row) + column;
                             out[n] = args.out.row<Out>(row) + column;
                         }
-                        expand_tile<Element, Out, size>(b, block_bytes, rows, num_words, y, out, num_columns);
+                        if constexpr (Words<Element>::kInMatrix) {
+                            alignas(64) float sums[2][kMaxTileRows][kLanes];
+                            const int64_t second_bytes = num_columns > kLanes ? block_bytes : 0;
+                            expand_in_matrix(b, second_bytes, rows[0], sizeof h[0], size, (rank + kLanes - 1) / kLanes,
+                                             sums);
+                            for (int64_t n = 0; n < size; ++n)
+                                finish_row(load(sums[0][n]), load(sums[1][n]), y[n], out[n], num_columns);
+                        } else {
+                            expand_tile<Element, Out, size>(b, block_bytes, rows, num_words, y, out, num_columns);
+                        }
                     });
                 }
             }

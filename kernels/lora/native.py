@@ -153,9 +153,7 @@ class NativeLora:
                 packed = a_RI.view(-1, LANES, self._num_words, self._per_word).transpose(1, 2)
                 self._a[slot, index, : len(packed)] = packed
             width = self.shape.parts[index]
-            b_OR = torch.nn.functional.pad(
-                part.b_OR.to(self.shape.dtype), (0, -rank % self._per_word, 0, -width % LANES)
-            )
+            b_OR = torch.nn.functional.pad(part.b_OR.to(self.shape.dtype), (0, -rank % LANES, 0, -width % LANES))
             packed = b_OR.reshape(-(-width // LANES), LANES, -1, self._per_word).transpose(1, 2)
             first = int(self._blocks[index])
             self._b[slot, first : first + len(packed), : packed.shape[1]] = packed
