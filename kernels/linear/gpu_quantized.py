@@ -10,7 +10,7 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.linear.gpu_quantized_kernels import quantized_linear_kernel
+from octavo.kernels.linear.gpu_quantized_kernels import Form, quantized_linear_kernel
 from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, Kind, assembly, pack
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 from octavo.kernels.linear.gpu_tiles import Gpu
@@ -37,8 +37,14 @@ _ROWS = (16, 32, 64, 128)
 """Of a tile."""
 _FLOAT8_CAPABILITY = (8, 9)
 _MAJOR_WITHOUT_KERNELS = 10
-_TYPES = {torch.bfloat16: triton.language.bfloat16, torch.float16: triton.language.float16}
-_TYPES[torch.float32] = triton.language.float32
+_TYPES = {
+    torch.bfloat16: triton.language.bfloat16,
+    torch.float16: triton.language.float16,
+    torch.float32: triton.language.float32,
+    torch.int16: triton.language.int16,
+    torch.int8: triton.language.int8,
+    torch.float8_e4m3fn: triton.language.float8e4nv,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +149,7 @@ class QuantizedProduct:
 
     def _launch(self, x_TI: Tensor, row_scale_TG: Tensor, out_TO: Tensor) -> None:
         weight, launch = self.weight, self.launch(x_TI.shape[0])
-        num_programs, sums, is_interpreting = launch.num_tiles, weight.scales, triton.knobs.runtime.interpret
+        num_programs, sums = launch.num_tiles, weight.scales
         if launch.is_spread:
             num_programs *= launch.num_splits
             num_sums = num_programs * TILE_OUTPUTS * launch.rows
@@ -165,23 +171,31 @@ class QuantizedProduct:
             weight.num_blocks,
             -(-weight.num_blocks // launch.num_splits),
             row_scale_TG.shape[1],
-            scale_dtype=_TYPES[weight.scale_dtype],
-            KIND=weight.kind,
-            ASSEMBLY=None if is_interpreting else assembly(weight.kind, weight.dtype),
-            GROUP=weight.group_size,
-            OTHER=weight.other,
-            ZERO=weight.zero,
+            FORM=form_of(weight),
             NUM_SPLITS=launch.num_splits,
             IS_SPREAD=launch.is_spread,
             HAS_BIAS=self.bias_O is not None,
-            IS_EVEN=weight.num_inputs % (weight.chunk * weight.num_chunks) == 0,
             ROWS=launch.rows,
-            CHUNK=weight.chunk,
-            NUM_CHUNKS=weight.num_chunks,
             NUM_STAGES=launch.num_stages,
             num_warps=launch.num_warps,
             enable_fp_fusion=False,
         )
+
+
+def form_of(weight: GpuQuantizedWeight) -> Form:
+    """Return what kernels are compiled for."""
+    return Form(
+        kind=weight.kind,
+        word_dtype=_TYPES[weight.words.dtype],
+        scale_dtype=_TYPES[weight.scale_dtype],
+        group=weight.group_size,
+        other=weight.other,
+        zero=weight.zero,
+        chunk=weight.chunk,
+        num_chunks=weight.num_chunks,
+        is_even=weight.num_inputs % (weight.chunk * weight.num_chunks) == 0,
+        assembly=None if triton.knobs.runtime.interpret else assembly(weight.kind, weight.dtype),
+    )
 
 
 def has_float8(device: torch.device) -> bool:

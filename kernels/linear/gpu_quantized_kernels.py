@@ -8,17 +8,37 @@ and the GPU. Products and sums are fused nowhere but in `tl.fma`, so every varia
 Weights, scales and the kinds of codes are described in `gpu_quantized_layout`.
 """
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 
 from octavo.kernels.linear.gpu_kernels import place_of_tile
-from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, Kind, Other
 
 _OUTPUTS = tl.constexpr(TILE_OUTPUTS)
 _FLOAT_BYTE = tl.constexpr(0x4B000000)
 """2^23 in float32: a byte in its lowest bits adds itself."""
 _E4M3_UNIT = tl.constexpr(2.0**120)
 """Of a float8_e4m3fn whose exponent and mantissa are the upper ones of a float32."""
+
+
+class Form(NamedTuple):
+    """What kernels are compiled for: the form of a weight, see `GpuQuantizedWeight`."""
+
+    kind: Kind
+    word_dtype: tl.dtype
+    scale_dtype: tl.dtype
+    group: int
+    """Inputs that share a scale; 0: each output has one."""
+    other: Other
+    zero: int
+    chunk: int
+    num_chunks: int
+    is_even: bool
+    """The inputs are whole blocks."""
+    assembly: tuple[str, ...] | None
+    """See `octavo.kernels.linear.gpu_quantized_layout.assembly`; None in Triton's interpreter."""
 
 
 @triton.jit
@@ -36,20 +56,14 @@ def _codes(words, CHUNK_INDEX: tl.constexpr, BITS: tl.constexpr):
 
 
 @triton.jit
-def _numbers_of_4_bits(
-    words,
-    scale_word,
-    group,
-    dtype: tl.constexpr,
-    KIND: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    CHUNK_INDEX: tl.constexpr,
-    HAS_GROUPS: tl.constexpr,
-    OTHER: tl.constexpr,
-    ZERO: tl.constexpr,
-):
+def _numbers_of_4_bits(words, scale_word, group, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
     """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
     read in the time of 3 instructions."""
+    KIND: tl.constexpr = FORM.kind
+    ASSEMBLY: tl.constexpr = FORM.assembly
+    OTHER: tl.constexpr = FORM.other
+    ZERO: tl.constexpr = FORM.zero
+    HAS_GROUPS: tl.constexpr = FORM.group > 0
     IS_BF16: tl.constexpr = dtype == tl.bfloat16
     if ASSEMBLY is None:
         codes = _codes(words, CHUNK_INDEX, 4)
@@ -78,20 +92,14 @@ def _numbers_of_4_bits(
 
 
 @triton.jit
-def _numbers_of_8_bits(
-    words,
-    scale_word,
-    group,
-    dtype: tl.constexpr,
-    scale_dtype: tl.constexpr,
-    KIND: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    CHUNK_INDEX: tl.constexpr,
-    HAS_GROUPS: tl.constexpr,
-    OTHER: tl.constexpr,
-    ZERO: tl.constexpr,
-):
+def _numbers_of_8_bits(words, scale_word, group, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
     """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
+    KIND: tl.constexpr = FORM.kind
+    ASSEMBLY: tl.constexpr = FORM.assembly
+    OTHER: tl.constexpr = FORM.other
+    ZERO: tl.constexpr = FORM.zero
+    scale_dtype: tl.constexpr = FORM.scale_dtype
+    HAS_GROUPS: tl.constexpr = FORM.group > 0
     if HAS_GROUPS:
         if scale_dtype == tl.float32:
             scale = scale_word.to(tl.float32, bitcast=True)
@@ -120,8 +128,8 @@ def _numbers_of_8_bits(
     return numbers.to(dtype)
 
 
-@triton.jit  # long: one loop, mostly parameters
-def _sum_split(
+@triton.jit
+def sum_split(
     x_ptr,
     row_scale_ptr,
     words_ptr,
@@ -135,24 +143,23 @@ def _sum_split(
     num_inputs,
     num_blocks,
     num_row_groups,
-    scale_dtype: tl.constexpr,
-    KIND: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    GROUP: tl.constexpr,
-    OTHER: tl.constexpr,
-    ZERO: tl.constexpr,
-    IS_EVEN: tl.constexpr,
+    FORM: tl.constexpr,
     ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Return the sums over the blocks of a split, outputs by rows; int32 of whole numbers."""
+    KIND: tl.constexpr = FORM.kind
+    GROUP: tl.constexpr = FORM.group
+    CHUNK: tl.constexpr = FORM.chunk
+    NUM_CHUNKS: tl.constexpr = FORM.num_chunks
+    IS_EVEN: tl.constexpr = FORM.is_even
+    HAS_FLOATS: tl.constexpr = FORM.scale_dtype == tl.float32
+    HAS_OTHER: tl.constexpr = FORM.other != "none"
     BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
     IS_NARROW: tl.constexpr = KIND == "u4" or KIND == "e2m1"
     ROWS_ARE_QUANTIZED: tl.constexpr = KIND == "s8" or KIND == "f8"
     # Inputs of a word of scales: it has one float32, or one of 16 bits and its minimum or zero, or those of two groups.
-    SPAN: tl.constexpr = GROUP if scale_dtype == tl.float32 or OTHER != "none" else 2 * GROUP
+    SPAN: tl.constexpr = GROUP if HAS_FLOATS or HAS_OTHER else 2 * GROUP
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
     columns = tl.arange(0, CHUNK)
@@ -180,14 +187,10 @@ def _sum_split(
             else:
                 group = 0
             if IS_NARROW:
-                numbers = _numbers_of_4_bits(
-                    words, scale_word, group, dtype, KIND, ASSEMBLY, chunk, GROUP > 0, OTHER, ZERO
-                )
+                numbers = _numbers_of_4_bits(words, scale_word, group, dtype, chunk, FORM)
                 sums = tl.dot(numbers, x.T, sums)
             elif not ROWS_ARE_QUANTIZED:
-                numbers = _numbers_of_8_bits(
-                    words, scale_word, group, dtype, scale_dtype, KIND, ASSEMBLY, chunk, GROUP > 0, OTHER, ZERO
-                )
+                numbers = _numbers_of_8_bits(words, scale_word, group, dtype, chunk, FORM)
                 sums = tl.dot(numbers, x.T, sums)
             elif KIND == "s8":
                 sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
@@ -203,34 +206,32 @@ def _sum_split(
 
 
 @triton.jit
-def _store_tile(
+def scaled_sums(
     sums,
     row_scale_ptr,
     scale_ptr,
     bias_ptr,
-    out_ptr,
-    first_row,
     tile_outputs,
-    num_rows,
+    rows,
     num_outputs,
-    HAS_OUTPUT_SCALE: tl.constexpr,
-    HAS_ROW_SCALE: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
+    FORM: tl.constexpr,
 ):
-    """Apply the scales of outputs and rows to the sums, outputs by rows, add the bias and store the results."""
-    rows = first_row + tl.arange(0, ROWS)
+    """Return the results of a tile, float32, outputs by rows: sums with the scales of outputs and rows, and the bias.
+
+    `rows`: those of `row_scale`.
+    """
+    GROUP: tl.constexpr = FORM.group
+    KIND: tl.constexpr = FORM.kind
     outputs = tile_outputs + tl.arange(0, _OUTPUTS)
     results = sums.to(tl.float32)
-    if HAS_OUTPUT_SCALE:
+    if GROUP == 0:
         results = results * tl.load(scale_ptr + outputs).to(tl.float32, bitcast=True)[:, None]
-    if HAS_ROW_SCALE:
-        results = results * tl.load(row_scale_ptr + tl.minimum(rows, num_rows - 1))[None, :]
+        if KIND == "s8" or KIND == "f8":
+            results = results * tl.load(row_scale_ptr + rows)[None, :]
     if HAS_BIAS:
         results = results + tl.load(bias_ptr + outputs, mask=outputs < num_outputs, other=0.0).to(tl.float32)[:, None]
-    places = rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
-    is_result = (rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
-    tl.store(out_ptr + places, results.to(out_ptr.dtype.element_ty).T, mask=is_result)
+    return results
 
 
 @triton.jit(do_not_specialize=["num_rows"])  # long: one kernel, mostly parameters
@@ -250,27 +251,19 @@ def quantized_linear_kernel(
     num_blocks,
     split_blocks,
     num_row_groups,
-    scale_dtype: tl.constexpr,
-    KIND: tl.constexpr,
-    ASSEMBLY: tl.constexpr,
-    GROUP: tl.constexpr,
-    OTHER: tl.constexpr,
-    ZERO: tl.constexpr,
+    FORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     IS_SPREAD: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    IS_EVEN: tl.constexpr,
     ROWS: tl.constexpr,
-    CHUNK: tl.constexpr,
-    NUM_CHUNKS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
 ):
     """Each program computes a tile, or if IS_SPREAD one split of a tile, which the last of its programs adds up.
 
     `sums`: num_tiles x NUM_SPLITS x outputs x ROWS, of float32 or int32. `num_done`: one int32 per tile, zero before
-    and afterwards. GROUP: inputs that share a scale; 0: each output has one.
+    and afterwards.
     """
-    HAS_ROW_SCALE: tl.constexpr = (KIND == "s8" or KIND == "f8") and GROUP == 0
+    KIND: tl.constexpr = FORM.kind
     tile = tl.program_id(0) // NUM_SPLITS if IS_SPREAD else tl.program_id(0)
     first_row, tile_outputs = place_of_tile(tile, num_rows, num_outputs, ROWS, _OUTPUTS)
     rows = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
@@ -278,7 +271,7 @@ def quantized_linear_kernel(
     first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
     for step in range(1 if IS_SPREAD else NUM_SPLITS):
         split = first_split + step
-        sums = _sum_split(
+        sums = sum_split(
             x_ptr,
             row_scale_ptr,
             words_ptr,
@@ -292,16 +285,8 @@ def quantized_linear_kernel(
             num_inputs,
             num_blocks,
             num_row_groups,
-            scale_dtype,
-            KIND,
-            ASSEMBLY,
-            GROUP,
-            OTHER,
-            ZERO,
-            IS_EVEN,
+            FORM,
             ROWS,
-            CHUNK,
-            NUM_CHUNKS,
             NUM_STAGES,
         )
         total = tl.where(step == 0, sums, total + sums)
@@ -321,18 +306,11 @@ def quantized_linear_kernel(
                 total += tl.load(tile_ptr + other * (_OUTPUTS * ROWS) + places, cache_modifier=".cg")
             tl.store(num_done_ptr + tile, 0)
     if is_last:
-        _store_tile(
-            total,
-            row_scale_ptr,
-            scale_ptr,
-            bias_ptr,
-            out_ptr,
-            first_row,
-            tile_outputs,
-            num_rows,
-            num_outputs,
-            HAS_OUTPUT_SCALE=GROUP == 0,
-            HAS_ROW_SCALE=HAS_ROW_SCALE,
-            HAS_BIAS=HAS_BIAS,
-            ROWS=ROWS,
+        results = scaled_sums(
+            total, row_scale_ptr, scale_ptr, bias_ptr, tile_outputs, rows, num_outputs, HAS_BIAS, FORM
         )
+        out_rows = first_row + tl.arange(0, ROWS)
+        outputs = tile_outputs + tl.arange(0, _OUTPUTS)
+        out_places = out_rows[:, None].to(tl.int64) * num_outputs + outputs[None, :]
+        is_result = (out_rows < num_rows)[:, None] & (outputs < num_outputs)[None, :]
+        tl.store(out_ptr + out_places, results.to(out_ptr.dtype.element_ty).T, mask=is_result)
