@@ -8,11 +8,16 @@ import torch
 import triton
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
+from octavo.kernels.experts import gpu_quantized
 from octavo.kernels.experts.adapters import ExpertAdapters
 from octavo.kernels.experts.gpu_kernels import combine_kernel, down_kernel, gate_up_kernel, sort_kernel
+from octavo.kernels.experts.gpu_quantized import Deltas, QuantizedWeights, Tiles
 from octavo.kernels.experts.weights import PackedExperts
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import ALIGNMENT, LibraryLinear
+from octavo.kernels.linear.gpu_quantized import ROWS as QUANTIZED_ROWS
+from octavo.kernels.linear.gpu_quantized import QuantizedProduct
 from octavo.kernels.linear.gpu_tiles import INPUTS_BLOCK
 from octavo.kernels.lora.gpu import GpuLora, PairSlots
 from octavo.kernels.routing import Routing
@@ -27,7 +32,7 @@ _NUM_STAGES = {2: 4, 4: 2}
 
 
 class Tables(NamedTuple):
-    """The addresses of the weights of each expert; int64."""
+    """The addresses of the weights of each expert, in 16 or 32 bits; int64. Zeros for those that are quantized."""
 
     gates: Tensor
     """Those of the ups if there are no gates; they are not read."""
@@ -51,7 +56,17 @@ class Lists(NamedTuple):
     """By position."""
 
 
-_TABLES: "WeakKeyDictionary[PackedExperts, Tables]" = WeakKeyDictionary()
+class Weights(NamedTuple):
+    """The weights of a layer's experts as the kernels read them."""
+
+    tables: Tables
+    gates: QuantizedWeights | None
+    """None: they are not quantized, or there are none."""
+    ups: QuantizedWeights | None
+    downs: QuantizedWeights | None
+
+
+_WEIGHTS: "WeakKeyDictionary[PackedExperts, Weights]" = WeakKeyDictionary()
 
 
 def experts(
@@ -92,49 +107,82 @@ def _multiply(
 ) -> None:
     """Compute the outputs of all slots whose experts are here."""
     changes = None if adapters is None else _Changes(adapters, x_TD, expert_TK, packed.own)
-    tables, inner = _tables(packed), packed.intermediate
-    num_slots, num_own, top_k = expert_TK.numel(), len(packed.own), expert_TK.shape[1]
-    rows = _FEW_ROWS if num_slots <= _FEW_ROWS * num_own or x_TD.element_size() == 4 else _MANY_ROWS
-    lists, max_tiles = _sorted(expert_TK, packed, rows)
+    weights, num_slots = _weights(packed), expert_TK.numel()
+    rows = _tile_rows(weights, num_slots, len(packed.own), x_TD.element_size())
+    tiles = Tiles(*_sorted(expert_TK, packed, rows), rows)
+    activated_PI = x_TD.new_empty(num_slots, packed.intermediate)
+    top_k, is_clamped = expert_TK.shape[1], packed.activation == "clamped_swiglu"
+    deltas = (None, None) if changes is None else (changes.delta_SI, changes.pairs.slots_S)
+    if weights.ups is None:
+        _multiply_gates_and_ups(x_TD, packed, weights.tables, tiles, deltas, top_k, activated_PI, is_clamped=is_clamped)
+    else:
+        gpu_quantized.multiply_gates_and_ups(
+            x_TD, weights.gates, weights.ups, tiles, deltas, top_k, activated_PI, is_clamped=is_clamped
+        )
+    by_slot = changes is not None
+    if weights.downs is None:
+        _multiply_downs(activated_PI, packed, weights.tables, tiles, output_SD, by_slot=by_slot)
+    else:
+        gpu_quantized.multiply_downs(activated_PI, weights.downs, tiles, output_SD, by_slot=by_slot)
+    if changes is not None:
+        changes.downs.add_pairs(activated_PI, output_SD, changes.pairs)
+
+
+def _tile_rows(weights: Weights, num_slots: int, num_own: int, element_bytes: int) -> int:
+    """Return the positions of a tile."""
+    others = [each for each in (weights.ups, weights.downs) if each is not None]
+    if not others:
+        return _FEW_ROWS if num_slots <= _FEW_ROWS * num_own or element_bytes == 4 else _MANY_ROWS
+    sizes = QUANTIZED_ROWS if len(others) == 2 else (_FEW_ROWS, _MANY_ROWS)
+    return gpu_quantized.tile_rows(weights.gates, others, sizes, num_slots, num_own)
+
+
+def _multiply_gates_and_ups(
+    x_TD: Tensor,
+    packed: PackedExperts,
+    tables: Tables,
+    tiles: Tiles,
+    deltas: Deltas,
+    top_k: int,
+    out_PI: Tensor,
+    *,
+    is_clamped: bool,
+) -> None:
     inputs = INPUTS_BLOCK[x_TD.element_size()]
-    options = {
-        "ROWS": rows,
-        "INPUTS": inputs,
-        "num_warps": rows // 16,
-        "num_stages": _NUM_STAGES[x_TD.element_size()],
-    }
-    activated_PI = x_TD.new_empty(num_slots, inner)
-    gate_up_kernel[(max_tiles * triton.cdiv(inner, _GATE_UP_OUTPUTS),)](
+    gate_up_kernel[(tiles.most * triton.cdiv(packed.intermediate, _GATE_UP_OUTPUTS),)](
         x_TD,
         tables,
-        activated_PI,
-        lists,
-        changes and changes.delta_SI,
-        changes and changes.pairs.slots_S,
-        inner,
+        out_PI,
+        tiles.lists,
+        *deltas,
+        packed.intermediate,
         packed.width,
         TOP_K=top_k,
         HAS_GATE=bool(packed.gates),
         HAS_BIAS=_dense(packed.ups[0]).bias_O is not None,
-        IS_CLAMPED=packed.activation == "clamped_swiglu",
+        IS_CLAMPED=is_clamped,
         IS_EVEN=packed.width % inputs == 0,
         OUTPUTS=_GATE_UP_OUTPUTS,
-        **options,
+        **_options(x_TD, tiles),
     )
-    down_kernel[(max_tiles * triton.cdiv(packed.width, _DOWN_OUTPUTS),)](
-        activated_PI,
+
+
+def _multiply_downs(
+    x_PI: Tensor, packed: PackedExperts, tables: Tables, tiles: Tiles, output_SD: Tensor, *, by_slot: bool
+) -> None:
+    inputs = INPUTS_BLOCK[x_PI.element_size()]
+    down_kernel[(tiles.most * triton.cdiv(packed.width, _DOWN_OUTPUTS),)](
+        x_PI,
         tables,
         output_SD,
-        lists,
+        tiles.lists,
         packed.width,
-        inner,
-        BY_SLOT=changes is not None,
-        IS_EVEN=inner % inputs == 0,
+        packed.intermediate,
+        BY_SLOT=by_slot,
+        IS_EVEN=packed.intermediate % inputs == 0,
         OUTPUTS=_DOWN_OUTPUTS,
-        **options,
+        **_options(x_PI, tiles),
     )
-    if changes is not None:
-        changes.downs.add_pairs(activated_PI, output_SD, changes.pairs)
 
 
 class _Changes:
@@ -154,6 +202,16 @@ class _Changes:
         self.downs = downs
         self.delta_SI = gates_and_ups.new_pairs(x_TD, self.pairs)
         """Added to gates and ups."""
+
+
+def _options(x: Tensor, tiles: Tiles) -> dict[str, int]:
+    size = x.element_size()
+    return {
+        "ROWS": tiles.rows,
+        "INPUTS": INPUTS_BLOCK[size],
+        "num_warps": tiles.rows // 16,
+        "num_stages": _NUM_STAGES[size],
+    }
 
 
 def _sorted(expert_TK: Tensor, packed: PackedExperts, rows: int) -> tuple[Lists, int]:
@@ -177,23 +235,35 @@ def _sorted(expert_TK: Tensor, packed: PackedExperts, rows: int) -> tuple[Lists,
     return lists, max_tiles
 
 
-def _tables(packed: PackedExperts) -> Tables:
-    """Return the addresses of the weights; the first call for a layer copies them to the device."""
-    if packed not in _TABLES:
-        device, gates = packed.ups[0].device, packed.gates or packed.ups
-        rows = [_addresses(weights) for weights in (gates, packed.ups, packed.downs)]
-        rows += [_bias_addresses(weights) for weights in (gates, packed.ups)]
-        _TABLES[packed] = Tables(*torch.tensor(rows, dtype=torch.int64, device=device).unbind(0))
-    return _TABLES[packed]
+def _weights(packed: PackedExperts) -> Weights:
+    """Return the weights; the first call for a layer copies their addresses to the device."""
+    if packed not in _WEIGHTS:
+        gates, ups, downs = (
+            QuantizedWeights.of(weights) if weights else None for weights in (packed.gates, packed.ups, packed.downs)
+        )
+        require(
+            not packed.gates or (gates is None) == (ups is None),
+            "experts: either gates or ups of a layer are quantized; --quantization none dequantizes them",
+        )
+        dense = packed.gates or packed.ups
+        rows = [_addresses(weights) for weights in (dense, packed.ups, packed.downs)]
+        rows += [_bias_addresses(weights) for weights in (dense, packed.ups)]
+        tables = Tables(*torch.tensor(rows, dtype=torch.int64, device=packed.ups[0].device).unbind(0))
+        _WEIGHTS[packed] = Weights(tables, gates, ups, downs)
+    return _WEIGHTS[packed]
 
 
 def _addresses(weights: Sequence[PackedLinear]) -> list[int]:
-    return [_address(_dense(weight).weight_OI) for weight in weights]
+    return [_address(_dense(weight).weight_OI) if _is_dense(weight) else 0 for weight in weights]
 
 
 def _bias_addresses(weights: Sequence[PackedLinear]) -> list[int]:
-    biases = [_dense(weight).bias_O for weight in weights]
+    biases = [_dense(weight).bias_O if _is_dense(weight) else None for weight in weights]
     return [0 if bias_O is None else _address(bias_O) for bias_O in biases]
+
+
+def _is_dense(weight: PackedLinear) -> bool:
+    return not isinstance(weight.product, QuantizedProduct)
 
 
 def _dense(weight: PackedLinear) -> LibraryLinear:

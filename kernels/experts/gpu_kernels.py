@@ -60,8 +60,9 @@ def sort_kernel(
 
 
 @triton.jit
-def _tile(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
-    """Return expert, positions, which of them exist, slots, and outputs of a program's tile; expert -1: it has none."""
+def tile_of_program(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
+    """Return expert, positions, which of them exist, slots, and the first output of a program's tile; expert -1: it
+    has none."""
     num_tiles = tl.load(lists.num_tiles)
     has_tile = tl.program_id(0) < num_tiles * tl.cdiv(num_outputs, OUTPUTS)
     first_row, first_output = place_of_tile(tl.program_id(0), num_tiles * ROWS, num_outputs, ROWS, OUTPUTS)
@@ -73,7 +74,7 @@ def _tile(lists, num_outputs, ROWS: tl.constexpr, OUTPUTS: tl.constexpr):
     # Rows after the last one repeat it: the same addresses cost nothing.
     positions = tl.minimum(positions, end - 1)
     slots = tl.load(lists.slots + positions, mask=has_tile, other=0)
-    return expert, positions.to(tl.int64), is_row, slots.to(tl.int64), first_output + tl.arange(0, OUTPUTS)
+    return expert, positions.to(tl.int64), is_row, slots.to(tl.int64), first_output
 
 
 @triton.jit
@@ -93,7 +94,7 @@ def load_block(ptr, places, inputs, num_inputs, IS_EVEN: tl.constexpr):
 
 
 @triton.jit
-def _activated(gate, up, IS_CLAMPED: tl.constexpr):
+def activated(gate, up, IS_CLAMPED: tl.constexpr):
     """See `octavo.kernels.experts.reference.activated`."""
     if IS_CLAMPED:
         gate = tl.minimum(gate, _LIMIT)
@@ -125,9 +126,10 @@ def gate_up_kernel(
 
     `delta_ptr`: what adapters add for the slots that have one, which `adapter_ptr` says (not -1); None: nothing.
     """
-    expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
+    expert, positions, is_row, slots, first_output = tile_of_program(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
+    outputs = first_output + tl.arange(0, OUTPUTS)
     gate_ptr, up_ptr = weight_address(tables.gates, expert, x_ptr), weight_address(tables.ups, expert, x_ptr)
     row_places = slots // TOP_K * num_inputs
     weight_places = tl.minimum(outputs, num_outputs - 1).to(tl.int64) * num_inputs
@@ -164,12 +166,12 @@ def gate_up_kernel(
         up_sums = tl.where(has_adapter, up_sums + up_delta, up_sums)
         positions = slots
     if HAS_GATE:
-        activated = _activated(gate_sums, up_sums, IS_CLAMPED).to(out_ptr.dtype.element_ty)
+        results = activated(gate_sums, up_sums, IS_CLAMPED)
     else:
         up_sums = tl.maximum(up_sums, 0.0)
-        activated = (up_sums * up_sums).to(out_ptr.dtype.element_ty)
+        results = up_sums * up_sums
     places = (positions * num_outputs)[:, None] + outputs[None, :]
-    tl.store(out_ptr + places, activated, mask=is_row[:, None] & is_output[None, :])
+    tl.store(out_ptr + places, results.to(out_ptr.dtype.element_ty), mask=is_row[:, None] & is_output[None, :])
 
 
 @triton.jit
@@ -187,9 +189,10 @@ def down_kernel(
     INPUTS: tl.constexpr,
 ):
     """Compute the outputs of experts from rows by position, or by slot: a row for each slot."""
-    expert, positions, is_row, slots, outputs = _tile(lists, num_outputs, ROWS, OUTPUTS)
+    expert, positions, is_row, slots, first_output = tile_of_program(lists, num_outputs, ROWS, OUTPUTS)
     if expert < 0:
         return
+    outputs = first_output + tl.arange(0, OUTPUTS)
     if BY_SLOT:
         positions = slots
     weight_ptr = weight_address(tables.downs, expert, x_ptr)

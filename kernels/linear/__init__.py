@@ -240,7 +240,7 @@ class Packer:
             if form is None or (is_grouped and form.order_I is not None):
                 return None
             return self.adopt(pack_quantized(self._library, form, bias_O))
-        if dtype is None or is_grouped:
+        if dtype is None or (is_grouped and weight.order_I is not None):
             return None
         product = self._packer.pack_quantized(weight, bias_O, dtype, self._device)
         if product is None:

@@ -33,7 +33,7 @@ _ALONE_COST = 1.4
 """Of a program without another one that works while it waits. Assumed."""
 _END_BLOCKS = 1.5
 """What the end of a program costs beside its blocks of inputs."""
-_ROWS = (16, 32, 64, 128)
+ROWS = (16, 32, 64, 128)
 """Of a tile."""
 _FLOAT8_CAPABILITY = (8, 9)
 _MAJOR_WITHOUT_KERNELS = 10
@@ -111,24 +111,38 @@ class QuantizedProduct:
         blocks = -(-weight.num_blocks // best)
         return -(-weight.num_blocks // blocks)  # no split is empty
 
-    def launch(self, num_rows: int) -> QuantizedLaunch:
-        """Return the launch for a number of rows, at least one."""
-        weight, num_splits = self.weight, self.num_splits
+    @property
+    def row_sizes(self) -> tuple[int, ...]:
+        """The rows that a tile may have, ascending."""
         # Elsewhere the largest tiles leave no registers for what a group or a number in float32 needs.
-        has_scaled_parts = weight.kind == "f8" and weight.group_size > 0
-        is_large = weight.kind in ("u4", "s8") or (self.gpu.has_descriptors and not has_scaled_parts)
-        sizes = _ROWS if is_large else _ROWS[:-1]
-        rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
-        num_warps = 8 if rows == _ROWS[-1] or (has_scaled_parts and rows == sizes[-1]) else 4
-        num_tiles = -(-num_rows // rows) * -(-weight.num_outputs // TILE_OUTPUTS)
-        is_spread = num_splits > 1 and num_tiles <= self.gpu.num_multiprocessors
-        block = weight.chunk * weight.num_chunks
+        is_large = self.weight.kind in ("u4", "s8") or (self.gpu.has_descriptors and not self._has_scaled_parts)
+        return ROWS if is_large else ROWS[:-1]
+
+    def num_warps(self, rows: int) -> int:
+        """Return the warps of a program, by the rows of its tile."""
+        return 8 if rows == ROWS[-1] or (self._has_scaled_parts and rows == self.row_sizes[-1]) else 4
+
+    def num_stages(self, rows: int) -> int:
+        """Return the stages of the pipeline of a program, by the rows of its tile."""
+        weight = self.weight
         row_bytes = 1 if weight.kind in ("s8", "f8") else 2
+        block = weight.chunk * weight.num_chunks
         stage_bytes = block * (rows * row_bytes) + weight.words[0, 0].numel() * weight.words.element_size() + 2048
         # Two programs share a multiprocessor unless rows are many; the rest is for sums on their way out.
-        most = self.gpu.shared_bytes // (1 if rows == _ROWS[-1] else 2) - rows * TILE_OUTPUTS * 2 - 2048
-        num_stages = max(2, min(6, most // stage_bytes))
-        return QuantizedLaunch(rows, num_tiles, num_splits, is_spread, num_warps, num_stages)
+        most = self.gpu.shared_bytes // (1 if rows == ROWS[-1] else 2) - rows * TILE_OUTPUTS * 2 - 2048
+        return max(2, min(6, most // stage_bytes))
+
+    @property
+    def _has_scaled_parts(self) -> bool:
+        return self.weight.kind == "f8" and self.weight.group_size > 0
+
+    def launch(self, num_rows: int) -> QuantizedLaunch:
+        """Return the launch for a number of rows, at least one."""
+        sizes, num_splits = self.row_sizes, self.num_splits
+        rows = next((rows for rows in sizes if rows >= num_rows), sizes[-1])
+        num_tiles = -(-num_rows // rows) * -(-self.weight.num_outputs // TILE_OUTPUTS)
+        is_spread = num_splits > 1 and num_tiles <= self.gpu.num_multiprocessors
+        return QuantizedLaunch(rows, num_tiles, num_splits, is_spread, self.num_warps(rows), self.num_stages(rows))
 
     def __call__(self, x_TI: Tensor) -> Tensor:
         """See `octavo.kernels.linear.linear`."""

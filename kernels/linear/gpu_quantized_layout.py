@@ -88,9 +88,14 @@ def pack(
         has_float8: whether the GPU multiplies matrices of float8_e4m3fn; without, such weights become numbers of the
             rows' type, and rows are not quantized.
     """
-    if weight.is_per_channel and (weight.minimum_OG is not None or weight.zero_OG is not None):
-        weight = weight.with_groups(_GROUP_OF_OUTPUTS)
-    group_size = 0 if weight.is_per_channel else weight.group_size
+    if not weight.is_per_channel:
+        # Chunks of a block begin groups at fixed places.
+        weight = weight.with_groups(weight.group_size & -weight.group_size)
+        group_size = weight.group_size
+    elif weight.minimum_OG is not None or weight.zero_OG is not None:
+        weight, group_size = weight.with_groups(_GROUP_OF_OUTPUTS), _GROUP_OF_OUTPUTS
+    else:
+        group_size = 0
     kind = _kind_of(weight, group_size, has_float8=has_float8)
     if kind is None or dtype not in _BASES:
         return None

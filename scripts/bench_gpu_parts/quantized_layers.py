@@ -16,13 +16,15 @@ _WORD_TYPES = {"s8": torch.int8, "f8": torch.float8_e4m3fn}
 
 
 def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: torch.device) -> GpuQuantizedWeight:
-    """Return a weight of whole tiles and blocks: random codes, and scales of 2^-7, or nothing at all on "meta"."""
+    """Return a weight: random codes, and scales of 2^-7, or nothing at all on "meta"."""
     form = FORMATS[name]
     kind, group_size = form.kind, form.group_size
     chunk, num_chunks = chunks_of(kind, group_size)
-    words = (num_outputs // TILE_OUTPUTS, num_inputs // (chunk * num_chunks), TILE_OUTPUTS, chunk)
+    num_tiles, num_blocks = -(-num_outputs // TILE_OUTPUTS), -(-num_inputs // (chunk * num_chunks))
+    words = (num_tiles, num_blocks, TILE_OUTPUTS, chunk)
     scale_dtype: torch.dtype = getattr(torch, form.scale_type)
-    scales = (int(num_inputs / (group_size * 4 / form.scale_bytes)) if group_size else 1, num_outputs)
+    span = int(group_size * 4 / form.scale_bytes)
+    scales = (-(-num_blocks * chunk * num_chunks // span) if group_size else 1, num_tiles * TILE_OUTPUTS)
     filled = torch.tensor([2.0**-7] * (4 // scale_dtype.itemsize), dtype=scale_dtype, device=device).view(torch.int32)
     word_type = _WORD_TYPES.get(kind, torch.int16)
     if device.type == "meta":

@@ -108,7 +108,7 @@ def test_weights_of_experts_without_tokens_are_not_read(device: torch.device, se
         weights[name][[1, 3]] = torch.nan
     unread = packed_on(device, layer, weights, torch.float32)
     # Addresses that nobody may read.
-    tables = experts_gpu._tables(unread)
+    tables = experts_gpu._weights(unread).tables
     for table in tables:
         table[[1, 3]] = 0
     assert torch.equal(experts_gpu.experts(x, routing, unread, None), out)

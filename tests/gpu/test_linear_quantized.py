@@ -1,11 +1,13 @@
 """Products with quantized weights on a GPU: right, and the same for a row in any batch, tile and split."""
 
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import pytest
+import quantized_weights
 import torch
 from kernel_checks import random
+from quantized_weights import FORMATS, ROW_FORMATS
 from torch import Tensor
 
 from octavo.kernels.linear import Packer, gpu, linear
@@ -17,67 +19,7 @@ from octavo.kernels.linear.quantized import QuantizedWeight
 NUM_INPUTS, NUM_OUTPUTS = 208, 136
 """Neither whole blocks nor whole tiles."""
 
-FORMATS: dict[str, tuple[dict[str, Any], str]] = {
-    "gptq": ({"bits": 4, "group_size": 32, "zero": True, "has_order": True}, "u4"),
-    "awq": ({"bits": 4, "group_size": 128, "zero": True}, "u4"),
-    "int4 of groups": ({"bits": 4, "group_size": 64, "offset": 8}, "u4"),
-    "int4 of outputs": ({"bits": 4, "group_size": NUM_INPUTS, "offset": 8, "scale_dtype": torch.float32}, "u4"),
-    "int4 of outputs with zeros": ({"bits": 4, "group_size": NUM_INPUTS, "zero": True}, "u4"),
-    "Q4_K": ({"bits": 4, "group_size": 32, "minimum": True}, "u4"),
-    "Q8_0": ({"bits": 8, "group_size": 32, "offset": 128}, "u8"),
-    "Q6_K": ({"bits": 8, "group_size": 16, "offset": 32}, "u8"),
-    "gptq of 8 bits": ({"bits": 8, "group_size": 128, "zero": True}, "u8"),
-    "Q5_K": ({"bits": 8, "group_size": 32, "minimum": True}, "u8"),
-    "int8 of outputs": ({"bits": 8, "group_size": NUM_INPUTS, "offset": 128, "scale_dtype": torch.bfloat16}, "u8"),
-    "mxfp4": ({"bits": 4, "group_size": 32, "codebook": "e2m1"}, "e2m1"),
-    "fp8 of outputs": ({"bits": 8, "group_size": NUM_INPUTS, "codebook": "e4m3", "scale_dtype": torch.float32}, "e4m3"),
-    "fp8 of blocks": ({"bits": 8, "group_size": 128, "codebook": "e4m3", "scale_dtype": torch.float32}, "e4m3"),
-}
-ROW_FORMATS: dict[str, tuple[dict[str, Any], str, str]] = {
-    "w8a8": (FORMATS["int8 of outputs"][0], "int8_token", "s8"),
-    "w8a8, static": (FORMATS["int8 of outputs"][0], "int8_tensor", "s8"),
-    "fp8": (FORMATS["fp8 of outputs"][0], "fp8_token", "f8"),
-    "fp8, static": (FORMATS["fp8 of outputs"][0], "fp8_tensor", "f8"),
-    "fp8 of blocks": (FORMATS["fp8 of blocks"][0], "fp8_token", "f8"),
-}
-
-
-def weight_of(
-    seed: int,
-    *,
-    bits: int,
-    group_size: int,
-    offset: int = 0,
-    zero: bool = False,
-    minimum: bool = False,
-    codebook: Any = None,
-    scale_dtype: torch.dtype = torch.float16,
-    has_order: bool = False,
-    shape: tuple[int, int] = (NUM_OUTPUTS, NUM_INPUTS),
-) -> QuantizedWeight:
-    noise = torch.Generator().manual_seed(seed)
-    groups = shape[0], -(-shape[1] // group_size)
-
-    def integers(*sizes: int, end: int = 2**bits) -> Tensor:
-        return torch.randint(0, end, sizes, generator=noise, dtype=torch.uint8)
-
-    levels = integers(*shape)
-    if codebook == "e4m3":
-        levels[(levels & 0x7F) == 0x7F] = 0x80  # NaN
-    scale = torch.rand(groups, generator=noise) * 0.02 + 0.001
-    if codebook == "e2m1":
-        scale = 2.0 ** torch.randint(-8, -2, groups, generator=noise)
-    return QuantizedWeight(
-        levels_OI=levels,
-        scale_OG=scale.to(scale_dtype),
-        minimum_OG=-torch.rand(groups, generator=noise).to(scale_dtype) if minimum else None,
-        offset=offset,
-        bits=bits,
-        group_size=group_size,
-        zero_OG=integers(*groups) if zero else None,
-        codebook=codebook,
-        order_I=torch.randperm(shape[1], generator=noise) if has_order else None,
-    )
+weight_of = partial(quantized_weights.weight_of, shape=(NUM_OUTPUTS, NUM_INPUTS))
 
 
 def product_of(
@@ -158,7 +100,6 @@ def test_a_row_has_the_same_bits_in_every_tile(
 ) -> None:
     options, row_type = (*ROW_FORMATS[name][:2],) if name in ROW_FORMATS else (FORMATS[name][0], None)
     num_inputs = 1024
-    options = options | {"group_size": num_inputs if options["group_size"] == NUM_INPUTS else options["group_size"]}
     weight = replace(weight_of(seed, **options, shape=(100, num_inputs)), row_type=row_type)
     product = product_of(weight, device, torch.bfloat16, num_multiprocessors=num_multiprocessors)
     assert product.num_splits == num_splits
@@ -181,6 +122,16 @@ def test_rows_that_lie_apart(device: torch.device, seed: int) -> None:
     for part in (wide[:, NUM_INPUTS:], wide[:, ::2], wide[:1, :NUM_INPUTS].expand(3, NUM_INPUTS)):
         assert torch.equal(product(part), product(part.contiguous()))
     assert product(wide[:0, :NUM_INPUTS]).shape == (0, NUM_OUTPUTS)
+
+
+@pytest.mark.parametrize(("group_size", "num_inputs"), [(128, 128), (48, 240)])
+def test_groups_that_are_all_inputs_or_no_power_of_2(
+    device: torch.device, seed: int, group_size: int, num_inputs: int
+) -> None:
+    """The former are one scale and one zero per output."""
+    weight = weight_of(seed, bits=4, group_size=group_size, zero=True, shape=(NUM_OUTPUTS, num_inputs))
+    x = random(3, num_inputs, dtype=torch.bfloat16, seed=seed).to(device)
+    assert_near(product_of(weight, device, torch.bfloat16)(x), expected_of(x, weight, None), 8e-3)
 
 
 def test_what_no_kernel_multiplies(device: torch.device, seed: int) -> None:
@@ -207,5 +158,5 @@ def test_the_packer_of_a_model(device: torch.device, seed: int, monkeypatch: pyt
     assert packed.product.num_bytes < 2 * weight.levels_OI.numel(), "smaller than numbers of 16 bits"
     x = random(3, NUM_INPUTS, dtype=torch.bfloat16, seed=seed).to(device)
     assert torch.equal(linear(x, packed), product_of(weight, device, torch.bfloat16, bias)(x))
-    assert packers[False].pack_quantized(weight, bias, dtype=torch.bfloat16, is_grouped=True) is None
+    assert packers[False].pack_quantized(weight, bias, dtype=torch.bfloat16, is_grouped=True) is None, "an order"
     assert packers[True].pack_quantized(weight, bias, dtype=torch.bfloat16) is None, "sums are not added in halves"

@@ -1,0 +1,180 @@
+"""Products of experts with quantized weights on a GPU: launches the kernels of `gpu_quantized_kernels`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo.kernels.dispatch import require
+from octavo.kernels.experts.gpu_quantized_kernels import quantized_down_kernel, quantized_gate_up_kernel
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.gpu_quantized import QuantizedProduct, form_of
+from octavo.kernels.linear.gpu_quantized_kernels import Form
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
+from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
+
+_GATED_ROWS = 64
+"""Most rows of a tile of gates and ups, where the sums of two weights leave no registers for more."""
+
+
+class Table(NamedTuple):
+    """The addresses of the weights of each expert; int64."""
+
+    words: Tensor
+    scales: Tensor
+    biases: Tensor
+    """Zeros if there are none."""
+
+
+class Tiles(NamedTuple):
+    """The tiles of a step; see `octavo.kernels.experts.gpu.Lists`."""
+
+    lists: tuple[Tensor, ...]
+    most: int
+    """Tiles of positions that there can be."""
+    rows: int
+    """Of a tile."""
+
+
+Deltas = tuple[Tensor | None, Tensor | None]
+"""What adapters add to gates and ups by slot, and the adapter of each slot, -1 for none; or two times None. With them
+rows of the activation are by slot, not by position."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedWeights:
+    """The gates, ups or downs of a layer's experts, all of one form."""
+
+    first: QuantizedProduct
+    table: Table
+    form: Form
+
+    @classmethod
+    def of(cls, weights: Sequence[PackedLinear]) -> "QuantizedWeights | None":
+        """Collect the weights of the experts; None: they are not quantized. Copies to the device.
+
+        Raises:
+            ShapeError: the experts of the layer have weights of different forms.
+        """
+        products = [weight.product for weight in weights if isinstance(weight.product, QuantizedProduct)]
+        if not products:
+            return None
+        forms = {form_of(product.weight) for product in products}
+        require(
+            len(products) == len(weights) and len(forms) == 1,
+            "experts: the quantized weights of a layer's experts have different forms, with which GPUs do not multiply "
+            "together; --quantization none dequantizes them",
+        )
+        rows = [
+            [product.weight.words.data_ptr() for product in products],
+            [product.weight.scales.data_ptr() for product in products],
+            [0 if product.bias_O is None else product.bias_O.data_ptr() for product in products],
+        ]
+        device = products[0].weight.words.device
+        return cls(products[0], Table(*torch.tensor(rows, dtype=torch.int64, device=device).unbind(0)), forms.pop())
+
+    @property
+    def row_group(self) -> int | None:
+        """Inputs of a row of 8 bits that share a scale, 0 for all of them; None: rows stay as they are."""
+        return self.form.group if self.form.kind in ("s8", "f8") else None
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return rows as the kernels read them, and their scales, which may be no scales that nobody reads.
+
+        Each row has its own scale: a static one of the checkpoint is that of an expert, and experts share rows.
+        """
+        if self.row_group is None:
+            return x, self.first.weight.scales
+        code_type = torch.int8 if self.form.kind == "s8" else torch.float8_e4m3fn
+        return quantize_rows(x, code_type, group_size=self.row_group)
+
+
+def tile_rows(
+    gates: QuantizedWeights | None,
+    others: Sequence[QuantizedWeights],
+    sizes: Sequence[int],
+    num_slots: int,
+    num_own: int,
+) -> int:
+    """Return the rows of a tile, among `sizes`: twice those of an expert on average, because some have more."""
+    weights = [*others] if gates is None else [gates, *others]
+    usable = [rows for rows in sizes if all(rows in each.first.row_sizes for each in weights)]
+    if gates is not None and (gates.form.kind == "s8" or not gates.first.gpu.has_descriptors):
+        usable = [rows for rows in usable if rows <= _GATED_ROWS]
+    return next((rows for rows in usable if rows * num_own >= 2 * num_slots), usable[-1])
+
+
+def multiply_gates_and_ups(
+    x_TD: Tensor,
+    gates: QuantizedWeights | None,
+    ups: QuantizedWeights,
+    tiles: Tiles,
+    deltas: Deltas,
+    top_k: int,
+    out_PI: Tensor,
+    *,
+    is_clamped: bool,
+) -> None:
+    """Compute the activation, a row for each position; `gates`: None: there are none.
+
+    Raises:
+        ShapeError: gates and ups read rows in different forms.
+    """
+    require(
+        gates is None or gates.row_group == ups.row_group,
+        "experts: gates and ups of a layer need rows of different forms; --quantization none dequantizes them",
+    )
+    weight = ups.first.weight
+    x, row_scale = ups.rows(x_TD)
+    of_gates = ups if gates is None else gates
+    is_wide = gates is not None and tiles.rows == _GATED_ROWS and not ups.first.gpu.has_descriptors
+    num_stages = min(ups.first.num_stages(tiles.rows), of_gates.first.num_stages(tiles.rows))
+    quantized_gate_up_kernel[(tiles.most * triton.cdiv(weight.num_outputs, TILE_OUTPUTS),)](
+        x,
+        row_scale,
+        of_gates.table,
+        ups.table,
+        out_PI,
+        tiles.lists,
+        *deltas,
+        weight.num_outputs,
+        weight.num_inputs,
+        of_gates.first.weight.num_blocks,
+        weight.num_blocks,
+        row_scale.shape[1],
+        TOP_K=top_k,
+        GATE=None if gates is None else gates.form,
+        UP=ups.form,
+        HAS_BIAS=ups.first.bias_O is not None,
+        IS_CLAMPED=is_clamped,
+        ROWS=tiles.rows,
+        NUM_STAGES=num_stages,
+        num_warps=8 if is_wide else ups.first.num_warps(tiles.rows),
+        enable_fp_fusion=False,
+    )
+
+
+def multiply_downs(x_PI: Tensor, downs: QuantizedWeights, tiles: Tiles, output_SD: Tensor, *, by_slot: bool) -> None:
+    """Compute the outputs of experts from rows by position, or by slot."""
+    weight = downs.first.weight
+    x, row_scale = downs.rows(x_PI)
+    quantized_down_kernel[(tiles.most * triton.cdiv(weight.num_outputs, TILE_OUTPUTS),)](
+        x,
+        row_scale,
+        downs.table,
+        output_SD,
+        tiles.lists,
+        weight.num_outputs,
+        weight.num_inputs,
+        weight.num_blocks,
+        row_scale.shape[1],
+        BY_SLOT=by_slot,
+        FORM=downs.form,
+        ROWS=tiles.rows,
+        NUM_STAGES=downs.first.num_stages(tiles.rows),
+        num_warps=downs.first.num_warps(tiles.rows),
+        enable_fp_fusion=False,
+    )
