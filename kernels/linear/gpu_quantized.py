@@ -11,7 +11,15 @@ import triton
 from torch import Tensor
 
 from octavo.kernels.linear.gpu_quantized_kernels import Form, quantized_linear_kernel
-from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, Kind, assembly, pack
+from octavo.kernels.linear.gpu_quantized_layout import (
+    BASES,
+    TILE_OUTPUTS,
+    GpuQuantizedWeight,
+    Kind,
+    assembly,
+    pack,
+    pieces_of,
+)
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 from octavo.kernels.linear.gpu_tiles import Gpu
 from octavo.kernels.linear.quantized import QuantizedWeight
@@ -205,10 +213,14 @@ def form_of(weight: GpuQuantizedWeight) -> Form:
         group=weight.group_size,
         other=weight.other,
         zero=weight.zero,
+        unit=weight.unit,
+        sum_unit=weight.sum_unit,
         chunk=weight.chunk,
         num_chunks=weight.num_chunks,
         is_even=weight.num_inputs % (weight.chunk * weight.num_chunks) == 0,
-        assembly=None if triton.knobs.runtime.interpret else assembly(weight.kind, weight.dtype),
+        assembly=None if triton.knobs.runtime.interpret else assembly(weight.kind, weight.dtype, weight.group_size),
+        pieces=pieces_of(weight.kind, weight.dtype, weight.group_size),
+        base=BASES.get((weight.kind, weight.dtype), 0),
     )
 
 

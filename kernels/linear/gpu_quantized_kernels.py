@@ -33,12 +33,17 @@ class Form(NamedTuple):
     """Inputs that share a scale; 0: each output has one."""
     other: Other
     zero: int
+    unit: float
+    sum_unit: float
     chunk: int
     num_chunks: int
     is_even: bool
     """The inputs are whole blocks."""
     assembly: tuple[str, ...] | None
     """See `octavo.kernels.linear.gpu_quantized_layout.assembly`; None in Triton's interpreter."""
+    pieces: tuple[tuple[tuple[int, int], ...], ...]
+    base: int
+    """For the interpreter: the same, where codes become numbers of 16 bits in pairs."""
 
 
 @triton.jit
@@ -49,50 +54,71 @@ def _half(word, is_upper, dtype: tl.constexpr):
 
 
 @triton.jit
-def _codes(words, CHUNK_INDEX: tl.constexpr, BITS: tl.constexpr):
-    """Return a chunk's codes. Compiled kernels have `gpu_quantized_layout.assembly` in place of this and of the next
-    step, Triton's interpreter has not."""
-    return (words.to(tl.uint16, bitcast=True) >> (BITS * CHUNK_INDEX)) & (2**BITS - 1)
+def _interpreted_bits(words, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+    """Return the bits of the numbers of a chunk; compiled kernels have `Form.assembly` for that."""
+    PIECES: tl.constexpr = FORM.pieces
+    lower, upper = tl.split(words.to(tl.uint16, bitcast=True).reshape(words.shape[0], words.shape[1] // 2, 2))
+    pairs = lower.to(tl.uint32) | (upper.to(tl.uint32) << 16)
+    bits = tl.full(pairs.shape, FORM.base * 0x10001, tl.uint32)
+    for piece in tl.static_range(len(PIECES[CHUNK_INDEX])):
+        ROTATION: tl.constexpr = PIECES[CHUNK_INDEX][piece][0]
+        rotated = pairs if ROTATION == 0 else (pairs << ROTATION) | (pairs >> (32 - ROTATION))
+        bits |= rotated & (PIECES[CHUNK_INDEX][piece][1] * 0x10001)
+    return tl.join((bits & 0xFFFF).to(tl.uint16), (bits >> 16).to(tl.uint16)).reshape(words.shape)
 
 
 @triton.jit
-def _numbers_of_4_bits(words, scale_word, group, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+def _numbers_in_pairs(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
     """Return a chunk of a tile in the type of the rows: two numbers in an instruction, because 4 bits of a weight are
     read in the time of 3 instructions."""
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
     OTHER: tl.constexpr = FORM.other
     ZERO: tl.constexpr = FORM.zero
+    UNIT: tl.constexpr = FORM.unit
+    SUM_UNIT: tl.constexpr = FORM.sum_unit
     HAS_GROUPS: tl.constexpr = FORM.group > 0
-    IS_BF16: tl.constexpr = dtype == tl.bfloat16
     if ASSEMBLY is None:
-        codes = _codes(words, CHUNK_INDEX, 4)
-        if KIND == "e2m1":
-            bits = (((codes & 8) << 12) | ((codes & 7) << (6 if IS_BF16 else 9))).to(tl.uint16)
-        else:
-            bits = (codes | (0x4300 if IS_BF16 else 0x6400)).to(tl.uint16)
+        bits = _interpreted_bits(words, CHUNK_INDEX, FORM)
     else:
         bits = tl.inline_asm_elementwise(ASSEMBLY[CHUNK_INDEX], "=r,r", [words], dtype=tl.uint16, is_pure=True, pack=2)
     numbers = bits.to(dtype, bitcast=True)
-    UNIT: tl.constexpr = 128.0 if IS_BF16 else 1024.0
-    if KIND == "e2m1":
-        if not HAS_GROUPS:
-            numbers = numbers * tl.full([1, 1], 2.0**126 if IS_BF16 else 2.0**14, tl.float32).to(dtype)
-    elif OTHER == "shift":
-        numbers = numbers - _half(scale_word, 1, dtype)[:, None]
-    else:
-        numbers = numbers - tl.full([1, 1], UNIT + ZERO, tl.float32).to(dtype)
-    if OTHER == "minimum":
-        minimum = tl.broadcast_to(_half(scale_word, 1, dtype)[:, None], numbers.shape)
-        scale = tl.broadcast_to(_half(scale_word, 0, dtype)[:, None], numbers.shape)
-        numbers = tl.fma(numbers, scale, minimum)
+    if HAS_GROUPS:
+        scale = _half(scale_word, 0 if OTHER != "none" else is_upper, dtype)
+    if KIND == "u8" or (KIND == "u4" and dtype == tl.bfloat16):
+        # Codes of 4 bits in odd chunks are the upper halves of bytes.
+        STEP: tl.constexpr = 0.0625 if KIND == "u4" and CHUNK_INDEX % 2 == 1 else 1.0
+        if HAS_GROUPS:
+            if OTHER == "minimum":
+                minimum = _half(scale_word, 1, dtype)
+            else:  # -ZERO * 2^-133
+                minimum = scale * tl.full([1], 0x8000 | ZERO, tl.uint16).to(dtype, bitcast=True)
+            if STEP != 1.0:
+                scale = scale * tl.full([1], STEP, tl.float32).to(dtype)
+        else:
+            scale = tl.full([numbers.shape[0]], UNIT * STEP, tl.float32).to(dtype)
+            minimum = tl.full([numbers.shape[0]], -ZERO / SUM_UNIT, tl.float32).to(dtype)
+        scales = tl.broadcast_to(scale[:, None], numbers.shape)
+        numbers = tl.fma(numbers, scales, tl.broadcast_to(minimum[:, None], numbers.shape))
+    elif KIND == "u4":
+        if OTHER == "shift":
+            numbers = numbers - _half(scale_word, 1, dtype)[:, None]
+        else:
+            numbers = numbers - tl.full([1, 1], 1024.0 + ZERO, tl.float32).to(dtype)
+        if OTHER == "minimum":
+            minimum = tl.broadcast_to(_half(scale_word, 1, dtype)[:, None], numbers.shape)
+            numbers = tl.fma(numbers, tl.broadcast_to(scale[:, None], numbers.shape), minimum)
+        elif HAS_GROUPS:
+            numbers = numbers * scale[:, None]
     elif HAS_GROUPS:
-        numbers = numbers * _half(scale_word, 0 if OTHER == "shift" else group % 2, dtype)[:, None]
+        numbers = numbers * scale[:, None]
+    else:
+        numbers = numbers * tl.full([1, 1], UNIT, tl.float32).to(dtype)
     return numbers
 
 
 @triton.jit
-def _numbers_of_8_bits(words, scale_word, group, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
+def _numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_INDEX: tl.constexpr, FORM: tl.constexpr):
     """Return a chunk of a tile in the type of the rows, computed in float32 and rounded once."""
     KIND: tl.constexpr = FORM.kind
     ASSEMBLY: tl.constexpr = FORM.assembly
@@ -104,9 +130,9 @@ def _numbers_of_8_bits(words, scale_word, group, dtype: tl.constexpr, CHUNK_INDE
         if scale_dtype == tl.float32:
             scale = scale_word.to(tl.float32, bitcast=True)
         else:
-            scale = _half(scale_word, 0 if OTHER != "none" else group % 2, scale_dtype).to(tl.float32)
+            scale = _half(scale_word, 0 if OTHER != "none" else is_upper, scale_dtype).to(tl.float32)
     if ASSEMBLY is None:
-        codes = _codes(words, CHUNK_INDEX, 8).to(tl.uint32)
+        codes = ((words.to(tl.uint16, bitcast=True) >> (8 * CHUNK_INDEX)) & 0xFF).to(tl.uint32)
         bits = ((codes & 0x80) << 24) | ((codes & 0x7F) << 20) if KIND == "e4m3" else codes | _FLOAT_BYTE
         numbers = bits.to(tl.float32, bitcast=True)
     else:
@@ -156,7 +182,7 @@ def sum_split(
     HAS_FLOATS: tl.constexpr = FORM.scale_dtype == tl.float32
     HAS_OTHER: tl.constexpr = FORM.other != "none"
     BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
-    IS_NARROW: tl.constexpr = KIND == "u4" or KIND == "e2m1"
+    HAS_PAIRS: tl.constexpr = len(FORM.pieces) > 0
     ROWS_ARE_QUANTIZED: tl.constexpr = KIND == "s8" or KIND == "f8"
     # Inputs of a word of scales: it has one float32, or one of 16 bits and its minimum or zero, or those of two groups.
     SPAN: tl.constexpr = GROUP if HAS_FLOATS or HAS_OTHER else 2 * GROUP
@@ -184,13 +210,14 @@ def sum_split(
                     word = tl.load(scale_ptr + (first_input // SPAN) * padded_outputs + tile_outputs + outputs)
                 scale_word = word
                 group = first_input // GROUP
+                is_upper = chunk * CHUNK // GROUP % 2 if BLOCK % (2 * GROUP) == 0 else group % 2
             else:
-                group = 0
-            if IS_NARROW:
-                numbers = _numbers_of_4_bits(words, scale_word, group, dtype, chunk, FORM)
+                is_upper = 0
+            if HAS_PAIRS:
+                numbers = _numbers_in_pairs(words, scale_word, is_upper, dtype, chunk, FORM)
                 sums = tl.dot(numbers, x.T, sums)
             elif not ROWS_ARE_QUANTIZED:
-                numbers = _numbers_of_8_bits(words, scale_word, group, dtype, chunk, FORM)
+                numbers = _numbers_of_floats(words, scale_word, is_upper, dtype, chunk, FORM)
                 sums = tl.dot(numbers, x.T, sums)
             elif KIND == "s8":
                 sums = tl.dot(words, x.T, sums, out_dtype=tl.int32)
@@ -224,7 +251,10 @@ def scaled_sums(
     GROUP: tl.constexpr = FORM.group
     KIND: tl.constexpr = FORM.kind
     outputs = tile_outputs + tl.arange(0, _OUTPUTS)
+    SUM_UNIT: tl.constexpr = FORM.sum_unit
     results = sums.to(tl.float32)
+    if SUM_UNIT != 1.0:
+        results = results * SUM_UNIT
     if GROUP == 0:
         results = results * tl.load(scale_ptr + outputs).to(tl.float32, bitcast=True)[:, None]
         if KIND == "s8" or KIND == "f8":

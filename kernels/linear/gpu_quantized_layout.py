@@ -2,8 +2,13 @@
 
 A weight is divided into tiles of 128 outputs and blocks of inputs; what a program reads at once lies together, so it
 needs no descriptors and no masks. A block is some chunks of inputs, in 16-bit words of four codes of 4 bits, or two of
-8: the j-th codes of the words of a block are its chunk j, so a shift and a mask make a chunk of all words, for two of
-them in one instruction. Numbers that are multiplied as they are lie as bytes, one chunk in a block.
+8: the j-th codes of the words of a block are its chunk j, so one or two instructions make a chunk of two words. Numbers
+that are multiplied as they are lie as bytes, one chunk in a block.
+
+The bits of a code of 4 bits lie where a mask, after at most one rotation, leaves those of a number. Where the exponent
+of a bfloat16 is 0 or 1, its lowest 8 bits count units of 2^-133: integers are such numbers, and one product and sum
+(`fma`) with a large scale makes weights of them. So that such scales are bfloat16 too, weights are 2^16 times too
+small, and sums are multiplied by that at the end; both are exact.
 
 Scales lie by group and output, in words of 32 bits, which are the smallest that can be copied while a tile before is
 multiplied: a float32; or 16 bits with the zero or minimum of the group; or 16 bits each of two adjacent groups.
@@ -26,15 +31,39 @@ same type: `s8` and `f8`."""
 Other = Literal["none", "shift", "minimum"]
 """What a group has beside its scale. `shift`: what is subtracted from its levels."""
 
+ROW_TYPES = (torch.bfloat16, torch.float16)
 _CHUNK = 32
 _CHUNK_OF_PRODUCTS = 128
 """Of `s8` and `f8`: 128 bytes."""
 _GROUP_OF_OUTPUTS = 128
 """Inputs of a group where each output has a zero or a minimum beside its scale."""
-_BASES = {torch.bfloat16: 0x4300, torch.float16: 0x6400}
-"""The bits of the first number whose unit is 1 in the last place: 128 and 1024."""
-_FLOAT_UNITS = {("e2m1", torch.bfloat16): 2.0**126, ("e2m1", torch.float16): 2.0**14}
-"""What a code is multiplied by after its bits were put where those of a number are."""
+BASES = {("u4", torch.float16): 0x6400}
+"""Bits of each number beside those of its code: 1024, whose unit is 1 in the last place."""
+_UNITS = {
+    ("u4", torch.bfloat16): (2.0**117, 2.0**16),
+    ("u8", torch.bfloat16): (2.0**117, 2.0**16),
+    ("e2m1", torch.bfloat16): (2.0**110, 2.0**16),
+    ("e2m1", torch.float16): (2.0**14, 1.0),
+}
+"""What scales are multiplied by, because codes are numbers so small; and sums."""
+
+Piece = tuple[int, int]
+"""How far two adjacent words are rotated to the left, as one of 32 bits, and the bits of each that are the code's."""
+_U4, _FULL = 0x000F, 0xFFFFFFFF
+_PIECES: dict[tuple[Kind, torch.dtype], tuple[tuple[Piece, ...], ...]] = {
+    ("u4", torch.bfloat16): (((0, _U4),), ((0, _U4 << 4),), ((24, _U4),), ((24, _U4 << 4),)),
+    ("u4", torch.float16): (((0, _U4),), ((28, _U4),), ((24, _U4),), ((20, _U4),)),
+    # Sign, exponent and the upper bit of the fraction: as few instructions as any order of the bits needs.
+    ("e2m1", torch.bfloat16): (((0, 0x81C0),), ((26, 0x81C0),), ((22, 0x81C0),), ((28, 0x80C0), (20, 0x0100))),
+    ("e2m1", torch.float16): (
+        ((0, 0x8E00),),
+        ((19, 0x8E00),),
+        ((26, 0x8C00), (23, 0x0200)),
+        ((28, 0x8600), (23, 0x0800)),
+    ),
+    ("u8", torch.bfloat16): (((0, 0x00FF),), ((24, 0x00FF),)),  # if scales multiply the sums, not the numbers
+}
+"""Of each chunk: the bits of its codes, ascending, are those of the masks of its pieces."""
 _E4M3_UNIT = 2.0**120
 
 
@@ -57,6 +86,10 @@ class GpuQuantizedWeight:
     other: Other
     zero: int
     """The level that means zero, unless groups have shifts."""
+    unit: float
+    """What scales are multiplied by; of those of outputs the kernel does it."""
+    sum_unit: float
+    """What sums are multiplied by."""
     chunk: int
     num_chunks: int
     order_I: Tensor | None
@@ -97,7 +130,7 @@ def pack(
     else:
         group_size = 0
     kind = _kind_of(weight, group_size, has_float8=has_float8)
-    if kind is None or dtype not in _BASES:
+    if kind is None or dtype not in ROW_TYPES:
         return None
     chunk, num_chunks = chunks_of(kind, group_size)
     num_inputs = -(-weight.num_inputs // (chunk * num_chunks)) * chunk * num_chunks
@@ -106,6 +139,7 @@ def pack(
     if scaled is None:
         return None
     scales, scale_dtype, other = scaled
+    unit, sum_unit = units_of(kind, dtype, group_size)
     span = group_size if scale_dtype == torch.float32 or other != "none" else 2 * group_size
     num_words = -(-num_inputs // span) if span else 1
     padded = torch.zeros(num_words, num_outputs, dtype=torch.int32, device=device)
@@ -115,12 +149,14 @@ def pack(
         num_outputs=weight.num_outputs,
         num_inputs=weight.num_inputs,
         dtype=dtype,
-        words=_words(weight.levels_OI.to(device), kind, num_outputs, num_inputs, chunk, num_chunks),
+        words=_words(weight.levels_OI.to(device), kind, dtype, num_outputs, num_inputs, chunk, num_chunks),
         scales=padded,
         scale_dtype=scale_dtype,
         group_size=group_size,
         other=other,
         zero=weight.offset,
+        unit=unit,
+        sum_unit=sum_unit,
         chunk=chunk,
         num_chunks=num_chunks,
         order_I=None if weight.order_I is None else weight.order_I.to(device=device, dtype=torch.int32),
@@ -148,7 +184,19 @@ def chunks_of(kind: Kind, group_size: int) -> tuple[int, int]:
     return (_CHUNK if group_size % _CHUNK == 0 else GROUP_MULTIPLE), (4 if kind in ("u4", "e2m1") else 2)
 
 
-def _words(levels_OI: Tensor, kind: Kind, num_outputs: int, num_inputs: int, chunk: int, num_chunks: int) -> Tensor:
+def pieces_of(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[tuple[Piece, ...], ...]:
+    """Return the pieces of each chunk's codes; empty: numbers are made of 8 bits in float32, or not at all."""
+    return () if kind == "u8" and group_size else _PIECES.get((kind, dtype), ())
+
+
+def units_of(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[float, float]:
+    """Return what scales are multiplied by, and what sums are."""
+    return _UNITS.get((kind, dtype), (1.0, 1.0)) if pieces_of(kind, dtype, group_size) else (1.0, 1.0)
+
+
+def _words(
+    levels_OI: Tensor, kind: Kind, dtype: torch.dtype, num_outputs: int, num_inputs: int, chunk: int, num_chunks: int
+) -> Tensor:
     """Return the codes of padded outputs and inputs in the order of the kernel."""
     codes = torch.zeros(num_outputs, num_inputs, dtype=torch.uint8, device=levels_OI.device)
     codes[: levels_OI.shape[0], : levels_OI.shape[1]] = levels_OI
@@ -157,9 +205,29 @@ def _words(levels_OI: Tensor, kind: Kind, num_outputs: int, num_inputs: int, chu
         words = codes.permute(0, 2, 3, 1, 4).squeeze(2).contiguous()
         return (words ^ 0x80).view(torch.int8) if kind == "s8" else words.view(torch.float8_e4m3fn)
     chunks = codes.permute(3, 0, 2, 1, 4).unbind(0)
-    if num_chunks == 4:
-        chunks = (chunks[0] | (chunks[1] << 4), chunks[2] | (chunks[3] << 4))
-    return torch.stack(chunks, dim=-1).view(torch.int16).squeeze(-1)
+    if num_chunks == 2:
+        return torch.stack(chunks, dim=-1).view(torch.int16).squeeze(-1)
+    pairs = torch.zeros(*chunks[0].shape[:-1], chunk // 2, dtype=torch.int32, device=codes.device)
+    for codes_of_chunk, pieces in zip(chunks, _PIECES[kind, dtype], strict=True):
+        for half in range(2):
+            places = _places(pieces)
+            for rotation, mask in pieces:
+                bits = torch.zeros_like(pairs)
+                for bit, place in enumerate(places):
+                    if mask >> place & 1:
+                        bits |= (codes_of_chunk[..., half::2].int() >> bit & 1) << place + 16 * half
+                pairs |= _rotated_right(bits, rotation)
+    return pairs.view(torch.int16)
+
+
+def _places(pieces: tuple[Piece, ...]) -> list[int]:
+    """Return the bits of a number that are those of its code, ascending."""
+    return [place for place in range(16) if any(mask >> place & 1 for _, mask in pieces)]
+
+
+def _rotated_right(words: Tensor, count: int) -> Tensor:
+    """Rotate words of int32."""
+    return words if not count else (words >> count) & (_FULL >> count) | words << 32 - count
 
 
 def _scales(
@@ -168,20 +236,19 @@ def _scales(
     """Return the words of scales by group and output, the type of scales and what is beside them; None: a scale is too
     large for its type."""
     scale_GO = weight.scale_OG.to(device).T
+    unit, sum_unit = units_of(kind, dtype, group_size)
     # A word with the scales of two blocks would cost more instructions than bytes.
     has_shifts = weight.zero_OG is not None or (kind in ("u4", "u8") and group_size >= _GROUP_OF_OUTPUTS)
     other: Other = "shift" if has_shifts else "none"
-    if weight.minimum_OG is not None:
+    if weight.minimum_OG is not None or (has_shifts and (kind, dtype) == ("u4", torch.bfloat16)):
         other = "minimum"
     if not group_size:
         return _float_words(scale_GO), torch.float32, other
-    if kind == "e2m1":
-        scale_GO = scale_GO.float() * _FLOAT_UNITS[kind, dtype]
     if kind == "f8" or (kind == "e4m3" and weight.scale_OG.dtype == torch.float32):
         is_fitting = bool((scale_GO.float().abs() < 2.0**7).all())
         return (_float_words(scale_GO), torch.float32, other) if is_fitting else None
     scale_dtype = dtype if kind in ("u4", "e2m1") else _exact_type(scale_GO)
-    halves_GO = scale_GO.to(scale_dtype)
+    halves_GO = (scale_GO.to(scale_dtype).float() * unit).to(scale_dtype)
     if not bool(halves_GO.isfinite().all()):
         return None
     if other == "none":
@@ -189,9 +256,14 @@ def _scales(
             halves_GO = torch.cat([halves_GO, torch.zeros_like(halves_GO[:1])])
         return _pairs(halves_GO[::2], halves_GO[1::2]), scale_dtype, other
     if weight.minimum_OG is not None:
-        return _pairs(halves_GO, weight.minimum_OG.to(device).T.to(scale_dtype)), scale_dtype, other
+        minimum_GO = weight.minimum_OG.to(device).T.float() / sum_unit
+        return _pairs(halves_GO, minimum_GO.to(scale_dtype)), scale_dtype, other
     zero_GO = torch.full_like(halves_GO, weight.offset) if weight.zero_OG is None else weight.zero_OG.to(device).T
-    base = 0 if kind == "u8" else torch.tensor(_BASES[dtype], dtype=torch.int16).view(dtype).item()
+    if other == "minimum":
+        # Exact for a power of 2, as symmetric formats have it; other zeros are rounded as scales are.
+        minimum_GO = -zero_GO.float() * halves_GO.float() / unit / sum_unit
+        return _pairs(halves_GO, minimum_GO.to(scale_dtype)), scale_dtype, other
+    base = 0 if kind == "u8" else torch.tensor(BASES[kind, dtype], dtype=torch.int16).view(dtype).item()
     return _pairs(halves_GO, (zero_GO.float() + base).to(scale_dtype)), scale_dtype, other
 
 
@@ -213,24 +285,14 @@ def _pairs(lower: Tensor, upper: Tensor) -> Tensor:
     return torch.stack([lower, upper], dim=-1).contiguous().view(torch.int32).squeeze(-1)
 
 
-def assembly(kind: Kind, dtype: torch.dtype) -> tuple[str, ...] | None:
+def assembly(kind: Kind, dtype: torch.dtype, group_size: int) -> tuple[str, ...] | None:
     """Return instructions that make the bits of a chunk's numbers from words, two words at once; one for each chunk.
 
-    PTX has no shift of two halves, and the compiler would make seven instructions where these are two or four.
+    PTX has no shift of two halves, and the compiler would make seven instructions where these are one to three.
     """
-    if kind == "u4":
-        base = _BASES[dtype] * 0x10001
+    if pieces_of(kind, dtype, group_size):
         return tuple(
-            f"{{ .reg .b32 t; shr.b32 t, $1, {4 * chunk}; lop3.b32 $0, t, 0x000f000f, {base}, 0xea; }}"
-            for chunk in range(4)
-        )
-    if kind == "e2m1":
-        mask = (7 << (6 if dtype == torch.bfloat16 else 9)) * 0x10001
-        place = 6 if dtype == torch.bfloat16 else 9
-        return tuple(
-            f"{{ .reg .b32 t, s; {_shift('t', place - 4 * chunk)} {_shift('s', 12 - 4 * chunk)} "
-            f"and.b32 s, s, 0x80008000; lop3.b32 $0, t, {mask}, s, 0xea; }}"
-            for chunk in range(4)
+            _pieces_assembly(pieces, BASES.get((kind, dtype), 0)) for pieces in pieces_of(kind, dtype, group_size)
         )
     if kind == "u8":  # the bytes of 2^23 in float32, with a code in place of the lowest
         return tuple(
@@ -249,6 +311,15 @@ def assembly(kind: Kind, dtype: torch.dtype) -> tuple[str, ...] | None:
     return None
 
 
-def _shift(register: str, count: int) -> str:
-    """Return the instruction that shifts the word to the left, or to the right if the count is negative."""
-    return f"sh{'l' if count >= 0 else 'r'}.b32 {register}, $1, {abs(count)};"
+def _pieces_assembly(pieces: tuple[Piece, ...], base: int) -> str:
+    """Return the instructions for the codes of a chunk."""
+    lines = [".reg .b32 t, bits;"]
+    for index, (rotation, mask) in enumerate(pieces):
+        word = "$1"
+        if rotation:
+            lines.append(f"shf.l.wrap.b32 t, $1, $1, {rotation};")
+            word = "t"
+        others = "bits" if index else base * 0x10001
+        target = "$0" if index == len(pieces) - 1 else "bits"
+        lines.append(f"lop3.b32 {target}, {word}, {mask * 0x10001:#x}, {others}, 0xea;")
+    return f"{{ {' '.join(lines)} }}"

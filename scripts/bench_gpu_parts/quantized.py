@@ -41,11 +41,11 @@ class Format:
 
 
 FORMATS: dict[QuantizedName, Format] = {
-    "GPTQ": Format("u4", 128, "shift", "bfloat16", (378, 243)),
-    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (413, 288)),
-    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (502, 362)),
-    "Q8_0": Format("u8", 32, "none", "float16", (368, 255)),
-    "w8a16": Format("u8", 0, "none", "float32", (251, 157)),
+    "GPTQ": Format("u4", 128, "minimum", "bfloat16", (285, 195)),
+    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (324, 244)),
+    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (358, 249)),
+    "Q8_0": Format("u8", 32, "none", "float16", (340, 211)),
+    "w8a16": Format("u8", 0, "none", "float32", (171, 119)),
     "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (401, 242)),
     "w8a8": Format("s8", 0, "none", "float32", (89, 88)),
     "block fp8": Format("f8", 128, "none", "float32", (153, 213)),

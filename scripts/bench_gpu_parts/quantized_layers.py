@@ -8,7 +8,7 @@ from bench_gpu_parts.shapes import SHAPES, weight_shapes
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU, captured, normal, num_copies, release_memory, seconds_of
 from octavo.kernels.linear.gpu_product import gpu_of
 from octavo.kernels.linear.gpu_quantized import QuantizedProduct
-from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, chunks_of
+from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, GpuQuantizedWeight, chunks_of, units_of
 
 LEAST_S = 0.05
 """Minimum time of one measurement."""
@@ -25,6 +25,7 @@ def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: to
     scale_dtype: torch.dtype = getattr(torch, form.scale_type)
     span = int(group_size * 4 / form.scale_bytes)
     scales = (-(-num_blocks * chunk * num_chunks // span) if group_size else 1, num_tiles * TILE_OUTPUTS)
+    unit, sum_unit = units_of(kind, torch.bfloat16, group_size)
     filled = torch.tensor([2.0**-7] * (4 // scale_dtype.itemsize), dtype=scale_dtype, device=device).view(torch.int32)
     word_type = _WORD_TYPES.get(kind, torch.int16)
     if device.type == "meta":
@@ -45,6 +46,8 @@ def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: to
         group_size=group_size,
         other=form.other,
         zero=0 if form.other == "shift" else 128 if form.code_bits == 8 else 8,
+        unit=unit,
+        sum_unit=sum_unit,
         chunk=chunk,
         num_chunks=num_chunks,
         order_I=None,

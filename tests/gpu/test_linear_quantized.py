@@ -142,7 +142,7 @@ def test_what_no_kernel_multiplies(device: torch.device, seed: int) -> None:
     int4 = weight_of(seed, **FORMATS["awq"][0])
     assert QuantizedProduct.new(int4, None, torch.float32, device, of_device) is None
     mxfp4 = weight_of(seed, **FORMATS["mxfp4"][0])
-    large = replace(mxfp4, scale_OG=torch.full_like(mxfp4.scale_OG, 1e4))
+    large = replace(mxfp4, scale_OG=torch.full_like(mxfp4.scale_OG, 1e6, dtype=torch.float32))
     assert QuantizedProduct.new(large, None, torch.bfloat16, device, of_device) is None
 
 

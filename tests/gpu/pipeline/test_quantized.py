@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny
 from worker_plans import Running, alone, loaded, spec, worker_config
 
+from octavo.kernels.linear.gpu_quantized import QuantizedProduct
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.weights.load import load_model
 
@@ -21,8 +22,11 @@ KINDS = {
     "gptq-act-order": "4-bit levels",
     "w8a8": "8-bit levels and rows with one scale each",
     "w8a8-float": "8-bit floats and rows of 8-bit floats",
+    "w4a16 experts": "4-bit levels",
+    "fp8-blocks experts": "8-bit floats",
 }
-LONG = ("w8a8", "w8a8-float")
+LONG = ("w8a8", "w8a8-float", "fp8-blocks experts")
+AS_ON_CPU = ("gptq-act-order", "w4a16 experts")
 PROMPT, SAMPLING = prompt(8, seed=1), spec(temperature=1.0, seed=7, logprobs=1, prompt_logprobs=0)
 SMALL = {**SETTINGS, "max_num_seqs": 2, "max_num_batched_tokens": 8, "dtype": "bfloat16"}
 
@@ -39,22 +43,34 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         num_attention_heads=4,
         num_key_value_heads=2,
     )
+    mixture = make_tiny(
+        "Qwen3MoeForCausalLM",
+        folder / "mixture",
+        num_hidden_layers=1,
+        hidden_size=64,
+        moe_intermediate_size=32,
+        num_experts=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+    )
     for kind in KINDS:
-        quantized_checkpoints.write(kind, plain, folder / kind)
+        source = mixture if kind.endswith(" experts") else plain
+        quantized_checkpoints.write(kind.removesuffix(" experts"), source, folder / kind)
     return {kind: folder / kind for kind in KINDS}
 
 
 @pytest.fixture(scope="module")
-def computed_on_cpu(directories: dict[str, Path]) -> Running:
-    config = worker_config(directories["gptq-act-order"], quantization="none", **SMALL)
-    return alone(loaded(config), config, PROMPT, SAMPLING, NUM_STEPS)
+def computed_on_cpu(directories: dict[str, Path]) -> dict[str, Running]:
+    """Return what numbers of the levels give."""
+    configs = {kind: worker_config(directories[kind], quantization="none", **SMALL) for kind in AS_ON_CPU}
+    return {kind: alone(loaded(config), config, PROMPT, SAMPLING, NUM_STEPS) for kind, config in configs.items()}
 
 
 @pytest.mark.parametrize("kind", [pytest.param(kind, marks=[pytest.mark.long] * (kind in LONG)) for kind in KINDS])
 def test_quantized_weights_in_chunks_in_company_and_through_graphs(
     kind: str,
     directories: dict[str, Path],
-    computed_on_cpu: Running,
+    computed_on_cpu: dict[str, Running],
     _kernels_of_gpus: None,
     stream: Stream,
     device: torch.device,
@@ -64,13 +80,17 @@ def test_quantized_weights_in_chunks_in_company_and_through_graphs(
     with caplog.at_level(logging.INFO):
         model = load_model(config, lambda fraction: None, device=device)
     assert [record.getMessage() for record in caplog.records if f"products with {KINDS[kind]}" in record.getMessage()]
+    if kind.endswith(" experts"):
+        experts = [weight for name, weight in model.parameters.packed.items() if ".experts." in name]
+        assert len(experts) == 12
+        assert all(isinstance(weight.product, QuantizedProduct) for weight in experts)
     eager = driver(model, config, stream, has_graphs=False)
     alone_request = eager.admit(0, PROMPT, SAMPLING)
     eager.run(NUM_STEPS)
     eager.executor.close()
-    if kind == "gptq-act-order":
-        assert alone_request.outputs == computed_on_cpu.outputs
-        for found, wanted in zip(alone_request.logprobs, computed_on_cpu.logprobs, strict=True):
+    if kind in AS_ON_CPU:
+        assert alone_request.outputs == computed_on_cpu[kind].outputs
+        for found, wanted in zip(alone_request.logprobs, computed_on_cpu[kind].logprobs, strict=True):
             assert found.logprobs == pytest.approx(wanted.logprobs, abs=0.06), "of products in bfloat16"
     core = driver(model, config, stream)
     core.admit(0, prompt(4), spec())
@@ -115,7 +135,7 @@ def test_a_cache_with_the_scales_of_the_checkpoint(
     factor: float,
     tmp_path: Path,
     directories: dict[str, Path],
-    computed_on_cpu: Running,
+    computed_on_cpu: dict[str, Running],
     _kernels_of_gpus: None,
     stream: Stream,
     device: torch.device,
@@ -137,7 +157,7 @@ def test_a_cache_with_the_scales_of_the_checkpoint(
     core.executor.close()
     found, wanted = (
         torch.tensor([entry.logprobs[0] for entry in one.prompt_logprobs if entry is not None])
-        for one in (request, computed_on_cpu)
+        for one in (request, computed_on_cpu["gptq-act-order"])
     )
     difference = float((found - wanted).abs().max())
     assert (difference < 0.2) == (factor == 1.0), f"{difference}: numbers beyond 448 times the scale are cut"
