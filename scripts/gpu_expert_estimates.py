@@ -75,19 +75,29 @@ def estimate_layer(mixture: Mixture, num_tokens: int, gpu: GpuName) -> LayerEsti
     num_slots = num_tokens * mixture.top_k
     tile_rows = 64 if num_slots <= 64 * mixture.num_experts else 128
     num_read = int((counts > 0).sum())
-    row_bytes = {"x": mixture.width * ELEMENT_BYTES, "inner": mixture.inner * ELEMENT_BYTES}
-    combined_bytes = (num_slots + num_tokens) * row_bytes["x"]
+    around_s = around_products_s(mixture, num_tokens, rates)
     parts_s = {
-        "route": KERNEL_S + mixture.top_k * CHOICE_S,
-        "sort": KERNEL_S + 2 * -(-num_slots // SORT_BLOCK) * SORT_BLOCK_S,
+        "route": around_s["route"],
+        "sort": around_s["sort"],
         "gate_up": _product_s(counts, tile_rows, 2 * mixture.inner, mixture.width, mixture.inner, gpu),
         "down": _product_s(counts, tile_rows, mixture.width, mixture.inner, mixture.width, gpu),
+        "combine": around_s["combine"],
+    }
+    least_bytes = num_read * mixture.weight_bytes() + 2 * num_tokens * mixture.width * ELEMENT_BYTES
+    roofline_s = max(least_bytes / rates.memory_bytes, mixture.flops(num_tokens) / rates.matrix_flops)
+    return LayerEstimate(num_read, parts_s, roofline_s)
+
+
+def around_products_s(mixture: Mixture, num_tokens: int, rates: Device) -> dict[str, float]:
+    """Return the times of the kernels before and after the products."""
+    num_slots = num_tokens * mixture.top_k
+    combined_bytes = (num_slots + num_tokens) * mixture.width * ELEMENT_BYTES
+    return {
+        "route": KERNEL_S + mixture.top_k * CHOICE_S,
+        "sort": KERNEL_S + 2 * -(-num_slots // SORT_BLOCK) * SORT_BLOCK_S,
         "combine": KERNEL_S
         + combined_bytes / (rates.cache_bytes if combined_bytes <= CACHE_BYTES else rates.memory_bytes),
     }
-    least_bytes = num_read * mixture.weight_bytes() + 2 * num_tokens * row_bytes["x"]
-    roofline_s = max(least_bytes / rates.memory_bytes, mixture.flops(num_tokens) / rates.matrix_flops)
-    return LayerEstimate(num_read, parts_s, roofline_s)
 
 
 def routed(mixture: Mixture, num_tokens: int) -> np.ndarray:

@@ -28,7 +28,7 @@ from octavo.kernels.linear.gpu_tiles import H100
 
 ISSUED, ISSUED_ALONE = 0.7, 0.5
 """Instructions per clock of a scheduler, if programs share a multiprocessor or not. Assumed."""
-END_INSTRUCTIONS = (790, 1020)
+END_INSTRUCTIONS = (804, 1020)
 """Of a warp, outside of the loop over inputs, by the size of tiles. The most of all launches."""
 NUM_SCHEDULERS = 4
 """Of a multiprocessor."""
@@ -75,7 +75,7 @@ def estimate_product(
     issued = ISSUED if num_items * launch.num_warps >= 4 * SHARING * H100.num_multiprocessors else ISSUED_ALONE
     issued *= NUM_SCHEDULERS / launch.num_warps * rates.clocks
     is_largest = launch.num_warps > NUM_SCHEDULERS
-    item_s = blocks * _block_seconds(
+    item_s = blocks * block_seconds(
         form, launch.rows, form.loop_instructions[is_largest] / issued, weight.chunk * weight.num_chunks, rates
     )
     item_s += splits_of_item * END_INSTRUCTIONS[is_largest] / issued
@@ -103,7 +103,7 @@ def estimate_product(
     )
 
 
-def _block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: Device) -> float:
+def block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: Device) -> float:
     """Return the time of a block of inputs of a tile on a multiprocessor: the longest of copies, instructions and
     products, which overlap with those of the other program. `issue_s`: time of the instructions."""
     is_8_bit = form.kind in ("s8", "f8")

@@ -16,7 +16,7 @@ from octavo.kernels.linear.gpu_quantized_kernels import Form
 from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 
-_GATED_ROWS = 64
+GATED_ROWS = 64
 """Most rows of a tile of gates and ups, where the sums of two weights leave no registers for more."""
 
 
@@ -103,7 +103,7 @@ def tile_rows(
     weights = [*others] if gates is None else [gates, *others]
     usable = [rows for rows in sizes if all(rows in each.first.row_sizes for each in weights)]
     if gates is not None and (gates.form.kind == "s8" or not gates.first.gpu.has_descriptors):
-        usable = [rows for rows in usable if rows <= _GATED_ROWS]
+        usable = [rows for rows in usable if rows <= GATED_ROWS]
     return next((rows for rows in usable if rows * num_own >= 2 * num_slots), usable[-1])
 
 
@@ -130,7 +130,7 @@ def multiply_gates_and_ups(
     weight = ups.first.weight
     x, row_scale = ups.rows(x_TD)
     of_gates = ups if gates is None else gates
-    is_wide = gates is not None and tiles.rows == _GATED_ROWS and not ups.first.gpu.has_descriptors
+    is_wide = gates is not None and tiles.rows == GATED_ROWS and not ups.first.gpu.has_descriptors
     num_stages = min(ups.first.num_stages(tiles.rows), of_gates.first.num_stages(tiles.rows))
     quantized_gate_up_kernel[(tiles.most * triton.cdiv(weight.num_outputs, TILE_OUTPUTS),)](
         x,

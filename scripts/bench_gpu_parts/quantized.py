@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from bench_gpu_parts.mixtures import MixtureName
 from bench_gpu_parts.shapes import ShapeName
 
 QuantizedName = Literal["GPTQ", "Q4_K", "mxfp4", "Q8_0", "w8a16", "block fp8 of Ampere", "w8a8", "block fp8", "fp8"]
@@ -51,3 +52,9 @@ FORMATS: dict[QuantizedName, Format] = {
     "block fp8": Format("f8", 128, "none", "float32", (153, 213)),
     "fp8": Format("f8", 0, "none", "float32", (105, 152)),
 }
+QUANTIZED_MIXTURES: dict[QuantizedName, MixtureName] = {
+    "GPTQ": "Qwen3-30B-A3B",
+    "block fp8": "Qwen3-30B-A3B",
+    "mxfp4": "GPT-OSS-20B",
+}
+"""Mixtures in the formats in which they are published."""

@@ -6,7 +6,7 @@ A cell is one call of a function in `drive.py`, in a process that can be killed 
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from bench_gpu_parts.mixtures import MIXTURES, MixtureName
+from bench_gpu_parts.mixtures import MixtureName
 from bench_gpu_parts.quantized import ROWS as QUANTIZED_ROWS
 from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
@@ -58,7 +58,8 @@ def all_cells() -> list[Cell]:
         _sinks(),
         *(_products(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         _quantized("GPTQ"),  # scripts/bench_gpu measures all formats
-        *(_mixture(name) for name in MIXTURES),
+        _mixture("Qwen3-30B-A3B"),
+        _mixture("GPT-OSS-20B", "mxfp4"),  # as it is published
         *(_recurrence(name) for name in RECURRENCES),
         Cell("bits-tp", "the bits of products that ranks divide", "kernels", "tp_invariant", TP_INVARIANT, 20, 60),
         Cell("sums", "sums over several GPUs", "kernels", "sums", SUMS, 20, 90),
@@ -97,9 +98,11 @@ def _sinks() -> Cell:
     return Cell("bits-attention-sinks", title, "kernels", "attention_bits", {"has_sinks": True}, 6, 40)
 
 
-def _mixture(name: MixtureName) -> Cell:
-    arguments = {"name": name, "rows": list(ROWS)}
-    return Cell(f"experts-{name}", f"experts of a layer, {name}", "kernels", "mixture", arguments, 5, 40)
+def _mixture(name: MixtureName, form: QuantizedName | None = None) -> Cell:
+    arguments = {"name": name, "rows": list(ROWS), "form": form}
+    title = f"{name}, {form}" if form else name
+    key = f"experts-{name}-{form}" if form else f"experts-{name}"
+    return Cell(key, f"experts of a layer, {title}", "kernels", "mixture", arguments, 5, 40)
 
 
 def _quantized(name: QuantizedName) -> Cell:

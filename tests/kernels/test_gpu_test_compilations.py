@@ -18,6 +18,7 @@ MOST = {
     "test_all_reduce.py": 16,
     "test_elementwise.py": 110,
     "test_experts.py": 76,
+    "test_experts_quantized.py": 60,
     "test_interpreter.py": 8,
     "test_latent_attention.py": 70,
     "test_linear.py": 95,

@@ -10,6 +10,7 @@ from typing import Any
 import gpu_quantized_estimates
 import pytest
 from bench_gpu_parts.quantized import FORMATS, QuantizedName
+from quantized_launches import EXPERTS
 
 SUPPORT = Path(__file__).parents[1] / "support"
 TENSOR_CORES = {"s8": "IGMMA", "f8": "QGMMA"}
@@ -19,12 +20,17 @@ PROGRAM = """
 import json, sys
 sys.path += [sys.argv[1], sys.argv[1] + "/../../scripts"]
 from compiled_kernels import compiled
-from quantized_launches import LAUNCHES
+from quantized_launches import EXPERTS, LAUNCHES
 found = {}
 for name, instruction in json.loads(sys.argv[2]).items():
     (kernel,) = [one for one in compiled(LAUNCHES[name], 90) if one.kernel == "quantized_linear_kernel"]
     loops = kernel.loops(instruction)
     found[name] = {"loop": loops[0], "total": loops[0].total(), "end": len(kernel.listing()) - loops[0].total()}
+for name in EXPERTS:
+    all_kernels = compiled(LAUNCHES[f"quantized experts, {name}, 16 tokens"], 90)
+    kernels = [one for one in all_kernels if one.kernel.startswith("quantized_")]
+    instruction = next(one for one in ("HGMMA", "IGMMA", "QGMMA") if kernels[-1].instructions()[one])
+    found[f"experts, {name}"] = [loop for one in kernels[-2:] for loop in one.loops(instruction)]
 print(json.dumps(found))
 """
 
@@ -55,5 +61,13 @@ def test_estimates_count_the_instructions_of_the_machine_code(compiled: dict[str
 def test_the_loops_wait_for_no_copy(compiled: dict[str, Any]) -> None:
     """Codes, scales and rows are copied while a tile before is multiplied."""
     for name, found in compiled.items():
-        assert found["loop"]["LDGSTS"], name
-        assert "LDG" not in found["loop"], name
+        for loop in found if name.startswith("experts") else [found["loop"]]:
+            assert loop["LDGSTS"], name
+            assert "LDG" not in loop, name
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_need_about_the_instructions_of_other_products(compiled: dict[str, Any], name: QuantizedName) -> None:
+    loops = [sum(loop.values()) for loop in compiled[f"experts, {name}"]]
+    assert len(loops) == 3, "gates, ups, downs"
+    assert max(loops) <= 1.1 * FORMATS[name].loop_instructions[0]

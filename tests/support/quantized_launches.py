@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 import triton
 from bench_gpu_parts.mixtures import MIXTURES, MixtureName
-from bench_gpu_parts.quantized import FORMATS, QuantizedName
+from bench_gpu_parts.quantized import FORMATS, QUANTIZED_MIXTURES, QuantizedName
 from bench_gpu_parts.quantized_layers import weight_of
 from torch import Tensor
 
@@ -25,13 +25,7 @@ GPUS = {
 }
 NUM_INPUTS = NUM_OUTPUTS = 4096
 ROWS = (16, 8192)
-EXPERTS: dict[QuantizedName, MixtureName] = {
-    "GPTQ": "Qwen3-30B-A3B",
-    "mxfp4": "GPT-OSS-20B",
-    "Q8_0": "Qwen3-30B-A3B",
-    "w8a8": "Qwen3-30B-A3B",
-    "block fp8": "Qwen3-30B-A3B",
-}
+EXPERTS: dict[QuantizedName, MixtureName] = {**QUANTIZED_MIXTURES, "Q8_0": "Qwen3-30B-A3B", "w8a8": "Qwen3-30B-A3B"}
 TOKENS = (16, 8192)
 
 

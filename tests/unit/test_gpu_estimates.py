@@ -4,9 +4,12 @@ import gpu_attention_estimates
 import gpu_decode_estimates
 import gpu_estimates
 import gpu_expert_estimates
+import gpu_quantized_estimates
+import gpu_quantized_expert_estimates
 import gpu_state_estimates
 import pytest
-from bench_gpu_parts.mixtures import MIXTURES
+from bench_gpu_parts.mixtures import MIXTURES, MixtureName
+from bench_gpu_parts.quantized import QUANTIZED_MIXTURES, QuantizedName
 from bench_gpu_parts.recurrences import RECURRENCES
 from source_tree import ROOT
 
@@ -20,6 +23,9 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_decode_estimates.table("H200") in documented
     assert gpu_state_estimates.table("H200") in documented
     assert all(gpu_expert_estimates.table(gpu) in documented for gpu in gpu_expert_estimates.GPUS)
+    for device in gpu_estimates.DEVICES:
+        assert gpu_quantized_estimates.table(device) in documented
+        assert gpu_quantized_expert_estimates.table(device) in documented
 
 
 @pytest.mark.parametrize("gpu", gpu_expert_estimates.GPUS)
@@ -32,6 +38,15 @@ def test_experts_read_what_is_routed_to_and_no_estimate_beats_the_roofline(
     assert [each.num_read for each in found][::2] == [mixture.top_k, mixture.num_experts]
     assert all(0.0 < each.share <= 1.0 for each in found)
     assert found[0].seconds < found[1].seconds < found[2].seconds
+
+
+@pytest.mark.parametrize(("form", "name"), QUANTIZED_MIXTURES.items())
+def test_quantized_experts_meet_the_goal_in_decodes_on_an_h100(form: QuantizedName, name: MixtureName) -> None:
+    found = [
+        gpu_quantized_expert_estimates.estimate_layer(form, MIXTURES[name], rows, "H100") for rows in (1, 16, 256, 8192)
+    ]
+    assert all(0.75 <= each.share <= 1.0 for each in found[1:3])
+    assert found[0].seconds < found[1].seconds < found[2].seconds < found[3].seconds
 
 
 @pytest.mark.parametrize("name", RECURRENCES)

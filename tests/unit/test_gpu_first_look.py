@@ -140,7 +140,8 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
         "agree-Qwen3-0.6B-qkv",
         "products-Llama-3.1-8B-head",
         "bits-attention-sinks",
-        "experts-GPT-OSS-20B",
+        "experts-Qwen3-30B-A3B",
+        "experts-GPT-OSS-20B-mxfp4",
         "bits-tp",
         "sums",
         "attention-1-8192-1",
@@ -156,10 +157,10 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert rows.keys() >= {"copy", "agree-Qwen3-0.6B qkv", "product-Llama-3.1-8B head-16", "attention-1-8192"}
     assert rows["product-Llama-3.1-8B head-16"]["engines"].keys() == {"estimate", "octavo", "cublas"}
     assert rows["attention-prefill-2048"]["engines"].keys() == {"estimate", "octavo"}
-    assert rows["experts-GPT-OSS-20B-3"]["engines"].keys() == {"octavo", "estimate"}
-    same_bits = ["bits-attention with sinks", "bits-experts-GPT-OSS-20B", "bits-early-Llama-3.1-8B"]
-    same_bits.append("bits-tp-Llama-3.1-8B")
-    assert [rows[key]["engines"]["octavo"]["median"] for key in same_bits] == [0, 0, 0, 0]
+    assert rows["experts-GPT-OSS-20B, mxfp4-3"]["engines"].keys() == {"octavo", "estimate"}
+    same_bits = ["bits-attention with sinks", "bits-experts-Qwen3-30B-A3B", "bits-early-Llama-3.1-8B"]
+    same_bits += ["bits-tp-Llama-3.1-8B", "bits-experts-GPT-OSS-20B, mxfp4"]
+    assert [rows[key]["engines"]["octavo"]["median"] for key in same_bits] == [0] * 5
     assert "not measured, because there are fewer than two" in done.stdout
     assert rows["early-Llama-3.1-8B-3"]["engines"].keys() == {"octavo", "early"}
     assert "| octavo, early |" in done.stdout
