@@ -74,7 +74,7 @@ def _with_delta(results, delta_ptr, adapter_ptr, slots, width, outputs, is_outpu
     return tl.where(has_adapter, results + delta, results)
 
 
-@triton.jit
+@triton.jit  # long: arguments take a line each
 def quantized_gate_up_kernel(
     x_ptr,
     row_scale_ptr,

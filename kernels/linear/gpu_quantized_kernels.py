@@ -154,7 +154,7 @@ def _numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_I
     return numbers.to(dtype)
 
 
-@triton.jit
+@triton.jit  # long: one loop, mostly parameters
 def sum_split(
     x_ptr,
     row_scale_ptr,

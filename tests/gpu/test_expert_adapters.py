@@ -1,5 +1,6 @@
 """Adapters of experts on a GPU: right, the same bits in any batch, and none for tokens without one."""
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -13,6 +14,8 @@ from torch import Tensor
 from octavo.kernels.experts import cases
 from octavo.kernels.experts.gpu import experts
 from octavo.kernels.linear import PackedLinear, gpu
+from octavo.kernels.linear.quantization import quantize_weight
+from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.lora import gpu as lora_gpu
 from octavo.kernels.routing import Routing
 from octavo.kernels.routing import reference as routing_reference
@@ -25,20 +28,39 @@ def pack(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     return PackedLinear(weight.shape[1], weight.shape[0], weight.dtype, weight.device, product)
 
 
+def quantized(weight: Tensor) -> QuantizedWeight:
+    """Return 8-bit floats for rows of 16 bits."""
+    return replace(quantize_weight(None, weight, "fp8"), row_type=None)
+
+
+def pack_quantized(weight: Tensor, bias: Tensor | None) -> PackedLinear:
+    product = gpu.Packer(is_batch_invariant=True).pack_quantized(
+        quantized(weight.float().cpu()), bias, weight.dtype, weight.device
+    )
+    assert product is not None
+    return PackedLinear(weight.shape[1], weight.shape[0], weight.dtype, weight.device, product)
+
+
 @pytest.mark.parametrize(
-    ("name", "dtype", "own"),
+    ("name", "dtype", "own", "is_quantized"),
     [
-        ("small", torch.float32, None),
-        ("biases", torch.bfloat16, None),
-        ("no gates", torch.float32, range(1, 3)),
+        ("small", torch.float32, None, False),
+        ("biases", torch.bfloat16, None, False),
+        ("no gates", torch.float32, range(1, 3), False),
+        ("biases", torch.bfloat16, None, True),
+        ("no gates", torch.bfloat16, None, True),
     ],
 )
-def test_adapters(name: str, dtype: torch.dtype, own: range | None, device: torch.device) -> None:
+def test_adapters(name: str, dtype: torch.dtype, own: range | None, is_quantized: bool, device: torch.device) -> None:
     layer = LAYERS[name]
     weights = {key: tensor.to(dtype).float() for key, tensor in cases.weights(layer).items()}
+    if is_quantized:
+        for key in ("gate_EID", "up_EID", "down_EDI"):
+            if key in weights:
+                weights[key] = torch.stack([quantized(weight).dequantize() for weight in weights[key]])
     x, logits, slots = (values[:NUM_TOKENS] for values in inputs_of(layer, dtype))
     on_device = {key: tensor.to(device) for key, tensor in weights.items()}
-    packed = pack_experts(layer, on_device, pack, dtype, own)
+    packed = pack_experts(layer, on_device, pack_quantized if is_quantized else pack, dtype, own)
     adapters = new_adapters(layer, dtype, packed.own, partial(lora_gpu.new_slots, device=device))
 
     def compute(rows: Tensor, *, has_adapters: bool = True) -> Tensor:
