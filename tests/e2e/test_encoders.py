@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from model_runner import Runner, facts_of, load
+import transformers
+from model_runner import Runner, facts_of, filled, load, with_config
 from pairwise import pairwise_first
 from tiny_encoders import ENCODERS, MAX_POSITIONS, class_scores, hidden_states, make_encoder
 from tiny_models import VOCAB_SIZE, make_tiny
@@ -89,3 +90,58 @@ def test_a_family_without_attention_in_both_directions_says_so(tmp_path: Path) -
     path = make_tiny("GPT2Model", tmp_path, class_name="GPT2Config", n_embd=48, n_head=3, n_layer=1, is_causal=False)
     with pytest.raises(ConfigError, match="both directions, which GPT-2 does not have"):
         build_model(facts_of(path), Placement(torch.float32))
+
+
+NOMIC = {
+    "n_embd": 48,
+    "n_head": 3,
+    "n_inner": 96,
+    "n_layer": 3,
+    "n_positions": MAX_POSITIONS,
+    "vocab_size": VOCAB_SIZE,
+    "activation_function": "swiglu",
+    "causal": False,
+    "fused_bias_fc": True,
+    "layer_norm_epsilon": 1e-12,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "pad_vocab_size_multiple": 64,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_base": 1000,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "type_vocab_size": 2,
+    "use_rms_norm": False,
+    "model_type": "nomic_bert",
+}
+"""The keys of nomic-embed-text-v1.5."""
+
+
+def test_nomic_bert_in_its_own_spelling(directories: dict[str, Path]) -> None:
+    path, texts = directories["nomic-bert"], texts_of([60])
+    facts = with_config(facts_of(path), NOMIC)
+    runner = Runner(filled(build_model(facts, Placement(torch.float32)), path, None), torch.float32, MAX_POSITIONS)
+    actual = runner.step(texts, [(0, 0, 60)])[0]
+    torch.testing.assert_close(actual, hidden_states(path, texts)[0], rtol=1e-4, atol=1e-4)
+    with pytest.raises(ConfigError, match="'rotary_scaling_factor' is 2"):
+        build_model(with_config(facts, {**NOMIC, "rotary_scaling_factor": 2}), Placement(torch.float32))
+
+
+def test_the_scaling_of_gte_slows_all_angles(directories: dict[str, Path]) -> None:
+    """The published formula (https://kexue.fm/archives/9706): the base times the factor, all over factor^(2 / dim)."""
+    path, texts = directories["gte"], texts_of([60])
+    facts = facts_of(path)
+    config = {key: value for key, value in facts.hf_config.items() if key != "rope_parameters"}
+    scaled = with_config(
+        facts, {**config, "rope_theta": 20000, "rope_scaling": {"type": "ntk", "factor": 8.0}, "pack_qkv": True}
+    )
+    runner = Runner(filled(build_model(scaled, Placement(torch.float32)), path, None), torch.float32, MAX_POSITIONS)
+    actual = runner.step(texts, [(0, 0, 60)])[0]
+    theirs = transformers.AutoModel.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    theirs.rotary_emb.inv_freq = 160000.0 ** -(torch.arange(0, 16, 2) / 16) / 8 ** (2 / 16)
+    with torch.inference_mode():
+        expected = theirs(texts[0][None])[0][0]
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
