@@ -7,6 +7,7 @@
 
 #include "native/matrix_registers.h"
 #include "native/rows.h"
+#include "native/subnormals.h"
 
 #if defined(OCTAVO_AMX)
 

@@ -1,4 +1,4 @@
-// The eight tile registers of processors with AMX: their shapes, and their release; vectors with the same bits.
+// The eight tile registers of processors with AMX: their shapes, and their release.
 #pragma once
 
 #include "native/dot.h"
@@ -49,20 +49,6 @@ class MatrixRegisters {
 
    private:
     static inline thread_local int configured_key = 0;  // 0: none
-};
-
-// Makes the calling thread take subnormals for zeros, as matrix registers do.
-class SubnormalsAreZero {
-   public:
-    SubnormalsAreZero() {
-        _mm_setcsr(before_ | 0x8040);
-        asm volatile("" ::: "memory");
-    }
-    SubnormalsAreZero(const SubnormalsAreZero&) = delete;
-    ~SubnormalsAreZero() { _mm_setcsr(before_); }
-
-   private:
-    const unsigned before_ = _mm_getcsr();
 };
 
 }  // namespace
