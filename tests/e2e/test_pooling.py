@@ -2,7 +2,12 @@
 
 import asyncio
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +15,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+from servers import Server, descendants, serve
 from tiny_models import make_tiny
 
 from octavo import LLM, AsyncClient, PoolingParams
@@ -130,3 +136,51 @@ SMALL = {
     "max_position_embeddings": 256,
     "pad_token_id": 0,
 }
+
+
+def core_of(server: Server) -> int:
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.process.pid)}
+    (core,) = [pid for pid, line in lines.items() if b"octavo.core_proc" in line]
+    return core
+
+
+def test_a_server_outlives_its_core_and_batch_files_have_vectors(embedder: Path, tmp_path: Path) -> None:
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--served-model-name", "tiny")
+    texts = [f"text {index} of many" for index in range(300)]
+    with serve(embedder, *flags) as server:
+        server.wait_until_ready()
+
+        def embed() -> list[list[float]]:
+            answer = server.post("/v1/embeddings", {"model": "tiny", "input": texts}).json()
+            return [one["embedding"] for one in answer["data"]]
+
+        before = embed()
+        with ThreadPoolExecutor(1) as pool:
+            call = pool.submit(embed)
+            os.kill(core_of(server), signal.SIGKILL)
+            assert call.result() == before
+        ranked = server.post("/rerank", {"query": texts[7], "documents": texts[5:10], "top_n": 1}).json()
+        assert ranked["results"][0]["index"] == 2
+    lines = [
+        {"custom_id": f"c{index}", "method": "POST", "url": "/v1/embeddings", "body": {"input": text}}
+        for index, text in enumerate(texts[:2])
+    ]
+    source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "octavo",
+        "run-batch",
+        str(embedder),
+        *flags,
+        "-i",
+        str(source),
+        "-o",
+        str(out),
+    ]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    results = {entry["custom_id"]: entry for entry in map(json.loads, out.read_text().splitlines())}
+    for index in range(2):
+        assert results[f"c{index}"]["response"]["body"]["data"][0]["embedding"] == before[index]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fake_client import FakeClient, byte_tokenizer
 from fake_server import fake_server
+from pooling_fakes import EMBED
 
 from octavo.frontend.cli import main
 from octavo.frontend.cli.bench.arrivals import arrivals, arrivals_of
@@ -277,6 +278,19 @@ def test_bench_serve_prints_and_saves(backend: str, tmp_path: Path, capsys: pyte
     assert len(client.requests) == 7
     assert all(request["params"].ignore_eos and request["params"].max_tokens == 4 for request in client.requests)
     assert len({request["prompt"]["prompt"] for request in client.requests}) == 7
+
+
+def test_bench_serve_measures_embeddings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    client = FakeClient(pooling=EMBED, hf_config={"hidden_size": 4})
+    words = "--backend openai-embeddings --num-prompts 5 --input-len 20 --max-concurrency 2 --percentile-metrics e2el"
+    words += f" --save-result --result-dir {tmp_path} --disable-tqdm"
+    with fake_server(client) as url:
+        assert main(["bench", "serve", "--base-url", url, *words.split()]) == 0
+    assert "P99 E2EL (ms)" in capsys.readouterr().out
+    (file,) = tmp_path.glob("openai-embeddings-*.json")
+    saved = json.loads(file.read_text())
+    assert (saved["completed"], saved["total_input_tokens"], saved["total_output_tokens"]) == (5, 100, 0)
+    assert len(client.pooling_link.submits) == 6
 
 
 def test_bench_serve_fails_loudly(capsys: pytest.CaptureFixture[str]) -> None:

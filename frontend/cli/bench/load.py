@@ -32,6 +32,8 @@ class Target:
     """Of the server: `http://HOST:PORT`, `https://...` or `unix:PATH`, optionally with a path before the endpoint's."""
     endpoint: str
     headers: dict[str, str]
+    is_streamed: bool = True
+    """False: an answer is one JSON object, whose end counts as its first and only text."""
 
 
 def measure(
@@ -102,6 +104,7 @@ class Load:
             *(f"{name}: {value}" for name, value in target.headers.items()),
         ]
         self._head = "\r\n".join(lines).encode()
+        self._is_streamed = target.is_streamed
         self._idle: list[HttpConnection] = []
 
     async def run(
@@ -179,7 +182,7 @@ class Load:
             rest = b""
             async for piece in connection.body():
                 now = time.monotonic()
-                *lines, rest = (rest + piece).split(b"\n")
+                *lines, rest = (rest + piece).split(b"\n") if self._is_streamed else (rest + piece,)
                 for line in lines if status == _OK else ():
                     if line.startswith(_DATA):
                         _take(outcome, line[len(_DATA) :].strip(), now)
@@ -187,6 +190,9 @@ class Load:
                     outcome.error = (outcome.error + piece.decode("utf-8", "replace"))[:500]
             if status != _OK:
                 outcome.error = f"HTTP {status}: {outcome.error}"
+            elif not self._is_streamed:
+                _take(outcome, rest, time.monotonic())
+                outcome.text_times.append(time.monotonic())
             is_clean = connection.is_reusable
         finally:
             if is_clean:

@@ -18,7 +18,12 @@ from octavo.frontend.cli.parser import CommandParser
 from octavo.frontend.cli.terminal import json_object
 from octavo.protocol.env import Env
 
-ENDPOINTS = {"openai": "/v1/completions", "vllm": "/v1/completions", "openai-chat": "/v1/chat/completions"}
+ENDPOINTS = {
+    "openai": "/v1/completions",
+    "vllm": "/v1/completions",
+    "openai-chat": "/v1/chat/completions",
+    "openai-embeddings": "/v1/embeddings",
+}
 
 CHECK_INTERVAL_S = 0.5
 
@@ -44,7 +49,7 @@ def _add_server_flags(parser: CommandParser) -> None:
         "--backend",
         choices=list(ENDPOINTS),
         default="openai",
-        help="API to use: completions (openai) or chat (openai-chat)",
+        help="API to use: completions (openai), chat (openai-chat) or vectors (openai-embeddings)",
     )
     group.add_argument("--base-url", metavar="URL", help="http://HOST:PORT or unix:PATH, instead of host and port")
     group.add_argument("--host", default="127.0.0.1", help="default: 127.0.0.1")
@@ -148,7 +153,7 @@ def run(argv: list[str]) -> int:
     from octavo.frontend.cli.bench.load import Target, measure
 
     duration_s, outcomes = measure(
-        Target(url, endpoint, headers),
+        Target(url, endpoint, headers, is_streamed=options.backend != "openai-embeddings"),
         bodies,
         warmup_bodies,
         arrivals_s,
@@ -168,6 +173,8 @@ def run(argv: list[str]) -> int:
 
 def request_body(options: argparse.Namespace, model: str, sample: SampleRequest) -> dict[str, Any]:
     """Return the request body of a sample request."""
+    if options.backend == "openai-embeddings":
+        return {"model": model, "input": sample.prompt, **options.extra_body}
     is_chat = options.backend == "openai-chat"
     body: dict[str, Any] = {
         "model": model,
