@@ -130,6 +130,9 @@ inline const float* delta_of(const ExpertProductArgs& args, int64_t place) {
 
 namespace {
 
+// Bytes of a weight that a thread reads in a run, and how many runs each thread gets at least.
+constexpr int64_t kRunBytes = 768 << 10, kRunsPerThread = 8;
+
 // What one thread computes at once: a piece of an expert's outputs for some of its rows.
 struct ExpertItem {
     int64_t expert;  // of the own ones; num_own: there is no more work
@@ -137,18 +140,33 @@ struct ExpertItem {
     Piece piece;
 };
 
-// Numbers the items of all experts in order. Threads ask for rising numbers, so each walks through the experts once.
+// Items are numbered in the order of the weights. A thread takes runs of them, whose weights lie next to each other:
+// what the processor fetches beyond a panel is then used. Panels that two threads read in turns arrive a fifth slower
+// (docs/performance.md). The last runs are single items, so that all threads finish at about the same time.
 class ExpertItems {
    public:
-    ExpertItems(const ExpertProductArgs& args, int64_t num_threads) : args_(args) {
-        int64_t num_whole = 0;
-        for (int64_t expert = 0; expert < args.num_own; ++expert) num_whole += num_blocks(expert) * num_panels(expert);
+    ExpertItems(const ExpertProductArgs& args, const Thread& thread) : args_(args), thread_(thread) {
+        int64_t num_items = 0;
+        for (int64_t expert = 0; expert < args.num_own; ++expert) num_items += num_blocks(expert) * num_panels(expert);
         // A thread that has nothing to do while others compute a whole panel costs more than what halves do.
-        has_halves_ = num_whole < 2 * num_threads;
-        first_ = 0;
-        expert_ = 0;
+        has_halves_ = num_items < 2 * thread.count;
+        if (num_items == 0 || has_halves_) return;
+        const int64_t longest = kRunBytes / args.weights[0].panel_bytes();
+        run_length_ = std::max<int64_t>(1, std::min(longest, num_items / (kRunsPerThread * thread.count)));
+        num_runs_ = std::max<int64_t>(0, num_items - thread.count * run_length_) / run_length_;
     }
 
+    // The next item that no thread has taken.
+    ExpertItem take() {
+        if (next_ == end_) {
+            const int64_t run = thread_.take(), single = std::max<int64_t>(0, run - num_runs_);
+            next_ = (run - single) * run_length_ + single;
+            end_ = next_ + (run < num_runs_ ? run_length_ : 1);
+        }
+        return at(next_++);
+    }
+
+   private:
     ExpertItem at(int64_t number) {
         while (expert_ < args_.num_own && number - first_ >= num_items(expert_)) first_ += num_items(expert_++);
         if (expert_ == args_.num_own) return {expert_, {0, 0}, {0, 0, false}};
@@ -161,7 +179,6 @@ class ExpertItems {
                 has_halves_ ? Piece{piece / 2, piece % 2 * (kBlocks / 2), true} : Piece{piece, 0, false}};
     }
 
-   private:
     int64_t num_panels(int64_t expert) const {
         return (args_.weights[expert].num_outputs + kPanelOutputs - 1) / kPanelOutputs;
     }
@@ -174,9 +191,13 @@ class ExpertItems {
     int64_t num_items(int64_t expert) const { return num_blocks(expert) * num_pieces(expert); }
 
     const ExpertProductArgs& args_;
+    const Thread& thread_;
     bool has_halves_;
-    int64_t expert_;  // of the latest item
-    int64_t first_;   // its first item
+    int64_t run_length_ = 1;
+    int64_t num_runs_ = 0;   // of more than one item
+    int64_t next_ = 0, end_ = 0;  // what is left of the present run
+    int64_t expert_ = 0;     // of the latest item
+    int64_t first_ = 0;      // its first item
 };
 
 inline LinearArgs of_expert(const ExpertProductArgs& args, const PackedWeight& weight) {
@@ -211,10 +232,9 @@ inline void write_activated(
 inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const ExpertItem& next) {
     const PackedWeight& weight = args.weights[item.expert];
     const int64_t num_rows = item.rows.end - item.rows.begin;
-    const LinearArgs linear = of_expert(args, weight), next_linear = of_expert(args, args.weights[next.expert]);
+    const LinearArgs linear = of_expert(args, weight);
     const Product product = product_of(linear, num_rows);
-    const char* next_weights =
-        product_of(next_linear, next.rows.end - next.rows.begin).slice(next.piece, 0).weights;
+    const char* next_weights = args.weights[next.expert].blocks_of(next.piece.panel, next.piece.first_block);
     const int64_t column = item.piece.panel * kPanelOutputs + item.piece.first_block * kLanes;
     const int64_t count =
         std::min(weight.num_outputs - column, item.piece.is_half ? kPanelOutputs / 2 : kPanelOutputs);
@@ -244,7 +264,8 @@ inline void compute(const ExpertProductArgs& args, const ExpertItem& item, const
     const PackedWeight& up_weight = args.ups[item.expert];
     const LinearArgs up_linear = of_expert(args, up_weight);
     const Product up = product_of(up_linear, num_rows);
-    product.add_up(item.rows, item.piece, up.slice(item.piece, 0).weights, sums, [](Range) {});
+    product.add_up(item.rows, item.piece, up_weight.blocks_of(item.piece.panel, item.piece.first_block), sums,
+                   [](Range) {});
     up.add_up(item.rows, item.piece, next_weights, up_sums, [&](Range tile) {
         const Range rows{item.rows.begin + tile.begin, item.rows.begin + tile.end};
         const int64_t first = tile.begin * kPanelOutputs;
@@ -271,10 +292,11 @@ inline void run(const ExpertProductArgs& all, const Step& step, const Thread& th
         clear(args, before);
         clear(args, {own.end + after.begin, own.end + after.end});
     }
-    ExpertItems items(args, thread.count);
-    ExpertItem item = items.at(thread.take());
+    const MatrixRegisters registers;
+    ExpertItems items(args, thread);
+    ExpertItem item = items.take();
     while (item.expert < args.num_own) {
-        const ExpertItem next = items.at(thread.take());
+        const ExpertItem next = items.take();
         compute(args, item, next.expert < args.num_own ? next : item);
         item = next;
     }

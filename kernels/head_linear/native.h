@@ -30,17 +30,17 @@ inline void run(const HeadLinearArgs& args, const Step& step, const Thread& thre
     const int64_t num_blocks = (step.num_rows + kMaxRowBlock - 1) / kMaxRowBlock;
     const int64_t num_items = args.num_heads * num_blocks * num_panels;
     const auto piece_of = [&](int64_t item) { return Piece{item % num_panels, 0, false}; };
+    const MatrixRegisters registers;
     int64_t next = thread.take();
     for (int64_t item = next; item < num_items; item = next) {
         next = thread.take();
         const int64_t following = next < num_items ? next : item;
         const LinearArgs linear = of_head(args, item / num_panels / num_blocks);
-        const LinearArgs next_linear = of_head(args, following / num_panels / num_blocks);
+        const PackedWeight& next_weight = args.weights[following / num_panels / num_blocks];
         const int64_t block = item / num_panels % num_blocks;
         const Range rows{step.num_rows * block / num_blocks, step.num_rows * (block + 1) / num_blocks};
         const int64_t num_rows = rows.end - rows.begin;
-        const char* next_weights = product_of(next_linear, num_rows).slice(piece_of(following), 0).weights;
-        product_of(linear, num_rows).compute(rows, piece_of(item), next_weights);
+        product_of(linear, num_rows).compute(rows, piece_of(item), next_weight.blocks_of(following % num_panels, 0));
     }
 }
 OCTAVO_OPERATION(head_linear, HeadLinearArgs)

@@ -27,19 +27,10 @@ constexpr int64_t kCodedStepBytes = 192;
 constexpr int64_t kPairWeights = 64;
 constexpr uint8_t kEscape = 15;
 
-// Most steps of a slice that some rows are multiplied with: 12 KB, unpacked, fit the first-level cache beside the next
-// slice.
-constexpr int64_t kShortCodedSlice = 48;
-
-// Rows of the largest tile that is multiplied while its weights are unpacked.
-#if defined(OCTAVO_AMX)
-constexpr int kMaxFusedRows = kMaxMatrixRows;
-#else
-constexpr int kMaxFusedRows = kMaxRows;
-#endif
-
-// How far ahead a whole panel is prefetched: the first slice of a panel that is divided.
-constexpr int64_t kAheadBytes = kShortCodedSlice * kCodedStepBytes;
+// How far ahead `multiply_panel` prefetches, into the second-level and into the first-level cache. Both together read 37
+// GB/s where the first alone reads 32; more than a page ahead it is 30 (docs/performance.md).
+// Both are whole quarters of a group.
+constexpr int64_t kFarBytes = 20 * kCodedStepBytes, kNearBytes = 8 * kCodedStepBytes;
 
 // Offset of the upper byte of weight `position` of a pair within the two blocks of the pair.
 constexpr int64_t upper_byte(int64_t position) {
@@ -107,6 +98,7 @@ class Unpacker {
         : weight_(weight), first_pair_(first_block / 2), last_pair_(is_half ? first_pair_ : 1) {
         if (weight.kind != Kind::bf16_12) return;
         codebook_ = static_cast<const Codebook*>(weight.codebooks) + panel;
+        __builtin_prefetch(codebook_ + 1);  // of the next panel
         for (int pair = 0; pair < 2; ++pair) escapes_[pair] = weight.escapes + codebook_->first_escapes[pair];
     }
 
@@ -126,19 +118,29 @@ class Unpacker {
             unpack_pairs<false, true>(coded, num_steps, unpacked, prefetcher);
     }
 
-    // Whether `unpack_and_multiply` may be called for a tile of so many rows: for all blocks, and for an even number of
-    // inputs; in matrix registers for whole groups.
-    bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
-#if defined(OCTAVO_AVX512_BF16)
-        if (weight_.kind != Kind::bf16_12) return false;
 #if defined(OCTAVO_AMX)
-        if (num_rows > kMaxVectorRows && (slice.end - slice.begin) % kGroupSteps != 0) return false;
-#endif
-        return num_rows <= kMaxFusedRows && !is_half && slice.end <= args.weight.num_inputs / 2;
-#else
-        (void)args, (void)slice, (void)is_half, (void)num_rows;
-        return false;
-#endif
+    // Whether the two functions below may be called: for all blocks and whole groups.
+    static bool can_multiply(const PackedWeight& weight, bool is_half) {
+        return weight.kind == Kind::bf16_12 && !is_half &&
+               weight.num_inputs % (2 * kGroupSteps * weight.num_segments) == 0;
+    }
+
+    // Multiplies some rows by a panel while it is unpacked, and prefetches ahead, at the end what is at `next`. The sums
+    // of a segment are written to `sums_of(segment)`; then `end_segment(segment)` is called.
+    template <typename SumsOf, typename EndSegment>
+    void multiply_panel(
+        const LinearArgs& args, const char* coded, Range rows, const char* next, SumsOf sums_of, EndSegment end_segment);
+
+    // Multiplies a whole tile by a slice while it is unpacked for the other tiles: `unpack`, and then a `Tile`.
+    void unpack_and_multiply(
+        const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
+        Prefetcher& prefetcher);
+#elif defined(OCTAVO_AVX512_BF16)
+    // Whether `unpack_and_multiply` may be called for a tile of so many rows: for all blocks, and for an even number of
+    // inputs.
+    bool can_multiply(const LinearArgs& args, const Slice& slice, bool is_half, int64_t num_rows) const {
+        return weight_.kind == Kind::bf16_12 && num_rows <= kMaxRows && !is_half &&
+               slice.end <= args.weight.num_inputs / 2;
     }
 
     // Unpacks a slice and multiplies some rows by it at the same time: `unpack`, and then a `Tile`.
@@ -148,43 +150,55 @@ class Unpacker {
         switch (num_rows) {
             case 1: return multiply<1>(args, slice, first_row, sums, unpacked, prefetcher);
             case 2: return multiply<2>(args, slice, first_row, sums, unpacked, prefetcher);
-#if defined(OCTAVO_AMX)
-            default: return multiply_in_matrix<false>(args, slice, num_rows, first_row, sums, unpacked, prefetcher);
-#else
             case 3: return multiply<3>(args, slice, first_row, sums, unpacked, prefetcher);
             case 4: return multiply<4>(args, slice, first_row, sums, unpacked, prefetcher);
             case 5: return multiply<5>(args, slice, first_row, sums, unpacked, prefetcher);
-            case 6: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, prefetcher);
-#endif
+            default: return multiply<kMaxRows>(args, slice, first_row, sums, unpacked, prefetcher);
         }
-    }
-
-#if defined(OCTAVO_AMX)
-    // Whether `unpack_and_multiply_panel` may be called: for one tile in matrix registers, all blocks and whole groups.
-    static bool can_multiply_panel(const PackedWeight& weight, bool is_half, int64_t num_rows) {
-        return weight.kind == Kind::bf16_12 && !is_half && kMaxVectorRows < num_rows && num_rows <= kMaxMatrixRows &&
-               weight.num_inputs % (2 * kGroupSteps * weight.num_segments) == 0;
-    }
-
-    // `unpack_and_multiply` for all rows and a segment: keeps no unpacked weights. Prefetches kAheadBytes ahead, at the
-    // end what is at `next`.
-    void unpack_and_multiply_panel(
-        const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, const char* next) {
-        alignas(64) char two_groups[2 * kGroupSteps * 256];
-        Prefetcher prefetcher{next, 0, 0};
-        multiply_in_matrix<true>(args, slice, num_rows, first_row, sums, two_groups, prefetcher);
     }
 #endif
 
    private:
+#if defined(OCTAVO_AMX)
+    static constexpr int64_t kQuarterSteps = kGroupSteps / kBlocks;
+
+    // Unpacks a quarter of a group, and calls `prefetch` with each of its steps.
+    template <typename Prefetch>
+    void unpack_quarter(const char* coded, char* blocks, Prefetch prefetch) {
+        const __m512i mask = _mm512_set1_epi8(0x0f);
+        const __m512i table =
+            _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_->upper_bytes)));
+        OCTAVO_UNROLL for (int64_t step = 0; step < kQuarterSteps; ++step) {
+            prefetch(step);
+            const __m512i both = _mm512_loadu_si512(coded + 128);
+            const __m512i numbers[] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
+            OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair) {
+                const __m512i upper = _mm512_shuffle_epi8(table, numbers[pair]);
+                const __m512i low = _mm512_loadu_si512(coded + pair * 64);
+                _mm512_store_si512(blocks + pair * 128, _mm512_unpacklo_epi8(low, upper));
+                _mm512_store_si512(blocks + pair * 128 + 64, _mm512_unpackhi_epi8(low, upper));
+            }
+            if (_mm512_cmpeq_epi8_mask(_mm512_max_epu8(numbers[0], numbers[1]), mask) != 0) [[unlikely]]
+                OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair)
+                    escapes_[pair] = put_escapes(
+                        blocks + pair * 128, _mm512_cmpeq_epi8_mask(numbers[pair], mask), escapes_[pair]);
+            coded += kCodedStepBytes;
+            blocks += kBlocks * kVectorBytes;
+        }
+    }
+
+    // Unpacks groups to `blocks_of(group)`, and multiplies rows by them. Calls `begin(group)` and `end(group)` before and
+    // after the products of a group, and `rest()` when sums that `end` has stored can be loaded.
+    template <typename BlocksOf, typename Prefetch, typename Begin, typename End, typename Rest>
+    void multiply_groups(
+        const LinearArgs& args, const char* x, const char* coded, int64_t num_groups, BlocksOf blocks_of,
+        Prefetch prefetch, Begin begin, End end, Rest rest);
+#elif defined(OCTAVO_AVX512_BF16)
     template <int kRows>
     void multiply(
         const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked,
         Prefetcher& prefetcher);
-    template <bool kIsOnly>
-    void multiply_in_matrix(
-        const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
-        Prefetcher& prefetcher);
+#endif
 
     template <bool kFirst, bool kSecond>
     void unpack_pairs(const char* coded, int64_t num_steps, char* unpacked, Prefetcher& prefetcher) {
@@ -210,7 +224,7 @@ class Unpacker {
     const uint8_t* escapes_[2] = {};
 };
 
-#if defined(OCTAVO_AVX512_BF16)
+#if defined(OCTAVO_AVX512_BF16) && !defined(OCTAVO_AMX)
 // Blocks are multiplied from registers and also stored for the other row tiles. Unpacking and products use different
 // execution units, so unpacking is hidden.
 template <int kRows>
@@ -224,13 +238,7 @@ void Unpacker::multiply(
     const __m512i table =
         _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_->upper_bytes)));
     const uint8_t* escapes[2] = {escapes_[0], escapes_[1]};
-#if defined(OCTAVO_AMX)
-    const SubnormalsAreZero subnormals_are_zero;
-    GroupedSums<kRows, kBlocks> grouped;
-    auto& tile = grouped.tile;
-#else
     F32x16 tile[kRows][kBlocks];
-#endif
     begin_tile(tile, slice, sums);
     Prefetcher prefetching = prefetcher;
 
@@ -253,79 +261,91 @@ void Unpacker::multiply(
             }
         }
         prefetching.fetch<kRows + kUnpackRows, 3, kCodedStepBytes>();
-#if defined(OCTAVO_AMX)
-        const int64_t in_group = (step - slice.begin) % kGroupSteps;
-        if (in_group == 0) grouped.begin_group();
-        OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) grouped.add(row, blocks, load_word(x + row * row_bytes));
-        if (in_group == kGroupSteps - 1 || step + 1 == slice.end) grouped.end_group();
-#else
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
             const Bf16Pairs inputs = set1_pair(load_word(x + row * row_bytes));
             OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
                 tile[row][block] = dot(tile[row][block], blocks[block], inputs);
         }
-#endif
     }
     escapes_[0] = escapes[0];
     escapes_[1] = escapes[1];
     prefetcher = prefetching;
     end_tile(tile, sums);
 }
-#else
-template <int kRows>
-void Unpacker::multiply(const LinearArgs&, const Slice&, int64_t, float*, char*, Prefetcher&) {}
 #endif
 
 #if defined(OCTAVO_AMX)
-// A group is unpacked while the one before it is multiplied: a quarter of its steps after each of the four blocks.
-template <bool kIsOnly>
-void Unpacker::multiply_in_matrix(
-    const LinearArgs& args, const Slice& slice, int64_t num_rows, int64_t first_row, float* sums, char* unpacked,
-    Prefetcher& prefetcher) {
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes, kQuarterSteps = kGroupSteps / kBlocks;
-    const char* coded = slice.weights;
-    const int64_t num_quarters = (slice.end - slice.begin) / kQuarterSteps;
-    const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
-    const int64_t row_bytes = args.x.row_bytes;
-    const __m512i mask = _mm512_set1_epi8(0x0f);
-    const __m512i table =
-        _mm512_broadcast_i32x4(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codebook_->upper_bytes)));
-    Prefetcher prefetching = prefetcher;
-    const uint64_t part = prefetching.per_row * static_cast<uint64_t>(num_rows + kUnpackRows);
-    const char* end = coded + (slice.end - slice.begin) * kCodedStepBytes;
-    const char* ahead = std::min(coded + kAheadBytes, end);
-
-    configure_registers(static_cast<int>(num_rows));
-    begin_matrix_tile<kBlocks>(slice, sums);
-    for (int64_t quarter = -kBlocks; quarter < num_quarters; ++quarter) {
-        const int64_t block = quarter & (kBlocks - 1), group = (quarter + kBlocks) / kBlocks;
-        const auto blocks_of = [&](int64_t number) {  // two groups take turns if nobody needs them later
-            return unpacked + (kIsOnly ? number % 2 : number) * kGroupSteps * kStepBytes;
-        };
-        if (quarter >= 0) add_block(block, x + (group - 1) * kGroupSteps * 4, row_bytes, blocks_of(group - 1));
-        if (quarter + kBlocks >= num_quarters) continue;
-        if (ahead == end) ahead = prefetching.next;
-        char* blocks = blocks_of(group) + block * kQuarterSteps * kStepBytes;
-        for (int64_t step = 0; step < kQuarterSteps; ++step, coded += kCodedStepBytes, blocks += kStepBytes) {
-            if constexpr (kIsOnly)
-                for (int64_t line = 0; line < kCodedStepBytes; line += 64) __builtin_prefetch(ahead + line, 0, 2);
-            else
-                prefetching.fetch_bytes<3, kCodedStepBytes>(part);
-            ahead += kCodedStepBytes;
-            const __m512i both = _mm512_loadu_si512(coded + 128);
-            const __m512i numbers[] = {_mm512_and_si512(both, mask), _mm512_and_si512(_mm512_srli_epi16(both, 4), mask)};
-            OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair) {
-                const __m512i upper = _mm512_shuffle_epi8(table, numbers[pair]);
-                const __m512i low = _mm512_loadu_si512(coded + pair * 64);
-                _mm512_store_si512(blocks + pair * 128, _mm512_unpacklo_epi8(low, upper));
-                _mm512_store_si512(blocks + pair * 128 + 64, _mm512_unpackhi_epi8(low, upper));
+// A group is unpacked while the one before it is multiplied: a quarter of its steps after each of the four blocks. The
+// first block is multiplied only after the next group's first quarter: registers wait for what has just been stored.
+template <typename BlocksOf, typename Prefetch, typename Begin, typename End, typename Rest>
+void Unpacker::multiply_groups(
+    const LinearArgs& args, const char* x, const char* coded, int64_t num_groups, BlocksOf blocks_of, Prefetch prefetch,
+    Begin begin, End end, Rest rest) {
+    for (int64_t group = 0; group < num_groups + 2; ++group)
+        OCTAVO_UNROLL for (int64_t quarter = 0; quarter < kBlocks; ++quarter) {
+            const int64_t block = (quarter + kBlocks - 1) % kBlocks, multiplied = group - (quarter == 0 ? 2 : 1);
+            if (0 <= multiplied && multiplied < num_groups) {
+                if (block == 0) begin(multiplied);
+                add_block(block, x + multiplied * kGroupSteps * 4, args.x.row_bytes, blocks_of(multiplied));
+                if (block == kBlocks - 1) end(multiplied);
             }
-            if (_mm512_cmpeq_epi8_mask(_mm512_max_epu8(numbers[0], numbers[1]), mask) != 0) [[unlikely]]
-                OCTAVO_UNROLL for (int pair = 0; pair < 2; ++pair)
-                    escapes_[pair] = put_escapes(
-                        blocks + pair * 128, _mm512_cmpeq_epi8_mask(numbers[pair], mask), escapes_[pair]);
+            if (quarter == kBlocks / 2) rest();
+            if (group >= num_groups) continue;
+            unpack_quarter(coded, blocks_of(group) + quarter * kQuarterSteps * kBlocks * kVectorBytes, prefetch);
+            coded += kQuarterSteps * kCodedStepBytes;
         }
-    }
+}
+
+template <typename SumsOf, typename EndSegment>
+void Unpacker::multiply_panel(
+    const LinearArgs& args, const char* coded, Range rows, const char* next, SumsOf sums_of, EndSegment end_segment) {
+    const int64_t num_groups = args.weight.num_inputs / (2 * kGroupSteps);
+    const int64_t segment_groups = num_groups / args.weight.num_segments;
+    const char* end = coded + num_groups * kGroupSteps * kCodedStepBytes;
+    const char* far = std::min(coded + kFarBytes, end);
+    const char* near = std::min(coded + kNearBytes, end);
+    alignas(64) char two_groups[2][kGroupSteps * kBlocks * kVectorBytes];  // take turns
+    int64_t segment = 0, num_left = segment_groups;  // of the segment that is multiplied
+    bool has_ended = false;
+    configure_registers(static_cast<int>(rows.end - rows.begin));
+    multiply_groups(
+        args, args.x.row<const char>(rows.begin), coded, num_groups, [&](int64_t group) { return two_groups[group % 2]; },
+        [&](int64_t step) {
+            if (step == 0 && far == end) far = next;
+            if (step == 0 && near == end) near = next;
+            for (int64_t line = 0; line < kCodedStepBytes; line += 64) {
+                __builtin_prefetch(far + line, 0, 2);
+                __builtin_prefetch(near + line, 0, 3);
+            }
+            far += kCodedStepBytes;
+            near += kCodedStepBytes;
+        },
+        [&](int64_t) {
+            if (num_left == segment_groups) clear_matrix_tile();
+        },
+        [&](int64_t) {
+            if (--num_left != 0) return;
+            end_matrix_tile<kBlocks>(sums_of(segment));
+            num_left = segment_groups;
+            has_ended = true;
+        },
+        [&] {
+            if (has_ended) end_segment(segment++);
+            has_ended = false;
+        });
+}
+
+inline void Unpacker::unpack_and_multiply(
+    const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, char* unpacked, Prefetcher& prefetcher) {
+    Prefetcher prefetching = prefetcher;
+    const uint64_t part = prefetching.per_row * static_cast<uint64_t>(kMaxMatrixRows + kUnpackRows);
+    configure_registers(kMaxMatrixRows);
+    begin_matrix_tile<kBlocks>(slice, sums);
+    multiply_groups(
+        args, args.x.row<const char>(first_row) + slice.begin * 4, slice.weights,
+        (slice.end - slice.begin) / kGroupSteps,
+        [&](int64_t group) { return unpacked + group * kGroupSteps * kBlocks * kVectorBytes; },
+        [&](int64_t) { prefetching.fetch_bytes<3, kCodedStepBytes>(part); }, [](int64_t) {}, [](int64_t) {}, [] {});
     end_matrix_tile<kBlocks>(sums);
     prefetcher = prefetching;
 }

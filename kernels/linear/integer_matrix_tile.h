@@ -16,30 +16,6 @@ constexpr int kMaxVectorChannelRows = 4, kMaxVectorGroupRows = kMaxRows;
 // multiply 64 inputs in matrix registers.
 constexpr int64_t kMinMatrixGroup = 64;
 
-// `add_block` for unsigned weights and signed inputs.
-inline void add_integer_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
-    constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
-    asm volatile("" ::: "memory");  // see `MatrixRegisters`
-    switch (block) {
-        case 0:
-            _tile_loadd(4, inputs, inputs_stride);
-            _tile_loadd(5, blocks, kStepBytes);
-            _tile_dpbsud(0, 4, 5);
-            return;
-        case 1:
-            _tile_loadd(6, blocks + kVectorBytes, kStepBytes);
-            _tile_dpbsud(1, 4, 6);
-            return;
-        case 2:
-            _tile_loadd(7, blocks + 2 * kVectorBytes, kStepBytes);
-            _tile_dpbsud(2, 4, 7);
-            return;
-        default:
-            _tile_loadd(5, blocks + 3 * kVectorBytes, kStepBytes);
-            _tile_dpbsud(3, 4, 5);
-    }
-}
-
 // A tile of u8_channel: 64 inputs, a register of the weight, at a time. The sums have the bits of `ChannelTiles`.
 template <int kRows, int kCount>
 void channel_in_matrix(
@@ -54,7 +30,7 @@ void channel_in_matrix(
     begin_matrix_tile<kCount>(slice, sums);
     for (int64_t step = slice.begin; step < slice.end; step += kChannelSteps) {
         OCTAVO_UNROLL for (int block = 0; block < kCount; ++block) {
-            add_integer_block(block, x, row_bytes, weights);
+            add_block<true>(block, x, row_bytes, weights);
             prefetching.fetch_group<kRows, kCount, kStepBytes>(kChannelSteps / kCount);
         }
         x += 4 * kChannelSteps;
@@ -79,14 +55,10 @@ class MatrixGroup {
     // Writes the sums of some rows, 64 for each.
     void multiply(const char* x, int64_t row_bytes, const char* weights, int32_t* sums) {
         if constexpr (Format::kWords == 2) weights = unpack(weights);
-        asm volatile("" ::: "memory");
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        clear_matrix_tile();
         for (int64_t quad = 0; quad < num_quads_; quad += tile_quads_)
             OCTAVO_UNROLL for (int block = 0; block < kCount; ++block)
-                add_integer_block(block, x + quad * 4, row_bytes, weights + quad * kQuadBytes);
+                add_block<true>(block, x + quad * 4, row_bytes, weights + quad * kQuadBytes);
         end_matrix_tile<kCount>(reinterpret_cast<float*>(sums));
         asm volatile("" ::: "memory");
     }

@@ -85,6 +85,14 @@ inline void configure_registers(int rows, int steps = kGroupSteps) {
     });
 }
 
+inline void clear_matrix_tile() {
+    asm volatile("" ::: "memory");  // see `MatrixRegisters`
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+}
+
 // The running sums of a tile of kCount blocks in registers 0 to 3: zeros, or the result of the previous slice.
 template <int kCount>
 inline void begin_matrix_tile(const Slice& slice, const float* sums) {
@@ -92,10 +100,7 @@ inline void begin_matrix_tile(const Slice& slice, const float* sums) {
     constexpr int64_t kSumBytes = kPanelOutputs * sizeof(float);
     asm volatile("" ::: "memory");  // see `MatrixRegisters`
     if (slice.is_first) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        clear_matrix_tile();
     } else {
         _tile_loadd(0, sums, kSumBytes);
         _tile_loadd(1, sums + kLanes, kSumBytes);
@@ -117,28 +122,37 @@ inline void end_matrix_tile(float* sums) {
     }
 }
 
-// Adds the products of a group to the sums of one block. The first block loads the inputs for the others.
+// Adds the products of a group to the sums of one block: of bfloat16, or of unsigned weights and signed inputs. The first
+// block loads the inputs for the others.
+template <bool kIsInteger = false>
 inline void add_block(int64_t block, const char* inputs, int64_t inputs_stride, const char* blocks) {
     constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
     asm volatile("" ::: "memory");  // see `MatrixRegisters`
+    // Instructions name their registers, so these cannot be variables.
+#define OCTAVO_MULTIPLY(sums, weights) \
+    if constexpr (kIsInteger)          \
+        _tile_dpbsud(sums, 4, weights); \
+    else                               \
+        _tile_dpbf16ps(sums, 4, weights)
     switch (block) {
         case 0:
             _tile_loadd(4, inputs, inputs_stride);
             _tile_loadd(5, blocks, kStepBytes);
-            _tile_dpbf16ps(0, 4, 5);
+            OCTAVO_MULTIPLY(0, 5);
             return;
         case 1:
             _tile_loadd(6, blocks + kVectorBytes, kStepBytes);
-            _tile_dpbf16ps(1, 4, 6);
+            OCTAVO_MULTIPLY(1, 6);
             return;
         case 2:
             _tile_loadd(7, blocks + 2 * kVectorBytes, kStepBytes);
-            _tile_dpbf16ps(2, 4, 7);
+            OCTAVO_MULTIPLY(2, 7);
             return;
         default:
             _tile_loadd(5, blocks + 3 * kVectorBytes, kStepBytes);
-            _tile_dpbf16ps(3, 4, 5);
+            OCTAVO_MULTIPLY(3, 5);
     }
+#undef OCTAVO_MULTIPLY
 }
 
 // A tile of some rows.

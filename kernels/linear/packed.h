@@ -117,6 +117,11 @@ struct PackedWeight {
 
     int64_t panel_bytes() const { return num_steps() * step_bytes(); }
 
+    // The first step of some blocks of a panel; bf16_12 and other codes are read as whole panels.
+    const char* blocks_of(int64_t panel, int64_t first_block) const {
+        return panels + panel * panel_bytes() + (is_coded(kind) ? 0 : first_block * block_bytes());
+    }
+
     // One vector of `scales` or `minimums`.
     F32x16 scales_at(const void* values, int64_t index) const {
         return scale_type == Type::f32 ? load(static_cast<const float*>(values) + index)

@@ -35,8 +35,9 @@ constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
 #else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 #endif
-// The same for bf16_12, whose slices are short below kLongCodedFrom rows; see kShortCodedSlice. With matrix registers the
-// packed slice has to be in the first-level cache too.
+// The same for what is unpacked: 12 KB fit the first-level cache beside the next slice. With matrix registers the packed
+// slice has to be there too.
+constexpr int64_t kShortCodedSlice = 48;
 #if defined(OCTAVO_AMX)
 constexpr int64_t kLongCodedSlice = 96, kLongCodedFrom = 160;
 #else
@@ -114,8 +115,7 @@ struct Product {
         const int64_t num_units = (steps.end - steps.begin + unit - 1) / unit;
         const int64_t begin = steps.begin + num_units * part / num_slices * unit;
         const int64_t end = std::min(steps.end, steps.begin + num_units * (part + 1) / num_slices * unit);
-        const int64_t skipped = is_coded ? 0 : piece.first_block * weight.block_bytes();
-        const char* weights = weight.panels + piece.panel * weight.panel_bytes() + skipped;
+        const char* weights = weight.blocks_of(piece.panel, piece.first_block);
         return {weights + begin * weight.step_bytes(), piece.panel, piece.first_block, begin, end,
                 number % num_slices == 0};
     }
@@ -168,8 +168,8 @@ struct Product {
         const int64_t num_rows = rows.end - rows.begin;
         const int64_t num_tiles = (num_rows + tiles.max_rows - 1) / tiles.max_rows;
 #if defined(OCTAVO_AMX)
-        const MatrixRegisters registers;
-        if (Unpacker::can_multiply_panel(args.weight, piece.is_half, num_rows)) {
+        const bool in_first_tile = Unpacker::can_multiply(args.weight, piece.is_half);
+        if (in_first_tile && num_tiles == 1) {
             add_up_coded(rows, piece, next, sums);
             return done({0, num_rows});
         }
@@ -188,18 +188,28 @@ struct Product {
             prefetcher.position = 0;
             prefetcher.next = is_last ? next : slice(piece, number + 1).weights;
             const Slice packed = present;
-            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, tile_rows(num_rows, num_tiles, 0).rows.end);
             if (unpacker) present.weights = unpacked;
-            if (unpacker && !in_first_tile)
-                unpacker->unpack(packed, unpacked, prefetcher);
+#if defined(OCTAVO_AVX512_BF16) && !defined(OCTAVO_AMX)
+            const int64_t first_rows = tile_rows(num_rows, num_tiles, 0).rows.end;
+            const bool in_first_tile = unpacker && unpacker->can_multiply(args, present, piece.is_half, first_rows);
+#elif !defined(OCTAVO_AMX)
+            constexpr bool in_first_tile = false;
+#endif
+            if (unpacker && !in_first_tile) unpacker->unpack(packed, unpacked, prefetcher);
             for (int64_t i = 0; i < num_tiles; ++i) {
                 const TileRows tile = tile_rows(num_rows, num_tiles, i);
                 const int64_t size = tile.rows.end - tile.rows.begin, first_row = rows.begin + tile.rows.begin;
                 const int64_t first = tile.place * kPanelOutputs;
+#if defined(OCTAVO_AMX)
+                if (in_first_tile && i == 0)
+                    unpacker->unpack_and_multiply(args, packed, first_row, segment_sums + first, unpacked, prefetcher);
+                else
+#elif defined(OCTAVO_AVX512_BF16)
                 if (in_first_tile && i == 0)
                     unpacker->unpack_and_multiply(
                         args, packed, size, first_row, segment_sums + first, unpacked, prefetcher);
                 else
+#endif
                     by_rows[size - 1](args, present, first_row, segment_sums + first, prefetcher);
                 if (ends_segment && segment % 2 != 0) {
                     float* const places[kMaxLevels] = {earlier[0] + first, earlier[1] + first, earlier[2] + first};
@@ -218,20 +228,15 @@ struct Product {
 #if defined(OCTAVO_AMX)
     // The same for rows of one tile and a panel that is unpacked meanwhile: without slices, the sums stay in registers.
     void add_up_coded(Range rows, const Piece& piece, const char* next, float* sums) const {
-        const PackedWeight& weight = args.weight;
-        const int64_t num_rows = rows.end - rows.begin, count = num_rows * kPanelOutputs;
-        const char* weights = weight.panels + piece.panel * weight.panel_bytes();
-        Unpacker unpacker(weight, piece.panel, 0, false);
+        const int64_t num_segments = args.weight.num_segments, count = (rows.end - rows.begin) * kPanelOutputs;
+        Unpacker unpacker(args.weight, piece.panel, 0, false);
         alignas(64) float earlier[kMaxLevels][kMaxMatrixRows * kPanelOutputs];
-        for (int64_t segment = 0; segment < weight.num_segments; ++segment) {
-            const bool is_last = segment + 1 == weight.num_segments;
-            const Range steps = segment_steps(weight, segment);
-            const Slice slice{weights + steps.begin * weight.step_bytes(), piece.panel, 0, steps.begin, steps.end, true};
-            float* segment_sums = segment % 2 == 0 && !is_last ? earlier[0] : sums;
-            const char* after = is_last ? next : weights + steps.end * weight.step_bytes();
-            unpacker.unpack_and_multiply_panel(args, slice, num_rows, rows.begin, segment_sums, after);
-            if (segment % 2 != 0) end_segment(segment, count, sums, {earlier[0], earlier[1], earlier[2]});
-        }
+        unpacker.multiply_panel(
+            args, args.weight.blocks_of(piece.panel, 0), rows, next,
+            [&](int64_t segment) { return segment % 2 == 0 && segment + 1 < num_segments ? earlier[0] : sums; },
+            [&](int64_t segment) {
+                if (segment % 2 != 0) end_segment(segment, count, sums, {earlier[0], earlier[1], earlier[2]});
+            });
     }
 #endif
 
@@ -250,7 +255,7 @@ struct Product {
         };
         if (up_panels != 0) {
             const Piece up{piece.panel + up_panels, piece.first_block, piece.is_half};
-            add_up(rows, piece, slice(up, 0).weights, sums, [](Range) {});
+            add_up(rows, piece, args.weight.blocks_of(up.panel, up.first_block), sums, [](Range) {});
             add_up(rows, up, next, up_sums, finish_tile);
         } else {
             add_up(rows, piece, next, sums, finish_tile);
@@ -259,6 +264,7 @@ struct Product {
 
     // Each thread has its part of the half panels.
     void few_rows(int64_t num_rows, const Thread& thread) const {
+        const MatrixRegisters registers;
         const Range halves = thread.share((width + kPanelOutputs / 2 - 1) / (kPanelOutputs / 2));
         const auto piece_at = [&](int64_t half) {
             return Piece{half / 2, half % 2 * (kBlocks / 2), half % 2 != 0 || half + 1 == halves.end};
@@ -266,7 +272,8 @@ struct Product {
         for (int64_t half = halves.begin; half < halves.end;) {
             const Piece piece = piece_at(half);
             half += piece.is_half ? 1 : 2;
-            compute({0, num_rows}, piece, slice(half < halves.end ? piece_at(half) : piece, 0).weights);
+            const Piece next = half < halves.end ? piece_at(half) : piece;
+            compute({0, num_rows}, piece, args.weight.blocks_of(next.panel, next.first_block));
         }
     }
 
@@ -277,12 +284,13 @@ struct Product {
         const int64_t for_threads = (kPiecesPerThread * thread.count + num_panels - 1) / num_panels;
         const int64_t num_blocks = std::max(least, std::min(for_threads, num_rows / kMinRowBlock));
         const int64_t num_pieces = num_blocks * num_panels;
+        const MatrixRegisters registers;
         int64_t next = thread.take();
         for (int64_t piece = next; piece < num_pieces; piece = next) {
             next = thread.take();
             const int64_t block = piece / num_panels, next_panel = (next < num_pieces ? next : piece) % num_panels;
             compute({num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks},
-                    {piece % num_panels, 0, false}, slice({next_panel, 0, false}, 0).weights);
+                    {piece % num_panels, 0, false}, args.weight.blocks_of(next_panel, 0));
         }
     }
 };

@@ -74,6 +74,11 @@ constexpr Tiles group_tiles_of(std::integer_sequence<int, kLess...>) {
 template <typename Format, bool kIsAffine>
 constexpr Tiles kGroupTiles = group_tiles_of<Format, kIsAffine>(std::make_integer_sequence<int, kMaxMatrixRows>{});
 #else
+// There are none.
+struct MatrixRegisters {
+    MatrixRegisters() {}
+};
+
 template <typename Format>
 constexpr Tiles kPairTiles = kTiles<FloatTiles<Format>>;
 constexpr Tiles kChannelTiles = kTiles<ChannelTiles>;
