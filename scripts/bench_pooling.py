@@ -21,6 +21,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import fetch_embedding_model
 from bench_report import report, write
 
 NUM_COMPARED = 20
@@ -96,7 +97,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_pooling", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", required=True, help="directory of an embedding model, such as MiniLM")
+    parser.add_argument("--model", help="directory of an embedding model; default: all-MiniLM-L6-v2")
     parser.add_argument("--systems", default="octavo,octavo-float32", help=f"separated by commas: {', '.join(SYSTEMS)}")
     parser.add_argument("--num-texts", type=int, default=1000, help="of 16 to 256 words each")
     parser.add_argument("--repeats", type=int, default=50, help="of the short text")
@@ -107,6 +108,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gguf", help="the same model for llama.cpp")
     parser.add_argument("--json", help="write the results here")
     args = parser.parse_args()
+    args.model = args.model or str(fetch_embedding_model.fetch())
     if unknown := set(args.systems.split(",")) - set(SYSTEMS):
         parser.error(f"unknown systems: {', '.join(sorted(unknown))}")
     return args

