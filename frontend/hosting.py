@@ -63,14 +63,15 @@ async def starting(engines: Sequence[SpawnedEngine]) -> AsyncIterator[AsyncClien
 
 
 @contextlib.asynccontextmanager
-async def joining(config: ServerConfig) -> AsyncIterator[AsyncClient]:
-    """Join the engine named in the server's configuration; a signal meanwhile aborts this."""
-    address = config.join or ""
-    logger.info("joining the engine at %s, waiting up to %g s", address, RECONNECT_TIMEOUT_S)
-    with interruptible():
-        client = await join_named(address, config)
-    async with client:
-        yield client
+async def joining(config: ServerConfig) -> AsyncIterator[list[AsyncClient]]:
+    """Join the engines named in the server's configuration, a client for each model; a signal meanwhile aborts this."""
+    clients: list[AsyncClient] = []
+    async with contextlib.AsyncExitStack() as stack:
+        with interruptible():
+            for address in config.join or ():
+                logger.info("joining the engine at %s, waiting up to %g s", address, RECONNECT_TIMEOUT_S)
+                clients.append(await stack.enter_async_context(await join_named(address, config)))
+        yield clients
 
 
 async def join_named(address: str, config: ServerConfig) -> AsyncClient:
@@ -178,12 +179,18 @@ def stop_signals(handler: Callable[[signal.Signals], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def watching(client: AsyncClient, stall_s: float) -> Iterator[None]:
-    """Log throughput, and the stacks of all processes when the engine has stalled for `stall_s` seconds."""
-    watch = StallWatch(lambda: client.engine_set.health(stall_s))
+def watching(client: AsyncClient, stall_s: float, prefix: str = "") -> Iterator[None]:
+    """Log throughput, and the stacks of all processes when the engine has stalled for `stall_s` seconds.
+
+    Args:
+        client: of the engine.
+        stall_s: how long it may have work and not finish a step.
+        prefix: of each line: which model is meant, if there are several.
+    """
+    watch = StallWatch(lambda: client.engine_set.health(stall_s), prefix)
     tasks = [asyncio.create_task(watch.run(), name="stall watch")]
     if client.config.log_stats:
-        tasks.append(asyncio.create_task(_log_throughput(client), name="throughput line"))
+        tasks.append(asyncio.create_task(_log_throughput(client, prefix), name="throughput line"))
     try:
         yield
     finally:
@@ -191,12 +198,12 @@ def watching(client: AsyncClient, stall_s: float) -> Iterator[None]:
             task.cancel()
 
 
-async def _log_throughput(client: AsyncClient) -> None:
+async def _log_throughput(client: AsyncClient, prefix: str) -> None:
     line = ThroughputLine(time.monotonic())
     while True:
         await asyncio.sleep(INTERVAL_S)
         if text := line.next(client.stats_by_engine(), time.monotonic()):
-            logger.info("%s", text)
+            logger.info("%s%s", prefix, text)
 
 
 def _show_progress(bar: LoadBar, phase: str, fraction: float | None) -> None:

@@ -22,9 +22,11 @@ class StallWatch:
 
     Args:
         health: of each engine, by its index.
+        prefix: of each line in the log.
     """
 
-    def __init__(self, health: Callable[[], Mapping[int, Health]]) -> None:
+    def __init__(self, health: Callable[[], Mapping[int, Health]], prefix: str = "") -> None:
+        self._prefix = prefix
         self._health = health
         self._reported: set[int] = set()
         """Engines whose current stall is in the log."""
@@ -40,7 +42,7 @@ class StallWatch:
         states = self._health()
         self._reported &= states.keys()
         for index, health in states.items():
-            name = f"engine {index}: " if len(states) > 1 else ""
+            name = self._prefix + (f"engine {index}: " if len(states) > 1 else "")
             if not health.is_stalled:
                 if index in self._reported:
                     logger.warning("%sthe stall is over: %s", name, health.reason or "the engine makes progress again")

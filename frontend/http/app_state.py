@@ -35,7 +35,7 @@ MAX_OTHER_CLIENTS = 16
 
 @dataclass(frozen=True)
 class AppState:
-    """One engine behind one HTTP application."""
+    """One model behind one HTTP application."""
 
     client: "AsyncClient"
     metrics: "Metrics"
@@ -60,6 +60,8 @@ class AppState:
     """For operators; None: this application does not own its engines."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
+    others: "tuple[AppState, ...]" = ()
+    """Of the further models, if the server has joined engines of several. They have none."""
     _of_clients: "dict[AsyncClient, AppState]" = field(default_factory=dict)
     """For applications that override the dependency `get_client`."""
 
@@ -84,6 +86,26 @@ class AppState:
             found = self._of_clients[client] = replace(self, client=client, _of_clients={})
         return found
 
+    @property
+    def of_all_models(self) -> "tuple[AppState, ...]":
+        """The state of each model, this one first."""
+        return self, *self.others
+
+    async def of_model(self, name: str) -> "AppState":
+        """Return the state of the model, or of the model of the LoRA adapter, with this name.
+
+        Raises:
+            ModelNotFoundError: this server does not serve it.
+            InvalidRequestError: it is an adapter that cannot be used.
+        """
+        for one in self.of_all_models:
+            if name in one.client.facts.served_model_names or name in one.client.adapters.named:
+                return one
+        for one in self.of_all_models:
+            if await one.client.adapters.find(name) is not None:
+                return one
+        raise self._not_served(name)
+
     def now(self) -> int:
         """Return the time of an answer, in seconds since the epoch."""
         return int(time.time())
@@ -102,8 +124,12 @@ class AppState:
             return requested, None
         if (found := await self.client.adapters.find(requested)) is not None:
             return requested, found.adapter
-        served = " or ".join(map(repr, [*names, *self.client.adapters.named]))
-        raise ModelNotFoundError(f"the model {requested!r} is not served here: use {served}")
+        raise self._not_served(requested)
+
+    def _not_served(self, name: str) -> ModelNotFoundError:
+        clients = [state.client for state in self.of_all_models]
+        names = [one for client in clients for one in (*client.facts.served_model_names, *client.adapters.named)]
+        return ModelNotFoundError(f"the model {name!r} is not served here: use {' or '.join(map(repr, names))}")
 
 
 def answer_style(

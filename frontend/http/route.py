@@ -19,6 +19,7 @@ from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body_reader import BodyReader, BodyRejected
 from octavo.frontend.http.disconnect import CancelOnDisconnect
 from octavo.frontend.http.errors import failure_response, rejection
+from octavo.frontend.http.model_choice import choose_state
 from octavo.frontend.http.request import ApiRequest, RequestBody, header_value
 from octavo.protocol.errors import OctavoError
 
@@ -85,6 +86,12 @@ class ApiRoute(APIRoute):
             return
         if body is None:
             return
+        if self.app_state.others:
+            try:
+                scope[APP_STATE] = await choose_state(self.app_state, self.path, scope, body)
+            except OctavoError as error:
+                await failure_response(scope, error)(scope, receive, send)
+                return
         received = RequestBody(body, receive)
         del body  # the handler may free it
         received.put_into(scope)
@@ -100,7 +107,7 @@ class ApiRoute(APIRoute):
 
     async def _respond(self, request: ApiRequest) -> Response:
         """Answer without FastAPI's dependency resolution, which takes longer than everything else in HTTP."""
-        arguments = {name: self.app_state if name == "state" else request for name in self._parameters}
+        arguments = {name: request.scope[APP_STATE] if name == "state" else request for name in self._parameters}
         try:
             response: Response = await self.endpoint(**arguments)
         except OctavoError as error:

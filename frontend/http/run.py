@@ -1,4 +1,4 @@
-"""`run` and `run_joined`: an HTTP server with its own engine, or for an engine that already runs.
+"""`run` and `run_joined`: an HTTP server with its own engine, or for engines that already run.
 
 The routes are in `routes/`, shutdown is in `server.py`.
 """
@@ -8,6 +8,7 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -28,12 +29,13 @@ from octavo.frontend.hosting import (
 )
 from octavo.frontend.http.api_workers import ApiWorkers
 from octavo.frontend.http.app import make_app
-from octavo.frontend.http.app_state import Execute
+from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.configure import api_keys, make_app_state
 from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.garbage import bound_pauses
 from octavo.frontend.http.listener import Listener
 from octavo.frontend.http.server import Server
+from octavo.frontend.http.several_models import ServedEngines, check_join, check_names, config_of_each
 from octavo.frontend.lora.registry import FILE_NAME as ADAPTERS_FILE
 from octavo.frontend.lora.startup import load_modules
 from octavo.frontend.membership.messages import SOCKET_NAME
@@ -74,17 +76,18 @@ def run(
 
 
 def run_joined(config: ServerConfig, listener: Listener) -> None:
-    """Serve an engine that already runs, until a signal arrives or the engine ends.
+    """Serve engines that already run, until a signal arrives or all of them have ended.
 
     Blocks until: the server has shut down.
 
     Args:
-        config: the server's configuration; names the engine.
+        config: the server's configuration; names the engines.
         listener: bound already; clients may be waiting in its queue.
 
     Raises:
-        StartupError: no engine responds.
-        EngineDeadError: the engine died and does not return; holds the root cause.
+        StartupError: an engine does not respond.
+        ConfigError: their models cannot be served together.
+        EngineDeadError: the engines died and do not return; holds the root cause.
         Interrupted: a signal arrived before the server was ready.
     """
     prepare_process()
@@ -122,7 +125,7 @@ async def _serve_on_ray(engines: "RayEngines", config: ServerConfig, listener: L
         with interruptible():
             client = await engines.start()
         async with client:
-            await _serve_client(client, config, listener, None)
+            await _serve_clients([client], config, listener, None)
     finally:
         await engines.close()
 
@@ -132,25 +135,27 @@ async def _serve(
 ) -> None:
     ChatSettings.of(config)  # report invalid flags now, not after the engine has loaded
     async with starting(engines) as client:
-        await _serve_client(client, config, listener, reread)
+        await _serve_clients([client], config, listener, reread)
 
 
 async def _serve_joined(config: ServerConfig, listener: Listener) -> None:
     ChatSettings.of(config)
-    async with joining(config) as client:
-        await _serve_client(client, config, listener, None)
+    check_join(config)
+    async with joining(config) as clients:
+        check_names(clients, config.join or ())
+        await _serve_clients(clients, config, listener, None)
 
 
-async def _serve_client(
-    client: AsyncClient,
+async def _serve_clients(
+    clients: Sequence[AsyncClient],
     config: ServerConfig,
     listener: Listener,
     reread: Callable[[], EngineConfig] | None,
 ) -> None:
-    """Serve an engine with all HTTP processes.
+    """Serve engines with all HTTP processes.
 
     Args:
-        client: connected to the engine.
+        clients: connected to the engines, one for each model.
         config: the server's configuration.
         listener: bound already; clients may be waiting in its queue.
         reread: reads the engines' configuration again; None: they belong to another process.
@@ -160,46 +165,54 @@ async def _serve_client(
     """
     run_dir = RunDir(Env.read().runtime_dir)  # not an engine's own, which goes when it is replaced
     try:
-        await _serve_with(run_dir.path, client, config, listener, reread)
+        await _serve_with(run_dir.path, clients, config, listener, reread)
     finally:
         run_dir.remove()
 
 
 async def _serve_with(
     directory: Path,
-    client: AsyncClient,
+    clients: Sequence[AsyncClient],
     config: ServerConfig,
     listener: Listener,
     reread: Callable[[], EngineConfig] | None,
 ) -> None:
-    """Serve as `_serve_client`; `directory` is for what the HTTP processes share."""
+    """Serve as `_serve_clients`; `directory` is for what the HTTP processes share."""
     keys = api_keys(config)
     counters_path = directory / "metrics"
     counters = SharedCounters.create(counters_path, config.api_server_count) if config.api_server_count > 1 else None
-    operator = EngineOperator(client, reread, partial(join_entry, config=config))
-    server = make_server(client, config, keys, counters, operator.execute)
+    operators = [EngineOperator(client, reread, partial(join_entry, config=config)) for client in clients]
+    configs = config_of_each(config, clients)
+    states = [
+        make_app_state(client, own, counters, operator.execute)
+        for client, own, operator in zip(clients, configs, operators, strict=True)
+    ]
+    server = make_server(states, config, keys)
+    engines = ServedEngines(clients)
     socket_path = directory / SOCKET_NAME
     api_workers = ApiWorkers(
-        config, keys, str(socket_path), counters_path, listener, lambda: client.failure is not None, server.fail
+        config, keys, str(socket_path), counters_path, listener, lambda: engines.failure is not None, server.fail
     )
     try:
-        client.adapters.share(directory / ADAPTERS_FILE)
-        await load_modules(config, client.adapters)
+        for index, (client, own) in enumerate(zip(clients, configs, strict=True)):
+            client.adapters.share(directory / (f"{ADAPTERS_FILE}-{index}" if index else ADAPTERS_FILE))
+            await load_modules(own, client.adapters)
         if config.api_server_count > 1:
-            await operator.directory.listen(socket_path)
+            await operators[0].directory.listen(socket_path)
         with interruptible():
             await api_workers.start()
-        with restarts(operator.restart, reread) if reread else contextlib.nullcontext():
-            await _serve_until_stopped(api_workers, server, client, config, listener)
+        with restarts(operators[0].restart, reread) if reread else contextlib.nullcontext():
+            await _serve_until_stopped(api_workers, server, clients, config, listener)
     finally:
         await api_workers.kill()
-        await operator.close()
+        for operator in operators:
+            await operator.close()
     if server.failure:
         raise server.failure
 
 
 async def _serve_until_stopped(
-    api_workers: ApiWorkers, server: Server, client: AsyncClient, config: ServerConfig, listener: Listener
+    api_workers: ApiWorkers, server: Server, clients: Sequence[AsyncClient], config: ServerConfig, listener: Listener
 ) -> None:
     """Serve until told to stop, then wait for the other processes to exit."""
 
@@ -210,42 +223,35 @@ async def _serve_until_stopped(
         listener.close()
 
     with stop_signals(on_signal):
-        names = ", ".join(client.facts.served_model_names)
-        address = client.address if len(client.engines) > 1 else config.engine_address or client.address
-        logger.info("engine address for further applications: %s", address)
-        logger.info("listening on %s, serving %s", listener.url, names)
-        with watching(client, config.watchdog_timeout):
+        names = ", ".join(name for client in clients for name in client.facts.served_model_names)
+        with contextlib.ExitStack() as stack:
+            for client in clients:
+                address = client.address if len(client.engines) > 1 else config.engine_address or client.address
+                logger.info("engine address for further applications: %s", address)
+                prefix = f"{client.facts.served_model_names[0]}: " if len(clients) > 1 else ""
+                stack.enter_context(watching(client, config.watchdog_timeout, prefix))
+            logger.info("listening on %s, serving %s", listener.url, names)
             await server.serve(sockets=[listener.socket])
-        if client.failure and client.num_lost_requests:
-            server.fail(client.failure)  # a drain that lost requests counts as a failure
+        for client in clients:
+            if client.failure and client.num_lost_requests:
+                server.fail(client.failure)  # a drain that lost requests counts as a failure
         if server.failure:
             api_workers.terminate()
             api_workers.terminate()
         await api_workers.wait(0 if server.failure else config.shutdown_timeout)
 
 
-def make_server(
-    client: AsyncClient,
-    config: ServerConfig,
-    keys: Sequence[str],
-    counters: SharedCounters | None = None,
-    execute: Execute | None = None,
-) -> Server:
-    """Return a server for an engine, with its application state.
+def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence[str]) -> Server:
+    """Return a server for engines.
 
     Args:
-        client: of the engine.
+        states: of the routes, one for each model; a request that names none is for the first one.
         config: of the server.
         keys: the accepted API keys.
-        counters: see `make_app_state`.
-        execute: carries out commands of operators.
-
-    Raises:
-        ConfigError: the chat template cannot be read, the profiler's directory cannot be used, or a parser does not
-            exist.
     """
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
-    server = Server(make_app(make_app_state(client, config, counters, execute), config, keys), config, client)
+    state = replace(states[0], others=tuple(states[1:]))
+    server = Server(make_app(state, config, keys), config, ServedEngines([one.client for one in states]))
     bound_pauses()
     return server

@@ -48,6 +48,8 @@ class AdapterRegistry:
     ) -> None:
         self.resolver_dir: Path | None = None
         """Adapters in this directory are loaded when a request names them; None: no such directory."""
+        self.is_taken: Callable[[str], bool] = lambda name: False
+        """Whether a name stands for something else, on a server of several models."""
         self._config = config
         self._run_in_thread = run_in_thread
         self._named: dict[str, NamedAdapter] = {}
@@ -178,6 +180,8 @@ class AdapterRegistry:
             raise InvalidRequestError(f"lora_name must be 1 to {MAX_NAME_LENGTH} printable characters", "lora_name")
         if name in self._config().served_model_names:
             raise InvalidRequestError(f"lora_name {name!r} is a name of the model itself", "lora_name")
+        if self.is_taken(name):
+            raise InvalidRequestError(f"lora_name {name!r} is a name of another model of this server", "lora_name")
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, NamedAdapter]]:

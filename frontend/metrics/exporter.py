@@ -1,7 +1,7 @@
 """`Metrics`: an `Observer` that keeps the metrics of `names.py` for each engine and renders them for Prometheus."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -49,17 +49,11 @@ class Metrics(Collector):
         self._live = self._counters.allocate(1)
         self._live.own[0] = 0  # a gauge: discard the value of an earlier process of this row
         self._engines: dict[int, EngineMetrics] = {}
-        own = CollectorRegistry(auto_describe=False)
-        own.register(self)
-        self._registries = [own]
-        if has_vllm_names:
-            renamed = CollectorRegistry(auto_describe=False)
-            renamed.register(RenamedMetrics(own, PREFIX, VLLM_PREFIX))
-            self._registries.append(renamed)
+        self.has_vllm_names = has_vllm_names
 
     def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
-        return b"".join(generate_latest(registry) for registry in self._registries)
+        return render_together([self])
 
     def on_engine_stats(self, stats: EngineStats, engine: int = 0) -> None:
         """Add the growth of an engine's totals."""
@@ -157,6 +151,32 @@ class Metrics(Collector):
         if self._counters.row == 0:
             column.own[0] = time.time()
         return column.sums()[0]
+
+
+def render_together(several: Sequence[Metrics]) -> bytes:
+    """Return the metrics of several models in Prometheus' text format: they differ in `model_name`."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(_MergedMetrics(several))
+    registries = [own]
+    if several[0].has_vllm_names:
+        renamed = CollectorRegistry(auto_describe=False)
+        renamed.register(RenamedMetrics(own, PREFIX, VLLM_PREFIX))
+        registries.append(renamed)
+    return b"".join(generate_latest(registry) for registry in registries)
+
+
+class _MergedMetrics(Collector):
+    """Each metric once, with the series of all models: the text format allows a name only one block."""
+
+    def __init__(self, several: Sequence[Metrics]) -> None:
+        self._several = several
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield all metrics as they are now."""
+        for first, *further in zip(*(one.collect() for one in self._several), strict=True):
+            for family in further:
+                first.samples.extend(family.samples)
+            yield first
 
 
 class RenamedMetrics(Collector):

@@ -159,10 +159,12 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = None
     join: Annotated[
-        str | None,
+        list[Annotated[str, Meta(min_length=1)]] | None,
         Meta(
             description="Serve HTTP for a running engine instead of starting one: the address is its --engine-address. "
-            "MODEL and engine flags are given there. An engine on another machine needs the next two flags."
+            "MODEL and engine flags are given there. Engines of one model are separated by commas; several addresses "
+            "are several models, and a request goes to the one that it names. An engine on another machine needs the "
+            "next two flags."
         ),
     ] = None
     client_secret_key_file: Annotated[

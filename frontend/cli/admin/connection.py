@@ -14,6 +14,9 @@ def add_server_flags(parser: CommandParser) -> None:
     group.add_argument(
         "--url", default=DEFAULT_URL, help=f"http://HOST:PORT or unix:PATH of the server; default: {DEFAULT_URL}"
     )
+    group.add_argument(
+        "--served-model", metavar="NAME", help="which model's engines, if the server has joined those of several"
+    )
     group.add_argument("--admin-api-key", metavar="KEY", help="the server's admin key; default: OCTAVO_ADMIN_API_KEY")
 
 

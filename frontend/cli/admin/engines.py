@@ -2,6 +2,7 @@
 
 import argparse
 from typing import Any
+from urllib.parse import urlencode
 
 from octavo.frontend.cli.admin.connection import add_server_flags, admin_api
 from octavo.frontend.cli.parser import CommandParser
@@ -52,7 +53,8 @@ def run(argv: list[str]) -> int:
     options = _checked(parser(), argv)
     api = admin_api(options)
     is_list = options.action == "list"
-    engines = api.get(_PATH) if is_list else api.post(f"{_PATH}/{options.action}", _body(options))
+    query = f"?{urlencode({'model': options.served_model})}" if options.served_model else ""
+    engines = api.get(_PATH + query) if is_list else api.post(f"{_PATH}/{options.action}{query}", _body(options))
     print(_table(engines["data"]))  # noqa: T201  (the command's output)
     return 0
 

@@ -39,8 +39,10 @@ export class EngineView {
 
   async #poll() {
     try {
-      const query = this.#chosen === null ? "" : `?engine=${this.#chosen}`;
-      const state = await getJson(`dashboard/state${query}`, AbortSignal.timeout(10_000));
+      // A server of several models shows the engines of the chosen one.
+      const query = new URLSearchParams({ model: byId("model").value });
+      if (this.#chosen !== null) query.set("engine", this.#chosen);
+      const state = await getJson(`dashboard/state?${query}`, AbortSignal.timeout(10_000));
       this.#remember(state);
       this.#last = state;
       this.onHealth(state.healthy, state.healthy ? shortName(state.engine.models[0]) : state.health_reason);

@@ -17,7 +17,7 @@ from octavo.protocol.version import __version__
 
 async def load(state: CurrentState) -> Response:
     """Return how many requests run or wait, over all HTTP processes."""
-    return _answer(Load(state.metrics.num_live_requests))
+    return _answer(Load(sum(one.metrics.num_live_requests for one in state.of_all_models)))
 
 
 async def server_info(state: CurrentState) -> Response:

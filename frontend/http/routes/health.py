@@ -6,19 +6,29 @@ from starlette.responses import Response
 
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.request import JSON
+from octavo.frontend.metrics.exporter import render_together
 from octavo.protocol.version import __version__
 
 
 async def health(state: CurrentState) -> Response:
-    """Return 200 while an engine is alive and makes progress, else 503 with the reason; with the engines' states."""
-    overall = state.client.health(state.stall_deadline_s)
-    engines = [
-        {"engine": engine.index, "state": engine.state, "ok": engine.ok, "reason": engine.reason}
-        for engine in state.client.engine_reports(state.stall_deadline_s)
-    ]
-    if overall.ok:
+    """Return 200 while an engine is alive and makes progress, else 503 with the reason; with the engines' states.
+
+    Of several models each must have such an engine.
+    """
+    engines: list[dict[str, object]] = []
+    reasons: list[str] = []
+    for one in state.of_all_models:
+        model = one.client.facts.served_model_names[0]
+        label = {"model": model} if state.others else {}
+        engines += [
+            {**label, "engine": engine.index, "state": engine.state, "ok": engine.ok, "reason": engine.reason}
+            for engine in one.client.engine_reports(state.stall_deadline_s)
+        ]
+        if not (overall := one.client.health(state.stall_deadline_s)).ok:
+            reasons.append(f"{model}: {overall.reason}" if state.others else overall.reason)
+    if not reasons:
         return Response(msgspec.json.encode({"status": "healthy", "engines": engines}), media_type=JSON)
-    body = {"status": "unhealthy", "reason": overall.reason, "engines": engines}
+    body = {"status": "unhealthy", "reason": "; ".join(reasons), "engines": engines}
     return Response(msgspec.json.encode(body), 503, None, JSON)
 
 
@@ -29,4 +39,4 @@ async def version(state: CurrentState) -> Response:
 
 async def metrics(state: CurrentState) -> Response:
     """Render all metrics for Prometheus."""
-    return Response(state.metrics.render(), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    return Response(render_together([one.metrics for one in state.of_all_models]), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -11,15 +11,18 @@ from octavo.frontend.http.schemas.models import ModelCard, ModelList, ModelPermi
 
 async def list_models(state: CurrentState) -> Response:
     """List the served models and the LoRA adapters."""
-    names = [*state.client.facts.served_model_names, *state.client.adapters.named]
-    cards = [_card(state, name) for name in names]
+    cards = [
+        _card(one, name)
+        for one in state.of_all_models
+        for name in (*one.client.facts.served_model_names, *one.client.adapters.named)
+    ]
     return Response(msgspec.json.encode(ModelList(data=cards)), media_type=JSON)
 
 
 async def retrieve_model(state: CurrentState, request: ApiRequest) -> Response:
     """Describe one served model or adapter; names may contain slashes."""
-    name, _ = await state.choose_model(request.path_params["model_id"])
-    return Response(msgspec.json.encode(_card(state, name)), media_type=JSON)
+    name = request.path_params["model_id"]
+    return Response(msgspec.json.encode(_card(await state.of_model(name), name)), media_type=JSON)
 
 
 def _card(state: AppState, name: str) -> ModelCard:

@@ -1,0 +1,110 @@
+"""Several models behind one server: what must hold for the engines that it joins, and all of them as one."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from octavo.frontend.client import AsyncClient
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, EngineDeadError
+
+
+class ServedEngines:
+    """The engines of all models, as `Server` needs them.
+
+    Args:
+        clients: one for each model.
+    """
+
+    def __init__(self, clients: Sequence[AsyncClient]) -> None:
+        self._clients = clients
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why no model can be served any more; None while there is one."""
+        failures = [client.failure for client in self._clients]
+        return failures[0] if all(failures) else None
+
+    @property
+    def num_live_requests(self) -> int:
+        """Number of running and waiting requests."""
+        return sum(client.num_live_requests for client in self._clients)
+
+    def abort_all(self) -> None:
+        """Abort every request; callers get the output so far."""
+        for client in self._clients:
+            client.abort_all()
+
+
+def check_join(config: ServerConfig) -> None:
+    """Verify the flags of a server that joins engines.
+
+    Raises:
+        ConfigError: it cannot serve several models.
+    """
+    if len(config.join or ()) > 1 and config.api_server_count > 1:
+        raise ConfigError(
+            "several HTTP processes serve the engines of one model only",
+            phase="configuration",
+            hint="leave out --api-server-count, or separate the addresses of engines of one model by commas",
+        )
+
+
+def check_names(clients: Sequence[AsyncClient], addresses: Sequence[str]) -> None:
+    """Verify that a name stands for one model, and let no adapter take the name of another model.
+
+    Args:
+        clients: one for each model.
+        addresses: of their engines.
+
+    Raises:
+        ConfigError: two models have the same name.
+    """
+    counts = Counter(name for client in clients for name in set(client.facts.served_model_names))
+    for name, count in counts.items():
+        if count > 1:
+            owners = [
+                address
+                for client, address in zip(clients, addresses, strict=True)
+                if name in client.facts.served_model_names
+            ]
+            raise ConfigError(
+                f"the engines at {' and '.join(owners)} both serve {name!r}",
+                phase="joining the engines",
+                hint="start one with another --served-model-name; separate addresses of engines of one model by commas",
+            )
+    for client in clients:
+        client.adapters.is_taken = _Names([other for other in clients if other is not client]).__contains__
+
+
+class _Names:
+    """The names of models and of their adapters, as they are now."""
+
+    def __init__(self, clients: Sequence[AsyncClient]) -> None:
+        self._clients = clients
+
+    def __contains__(self, name: str) -> bool:
+        return any(name in one.facts.served_model_names or name in one.adapters.named for one in self._clients)
+
+
+def config_of_each(config: ServerConfig, clients: Sequence[AsyncClient]) -> list[ServerConfig]:
+    """Return the configuration for each model: flags about adapters are for the one whose engine has adapters.
+
+    Raises:
+        ConfigError: several engines have them, so it is open which one a flag means.
+    """
+    can_load = [client.config.lora is not None or client.config.enable_prompt_embeds for client in clients]
+    if len(clients) == 1 or not any(can_load):
+        return [config] * len(clients)
+    if sum(can_load) > 1 and (config.lora_modules or config.lora_resolver_dir or Env.read().lora_resolver_dir):
+        raise ConfigError(
+            "--lora-modules and --lora-resolver-dir are for one model, but several engines have adapters",
+            phase="configuration",
+            hint="load adapters with /v1/load_lora_adapter?model=NAME, under --allow-runtime-lora-updating",
+        )
+    without = msgspec.structs.replace(
+        config, lora_modules=None, lora_resolver_dir=None, allow_runtime_lora_updating=False
+    )
+    return [config if can else without for can in can_load]
