@@ -35,6 +35,7 @@ BY_BODY = frozenset(
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/score",
+        "/v2/embed",
         "/v2/rerank",
     }
 )

@@ -21,6 +21,7 @@ from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
+from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
@@ -77,6 +78,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
+    add.post("/v2/embed", pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
     add.post("/pooling", pooling.create_pooling, PoolingRequest, PoolingResponse)
     add.post("/classify", pooling.classify, ClassificationRequest, ClassificationResponse)
     for path in ("/score", "/v1/score"):

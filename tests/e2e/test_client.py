@@ -136,7 +136,7 @@ def test_several_sequences_differ_and_the_first_is_the_single_one(engine: Engine
 def test_text_and_token_prompts_are_the_same(engine: Engine) -> None:
     async def scenario(client: AsyncClient) -> None:
         text = "hello world"
-        tokens = await client.encode(text)
+        tokens = await client.tokenize(text)
         params = SamplingParams(temperature=0.0, output_kind=OutputKind.FINAL_ONLY)
         results = []
         for prompt in (text, tokens, {"prompt": text}, {"prompt_token_ids": tokens}):

@@ -19,6 +19,7 @@ from octavo.protocol.pooling import PoolingFacts
 CLASSIFY = PoolingFacts(convert="classify", pooling="last", num_labels=1, activation="sigmoid")
 ROUTES = [
     ("/v1/embeddings", {"input": "a"}),
+    ("/v2/embed", {"texts": ["a"]}),
     ("/pooling", {"input": "a"}),
     ("/classify", {"input": "a"}),
     ("/score", {"text_1": "a", "text_2": "b"}),
@@ -214,3 +215,23 @@ def test_a_caller_that_leaves_ends_its_requests() -> None:
                 await asyncio.sleep(0)
 
     asyncio.run(asyncio.wait_for(talk(), 20))
+
+
+def test_coheres_vectors_come_in_each_form() -> None:
+    forms = ["float", "base64", "ubinary", "binary"]
+    body = ok(post(client(), "/v2/embed", {"model": MODEL, "texts": ["ab", "c"], "embedding_types": forms}))
+    assert body["embeddings"]["float"] == [vector("ab"), vector("c")]
+    numbers = [array.array("f", base64.b64decode(text)).tolist() for text in body["embeddings"]["base64"]]
+    assert numbers == body["embeddings"]["float"]
+    signs = [sum((number > 0) << (7 - place) for place, number in enumerate(each)) for each in numbers]
+    assert body["embeddings"]["ubinary"] == [[sign] for sign in signs]
+    assert body["embeddings"]["binary"] == [[sign - 128] for sign in signs]
+    assert body["texts"] == ["ab", "c"] and body["meta"]["billed_units"] == {"input_tokens": 3}
+
+
+def test_coheres_truncation_is_ours() -> None:
+    long = "x" * 5000
+    refused = post(client(), "/v2/embed", {"texts": ["a", long], "truncate": "NONE"})
+    assert refused.status_code == 400 and "texts[1]" in refused.json()["error"]["message"]
+    cut = ok(post(client(), "/v2/embed", {"texts": [long], "max_tokens": 4}))
+    assert cut["embeddings"]["float"] == [vector("xxxx")]

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse, CohereMeta, EmbeddingType
 from octavo.frontend.http.schemas.pooling import (
     ClassificationData,
     ClassificationResponse,
@@ -40,6 +41,33 @@ def render_embeddings(
     """Return the response of `/v1/embeddings`."""
     data = [EmbeddingData(index=index, embedding=_numbers(body, one)) for index, one in enumerate(results)]
     return _encode(EmbeddingResponse(id=answer_id, created=created, model=model, data=data, usage=usage_of(results)))
+
+
+def render_cohere_embeddings(body: CohereEmbedRequest, results: Sequence[PooledResult], answer_id: str) -> bytes:
+    """Return the response of `/v2/embed`."""
+    forms: list[EmbeddingType] = list(dict.fromkeys(body.embedding_types or ["float"]))
+    return _encode(
+        CohereEmbedResponse(
+            id=answer_id,
+            embeddings={str(form): [_in_form(form, one) for one in results] for form in forms},
+            texts=body.texts,
+            meta=CohereMeta(
+                api_version={"version": "2"}, billed_units={"input_tokens": usage_of(results).prompt_tokens}
+            ),
+        )
+    )
+
+
+def _in_form(form: EmbeddingType, result: PooledResult) -> Any:
+    import numpy  # loaded by the first result, not at the start
+
+    array = result.array()
+    if form == "float":
+        return array.tolist()
+    if form == "base64":
+        return binascii.b2a_base64(array.tobytes(), newline=False).decode("ascii")
+    signs = numpy.packbits(array > 0)
+    return signs.tolist() if form == "ubinary" else (signs.astype("i2") - 128).tolist()
 
 
 def render_pooling(

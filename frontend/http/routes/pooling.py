@@ -10,12 +10,14 @@ from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.pooling_input import choose_pooling_model, pooling_params, prompts_of, sides_of, texts_of
 from octavo.frontend.http.render.pooling import (
     render_classes,
+    render_cohere_embeddings,
     render_embeddings,
     render_pooling,
     render_ranking,
     render_scores,
 )
 from octavo.frontend.http.request import JSON, ApiRequest
+from octavo.frontend.http.schemas.cohere import CohereEmbedRequest
 from octavo.frontend.http.schemas.pooling import (
     ClassificationRequest,
     EmbeddingRequest,
@@ -25,6 +27,7 @@ from octavo.frontend.http.schemas.pooling import (
     ScoreRequest,
     ScoringFields,
 )
+from octavo.frontend.pooling.inputs import Fields
 from octavo.frontend.pooling.outputs import ScoringRequestOutput
 from octavo.frontend.pooling.result import PooledResult
 from octavo.frontend.pooling.scoring import score
@@ -46,6 +49,25 @@ async def create_embeddings(state: CurrentState, http_request: ApiRequest) -> Re
     prefix = _named_prompt(state, body.prompt_name)
     results = await _run(state, body, params, "embed", answer_id, adapter, prefix)
     return await _answer(state, results, lambda: render_embeddings(body, results, answer_id, state.now(), model))
+
+
+async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest) -> Response:
+    """Compute a vector for each text, for Cohere's clients."""
+    body = decode(http_request.take_body(), CohereEmbedRequest)
+    _, adapter = await choose_pooling_model(state, body.model)
+    answer_id = http_request.choose_id(None)
+    cut = None if body.truncate == "NONE" else body.max_tokens or -1
+    inner = EmbeddingRequest(
+        input=[*body.texts],
+        priority=body.priority,
+        truncate_prompt_tokens=cut,
+        truncation_side="left" if body.truncate == "START" else "right",
+    )
+    facts, name = state.client.config.model.pooling, (body.input_type or "").removeprefix("search_")
+    prefix = facts.prompts.get(name, "") if facts else ""
+    params = pooling_params(inner, dimensions=body.output_dimension)
+    results = await _run(state, inner, params, "embed", answer_id, adapter, prefix, Fields("texts"))
+    return await _answer(state, results, lambda: render_cohere_embeddings(body, results, answer_id))
 
 
 async def create_pooling(state: CurrentState, http_request: ApiRequest) -> Response:
@@ -104,7 +126,9 @@ async def _run(
     request_id: str,
     adapter: Adapter | None,
     prefix: str = "",
+    named: Fields | None = None,
 ) -> list[PooledResult]:
+    """Compute what a body asks for; `named`: what the caller calls the prompts, if not as the body does."""
     prompts, fields = await prompts_of(state, body, prefix)
     adds = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
     return await state.client.pooler.run(
@@ -115,7 +139,7 @@ async def _run(
         priority=body.priority,
         cache_salt=body.cache_salt,
         adapter=adapter,
-        fields=fields,
+        fields=named or fields,
         add_special_tokens=adds,
     )
 
