@@ -95,7 +95,7 @@ def read_pooling_facts(
     """
     pooler = read_pooler_config(config.pooler_config)
     modules = _Modules(home)
-    if not _is_pooling(config, architecture, modules):
+    if not _is_pooling(config, architecture, hf_config, modules):
         if pooler != PoolerConfig():
             raise ConfigError(
                 f"pooler_config has no effect: {architecture} generates text here",
@@ -131,7 +131,7 @@ def _model_facts(
     modules: _Modules,
 ) -> PoolingFacts:
     """Return what the files say, without the classification head."""
-    convert = _conversion(config, architecture, modules)
+    convert = _conversion(config, architecture, hf_config, modules)
     is_causal = _is_causal(architecture, hf_config)
     pooling, token_pooling = _pooling_types(pooler, architecture, modules)
     sentence = _sentence_config(home)
@@ -192,9 +192,9 @@ def _overridden(facts: PoolingFacts, pooler: PoolerConfig) -> PoolingFacts:
     )
 
 
-def _is_pooling(config: ModelConfig, architecture: str, modules: _Modules) -> bool:
+def _is_pooling(config: ModelConfig, architecture: str, hf_config: Mapping[str, Any], modules: _Modules) -> bool:
     """Resolve `--runner auto`."""
-    is_pooling_class = _is_pooling_class(architecture)
+    is_pooling_class = _is_pooling_class(architecture, hf_config)
     if config.runner == "generate" and is_pooling_class:
         raise ConfigError(
             f"--runner generate, but {architecture} does not generate text", phase=PHASE, hint="use --runner auto"
@@ -210,20 +210,22 @@ def _is_pooling(config: ModelConfig, architecture: str, modules: _Modules) -> bo
     return config.convert in ("embed", "classify") or modules.pooling is not None or is_pooling_class
 
 
-def _is_pooling_class(architecture: str) -> bool:
+def _is_pooling_class(architecture: str, hf_config: Mapping[str, Any]) -> bool:
     if _LANGUAGE_MODEL.search(architecture):
         return False
-    is_bare = architecture.endswith(("Model", "ForTextEncoding"))
+    # Code of a repository may call what generates text as it likes.
+    generates = "AutoModelForCausalLM" in (hf_config.get("auto_map") or {})
+    is_bare = architecture.endswith(("Model", "ForTextEncoding")) and not generates
     return is_bare or bool(_ENCODER.fullmatch(architecture) or _CLASSIFIER.search(architecture))
 
 
-def _conversion(config: ModelConfig, architecture: str, modules: _Modules) -> Conversion:
+def _conversion(config: ModelConfig, architecture: str, hf_config: Mapping[str, Any], modules: _Modules) -> Conversion:
     """Resolve `--convert auto` and `none`."""
     if config.convert == "embed" or config.convert == "classify":
         return config.convert
     if _CLASSIFIER.search(architecture):
         return "classify"
-    if config.convert == "none" and not _is_pooling_class(architecture) and modules.pooling is None:
+    if config.convert == "none" and not _is_pooling_class(architecture, hf_config) and modules.pooling is None:
         raise ConfigError(
             f"--convert none, but {architecture} generates text",
             phase=PHASE,

@@ -48,7 +48,7 @@ for architecture, instruction in json.loads(sys.argv[2]).items():
         persistent = {name: one for name, one in kernels.items() if one.kernel == "linear_kernel"}
         ends = {name: one.loop("STG") - one.loop(instruction) for name, one in persistent.items()}
         found["ends"] = {name: end.total() for name, end in ends.items()}
-names = [name for name in LAUNCHES if name.startswith("experts")]
+names = [name for name in LAUNCHES if name.startswith("experts") and "adapters" not in name]
 products_of_experts = [one for name in names for one in compiled(LAUNCHES[name], 90) if one.kernel in sys.argv[3:]]
 recurrences = {"scan": "selective_scan, Mamba-2", "delta": "gated_delta_rule, Qwen3-Next"}
 found["recurrences"] = {name: compiled(LAUNCHES[one], 90)[0].loop("MUFU") for name, one in recurrences.items()}

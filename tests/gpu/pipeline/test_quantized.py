@@ -105,7 +105,7 @@ def test_quantized_weights_in_chunks_in_company_and_through_graphs(
 
 def test_a_cache_of_integers(
     directories: dict[str, Path],
-    computed_on_cpu: Running,
+    computed_on_cpu: dict[str, Running],
     _kernels_of_gpus: None,
     stream: Stream,
     device: torch.device,
@@ -125,7 +125,7 @@ def test_a_cache_of_integers(
     core.run(1)
     core.executor.close()
     assert request.outputs[:2] == whole.outputs[:2] and request.logprobs[:2] == whole.logprobs[:2]
-    for entry, wanted in zip(whole.prompt_logprobs, computed_on_cpu.prompt_logprobs, strict=True):
+    for entry, wanted in zip(whole.prompt_logprobs, computed_on_cpu["gptq-act-order"].prompt_logprobs, strict=True):
         if entry is not None:
             assert entry.logprobs == pytest.approx(wanted.logprobs, abs=0.1)
 
