@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packed_float4 import float4
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -360,6 +361,8 @@ FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
         {**_E4M3, "strategy": "block", "block_structure": [32, 32]},
         {**_E4M3, "strategy": "group", "group_size": 32, "dynamic": True},
     ),
+    "nvfp4": lambda: float4("nvfp4-pack-quantized", 16, SKIPPED),
+    "mxfp4": lambda: float4("mxfp4-pack-quantized", 32, SKIPPED),
     "mixed": mixed,
 }
 TOOLS: dict[str, Callable[[Path, Path], Tensors]] = {
