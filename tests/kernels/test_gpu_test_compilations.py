@@ -26,7 +26,7 @@ MOST = {
     "test_linear_quantized.py": 80,
     "test_lora.py": 40,
     "test_norms.py": 60,
-    "test_paged_attention.py": 105,
+    "test_paged_attention.py": 148,
     "test_recurrences.py": 45,
     "test_rope_store_kv.py": 42,
     "test_sample.py": 75,
