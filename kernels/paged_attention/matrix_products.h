@@ -127,18 +127,19 @@ inline void multiply_values_in_matrix(const Weights<PairProducts>& weights, cons
     for (int64_t first = 0; first < value_dim; first += 4 * kLanes) {
         const int64_t num_blocks = std::min<int64_t>(4, (value_dim - first) / kLanes);
         const auto add_groups = [&](auto count) {
+            constexpr int kBlocks = count();  // GCC unrolls no loop that calls it
             clear_sums();
             for (int64_t group = 0; group < num_groups; ++group) {
                 _tile_loadd(6, weights.levels[0] + group * kGroupSlots, kTileKeys * 2);
                 const bf16* v = tile.v[group] + first * 2;
                 const char* fetched = next.v[group] + first / kLanes * next.vector_bytes;
-                OCTAVO_UNROLL for (int block = 0; block < count(); ++block) {
+                OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block) {
                     add_short<bf16>(block, v + block * kLanes * 2, value_dim * 4);
                     OCTAVO_UNROLL for (int64_t line = 0; line < kGroupSlots / 2; ++line)
                         fetch(fetched + (line * value_dim / kLanes + block) * next.vector_bytes);
                 }
             }
-            OCTAVO_UNROLL for (int block = 0; block < count(); ++block)
+            OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
                 store_sums(block, sums + block * kLanes, 4 * kVectorBytes);
         };
         asm volatile("" ::: "memory");
@@ -168,15 +169,16 @@ inline void multiply_values_in_matrix(const Weights<QuadProducts>& weights, cons
     for (int64_t first = 0; first < value_dim; first += 2 * kLanes) {
         const int64_t num_blocks = std::min<int64_t>(2, (value_dim - first) / kLanes);
         const auto add_keys = [&](auto count) {
+            constexpr int kBlocks = count();
             clear_sums();
             for (int64_t key = 0; key < num_keys; key += 4 * kGroupSlots)
                 OCTAVO_UNROLL for (int part = 0; part < 2; ++part) {
                     _tile_loadd(4, weights.levels[part] + key, kTileKeys);
-                    OCTAVO_UNROLL for (int block = 0; block < count(); ++block)
+                    OCTAVO_UNROLL for (int block = 0; block < kBlocks; ++block)
                         add_whole<uint8_t>(block * 2 + part, values + key * value_dim + (first + block * kLanes) * 4,
                                            value_dim * 4);
                 }
-            OCTAVO_UNROLL for (int sum = 0; sum < 2 * count(); ++sum)
+            OCTAVO_UNROLL for (int sum = 0; sum < 2 * kBlocks; ++sum)
                 store_sums(sum, sums[sum / 2][sum % 2], kVectorBytes);
         };
         asm volatile("" ::: "memory");
