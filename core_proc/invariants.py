@@ -76,7 +76,8 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     _require(request.num_uncomputed_tokens > 0, f"running {name} has nothing left to compute")
     _require(request.num_pending_tokens in range(3), f"{name} has {request.num_pending_tokens} pending tokens")
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
-    _require(request.num_tokens <= scheduler.max_model_len, f"{name} is longer than the model's limit")
+    limit = scheduler.max_model_len + request.is_pooled
+    _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
     num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
     _require(num_held < request.num_tokens + size, f"{name} holds blocks it has no tokens for")

@@ -193,6 +193,11 @@ class Request:
         return self.sampling.max_tokens
 
     @property
+    def is_pooled(self) -> bool:
+        """Whether its prompt may be as long as the model allows: no token follows."""
+        return self.sampling is _ONE_RESULT
+
+    @property
     def num_tokens(self) -> int:
         """Prompt and outputs, including those that are still being sampled."""
         return len(self.token_ids) + self.num_pending_tokens

@@ -375,7 +375,8 @@ class Scheduler:
         return request
 
     def _limit_length(self, request: Request) -> None:
-        request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
+        if not request.is_pooled:  # its result takes the place of a token, but no position of the model
+            request.max_num_tokens = min(request.max_num_tokens, self.max_model_len)
 
     def _forget(self, request: LiveRequest) -> None:
         """End a request in any state and free everything it holds."""

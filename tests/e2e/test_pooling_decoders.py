@@ -104,6 +104,18 @@ def test_a_storm_changes_no_bit(tmp_path: Path) -> None:
     assert values_of(alone[0]).size
 
 
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_a_prompt_may_have_all_positions_and_be_divided(pooling: PoolingType, tmp_path: Path) -> None:
+    model = make_tiny("Qwen3ForCausalLM", tmp_path)
+    text = prompts([64])[0]
+    vectors = []
+    for budget in (64, 17):
+        config = config_of(model, EMBED, max_model_len=64, max_num_batched_tokens=budget, max_num_seqs=4)
+        (result,) = SmallEngine(loaded(config), config, num_blocks=8).run([TimedRequest(text, spec(pooling))])
+        vectors.append(result.vector)
+    assert vectors[0] is not None and vectors[0] == vectors[1]
+
+
 def untimed(requests: list[TimedRequest]) -> list[TimedRequest]:
     return [TimedRequest(request.prompt, request.params) for request in requests]
 
