@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_encoders import make_encoder
 from tiny_models import make_tiny
 
 TIMEOUT_S = 3000
@@ -38,6 +39,18 @@ def test_the_short_form(tmp_path: Path) -> None:
     assert counts["equal, bit for bit"] > 30
     assert sum(struck(report).values()) == 4
     assert set(struck(report)) == {"worker", "core", "http process", "application"}
+    assert not report["findings"]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["bert", "bert-classes"])
+def test_models_that_pool(name: str, tmp_path: Path) -> None:
+    model = make_encoder(name, tmp_path / "model")
+    words = "--dtype float32 --requests 200 --kills 8 --clients 40 --client-processes 2 --server-processes 2 --seed 3"
+    code, printed, report = chaos(model, tmp_path / "report.json", words)
+    assert code == 0, printed
+    assert report["counts"]["equal, bit for bit"] == 200
+    assert sum(struck(report).values()) >= 7
     assert not report["findings"]
 
 

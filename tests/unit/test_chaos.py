@@ -13,7 +13,7 @@ import pytest
 
 from octavo.frontend.cli.bench.chaos import fault_injector
 from octavo.frontend.cli.bench.chaos.answer_checker import AnswerChecker
-from octavo.frontend.cli.bench.chaos.answers import MalformedAnswer, StreamedAnswer, whole_answer
+from octavo.frontend.cli.bench.chaos.answers import MalformedAnswer, StreamedAnswer, pooled_answer, whole_answer
 from octavo.frontend.cli.bench.chaos.callers import _params
 from octavo.frontend.cli.bench.chaos.fault_injector import Action, FaultInjector, Injection, Target, plan_injections
 from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, ChaosRequest, Kind, Result
@@ -27,6 +27,7 @@ from octavo.frontend.cli.bench.chaos.workload import (
 )
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.frontend.http.schemas.pooling import PoolingRequest
 from octavo.protocol.params import OutputKind
 
 ANSWER: dict[str, Any] = {
@@ -66,6 +67,28 @@ def test_requests_are_what_the_api_takes_and_fit_the_engine() -> None:
                 _params(request.body["params"], OutputKind.DELTA).verify()
         assert len(request.body.get("prompt", "")) <= MAX_PROMPT_CHARS
     assert MAX_PROMPT_CHARS + MAX_OUTPUT_TOKENS < REQUIRED_MODEL_LEN
+
+
+def test_pooling_requests_are_what_the_api_takes() -> None:
+    requests = draw_requests(3, 100, ("embed", "token_embed"))
+    for request in requests:
+        body = msgspec.convert(request.body, PoolingRequest)
+        assert body.task in ("embed", "token_embed")
+        assert (body.task == "embed" or len(body.input) == 1) and not request.can_stream
+    assert {request.kind for request in requests} == {Kind.POOLING, Kind.POOL}
+    assert max(len(request.body["input"]) for request in requests) > 8
+
+
+def test_vectors_are_compared_by_their_bits() -> None:
+    response = {
+        "data": [{"index": 1, "data": [0.5]}, {"index": 0, "data": [[1.0, 2.0]]}],
+        "usage": {"prompt_tokens": 7},
+    }
+    answer = whole_answer(response)
+    assert answer == pooled_answer([[[1.0, 2.0]], [0.5]], 7) != pooled_answer([[[1.0, 2.0]], [0.5000001]], 7)
+    checker = AnswerChecker({0: answer}, lambda time_s, within_s: False)
+    assert not checker.take(JOB, Result(0, ChaosOutcome.ANSWERED, answer))
+    assert checker.counts == {"equal, bit for bit": 1, "pooled texts compared": 2}
 
 
 def test_requests_cover_what_a_death_could_harm() -> None:

@@ -68,7 +68,10 @@ class AnswerChecker:
             is_right = is_beginning(result.answer, expected)
         if is_right:
             self.counts[_RIGHT[result.outcome]] += 1
-            self.counts["tokens compared"] += sum(len(choice["token_ids"]) for choice in result.answer["choices"])
+            if "data" in result.answer:
+                self.counts["pooled texts compared"] += len(result.answer["data"])
+            else:
+                self.counts["tokens compared"] += sum(len(choice["token_ids"]) for choice in result.answer["choices"])
         else:
             self._find("the answer differs", job, result)
 

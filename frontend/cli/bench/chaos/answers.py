@@ -3,10 +3,13 @@
 Fields that vary between runs are dropped: ids, times, fingerprints, and the number of cached prompt tokens.
 """
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 Answer = dict[str, Any]
-"""JSON: `choices` by index, and `usage`."""
+"""JSON: `choices` by index, and `usage`; of a model that pools, `data` with a digest of the numbers of each text."""
 
 _USAGE = ("prompt_tokens", "completion_tokens", "total_tokens")
 
@@ -17,10 +20,24 @@ class MalformedAnswer(Exception):
 
 def whole_answer(response: dict[str, Any]) -> Answer:
     """Return the answer in a response that was not streamed."""
+    if "data" in response:
+        data = sorted(response["data"], key=lambda entry: int(entry["index"]))
+        return pooled_answer([entry["data"] for entry in data], response["usage"]["prompt_tokens"])
     streamed = StreamedAnswer()
     streamed.take({**response, "choices": [_as_chunk(choice) for choice in response["choices"]]})
     streamed.end()
     return streamed.answer
+
+
+def pooled_answer(numbers: Sequence[list[Any]], num_tokens: int) -> Answer:
+    """Return the answer of a model that pools.
+
+    Args:
+        numbers: of each text: a vector, or one for each token.
+        num_tokens: of all texts.
+    """
+    digests = [hashlib.sha256(json.dumps(one).encode()).hexdigest()[:32] for one in numbers]
+    return {"choices": [], "data": digests, "usage": {"prompt_tokens": num_tokens}}
 
 
 class StreamedAnswer:

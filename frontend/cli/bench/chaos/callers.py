@@ -11,16 +11,17 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
-from octavo.frontend.cli.bench.chaos.answers import Answer, MalformedAnswer, StreamedAnswer, whole_answer
+from octavo.frontend.cli.bench.chaos.answers import Answer, MalformedAnswer, StreamedAnswer, pooled_answer, whole_answer
 from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosOutcome, EngineLocation, Kind, Result
 from octavo.frontend.cli.bench.http_connection import READ_LIMIT_BYTES, HttpConnection
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
 from octavo.protocol.errors import OctavoError
 from octavo.protocol.params import OutputKind, SamplingParams
+from octavo.protocol.pooling_params import PoolingParams
 from octavo.protocol.structured import StructuredOutputsParams
 
-_PATHS = {Kind.COMPLETIONS: "/v1/completions", Kind.CHAT: "/v1/chat/completions"}
+_PATHS = {Kind.COMPLETIONS: "/v1/completions", Kind.CHAT: "/v1/chat/completions", Kind.POOLING: "/pooling"}
 _OK = 200
 _DATA = b"data: "
 
@@ -152,6 +153,8 @@ class JoinedCaller:
 
     async def ask(self, job: ChaosJob) -> tuple[ChaosOutcome, Answer]:
         """See `Caller`."""
+        if job.request.kind is Kind.POOL:
+            return ChaosOutcome.ANSWERED, await self._pool(job.request.body)
         body, behavior = job.request.body, job.behavior
         kind = OutputKind.DELTA if behavior.is_streamed else OutputKind.FINAL_ONLY
         assembled = _JoinedAnswer()
@@ -182,6 +185,15 @@ class JoinedCaller:
             raise CallRejected(f"{type(error).__name__}: {error}") from None
         assembled.end()
         return ChaosOutcome.ANSWERED, assembled.answer
+
+    async def _pool(self, body: dict[str, Any]) -> Answer:
+        fields = {name: body[name] for name in ("task", "truncate_prompt_tokens", "use_activation") if name in body}
+        options = {name: body.get(name) for name in ("priority", "cache_salt")}
+        try:
+            results = await self._client.pool(body["input"], PoolingParams(**fields), **options)
+        except OctavoError as error:
+            raise CallRejected(f"{type(error).__name__}: {error}") from None
+        return pooled_answer([one.array().tolist() for one in results], sum(len(one.token_ids) for one in results))
 
     async def close(self) -> None:
         """See `Caller`."""

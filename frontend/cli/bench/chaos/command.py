@@ -6,19 +6,23 @@ import shutil
 import signal
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.cli.bench.offline import bench_options
 from octavo.frontend.cli.bench.report import say
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser
 
+if TYPE_CHECKING:
+    from octavo.protocol.config import ModelFacts
+
 _DESCRIPTION = """\
 Test whether an engine loses, duplicates or changes answers when its processes die. An undisturbed engine first answers
 random requests one at a time. Then many clients send the same requests concurrently, over HTTP and from applications
 that have joined the engine, while workers, cores, HTTP processes and applications are killed and stopped. The KV cache
 is small enough to force preemption. Every answer must match the undisturbed one bit for bit, and no process or file
-may be left when the engine stops. --seed determines the requests, the clients' behavior and the injected faults."""
+may be left when the engine stops. A model that pools gets texts for all of its tasks instead. --seed determines the
+requests, the clients' behavior and the injected faults."""
 
 SETTINGS: dict[str, Any] = {
     "max_model_len": 1024,
@@ -76,7 +80,13 @@ def run(argv: list[str]) -> int:
     if "seed" not in settings:
         replay += " --seed 0"
     from octavo.frontend.cli.bench.chaos.run import run_chaos
+    from octavo.frontend.model_files.facts import read_model_facts
+    from octavo.protocol.config.sources import engine_config
+    from octavo.protocol.env import Env
 
+    facts = read_model_facts(engine_config(settings).model, Env.read())
+    settings = {**_defaults(facts), **settings}
+    tasks = facts.pooling.tasks if facts.pooling else ()
     # Like Ctrl-C: the finally blocks stop every process we started.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     logs = Path(options.log_dir or tempfile.mkdtemp(prefix="octavo-chaos-log-"))
@@ -84,7 +94,7 @@ def run(argv: list[str]) -> int:
     is_good = False
     try:
         with tempfile.TemporaryDirectory(prefix="octavo-chaos-") as name:
-            report = run_chaos({**SETTINGS, **settings}, options, Path(name), logs, settings.get("seed", 0))
+            report = run_chaos(settings, options, Path(name), logs, settings.get("seed", 0), tasks)
         report.show(replay)
         if options.output_json:
             report.write(options.output_json, replay)
@@ -97,6 +107,17 @@ def run(argv: list[str]) -> int:
     if report.faults:
         raise CommandError(f"{len(report.faults)} checks failed, the first: {report.faults[0]}", f"to repeat: {replay}")
     return 0
+
+
+def _defaults(facts: "ModelFacts") -> dict[str, Any]:
+    """Return `SETTINGS`, changed where a model that pools could not start with them."""
+    if facts.pooling is None:
+        return SETTINGS
+    max_model_len = min(SETTINGS["max_model_len"], facts.max_position_embeddings)
+    defaults = {**SETTINGS, "max_model_len": max_model_len}
+    if not facts.pooling.is_causal:  # a step computes whole prompts
+        defaults["max_num_batched_tokens"] = max_model_len
+    return defaults
 
 
 def _check(options: argparse.Namespace) -> None:

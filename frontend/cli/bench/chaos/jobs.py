@@ -16,6 +16,10 @@ class Kind(StrEnum):
     CHAT = "chat"
     GENERATE = "generate"
     """`AsyncClient.generate`, in a process that has joined the engine."""
+    POOLING = "pooling"
+    """`/pooling`, of a model that pools."""
+    POOL = "pool"
+    """`AsyncClient.pool`, in a process that has joined the engine."""
 
 
 class ChaosRequest(msgspec.Struct, frozen=True):
@@ -24,18 +28,21 @@ class ChaosRequest(msgspec.Struct, frozen=True):
     number: int
     kind: Kind
     body: dict[str, Any]
-    """JSON of the HTTP API; of `generate`: "prompt", "priority", "cache_salt", "request_id" and "params"."""
+    """JSON of the HTTP API; of `generate`: "prompt", "priority", "cache_salt", "request_id" and "params"; of `pool`: as
+    of `/pooling`."""
 
     @property
     def can_stream(self) -> bool:
-        """Whether the request may be streamed: the best of several sequences is known only at the end."""
+        """Whether the request may be streamed: vectors and the best of several sequences are known only at the end."""
+        if self.kind in (Kind.POOLING, Kind.POOL):
+            return False
         params = self.body.get("params", self.body)
         return not (params.get("best_of") or params.get("use_beam_search"))
 
     @property
     def is_http(self) -> bool:
         """False: it is sent by a process that has joined the engine."""
-        return self.kind is not Kind.GENERATE
+        return self.kind not in (Kind.GENERATE, Kind.POOL)
 
 
 class ClientBehavior(msgspec.Struct, frozen=True):

@@ -22,6 +22,7 @@ from octavo.frontend.cli.bench.chaos.server_under_test import API_WORKER, CORE, 
 from octavo.frontend.cli.bench.chaos.workload import draw_jobs, draw_requests
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
 from octavo.frontend.cli.errors import CommandError
+from octavo.protocol.pooling import PoolingTask
 
 CALM_SETTINGS: dict[str, Any] = {
     "max_num_seqs": 1,
@@ -139,7 +140,12 @@ class ChaosReport:
 
 
 def run_chaos(
-    settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, logs: Path, seed: int
+    settings: Mapping[str, Any],
+    options: argparse.Namespace,
+    directory: Path,
+    logs: Path,
+    seed: int,
+    tasks: Sequence[PoolingTask] = (),
 ) -> ChaosReport:
     """Run both engines and return the report.
 
@@ -149,18 +155,24 @@ def run_chaos(
         directory: for sockets and settings files.
         logs: directory for the logs of servers and clients.
         seed: determines requests, client behavior and injected faults.
+        tasks: of a model that pools; (): it generates.
 
     Raises:
         CommandError: an engine or a client did not start, or failed.
     """
-    return asyncio.run(_run_chaos(settings, options, directory, logs, seed))
+    return asyncio.run(_run_chaos(settings, options, directory, logs, seed, tasks))
 
 
 async def _run_chaos(
-    settings: Mapping[str, Any], options: argparse.Namespace, directory: Path, logs: Path, seed: int
+    settings: Mapping[str, Any],
+    options: argparse.Namespace,
+    directory: Path,
+    logs: Path,
+    seed: int,
+    tasks: Sequence[PoolingTask],
 ) -> ChaosReport:
     distinct = options.distinct or max(1, options.requests // 4)
-    requests = draw_requests(seed, min(distinct, options.requests))
+    requests = draw_requests(seed, min(distinct, options.requests), tasks)
     jobs = draw_jobs(seed, requests, options.requests)
     with (logs / "clients.log").open("wb") as errors:
         started = time.monotonic()

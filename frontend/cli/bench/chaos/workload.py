@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from octavo.frontend.cli.bench.chaos.jobs import ChaosJob, ChaosRequest, ClientBehavior, Kind
+from octavo.protocol.pooling import TOKEN_TASKS, PoolingTask
 
 MAX_PROMPT_CHARS = 760
 """Longest prompt, without the chat template. In the worst case each character is a token."""
@@ -13,6 +14,9 @@ REQUIRED_MODEL_LEN = 1024
 """Enough tokens for prompt and output."""
 
 SHARE_OF_HTTP = 0.65
+
+MAX_TEXTS = 24
+"""Of one request to a model that pools."""
 
 _VOCABULARY = (
     "the a one of and then but if when river mountain engine token block window garden letter answer "
@@ -36,10 +40,18 @@ _CHOICES = ["yes", "no", "perhaps tomorrow"]
 _REGEX = "[a-f]{2,12}(-[0-9]{1,4})?"
 
 
-def draw_requests(seed: int, count: int) -> list[ChaosRequest]:
-    """Return distinct requests, determined by the arguments."""
+def draw_requests(seed: int, count: int, tasks: Sequence[PoolingTask] = ()) -> list[ChaosRequest]:
+    """Return distinct requests, determined by the arguments.
+
+    Args:
+        seed: of the choices.
+        count: of requests.
+        tasks: of a model that pools; (): it generates.
+    """
     rng = random.Random(f"requests {seed}")
     prefixes = [_text(rng, 60), _text(rng, 30), _text(rng, 85)]
+    if tasks:
+        return [_draw_pooling(rng, number, prefixes, tasks) for number in range(count)]
     return [_draw_request(rng, number, prefixes, seed) for number in range(count)]
 
 
@@ -76,6 +88,25 @@ def _draw_request(rng: random.Random, number: int, prefixes: Sequence[str], seed
             number, kind, {"messages": [*turns, {"role": "user", "content": prompt}], **_of_chat(rng, body)}
         )
     return ChaosRequest(number, kind, {"prompt": prompt, **_of_completions(rng, body)})
+
+
+def _draw_pooling(
+    rng: random.Random, number: int, prefixes: Sequence[str], tasks: Sequence[PoolingTask]
+) -> ChaosRequest:
+    task = rng.choice(tasks)
+    num_texts = 1 if task in TOKEN_TASKS else rng.choice([1, rng.randrange(2, MAX_TEXTS + 1)])
+    texts = [f"{rng.choice(['', *prefixes])} {number}, {_text(rng, rng.randrange(1, 25))}" for _ in range(num_texts)]
+    body: dict[str, Any] = {
+        "input": texts,
+        "task": task,
+        "priority": rng.choice([0, 0, 0, -1, 5]),
+        "truncate_prompt_tokens": -1,
+    }
+    if rng.random() < 0.4:
+        body["cache_salt"] = rng.choice(["alice", "bob"])
+    if rng.random() < 0.3:
+        body["use_activation"] = False
+    return ChaosRequest(number, Kind.POOLING if rng.random() < SHARE_OF_HTTP else Kind.POOL, body)
 
 
 def _draw_params(rng: random.Random) -> dict[str, Any]:
