@@ -149,10 +149,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     times = sorted(rng.uniform(0, duration) for _ in range(num_requests))
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     if pooling is not None:
-        asks = [
-            replace(ask, submit=_pooled(ask.submit, random.Random(ask.submit.request_id), engine["max_model_len"]))
-            for ask in asks
-        ]
+        asks = [replace(ask, submit=_pooled(ask.submit, engine["max_model_len"])) for ask in asks]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
     faults = [_fault(rng, rng.choice(kinds), num_frontends, duration, step_scale) for _ in range(num_kills)]
     victims = random.Random(f"victims {seed}")
@@ -249,8 +246,9 @@ def _compute_whole(engine: dict[str, Any], num_blocks: int) -> int:
     return max(num_blocks, -(-engine["max_model_len"] // engine["block_size"]))
 
 
-def _pooled(submit: Submit, rng: random.Random, max_model_len: int) -> Submit:
+def _pooled(submit: Submit, max_model_len: int) -> Submit:
     """Return the request for a vector of the same prompt, or of one that has all positions of the model."""
+    rng = random.Random(submit.request_id)
     pooling: PoolingType = rng.choice(["last", "mean"])
     spec = PoolingSpec("embed", pooling, skip_reading_prefix_cache=pooling == "mean")
     token_ids = submit.prompt_token_ids
