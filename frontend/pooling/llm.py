@@ -1,5 +1,6 @@
 """`PoolingLLM`: the methods of `LLM` that compute vectors, classes and scores of prompts."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -33,7 +34,7 @@ OFFLINE_WINDOW = 1024
 """Most prompts in flight: nobody else waits for the engine."""
 
 
-class PoolingLLM:
+class PoolingLLM(ABC):
     """Mixin of `LLM`. Outputs are in the order of the prompts.
 
     Arguments that its methods share: `prompts` are one or several, `pooling_params` for all or one for each (None: the
@@ -148,8 +149,9 @@ class PoolingLLM:
             )
         return [convert(one) for one in results]
 
+    @abstractmethod
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        raise NotImplementedError
+        """Run a coroutine on the engine's thread."""
 
 
 @contextmanager

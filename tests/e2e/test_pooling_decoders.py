@@ -196,6 +196,8 @@ def test_steps_are_where_their_tag_is(tmp_path: Path) -> None:
         ({"pooling": "all"}, "cannot be pooled by 'all'"),
         ({"pooling": "mean", "task": "embed"}, "hidden states of all tokens"),
         ({"segment_start": 3}, "segment_start"),
+        ({"returned_token_ids": (0,)}, "returned_token_ids"),
+        ({"dimensions": -1}, "dimensions"),
     ],
 )
 def test_what_cannot_be_computed_is_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:

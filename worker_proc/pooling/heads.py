@@ -17,12 +17,10 @@ from octavo.protocol.pooling import Activation, DenseLayer
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.pooling.collected import Floats
 
-_ERF_TERMS = torch.special.erf
-
 
 def _gelu(x: Floats) -> Floats:
     values = torch.from_numpy(x)
-    result: Floats = (0.5 * values * (1.0 + _ERF_TERMS(values * 0.5**0.5))).numpy()
+    result: Floats = (0.5 * values * (1.0 + torch.special.erf(values * 0.5**0.5))).numpy()
     return result
 
 

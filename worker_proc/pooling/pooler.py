@@ -24,7 +24,6 @@ from octavo.worker_proc.pooling.heads import ACTIVATIONS, PoolingHead
 _SMALLEST_LENGTH = 1e-12
 """Of a vector that is normalized, as in torch."""
 
-
 BY_TOKEN = ("all", "step")
 
 

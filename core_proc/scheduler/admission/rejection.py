@@ -103,6 +103,10 @@ class RejectionRules:
             return f"the task {spec.task} cannot be pooled by {spec.pooling!r}", "pooling"
         if not 0 <= spec.segment_start < num_tokens or (spec.segment_start and facts.num_segments < 2):
             return f"segment_start must be below the {num_tokens} tokens of the prompt", "segment_start"
+        if not all(0 <= index < facts.num_labels for index in spec.returned_token_ids):
+            return f"returned_token_ids must be from 0 to {facts.num_labels - 1}", "returned_token_ids"
+        if spec.dimensions < 0:
+            return f"dimensions must not be negative, got {spec.dimensions}", "dimensions"
         if not (spec.skip_reading_prefix_cache or spec.pooling == "last"):
             message = f"{spec.pooling!r} needs the hidden states of all tokens, which the prefix cache does not have"
             return message, "skip_reading_prefix_cache"
