@@ -87,11 +87,15 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     """True: a `TokenMasks` follows, and the worker must not sample this step before it has arrived."""
     sampled: list[tuple[SlotId, TokenId]] = []
     """Under pipeline parallelism: what the last stage has sampled since the plan before, for the rows of the others.
-    Applied after `appended`."""
+    Applied after `appended`. A slot occurs once for each of its tokens, in order."""
     adapter_loads: list[AdapterLoad] = []
     """In order: adapters that enter slots before this step."""
     prompt_embeds: StepEmbeds | None = None
     """Prompt embeddings at scheduled positions: the first stage computes with these rows, not with token ids."""
+    guesses: list[tuple[SlotId, IdArray]] = []
+    """Speculative decoding: what may follow the last known token of a request, at least one token. Its entry computes
+    and samples after that token and each of these: `num_tokens` and `num_samples` are one more than their number. No
+    step in flight samples for it."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):

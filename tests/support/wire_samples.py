@@ -142,6 +142,9 @@ _COMMANDS = [
         [steps.Scheduled(0, 0, 3, 1)],
         prompt_embeds=prompt_embeds.StepEmbeds([(0, 0, 2)], Buffer(b"12345678")),
     ),
+    steps.StepPlan(
+        4, [], [], [], [steps.Scheduled(0, 2, 3, 3)], sampled=[(0, 7), (0, 8)], guesses=[(0, pack_ids([5, 6]))]
+    ),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.AllocateCache(0, [10], 100),
