@@ -38,7 +38,7 @@ from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.curve import read_keys_of_engine
 from octavo.protocol.errors import StartupError
 from octavo.protocol.events import EngineFacts
-from octavo.protocol.identity import identity_of, weights_digest
+from octavo.protocol.identity import identity_of, identity_parts, weights_digest
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.pulse import PulseWriter
 from octavo.protocol.weights import WeightsRecord
@@ -245,6 +245,7 @@ class EngineCore:
             weights_dir=self._spec.weights_dir,
             model_impl=workers[0].model_impl,
             variant_module=workers[0].variant_module,
+            identity_parts=identity_parts(config, workers),
         )
 
     def _close(self) -> None:

@@ -178,6 +178,8 @@ class EngineFacts(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """What the caller of the last update named its weights."""
     weights_dir: str = ""
     """Directory in shared memory for weights that a client sends; "": there is none."""
+    identity_parts: dict[str, str] = {}
+    """What the identity covers besides the weights, by name, for receipts."""
 
 
 class Welcome(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="welcome"):

@@ -66,31 +66,49 @@ def identity_of(config: ResolvedConfig, weights: str, workers: Sequence[DeviceFa
         workers: what they compute with; another kind of GPU may compute other bits.
         weight_version: of the weights, if they were updated since the start of the engine.
     """
+    parts = [weights, weight_version, identity_parts(config, workers)]
+    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def identity_parts(config: ResolvedConfig, workers: Sequence[DeviceFacts]) -> dict[str, str]:
+    """Return all that the identity covers besides the weights, by name, as text.
+
+    Settings have their own names, so that two engines can say in which one they differ.
+    """
     if config.device == "cpu":
         # The bits depend neither on the number of threads, which is part of the device's name, nor on its model. They
         # depend on the kernels that a worker has found, which may be others than `cpu_kernels` prefers.
-        processors = [*instruction_sets(), *sorted({worker.cpu_kernels for worker in workers})]
+        kernels = sorted({worker.cpu_kernels for worker in workers})
+        processors = {"processor": " ".join(instruction_sets()), "kernel_level": ", ".join(kernels)}
     else:
-        processors = [worker.device_name for worker in workers]
-    version = [weight_version] if weight_version else []
-    parts = [__version__, weights, processors, *_decisive(config), *version]
-    return hashlib.blake2b(msgspec.json.encode(parts, order="sorted"), digest_size=DIGEST_BYTES).hexdigest()
+        processors = {"processor": ", ".join([worker.device_name for worker in workers])}
+    decisive = {name: value if isinstance(value, str) else _encoded(value) for name, value in _decisive(config).items()}
+    return {"version": __version__, **processors, **decisive}
 
 
 def has_same_bits(config: ResolvedConfig, other: ResolvedConfig) -> bool:
     """Return whether engines of two configurations compute the same bits on one machine with the same weights."""
-    encoded = [msgspec.json.encode(_decisive(one), order="sorted") for one in (config, other)]
-    return encoded[0] == encoded[1]
+    return _encoded(_decisive(config)) == _encoded(_decisive(other))
 
 
-def _decisive(config: ResolvedConfig) -> list[object]:
+def _decisive(config: ResolvedConfig) -> dict[str, object]:
     model = config.model
-    return [
-        *(model.architecture, model.hf_config, model.vocab_size, model.model_impl == "transformers"),
-        [getattr(config, name) for name in _DECISIVE],
-        config.seed if model.load_format == "dummy" else None,
-        config.lora and [config.lora.dtype, config.lora.max_rank, config.lora.is_fully_sharded],
-    ]
+    parts = {
+        "architecture": model.architecture,
+        "hf_config": hashlib.blake2b(_encoded(model.hf_config).encode(), digest_size=DIGEST_BYTES).hexdigest(),
+        "vocab_size": model.vocab_size,
+        "is_transformers": model.model_impl == "transformers",
+        **{name: getattr(config, name) for name in _DECISIVE},
+    }
+    if model.load_format == "dummy":
+        parts["seed"] = config.seed
+    if config.lora is not None:
+        parts["lora"] = [config.lora.dtype, config.lora.max_rank, config.lora.is_fully_sharded]
+    return parts
+
+
+def _encoded(value: object) -> str:
+    return msgspec.json.encode(value, order="sorted").decode()
 
 
 def instruction_sets() -> list[str]:

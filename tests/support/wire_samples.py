@@ -40,7 +40,8 @@ _GROUP = weights.TransferGroup("10.0.0.1", 29500, 1, 3, "nccl", 30.0)
 _TRANSFER = weights.Transfer("cd34", [weights.TensorShape("model.norm.weight", "bfloat16", [64])])
 LOGPROBS = events.TokenLogprobs([4, 4, 9], [-0.1, -0.1, -2.0], 1)
 FACTS = events.EngineFacts(
-    1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4, "same", "ab12"
+    *(1, "path", ["name"], 100, 50, 16, 10, 8, 20, "float32", "cpu", b"config", "pulse", 4, "same", "ab12"),
+    identity_parts={"dtype": "float32"},
 )
 TIMINGS = RequestTimings(1.0, 2.0, 3.0, 4.0)
 STATS = EngineStats(num_running=2, num_blocks=4, num_free_blocks=3, worker_failures={"died": 1})

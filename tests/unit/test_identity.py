@@ -8,7 +8,7 @@ import pytest
 from fake_client import resolved_config
 
 from octavo.protocol.config import DeviceFacts, ModelFacts
-from octavo.protocol.identity import MAX_PAGES, PAGE_BYTES, identity_of, weights_digest
+from octavo.protocol.identity import MAX_PAGES, PAGE_BYTES, identity_of, identity_parts, weights_digest
 
 
 def model_at(path: Path, **changes: Any) -> ModelFacts:
@@ -74,3 +74,11 @@ def test_the_identity_depends_on_what_bits_depend_on() -> None:
     assert len({base, *others}) == 9
     same = resolved_config(dtype="float32", max_num_seqs=3, num_threads=1)
     assert identity_of(same, "w", worker("another CPU, 1 thread")) == base
+
+
+def test_the_parts_of_an_identity_name_what_differs() -> None:
+    one, other = resolved_config(dtype="float32"), resolved_config(dtype="bfloat16", max_num_seqs=3)
+    parts = identity_parts(one, worker()), identity_parts(other, worker(cpu_kernels="native avx512"))
+    differing = {name for name in parts[0].keys() | parts[1].keys() if parts[0].get(name) != parts[1].get(name)}
+    assert differing - {"kv_cache_dtype"} == {"dtype", "kernel_level"}
+    assert (parts[0]["dtype"], parts[1]["kernel_level"]) == ("float32", "native avx512")
