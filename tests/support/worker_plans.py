@@ -17,7 +17,7 @@ from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbeds, StepEmbedsBuilder
-from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.runner import ReceiveMasks
 from octavo.worker_proc.lora.loader import AdapterLoader
@@ -106,7 +106,7 @@ class HostExecutor:
 class Executes(Protocol):
     """What a driver asks of an executor."""
 
-    def execute(self, plan: StepPlan) -> StepResult: ...
+    def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult: ...
 
 
 class Driver:
@@ -152,10 +152,17 @@ class Driver:
         self._released.append(slot)
         return request
 
-    def step(self, chunks: dict[int, int] | None = None) -> StepResult:
-        """Run one step: `chunks` tokens of each slot, by default everything that is known."""
+    def step(
+        self,
+        chunks: dict[int, int] | None = None,
+        guesses: dict[int, list[int]] | None = None,
+        masks: list[TokenMask] | None = None,
+    ) -> StepResult:
+        """Run one step: `chunks` tokens of each slot, by default everything that is known; `guesses` follow them."""
+        guesses = guesses or {}
         if chunks is None:
             chunks = {slot: len(r.token_ids) - r.num_computed for slot, r in self.running.items()}
+        chunks = {slot: num_tokens + len(guesses.get(slot, ())) for slot, num_tokens in chunks.items()}
         appended, scheduled = [], []
         new = {request.slot: request for request in self._admitted}
         for slot, num_tokens in chunks.items():
@@ -166,7 +173,8 @@ class Driver:
             request.block_ids += blocks
             if slot not in new and blocks:
                 appended.append(Appended(slot, self._of_groups(blocks)))
-            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(end == len(request.token_ids))))
+            num_samples = 1 + len(guesses[slot]) if slot in guesses else int(end == len(request.token_ids))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, num_samples))
         admitted = [
             Admitted(
                 r.slot,
@@ -188,10 +196,12 @@ class Driver:
             scheduled,
             prompt_embeds=step_embeds(self.running, scheduled),
             adapter_loads=self.adapter_loads,
+            guesses=[(slot, pack_ids(token_ids)) for slot, token_ids in guesses.items()],
+            awaits_masks=masks is not None,
         )
         self._released, self._admitted, self.adapter_loads = [], [], []
         self.sequence += 1
-        result = self.executor.execute(plan)
+        result = self.executor.execute(plan, *([lambda: masks] if masks is not None else []))
         self._keep(plan, result)
         return result
 
@@ -206,13 +216,19 @@ class Driver:
         return [*groups, blocks] if self.has_states else groups
 
     def _keep(self, plan: StepPlan, result: StepResult) -> None:
+        sampling = [entry for entry in plan.scheduled if entry.num_samples]
+        counts = result.counts or [1] * len(sampling)
         for entry in plan.scheduled:
             self.running[entry.slot].num_computed += entry.num_tokens
-        sampling = [self.running[entry.slot] for entry in plan.scheduled if entry.num_samples]
-        logprobs = result.logprobs or [None] * len(sampling)
-        for request, token_id, entry in zip(sampling, result.token_ids, logprobs, strict=True):
+        for entry, count in zip(sampling, counts, strict=True):
+            self.running[entry.slot].num_computed -= entry.num_samples - count
+        requests = [
+            self.running[entry.slot] for entry, count in zip(sampling, counts, strict=True) for _ in range(count)
+        ]
+        logprobs = result.logprobs or [None] * len(requests)
+        for request, token_id, reported in zip(requests, result.token_ids, logprobs, strict=True):
             request.token_ids.append(token_id)
-            request.logprobs.append(entry)
+            request.logprobs.append(reported)
         for slot, entries in result.prompt_logprobs:
             self.running[slot].prompt_logprobs += entries
 

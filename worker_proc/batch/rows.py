@@ -31,6 +31,8 @@ class Row:
     """What it asks for instead of tokens; `sampling` then means nothing."""
     collected: Collected = field(default_factory=Collected)
     """What is known of a pooled result."""
+    later_masks: dict[int, bytes | memoryview] = field(default_factory=dict)
+    """Masks of draws after guesses, by the number of guesses before the draw."""
 
     @property
     def num_known_tokens(self) -> int:

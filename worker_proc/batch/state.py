@@ -98,18 +98,57 @@ class BatchState:
         for appended in plan.appended:
             self._append(appended)
 
+    def guess(self, plan: StepPlan) -> None:
+        """Put the guesses of a plan after the known tokens of their requests, until `end_guesses`.
+
+        Called when all tokens of the steps before are known that the plan relies on.
+        """
+        columns = self.columns
+        for slot, token_ids in plan.guesses:
+            row = self.rows.get(slot)
+            if row is None:
+                raise ProtocolError(f"guesses came for slot {slot}, which is empty")
+            start = row.num_known_tokens
+            if columns.num_guessed_S[slot] or self._token_ids[slot, start - 1] == PENDING:
+                raise ProtocolError(f"guesses came for slot {slot} while a step in flight samples for it")
+            if not 1 <= len(token_ids) < self._token_ids.shape[1] - start:
+                raise ProtocolError(f"{len(token_ids)} guesses came for slot {slot}, which has {start} tokens")
+            if self._has_states:
+                raise ProtocolError(f"guesses came for slot {slot}, whose recurrent state cannot forget wrong ones")
+            self._token_ids[slot, start : start + len(token_ids)] = token_ids
+            columns.num_guessed_S[slot] = len(token_ids)
+        if len(plan.guesses) != sum(entry.num_samples > 1 for entry in plan.scheduled):
+            raise ProtocolError(f"{len(plan.guesses)} requests have guesses, but others sample after several positions")
+
+    def end_guesses(self, slots_N: Ints, admissions_N: Ints) -> None:
+        """Forget the guesses of some slots that are not among their tokens by now, with their masks."""
+        for slot in slots_N[self.columns.admission_S[slots_N] == admissions_N].tolist():
+            self.columns.num_guessed_S[slot] = 0
+            self.rows[slot].later_masks.clear()
+
     def mask(self, masks: Sequence[TokenMask]) -> None:
-        """Restrict the next token of some slots to their masks."""
+        """Restrict the next tokens of some slots to their masks."""
         for slot, index, words in masks:
             row = self.rows.get(slot)
             if row is None:
                 raise ProtocolError(f"a mask came for slot {slot}, which is empty")
-            if index != 0:
-                raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has one")
+            num_guessed = int(self.columns.num_guessed_S[slot])
+            if not 0 <= index <= num_guessed:
+                raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has {1 + num_guessed}")
             if len(words) != 4 * -(-self._vocab_size // 32):
                 raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
-            row.sampling.mask(words)
+            if index:
+                row.later_masks[index] = words
+            else:
+                row.sampling.mask(words)
             self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
+
+    def use_later_masks(self, slots_N: Ints, num_guesses: int) -> None:
+        """Restrict the next token of some slots to the mask that came for the draw after so many guesses."""
+        for slot in slots_N.tolist():
+            if words := self.rows[slot].later_masks.get(num_guesses):
+                self.rows[slot].sampling.mask(words)
+                self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
 
     def record(self, row: Row, position: int, token_id: int) -> None:
         """Append a sampled token to its row, where the next step reads it."""
@@ -129,11 +168,18 @@ class BatchState:
         self.columns.num_known_S[slots_N] = positions_N + 1
 
     def set_tokens(self, slots_N: Ints, positions_N: Ints, admissions_N: Ints, tokens_N: Ints) -> None:
-        """Fill in pending tokens. The requests with these admissions may have left the batch meanwhile."""
+        """Fill in pending tokens, or accept tokens that were guessed and the one after them.
+
+        The requests with these admissions may have left the batch meanwhile.
+        """
         is_there_N = self.columns.admission_S[slots_N] == admissions_N
         if not is_there_N.all():
             slots_N, positions_N, tokens_N = slots_N[is_there_N], positions_N[is_there_N], tokens_N[is_there_N]
         self._token_ids[slots_N, positions_N] = tokens_N
+        is_guessed_N = self.columns.num_guessed_S[slots_N] > 0
+        if is_guessed_N.any():
+            # The positions of a slot ascend, and the last assignment counts.
+            self.columns.num_known_S[slots_N[is_guessed_N]] = positions_N[is_guessed_N] + 1
         traits_N = self.columns.traits_S[slots_N]
         if traits_N.any():
             for place in (traits_N & FOLLOWED).nonzero()[0].tolist():
@@ -141,7 +187,16 @@ class BatchState:
             self.columns.traits_S[slots_N] = traits_N & ~int(Trait.IS_MASKED)
 
     def take_sampled(self, sampled: Sequence[tuple[int, int]]) -> None:
-        """Fill in tokens that another pipeline stage has sampled: the last one of each slot."""
+        """Fill in tokens that another pipeline stage has sampled: the last one of each slot, or those after guesses."""
+        columns = self.columns
+        if any(columns.num_guessed_S[slot] for slot, _ in sampled):
+            after_guesses = [(slot, token_id) for slot, token_id in sampled if columns.num_guessed_S[slot]]
+            sampled = [(slot, token_id) for slot, token_id in sampled if not columns.num_guessed_S[slot]]
+            for slot, token_id in after_guesses:
+                self._token_ids[slot, columns.num_known_S[slot]] = token_id
+                columns.num_known_S[slot] += 1
+            slots_N = np.array([slot for slot, _ in after_guesses])
+            self.end_guesses(slots_N, columns.admission_S[slots_N])
         if not sampled:
             return
         slots_N, tokens_N = (np.array(column, dtype=np.int64) for column in zip(*sampled, strict=True))
@@ -268,9 +323,13 @@ class BatchState:
         if entries.slots_R.max() >= len(self.columns.num_known_S):
             return False
         ends_R, num_samples_R = entries.starts_R + entries.counts_R, entries.num_samples_R
-        known_R = self.columns.num_known_S[entries.slots_R]
-        is_valid_R = (entries.counts_R >= 1) & (ends_R <= known_R) & (num_samples_R <= 1)
+        num_guessed_R = self.columns.num_guessed_S[entries.slots_R]
+        known_R = self.columns.num_known_S[entries.slots_R] + num_guessed_R
+        is_valid_R = (entries.counts_R >= 1) & (ends_R <= known_R)
         is_valid_R &= (num_samples_R == 0) | (ends_R == known_R)
+        is_valid_R &= (num_samples_R <= 1) & (num_guessed_R == 0) | (
+            (num_samples_R == 1 + num_guessed_R) & (entries.counts_R == num_samples_R)
+        )
         is_valid_R &= ends_R <= self.columns.capacity_S[entries.slots_R]
         return bool(is_valid_R.all())
 
@@ -279,17 +338,18 @@ class BatchState:
         row = self.rows.get(entry.slot)
         if row is None:
             raise ProtocolError(f"slot {entry.slot} was scheduled but is empty")
-        end = entry.start + entry.num_tokens
-        if entry.num_tokens < 1 or end > row.num_known_tokens:
+        end, num_guessed = entry.start + entry.num_tokens, int(self.columns.num_guessed_S[entry.slot])
+        num_known = row.num_known_tokens + num_guessed
+        if entry.num_tokens < 1 or end > num_known:
             raise ProtocolError(
-                f"slot {entry.slot}: positions {entry.start} to {end} were scheduled, "
-                f"but {row.num_known_tokens} tokens are known"
+                f"slot {entry.slot}: positions {entry.start} to {end} were scheduled, but {num_known} tokens are known"
             )
-        if entry.num_samples > 1:
+        if (entry.num_samples > 1 or num_guessed) and not entry.num_samples == entry.num_tokens == 1 + num_guessed:
             raise ProtocolError(
-                f"slot {entry.slot} samples after {entry.num_samples} positions, at most 1 is supported"
+                f"slot {entry.slot} computes {entry.num_tokens} tokens and samples after {entry.num_samples} of them, "
+                f"with {num_guessed} guesses"
             )
-        if entry.num_samples and end != row.num_known_tokens:
+        if entry.num_samples and end != num_known:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")
         if end > min(row.num_blocks) * self._block_size:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")

@@ -6,6 +6,8 @@
 from collections.abc import Callable
 from typing import Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -57,3 +59,14 @@ class Stream(Protocol):
         The graphs of a pool share its memory: tensors allocated within `body` keep the values of a replay until the
         next replay of any of these graphs. Blocks until: all work before is finished.
         """
+
+
+def upload_array(stream: Stream, array: npt.NDArray[np.generic]) -> Tensor:
+    """Return an array on the device of a stream."""
+    values = torch.from_numpy(array)
+    buffer_B = stream.host_buffer(values.nbytes)
+    staged = buffer_B.view(values.dtype).view(values.shape)
+    staged.copy_(values)
+    target = torch.empty_like(values, device=stream.torch_device)
+    stream.upload(target, staged)
+    return target

@@ -6,6 +6,7 @@ Decides nothing and sends nothing; the command loop in `worker` does that.
 import time
 from collections import deque
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,10 +14,12 @@ from torch import Tensor
 
 from octavo.protocol.steps import Scheduled, StepPlan
 from octavo.worker_proc.batch.columns import Trait
+from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
-from octavo.worker_proc.executor.runner import Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
+from octavo.worker_proc.executor.rounds import draw_rounds
+from octavo.worker_proc.executor.runner import Accepted, Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
@@ -97,6 +100,7 @@ class PipelinedExecutor:
         self._batch.apply(plan)
         if not self._answers:
             self._batch.take_sampled(plan.sampled)
+        self._batch.guess(plan)
         self.runner.on_plan(plan, self._batch)
         if self._processors is not None:
             for admitted in plan.admitted:
@@ -151,7 +155,7 @@ class PipelinedExecutor:
         samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)
         if not self._answers:
-            batch.append_pending(samples.slots_N, samples.positions_N)
+            _append_pending(batch, samples)
             return InFlightStep(
                 plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()
             )
@@ -166,7 +170,7 @@ class PipelinedExecutor:
             for place in reporting
             if (chunk := self._prompt_chunk(plan.scheduled[place], int(inputs.query_starts[place])))
         ]
-        output = None
+        output, rounds = None, None
         if len(samples):
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
                 self.drain()
@@ -174,19 +178,25 @@ class PipelinedExecutor:
                 self._batch.mask(receive_masks())
             change_logits = None
             if self._processors is not None:
-                change_logits = partial(self._change_logits, self._processors, samples)
-            output = self.runner.sample(samples, has_masks=plan.awaits_masks, change_logits=change_logits)
-            batch.append_pending(samples.slots_N, samples.positions_N)
+                change_logits = partial(self._change_logits, self._processors)
+            has_processors = self._processors is not None
+            rounds = draw_rounds(samples, batch, self.runner.max_logits, has_processors=has_processors)
+            output = self.runner.sample(
+                samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
+            )
+            _append_pending(batch, samples)
         event = self.runner.record_event()
         faults = () if self._processors is None else self._processors.take_faults()
         num_tokens = int(inputs.query_starts[-1])
-        return InFlightStep(plan.sequence, started_s, num_tokens, samples, output, prompts, event, faults)
+        step = InFlightStep(plan.sequence, started_s, num_tokens, samples, output, prompts, event, faults)
+        step.is_known_N = rounds.is_dependent_N if rounds else None
+        return step
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
         """Return whether the host must know what the steps before have sampled before this one samples."""
         return self._processors is not None or bool(samples.with_trait(Trait.HAS_LONG_BAD_WORDS))
 
-    def _change_logits(self, processors: Processors, samples: Samples, logits_RV: Tensor) -> Tensor:
+    def _change_logits(self, processors: Processors, logits_RV: Tensor, samples: Samples) -> Tensor:
         return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)
 
     def _prompt_chunk(self, entry: Scheduled, first_row: int) -> PromptChunk | None:
@@ -203,14 +213,40 @@ class PipelinedExecutor:
         step = self._in_flight.popleft()
         step.event.wait()
         token_ids: list[int] = []
+        accepted = None
         if step.samples is not None and step.output is not None:
             token_ids = step.output.token_ids()
-            # A request without a token has failed, but its next step may have been planned already.
-            tokens_N = np.maximum(np.array(token_ids, dtype=np.int64), 0)
-            samples = step.samples
-            self._batch.set_tokens(samples.slots_N, samples.positions_N, samples.admissions_N, tokens_N)
+            accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
         end_s = time.perf_counter()
         elapsed_s = end_s - max(step.started_s, self._last_end_s)
         self._last_end_s = end_s
-        self._deliver(step_result(step, token_ids, elapsed_s))
+        self._deliver(step_result(step, token_ids, elapsed_s, accepted))
         self.runner.after_step(step.num_tokens)
+
+    def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:
+        """Put the tokens of a step into the batch; returns which of them are tokens, None if all are."""
+        batch, accepted = self._batch, None
+        places: Any = slice(None)
+        if samples.guesses is not None:
+            accepted = samples.guesses.accepted(tokens_N)
+            places = accepted.places
+            if step.is_known_N is not None:
+                places = places[~step.is_known_N[places]]
+        # A request without a token has failed, but its next step may have been planned already.
+        tokens_N = np.maximum(tokens_N, 0)
+        batch.set_tokens(
+            samples.slots_N[places], samples.positions_N[places], samples.admissions_N[places], tokens_N[places]
+        )
+        if samples.guesses is not None:
+            firsts = samples.guesses.firsts
+            batch.end_guesses(samples.slots_N[firsts], samples.admissions_N[firsts])
+        return accepted
+
+
+def _append_pending(batch: BatchState, samples: Samples) -> None:
+    """Let the next steps be planned of requests that get one token. How many others get is not known yet."""
+    if samples.guesses is None:
+        batch.append_pending(samples.slots_N, samples.positions_N)
+    else:
+        is_alone_N = samples.guesses.counts_N == 1
+        batch.append_pending(samples.slots_N[is_alone_N], samples.positions_N[is_alone_N])

@@ -7,6 +7,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from octavo.protocol.adapters import AdapterFault
 from octavo.protocol.steps import StepFault
 from octavo.worker_proc.device.stream import DeviceEvent
@@ -39,6 +42,8 @@ class InFlightStep:
     """When it is done, `output` and `prompts` are readable."""
     faults: Sequence[StepFault] = ()
     adapter_faults: Sequence[AdapterFault] = ()
+    is_known_N: npt.NDArray[np.bool_] | None = None
+    """The samples whose tokens the batch knows already; None: it knows none."""
 
 
 class EventWatcher:

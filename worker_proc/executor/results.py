@@ -7,19 +7,27 @@ from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.steps import NO_TOKEN, StepResult
 from octavo.worker_proc.executor.in_flight import InFlightStep
+from octavo.worker_proc.executor.runner import Accepted
 from octavo.worker_proc.pooling.pooler import PendingPooled
 
 
-def step_result(step: InFlightStep, token_ids: list[int], elapsed_s: float) -> StepResult:
-    """Return the answer to a plan, given what the step has sampled."""
+def step_result(
+    step: InFlightStep, token_ids: list[int], elapsed_s: float, accepted: Accepted | None = None
+) -> StepResult:
+    """Return the answer to a plan, given what the step has sampled, and which of that follows no wrong guess."""
+    logprobs = _sampled_logprobs(step, token_ids)
+    if accepted is not None:
+        places = accepted.places.tolist()
+        token_ids, logprobs = [token_ids[place] for place in places], [logprobs[place] for place in places if logprobs]
     return StepResult(
         sequence=step.sequence,
         token_ids=pack_ids(token_ids),
-        logprobs=_sampled_logprobs(step, token_ids),
+        logprobs=logprobs,
         prompt_logprobs=[
             (chunk.slot, list(map(_token_logprobs, chunk.token_ids, chunk.logprobs.rows()))) for chunk in step.prompts
         ],
         elapsed_s=elapsed_s,
+        counts=[] if accepted is None else accepted.counts,
         faults=list(step.faults),
         adapter_faults=list(step.adapter_faults),
         pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],

@@ -1,6 +1,7 @@
 """The seam between the executor and what computes its steps. `octavo.worker_proc.runners` has the implementations."""
 
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
@@ -23,8 +24,8 @@ Deliver = Callable[[StepResult], None]
 WaitForCommand = Callable[[int], object]
 """Waits up to this many milliseconds for a command; true if there is one."""
 ReceiveMasks = Callable[[], Sequence[TokenMask]]
-ChangeLogits = Callable[[Tensor], Tensor]
-"""Returns float32 logits_RV for the model's, one row per sampled row: the stage of logits processors."""
+NO_GUESS = -3
+"""No sampled token, and neither `NO_TOKEN` nor `POOLED`."""
 
 PROMPT_LOGPROBS_ROWS = 64
 """Prompt positions whose logits are held at a time. All logits of a chunk would take too much memory."""
@@ -46,8 +47,48 @@ class SampledRow:
         return self.position - self.row.num_prompt_tokens
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Accepted:
+    """The samples of a step with guesses that are tokens of their requests."""
+
+    places: Ints
+    """Among all samples, ascending."""
+    counts: list[int]
+    """Of each request that is sampled."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Guesses:
+    """What the requests of a step are guessed to continue with, for each of its N samples."""
+
+    guesses_N: Ints
+    """The guess in the place of the sampled token; `NO_GUESS` for the last sample of each request."""
+    offsets_N: Ints
+    """The number of guesses before it."""
+    counts_N: Ints
+    """The samples of its request."""
+
+    @property
+    def firsts(self) -> Ints:
+        """The place of the first sample of each request that has guesses."""
+        firsts: Ints = ((self.offsets_N == 0) & (self.counts_N > 1)).nonzero()[0]
+        return firsts
+
+    def accepted(self, tokens_N: Ints) -> Accepted:
+        """Return the samples before the first wrong guess of each request, and the one in its place."""
+        starts_E = (self.offsets_N == 0).nonzero()[0]
+        wrong = (tokens_N != self.guesses_N).nonzero()[0]  # the last sample of each request is among them
+        ends_E = wrong[np.searchsorted(wrong, starts_E)] + 1
+        counts_E = ends_E - starts_E
+        places = (self.offsets_N < np.repeat(counts_E, self.counts_N[starts_E])).nonzero()[0]
+        return Accepted(places, counts_E.tolist())
+
+
 class Samples(Sequence[SampledRow]):
     """The tokens that a step samples: as arrays, and one by one for those who need the requests.
+
+    A request with guesses has several, in the order of their positions: one after its last known token, and one after
+    each guess, as if all guesses before were its tokens.
 
     Args:
         entries: of the step.
@@ -64,6 +105,17 @@ class Samples(Sequence[SampledRow]):
         """Their rows in the step's hidden states."""
         self.positions_N: Ints = inputs.context_lens[is_sampled_R]
         """Tokens before them."""
+        self.guesses: Guesses | None = None
+        """None: no request has any."""
+        counts_E = entries.num_samples_R[is_sampled_R]
+        if len(counts_E) and counts_E.max() > 1:
+            offsets_N = np.arange(counts_E.sum()) - np.repeat(counts_E.cumsum() - counts_E, counts_E)
+            self.slots_N = np.repeat(self.slots_N, counts_E)
+            self.indices_N = np.repeat(self.indices_N - counts_E + 1, counts_E) + offsets_N
+            self.positions_N = np.repeat(self.positions_N - counts_E + 1, counts_E) + offsets_N
+            is_last_N = offsets_N == np.repeat(counts_E - 1, counts_E)
+            following_N = inputs.token_ids_T[np.where(is_last_N, 0, self.indices_N + 1)]
+            self.guesses = Guesses(np.where(is_last_N, NO_GUESS, following_N), offsets_N, np.repeat(counts_E, counts_E))
         self.num_outputs_N: Ints = self.positions_N - columns.num_prompt_S[self.slots_N]
         self.admissions_N: Ints = columns.admission_S[self.slots_N]
         self.traits_N: Ints = columns.traits_S[self.slots_N]
@@ -71,6 +123,14 @@ class Samples(Sequence[SampledRow]):
         self._has_traits = bool(self.traits_N.any())
         self._batch_rows = batch.rows
         self._rows: list[SampledRow] | None = None
+
+    def at(self, places_M: Ints) -> "Samples":
+        """Return some of these, without their guesses."""
+        part = copy(self)
+        for name in ("slots_N", "indices_N", "positions_N", "num_outputs_N", "admissions_N", "traits_N"):
+            setattr(part, name, getattr(self, name)[places_M])
+        part.guesses, part._rows = None, None
+        return part
 
     def with_trait(self, trait: Trait) -> list[int]:
         """Return the places of the requests that have a trait."""
@@ -95,11 +155,18 @@ class Samples(Sequence[SampledRow]):
         return self._rows[place]
 
 
+ChangeLogits = Callable[[Tensor, Samples], Tensor]
+"""Returns float32 logits_RV for the model's, one row for each of some samples: the stage of logits processors."""
+
+
 class PendingSamples(Protocol):
     """What a step has sampled. Readable when the step's event is done."""
 
     def token_ids(self) -> list[int]:
-        """Return one token per sampled row; `NO_TOKEN` where the largest logit is NaN or infinite."""
+        """Return one token per sampled row; `NO_TOKEN` where the largest logit is NaN or infinite.
+
+        What follows a wrong guess has no meaning.
+        """
 
     def logprobs(self) -> list[RowLogprobs | None] | None:
         """Return one entry per sampled row; None for a request without logprobs, or if no request has any."""
@@ -119,6 +186,19 @@ class PendingRows(Protocol):
         """Return them, one row for each that was asked for."""
 
 
+class Rounds(Protocol):
+    """Draws of a step in rounds: each draw is made when the tokens before it are known.
+
+    Call `record` with the tokens of `places_M` until there are no places.
+    """
+
+    places_M: Ints
+    """Of the samples to draw next; no request is in it twice if it has to know its tokens."""
+
+    def record(self, token_ids: Sequence[int]) -> None:
+        """Take the tokens of these places, make those known that are accepted, and find the next places."""
+
+
 class Runner(Protocol):
     """Computes the steps of one model on one device, in order.
 
@@ -130,6 +210,9 @@ class Runner(Protocol):
 
     max_in_flight: int
     """Steps that may be begun before the first of them is over; 1: `sample` returns when the tokens are known."""
+
+    max_logits: int
+    """Rows whose logits there is room for."""
 
     reads_block_tables: bool
     """Whether `run` needs block tables from the host; False: the device has its own copy."""
@@ -164,14 +247,23 @@ class Runner(Protocol):
     def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> PendingLogprobs:
         """Compute the logprobs of consecutive prompt tokens, the first of which follows the step's row `first_row`."""
 
-    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> PendingSamples:
+    def sample(
+        self,
+        samples: Samples,
+        *,
+        has_masks: bool,
+        change_logits: ChangeLogits | None = None,
+        rounds: Rounds | None = None,
+    ) -> PendingSamples:
         """Sample one token for each of the rows that were given to `run`.
 
         Args:
             samples: as for `run`.
             has_masks: the states of some requests have a mask for this token. The host then knows the tokens of all
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
-            change_logits: to be called once.
+            change_logits: to be called once, or once in each round.
+            rounds: to draw in, because some draws depend on the tokens before them, which are guesses; None: all draws
+                are independent.
         """
 
     def hidden(self, rows: Ints) -> PendingRows:

@@ -16,7 +16,7 @@ from octavo.protocol.steps import NO_TOKEN, StepPlan
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.prefault import Prefaulter
-from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Samples, WaitForCommand
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Rounds, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
 
@@ -119,13 +119,15 @@ class HostRunner:
         forward: computes.
         sampler: of its logits.
         num_blocks: of the cache.
+        max_logits: rows that one call of `forward.logits` has room for.
     """
 
     max_in_flight = 1
     reads_block_tables = True
 
-    def __init__(self, forward: Forward, sampler: Sampler, num_blocks: int) -> None:
+    def __init__(self, forward: Forward, sampler: Sampler, num_blocks: int, max_logits: int) -> None:
         self.forward = forward
+        self.max_logits = max_logits
         self._sampler = sampler
         self._prefaulter = Prefaulter(forward.cache_buffers, num_blocks)
 
@@ -135,7 +137,7 @@ class HostRunner:
     ) -> "HostRunner":
         """Make the runner of a model, which samples through a native library if there is one."""
         sampler = Sampler(config.model.vocab_size, library, config.num_threads, forward.choose_threads)
-        return cls(forward, sampler, num_blocks)
+        return cls(forward, sampler, num_blocks, max(config.max_num_seqs, PROMPT_LOGPROBS_ROWS))
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -177,11 +179,35 @@ class HostRunner:
             rows += found
         return HostLogprobs(rows)
 
-    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> HostSamples:
+    def sample(
+        self,
+        samples: Samples,
+        *,
+        has_masks: bool,
+        change_logits: ChangeLogits | None = None,
+        rounds: Rounds | None = None,
+    ) -> HostSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        logits_RV = self.forward.logits(samples.indices_N)
+        if rounds is None:
+            return self._draw(samples, self.forward.logits(samples.indices_N), change_logits)
+        token_ids = [NO_TOKEN] * len(samples)
+        rows: list[RowLogprobs | None] = [None] * len(samples)
+        has_room = len(samples) <= self.max_logits
+        logits_NV = self.forward.logits(samples.indices_N) if has_room else None
+        while len(places_M := rounds.places_M):
+            part = samples.at(places_M)
+            logits_MV = self.forward.logits(part.indices_N) if logits_NV is None else logits_NV[places_M]
+            drawn = self._draw(part, logits_MV, change_logits)
+            for index, (place, token_id) in enumerate(zip(places_M.tolist(), drawn.token_ids(), strict=True)):
+                token_ids[place] = token_id
+                if (reported := drawn.logprobs()) is not None:
+                    rows[place] = reported[index]
+            rounds.record(drawn.token_ids())
+        return HostSamples(token_ids, rows if any(row is not None for row in rows) else None)
+
+    def _draw(self, samples: Samples, logits_RV: Tensor, change_logits: ChangeLogits | None) -> HostSamples:
         draws = [Draw(sample.row.sampling, sample.position, sample.num_outputs) for sample in samples]
-        changed_RV = logits_RV if change_logits is None else change_logits(logits_RV)
+        changed_RV = logits_RV if change_logits is None else change_logits(logits_RV, samples)
         token_ids = self._sampler.sample(changed_RV, draws)
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
 

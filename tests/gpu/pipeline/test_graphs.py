@@ -207,9 +207,9 @@ def test_memory_is_measured_by_the_largest_steps_and_two_graphs_of_each_kind(
     run = []
     original = CudaGraphRunner.sample
 
-    def sample(self, samples, *, has_masks, change_logits=None):
+    def sample(self, samples, *, has_masks, **rest):
         run.append((len(samples), has_masks, {sample.row.sampling.spec.logprobs_mode for sample in samples}))
-        return original(self, samples, has_masks=has_masks, change_logits=change_logits)
+        return original(self, samples, has_masks=has_masks, **rest)
 
     monkeypatch.setattr(CudaGraphRunner, "sample", sample)
     monkeypatch.setattr(sizes, "_SMALL_DECODES", (1, 2))

@@ -19,7 +19,7 @@ from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.inputs import StepInputs
-from octavo.worker_proc.device.stream import Graph, Stream
+from octavo.worker_proc.device.stream import Graph, Stream, upload_array
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.runners.cuda_graphs.metadata import (
@@ -225,6 +225,13 @@ class StepGraphs:
             logits_NV = self._model.logits(self._hidden_rows(views["sample_rows"]))
         memory = LogprobsMemory.allocate(len(logits_NV), logits_NV.device) if step.reports else None
         return Sampled(self._sampled(views, logits_NV, None, memory, raw_NV), memory)
+
+    def sample_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
+        """Sample a token for some of the sampled rows from these logits, without a graph; returns tokens_M, int64."""
+        arrays = {"sample_slots": samples.slots_N, "sample_positions": samples.positions_N}
+        arrays["num_outputs"] = samples.num_outputs_N
+        views = {name: upload_array(self._stream, array) for name, array in arrays.items()}
+        return self._sampled(views, logits_MV, None, None)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""

@@ -17,7 +17,7 @@ from octavo.kernels.logprobs.memory import MAX_TOP, LogprobsMemory
 from octavo.kernels.sample import processed_logits
 from octavo.protocol.params import SamplingSpec
 from octavo.worker_proc.batch.columns import Trait
-from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, Samples
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
@@ -184,11 +184,4 @@ class LogprobReporter:
         return RowsLogprobs(*map(self._stream.download, (chosen_R, rank_R, top_ids_RK, top_RK)))
 
     def _upload(self, array: npt.NDArray[np.generic]) -> Tensor:
-        """Return an array on the device."""
-        values = torch.from_numpy(array)
-        buffer_B = self._stream.host_buffer(values.nbytes)
-        staged = buffer_B.view(values.dtype).view(values.shape)
-        staged.copy_(values)
-        target = torch.empty_like(values, device=self._stream.torch_device)
-        self._stream.upload(target, staged)
-        return target
+        return upload_array(self._stream, array)

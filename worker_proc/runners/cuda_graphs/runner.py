@@ -9,12 +9,12 @@ from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import StepPlan
+from octavo.protocol.steps import NO_TOKEN, StepPlan
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
-from octavo.worker_proc.device.stream import DeviceEvent, Stream
-from octavo.worker_proc.executor.runner import ChangeLogits, SampledRow, Samples, WaitForCommand
+from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
+from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
@@ -23,6 +23,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
 from octavo.worker_proc.runners.cuda_graphs.sizes import idle_sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
+from octavo.worker_proc.runners.host import HostSamples
 from octavo.worker_proc.sampling.columns import is_reported_with_draw
 
 
@@ -101,6 +102,7 @@ class CudaGraphRunner:
         self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
+        self.max_logits = max_size.num_samples
         self._given_rows = given_rows
         self._changes_logits = changes_logits
 
@@ -152,8 +154,17 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self._reporter.of_prompt(spec, token_ids, first_row)
 
-    def sample(self, samples: Samples, *, has_masks: bool, change_logits: ChangeLogits | None = None) -> DeviceSamples:
+    def sample(
+        self,
+        samples: Samples,
+        *,
+        has_masks: bool,
+        change_logits: ChangeLogits | None = None,
+        rounds: Rounds | None = None,
+    ) -> DeviceSamples | HostSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
+        if rounds is not None:
+            return self._sample_in_rounds(samples, rounds, has_masks=has_masks, change_logits=change_logits)
         masked = self._bind(samples, has_masks=has_masks)
         places, specs = samples.with_trait(Trait.REPORTS_LOGPROBS), _reporting_specs(samples)
         is_listed = not all(map(is_reported_with_draw, specs))
@@ -162,7 +173,7 @@ class CudaGraphRunner:
             logits_NV = raw_NV = self.graphs.logits()
         if logits_NV is not None and change_logits is not None:
             raw_NV = logits_NV.clone() if places else None
-            logits_NV[: len(samples)] = change_logits(logits_NV[: len(samples)])
+            logits_NV[: len(samples)] = change_logits(logits_NV[: len(samples)], samples)
         if logits_NV is not None and raw_NV is not None and is_listed:
             reported = self._reporter.before_sampling(samples, self._table, raw_NV, logits_NV)
         sampled = self.graphs.sample(logits_NV, raw_NV)
@@ -172,9 +183,39 @@ class CudaGraphRunner:
         elif sampled.logprobs is not None:
             logprobs = self._reporter.of_draws(sampled.logprobs.first(len(samples)), places)
         tokens_N = self._stream.download(sampled.tokens_N[: len(samples)])
-        for sample in masked:
-            self._table.set_mask(sample.row.slot, sample.row.sampling.always_allowed_W)
+        self._unmask(masked)
         return DeviceSamples(tokens_N, places, specs, logprobs)
+
+    def _sample_in_rounds(
+        self, samples: Samples, rounds: Rounds, *, has_masks: bool, change_logits: ChangeLogits | None
+    ) -> HostSamples:
+        """Sample round by round. Blocks until: the device has drawn each of them."""
+        logits_NV = self.graphs.logits()
+        token_ids = [NO_TOKEN] * len(samples)
+        rows: list[RowLogprobs | None] = [None] * len(samples)
+        while len(places_M := rounds.places_M):
+            part = samples.at(places_M)
+            masked = self._bind(part, has_masks=has_masks)
+            logits_MV = drawn_from_MV = logits_NV.index_select(0, upload_array(self._stream, places_M))
+            if change_logits is not None:
+                drawn_from_MV = change_logits(logits_MV, part)
+            reporting, specs = part.with_trait(Trait.REPORTS_LOGPROBS), _reporting_specs(part)
+            reported = None
+            if reporting:
+                reported = self._reporter.before_sampling(part, self._table, logits_MV, drawn_from_MV)
+            drawn = SampleRows(part.indices_N, part.slots_N, part.positions_N, part.num_outputs_N)
+            tokens_M = self.graphs.sample_at(drawn, drawn_from_MV)
+            logprobs = self._reporter.after_sampling(reported, tokens_M) if reported else None
+            host_M = self._stream.download(tokens_M)
+            self._stream.record_event().wait()
+            self._unmask(masked)
+            for place, token_id in zip(places_M.tolist(), host_M.tolist(), strict=True):
+                token_ids[place] = token_id
+            if logprobs is not None:
+                for index, (place, spec) in enumerate(zip(places_M[reporting].tolist(), specs, strict=True)):
+                    rows[place] = logprobs.row(index, spec)
+            rounds.record(host_M.tolist())
+        return HostSamples(token_ids, rows if any(row is not None for row in rows) else None)
 
     def hidden(self, rows: Ints) -> DeviceRows:
         """See `octavo.worker_proc.executor.runner.Runner`."""
@@ -205,6 +246,10 @@ class CudaGraphRunner:
             self._table.set_mask(sample.row.slot, sample.row.sampling.allowed_W)
         self.graphs.send_changes()
         return masked
+
+    def _unmask(self, masked: Sequence[SampledRow]) -> None:
+        for sample in masked:
+            self._table.set_mask(sample.row.slot, sample.row.sampling.always_allowed_W)
 
 
 def _reporting_specs(samples: Samples) -> list[SamplingSpec]:

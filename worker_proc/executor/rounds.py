@@ -1,0 +1,66 @@
+"""Speculative decoding: draws that depend on the tokens before them, made one after another.
+
+Penalties, bad words of several tokens, masks and logits processors depend on all tokens before a draw. A guess becomes
+a token of its request only if it is right. So each round makes the draws whose guesses were all right, with the very
+state that they would find in a step of their own. Nothing has to be taken back.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.worker_proc.batch.columns import Trait
+from octavo.worker_proc.batch.inputs import Ints
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.runner import Samples
+
+_DEPENDENT = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
+
+
+class DrawRounds:
+    """See `octavo.worker_proc.executor.runner.Rounds`.
+
+    Args:
+        samples: of the step; their requests have all masks of the step.
+        batch: of these requests.
+        is_dependent_N: the samples of requests that have to know their tokens; the other ones are drawn in the first
+            round.
+    """
+
+    def __init__(self, samples: Samples, batch: BatchState, is_dependent_N: npt.NDArray[np.bool_]) -> None:
+        assert samples.guesses is not None, "draws without guesses are independent"
+        self._samples, self._guesses, self._batch = samples, samples.guesses, batch
+        self.is_dependent_N = is_dependent_N
+        self.places_M: Ints = (~is_dependent_N | (self._guesses.offsets_N == 0)).nonzero()[0]
+
+    def record(self, token_ids: Sequence[int]) -> None:
+        """See `octavo.worker_proc.executor.runner.Rounds`."""
+        samples, tokens_M = self._samples, np.array(token_ids, dtype=np.int64)
+        is_followed_M = self.is_dependent_N[self.places_M]
+        places_M, tokens_M = self.places_M[is_followed_M], tokens_M[is_followed_M]
+        slots_M = samples.slots_N[places_M]
+        self._batch.set_tokens(
+            slots_M, samples.positions_N[places_M], samples.admissions_N[places_M], np.maximum(tokens_M, 0)
+        )
+        self.places_M = places_M[tokens_M == self._guesses.guesses_N[places_M]] + 1
+        if len(self.places_M):
+            num_guesses = int(self._guesses.offsets_N[self.places_M[0]])
+            self._batch.use_later_masks(samples.slots_N[self.places_M], num_guesses)
+
+
+def draw_rounds(samples: Samples, batch: BatchState, max_logits: int, *, has_processors: bool) -> DrawRounds | None:
+    """Return the rounds of a step; None: all its draws are independent.
+
+    Args:
+        samples: of the step; their requests have all masks of the step.
+        batch: of these requests.
+        max_logits: rows of logits that there is room for. If there are more samples, a round has one of each request.
+        has_processors: whether logits processors follow the tokens of all requests.
+    """
+    if (guesses := samples.guesses) is None:
+        return None
+    is_dependent_N = guesses.counts_N > 1
+    if not has_processors and len(samples) <= max_logits:
+        is_dependent_N &= (batch.columns.traits_S[samples.slots_N] & _DEPENDENT) > 0
+    return DrawRounds(samples, batch, is_dependent_N) if is_dependent_N.any() else None
