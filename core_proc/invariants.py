@@ -74,15 +74,28 @@ def _check_requests(scheduler: Scheduler) -> None:
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
     name, size = request.request_id, scheduler.cache.block_size
     _require(request.num_uncomputed_tokens > 0, f"running {name} has nothing left to compute")
-    _require(request.num_pending_tokens in range(3), f"{name} has {request.num_pending_tokens} pending tokens")
+    _check_guesses(scheduler, request)
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
     limit = scheduler.max_model_len + request.is_pooled
     _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
     num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
-    _require(num_held < request.num_tokens + size, f"{name} holds blocks it has no tokens for")
+    # A request keeps the blocks of guesses that were wrong.
+    max_guesses = scheduler.config.speculation.max_depth if scheduler.config.speculation else 0
+    _require(num_held < request.num_tokens + max_guesses + size, f"{name} holds blocks it has no tokens for")
     _require(request.num_announced_blocks == request.num_blocks, f"{name} holds blocks no plan announced")
     _check_groups(scheduler, request)
+
+
+def _check_guesses(scheduler: Scheduler, request: Request) -> None:
+    """A request whose guesses are verified has no other token pending, and is not extended until they are."""
+    name, num_pending, num_guesses = request.request_id, request.num_pending_tokens, request.num_guesses
+    _require(num_pending - num_guesses in range(3), f"{name} has {num_pending} pending tokens")
+    is_alone = num_pending == num_guesses + 1 and request.awaits_token
+    _require(not num_guesses or is_alone, f"{name} is planned ahead of its guesses")
+    _require(not request.awaits_token or num_pending > 0, f"{name} awaits a token that no step samples")
+    is_allowed = not num_guesses or scheduler.config.speculation is not None
+    _require(is_allowed, f"{name} has guesses though the engine does not speculate")
 
 
 def _check_groups(scheduler: Scheduler, request: Request) -> None:
@@ -94,7 +107,10 @@ def _check_groups(scheduler: Scheduler, request: Request) -> None:
         first = firsts[group.index] = request.first_blocks[group.index]
         num_held = request.num_blocks - first
         _require(num_held <= group.max_held, f"{name} holds {num_held} blocks of group {group.index}")
-        _require(first <= group.first_block(request.num_computed_tokens), f"{name} has lost blocks of its window")
+        _require(
+            first <= group.first_block(request.num_computed_tokens - request.num_guesses),
+            f"{name} has lost blocks of its window",
+        )
     for first, block_ids in zip(firsts, request.block_ids, strict=False):
         _require(len(block_ids) == request.num_blocks, f"{name} has more blocks in one group than in another")
         is_null = [block_id == NULL_BLOCK for block_id in block_ids]
@@ -146,7 +162,9 @@ def _check_batch(scheduler: Scheduler) -> None:
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
     decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
     awaits_tokens = scheduler.config.pipeline_parallel_size > 1
-    extensible = [request for request in decoding if not (awaits_tokens and request.num_pending_tokens)]
+    extensible = [
+        request for request in decoding if not ((awaits_tokens or request.awaits_token) and request.num_pending_tokens)
+    ]
     _require(batch.decoding == extensible, "the decoding requests are miscounted")
     _require(batch.num_decoding == len(decoding), "the decoding requests that await a token are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
@@ -175,7 +193,8 @@ def _check_steps(scheduler: Scheduler) -> None:
     for live in scheduler.requests.values():
         _require(live.num_in_flight == num_in_flight[id(live)], f"{live.request_id} miscounts its steps")
         _require(live.num_pending_tokens == num_pending[id(live)], f"{live.request_id} miscounts its placeholders")
-        _require(live.num_pending_tokens < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
+        num_unknown = live.num_pending_tokens - (live.num_guesses if isinstance(live, Request) else 0)
+        _require(num_unknown < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 
 def _check_references(pool: BlockPool, held: Mapping[Request, Sequence[BlockId]]) -> None:

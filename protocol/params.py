@@ -31,6 +31,8 @@ MAX_BAD_WORDS_CHARS = 32768
 MAX_EXTRA_ARGS_BYTES = 2**16
 """Encoded; they are sent to the engine with every sequence."""
 MAX_BEAM_WIDTH = 256
+MAX_SPECULATION = 64
+"""Tokens that may be guessed of one request in one step."""
 
 MAX_LENGTH_PENALTY = 50.0
 """Absolute limit: a million tokens to this power is still a finite float."""
@@ -104,6 +106,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """None: DELTA from `AsyncClient`, FINAL_ONLY from `LLM`."""
     stream_interval: int | None = None
     """Tokens that a stream sends together, after the first. None: the engine's `--stream-interval`."""
+    speculation: Literal["off"] | int | None = None
+    """Most tokens that are guessed at a time (speculative decoding); "off" or 0: none, None: as many as the engine
+    chooses. The output does not depend on it."""
     skip_reading_prefix_cache: bool | None = None
     """None: True exactly when `prompt_logprobs` is asked for (cached positions have no logits)."""
     extra_args: dict[str, Any] | None = None
@@ -158,11 +163,20 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 message = "repetition_detection must be RepetitionDetectionParams"
                 raise InvalidRequestError(message, "repetition_detection")
             self.repetition_detection.spec()
+        self._verify_speculation()
         self._verify_token_ids()
         self._verify_words()
         for name in ("n", "best_of"):
             if (getattr(self, name) or 1) > 1 and self.is_greedy:
                 raise InvalidRequestError(f"{name} must be 1 when temperature is 0 (greedy): all would be equal", name)
+
+    def _verify_speculation(self) -> None:
+        if self.speculation is None or self.speculation == "off":
+            return
+        if isinstance(self.speculation, str):
+            message = f'speculation must be "off" or a number of tokens, got {self.speculation!r}'
+            raise InvalidRequestError(message, "speculation")
+        check_integer("speculation", self.speculation, 0, MAX_SPECULATION)
 
     def _verify_token_ids(self) -> None:
         for bias in (self.logit_bias or {}).values():
@@ -316,6 +330,8 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     """Tokens whose logprobs are reported with each generated one; `logprobs` is then 0. Empty: the most likely ones."""
     extra_args: dict[str, Any] | None = None
     """For logits processors."""
+    speculation: int | None = None
+    """Most tokens that are guessed at a time (speculative decoding); 0: none, None: as many as the engine does."""
 
 
 class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pooling"):

@@ -422,6 +422,13 @@ ROWS: tuple[Parameter, ...] = (
         meaning="tokens that a stream sends together, after the first; by default `--stream-interval`",
     ),
     Parameter(
+        name="speculation",
+        kind=Kind.OBJECT,
+        stage=Stage.REQUEST,
+        is_request_field=True,
+        meaning='`"off"`, or the most tokens that are [guessed](speculative-decoding.md) at a time',
+    ),
+    Parameter(
         name="skip_reading_prefix_cache",
         kind=Kind.SWITCH,
         stage=Stage.REQUEST,

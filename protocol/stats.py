@@ -44,6 +44,14 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Names of the LoRA adapters of running requests."""
     waiting_adapters: list[str] = []
     """Those of waiting requests."""
+    spec_decode_num_drafts: int = 0
+    """Speculative decoding: times that tokens of a request were guessed and verified."""
+    spec_decode_num_draft_tokens: int = 0
+    """Tokens guessed."""
+    spec_decode_num_accepted_tokens: int = 0
+    """Those of them that were right, and so were all before them."""
+    spec_decode_accepted_per_pos: dict[int, int] = {}
+    """The same by the number of guesses before them in their step."""
 
     @property
     def kv_cache_usage(self) -> float:

@@ -226,7 +226,7 @@ class PrefixCache:
     def _free_passed_blocks(self, request: Request) -> None:
         for group in self.groups.windowed:
             start = request.first_blocks[group.index]
-            end = min(group.first_block(request.num_computed_tokens), request.num_blocks)
+            end = min(group.first_block(request.num_computed_tokens - request.num_guesses), request.num_blocks)
             if end <= start:
                 continue
             block_ids = request.block_ids[group.index]

@@ -88,7 +88,7 @@ class Acceptance:
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
         if result.pooled:
             events += self._accept_pooled(record, result)
-        elif result.counts or result.logprobs or result.faults:
+        elif record.has_guesses or result.counts or result.logprobs or result.faults:
             events += self._accept_all(record, result)
         else:
             events += self._accept_each(record, result)
@@ -135,6 +135,7 @@ class Acceptance:
             start, end = end, end + count
             request.num_in_flight -= 1
             request.num_pending_tokens -= scheduled.num_samples
+            request.num_guesses = 0
             is_short = request.state is RequestState.RUNNING and count < scheduled.num_samples
             if is_short:
                 assert self._cache.states is None, "a recurrent state holds rejected guesses: keep it before them"

@@ -37,6 +37,8 @@ class RunningBatch:
         self._num_awaiting = 0
         """Requests that decode and wait for their last token to become known."""
         self._awaits_tokens = awaits_tokens
+        self._are_some_held = False
+        """perf: False until a request speculates; then `resume` looks at each request."""
         self._num_lacking = 0
         """Decoding requests whose next token needs a new block of each group."""
         self._cache = cache
@@ -51,6 +53,7 @@ class RunningBatch:
         self.requests.remove(request)
         self.grown.pop(request, None)
         self._leave(request)
+        request.awaits_token = False
 
     def withdraw(self, request: Request) -> None:
         """Take a running request out while its number of computed tokens changes; `update` puts it back."""
@@ -66,10 +69,27 @@ class RunningBatch:
         """Requests that decode, whether they may be extended at the moment or not."""
         return len(self.decoding) + self._num_awaiting
 
+    @property
+    def has_held(self) -> bool:
+        """Whether a request that decodes waits for its last token."""
+        return self._num_awaiting > 0
+
+    def hold(self, request: Request) -> None:
+        """Do not extend a request until its last token is known."""
+        if request.num_pending_tokens and not request.awaits_token:
+            is_decoding = request.is_decoding
+            self._leave(request)
+            request.awaits_token = self._are_some_held = True
+            if is_decoding:
+                self._enter(request)
+
     def resume(self, requests: Iterable[Request]) -> None:
         """Let requests be extended again whose last tokens have become known, if they still decode."""
-        if self._awaits_tokens:
+        if self._awaits_tokens or self._are_some_held:
             for request in requests:
+                if request.num_pending_tokens:
+                    continue
+                request.awaits_token = False
                 if request.is_decoding and self._place(request) is None:
                     self._num_awaiting -= 1
                     self._insert(request)
@@ -123,6 +143,33 @@ class RunningBatch:
             self._num_awaiting += num_remaining
         return requests, scheduled, checked
 
+    def guess(self, request: Request, num_guesses: int) -> int:
+        """Extend a request that `decode` has just extended by guesses too, as far as blocks are to spare for them.
+
+        Returns:
+            The number of guesses.
+        """
+        size, end = self._cache.block_size, request.num_computed_tokens
+        num_guesses = min(num_guesses, request.max_num_tokens - request.num_tokens)
+        if num_guesses > request.num_blocks * size - end:
+            num_spare = self._cache.pool.num_free - self.num_reserved_blocks
+            num_spare += (
+                self.lacks_block(request) * self._cache.num_groups
+            )  # those that the request has reserved itself
+            if self._cache.num_missing_blocks(request, end + num_guesses) > num_spare:
+                num_guesses = request.num_blocks * size - end
+        if num_guesses <= 0:
+            return 0
+        self._leave(request)
+        self._cache.extend(request, end + num_guesses)
+        self.grown[request] = None
+        request.num_computed_tokens += num_guesses
+        request.num_pending_tokens += num_guesses
+        request.num_guesses = num_guesses
+        request.awaits_token = self._are_some_held = True
+        self._enter(request)
+        return num_guesses
+
     def _check(self, request: Request, end: int) -> None:
         """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""
         self._num_lacking -= self.lacks_block(request)
@@ -150,7 +197,7 @@ class RunningBatch:
             self.prefilling.add(request)
             return
         request.is_decoding = True
-        if self._awaits_tokens and request.num_pending_tokens:
+        if request.num_pending_tokens and (self._awaits_tokens or request.awaits_token):
             self._num_awaiting += 1
         else:
             self._insert(request)

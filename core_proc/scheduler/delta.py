@@ -7,7 +7,7 @@ from itertools import chain, repeat
 from octavo.core_proc.request import Request
 from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.ids import SlotId, TokenId
+from octavo.protocol.ids import IdArray, SlotId, TokenId
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import POOLED, Admitted, Appended, Scheduled, StepPlan, StepResult
 
@@ -29,7 +29,9 @@ class StepRecord:
     num_tokens: int
     """Tokens computed, of all requests."""
     num_decode_tokens: int
-    """Those among them that are outputs, computed one per request."""
+    """Those among them that are outputs, computed one per request, and guesses of those that follow."""
+    has_guesses: bool = False
+    """Whether it verifies guesses."""
 
     @property
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
@@ -77,6 +79,10 @@ class StepDraft:
         """What the step computes of all other requests."""
         self.num_decode_tokens = 0
         """Decodes that compute an output; the others compute the last token of a prompt."""
+        self.guesses: list[tuple[SlotId, IdArray]] = []
+        """What may follow the last token of decodes, in the same order."""
+        self.num_guesses = 0
+        """Tokens of all of them."""
         self.num_next_blocks = 0
         """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
@@ -122,7 +128,8 @@ class StepDraft:
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], []
-        num_tokens, num_decode_tokens = len(self.decodes), self.num_decode_tokens
+        num_tokens = len(self.decodes) + self.num_guesses
+        num_decode_tokens = self.num_decode_tokens + self.num_guesses
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
@@ -148,6 +155,7 @@ class StepDraft:
             awaits_masks=awaits_input,
             sampled=self._still_unknown(sampled) if sampled else [],
             adapter_loads=self.adapter_loads,
+            guesses=self.guesses,
             # perf: a step that computes outputs only has no look at its requests.
             prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
         )
@@ -160,6 +168,7 @@ class StepDraft:
             awaits_input=awaits_input,
             num_tokens=num_tokens,
             num_decode_tokens=num_decode_tokens,
+            has_guesses=bool(self.guesses),
         )
         return plan, record
 

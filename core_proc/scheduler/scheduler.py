@@ -8,7 +8,7 @@ order give the same plans.
 
 import heapq
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.pool import BlockPool
@@ -38,13 +38,14 @@ from octavo.core_proc.scheduler.stop import FinishCause, find_stop
 from octavo.core_proc.scheduler.throttle import DecodeThrottle
 from octavo.core_proc.scheduler.turns import PipelineTurns
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
+from octavo.core_proc.speculation.speculation import Speculation
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, FinishReason, PooledOutput
-from octavo.protocol.ids import RequestId, SlotId, TokenId
+from octavo.protocol.ids import IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.steps import Scheduled, StepPlan, StepResult
 
 QUARANTINED = "trial"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
@@ -94,6 +95,9 @@ class Scheduler:
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
         self._acceptance = Acceptance(self, self.hooks, self.counters, clock, finish=self._finish, fail=self._fail)
+        self._speculation = (
+            None if config.speculation is None else Speculation(config.speculation, self.batch, self.counters)
+        )
         self._released: list[SlotId] = []
         self._sampled: list[tuple[Request, TokenId]] = []
         """Tokens that the next plan takes to the first stage of a pipeline."""
@@ -166,6 +170,7 @@ class Scheduler:
             for request, scheduled in record.chunks:
                 request.num_in_flight -= 1
                 request.num_pending_tokens -= scheduled.num_samples
+                request.num_guesses = 0
         self.in_flight.clear()
         for request in list(self.running):
             self._preempt(request)
@@ -220,6 +225,9 @@ class Scheduler:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
+        if self.in_flight and self.batch.has_held and not self._turns.are_taken:
+            # A step without those that speculate takes almost as long as one with them, which would come after it.
+            return False
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self.batch.decoding))
 
     def plan(self) -> StepPlan | None:
@@ -272,7 +280,10 @@ class Scheduler:
         collect_prompt_logprobs(record, result)
         if self._turns.are_taken:
             self._sampled += record.sampled(result)
-        return self._acceptance.accept(record, result)
+        events = self._acceptance.accept(record, result)
+        if self._speculation is not None:
+            self._speculation.observe(record, result)
+        return events
 
     def _free_blocks(self, draft: StepDraft) -> None:
         """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
@@ -302,6 +313,23 @@ class Scheduler:
             if request.num_computed_tokens <= request.num_prompt_tokens:
                 draft.num_decode_tokens -= 1
                 self.counters.prompt_tokens += request.is_first_run
+
+        if self._speculation is not None:
+            self._add_guesses(draft, self._speculation.take(draft.decodes))
+
+    def _add_guesses(self, draft: StepDraft, guesses: Mapping[Request, IdArray]) -> None:
+        """Extend decodes by guesses, as far as the budget and the free blocks go."""
+        places = {request: place for place, request in enumerate(draft.decodes)} if guesses else {}
+        for request, token_ids in guesses.items():
+            num_lacking = self.batch.lacks_block(request)
+            num_guesses = self.batch.guess(request, min(len(token_ids), draft.num_tokens_left))
+            if num_guesses:
+                one = draft.scheduled[places[request]]
+                draft.scheduled[places[request]] = Scheduled(one.slot, one.start, 1 + num_guesses, 1 + num_guesses)
+                draft.guesses.append((one.slot, token_ids[:num_guesses]))
+                draft.num_guesses += num_guesses
+                draft.num_tokens_left -= num_guesses
+                draft.num_next_blocks += (self.batch.lacks_block(request) - num_lacking) * self.cache.num_groups
 
     def _admit(self, draft: StepDraft, prompts: PromptBudget) -> None:
         """Start waiting requests in order, as many as the step can begin to compute."""
@@ -387,6 +415,8 @@ class Scheduler:
                 self.waiting.remove(request)
             request.move(RequestState.FINISHED)
             request.next_commit_check = 0
+            if self._speculation is not None:
+                self._speculation.forget(request)
         else:
             self.waiting.remove(request)
         self.requests.pop(request.key)
@@ -415,9 +445,11 @@ class Scheduler:
 
     def _preempt(self, request: Request) -> None:
         """Put a running request back into the queue. Its tokens are recomputed when it runs again."""
-        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens)
+        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens - request.num_guesses)
         self._leave_batch(request)
         request.move(RequestState.WAITING)
+        if self._speculation is not None:
+            self._speculation.withdraw(request)
         request.num_preemptions += 1
         self.waiting.add(request)
 

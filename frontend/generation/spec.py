@@ -110,18 +110,24 @@ def make_spec(
         repetition=None if params.repetition_detection is None else params.repetition_detection.spec(),
         logprob_token_ids=tuple(params.logprob_token_ids or ()),
         extra_args=params.extra_args or None,
+        speculation=0 if params.speculation == "off" else params.speculation,
     )
     _check_that_something_is_left(spec)
     return spec
 
 
 def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
-    """Reject token ids outside the vocabulary, and arguments for logits processors if there are none."""
+    """Reject token ids outside the vocabulary, and what only other engines do."""
     if params.extra_args and not config.logits_processors:
         raise InvalidRequestError(
             "extra_args are for logits processors, and this engine has none: start it with --logits-processors, "
             "or leave them out",
             "extra_args",
+        )
+    if params.speculation not in (None, "off", 0) and config.speculation is None:
+        raise InvalidRequestError(
+            "speculation: this engine guesses no tokens: start it with --speculative-config, or leave it out",
+            "speculation",
         )
     vocab_size = config.model.vocab_size
     _check_token_ids("logit_bias", params.logit_bias or {}, vocab_size)

@@ -29,6 +29,7 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "prompt_logprobs": (),
     "logprob_token_ids": ([],),
     "stream_interval": (1,),
+    "speculation": ("off", 0),
     "vllm_xargs": ({},),
     "repetition_detection": (RepetitionDetectionParams(),),
 }

@@ -14,11 +14,15 @@ from octavo.protocol.stats import EngineStats
 _COUNTERS = (
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_recomputed_tokens"),
     *("prompt_tokens", "generation_tokens", "corrupted_requests"),
+    *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
 )
 """Counters that are fields of `EngineStats` of the same name."""
 
 _FAILURE_CAUSES = ("exited", "raised", "hung", "not_started", "other_engine")
 """Keys of `EngineStats.worker_failures`."""
+
+_POSITIONS = tuple(map(str, range(16)))
+"""Of guesses among those of a step that have a series of their own."""
 
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "request_success": tuple(map(str, FinishReason)),
@@ -26,6 +30,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "worker_failures": _FAILURE_CAUSES,
     "num_requests_waiting_by_reason": ("capacity", "deferred"),
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit"),
+    "spec_decode_num_accepted_tokens_per_pos": _POSITIONS,
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
 """Values of a metric's one label. All series exist from the start: `rate()` needs a first sample of 0."""
@@ -86,6 +91,9 @@ class EngineMetrics:
         for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)
             self.add("worker_failures", growth, cause)
+        for position in _POSITIONS:
+            accepted = [one.spec_decode_accepted_per_pos.get(int(position), 0) for one in (stats, last)]
+            self.add("spec_decode_num_accepted_tokens_per_pos", accepted[0] - accepted[1], position)
         self.add("worker_requests_resumed", stats.requests_resumed - last.requests_resumed)
         self._set("worker_last_pause_seconds", stats.last_worker_pause_s)
         if num_steps := stats.num_steps - last.num_steps:

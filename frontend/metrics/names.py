@@ -86,6 +86,13 @@ METRICS: tuple[MetricName, ...] = (
     ),
     MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that were in the prefix cache."),
     MetricName("generation_tokens", _C, "Tokens generated."),
+    MetricName("spec_decode_num_drafts", _C, "Speculative decoding: times that tokens of a request were guessed."),
+    MetricName("spec_decode_num_draft_tokens", _C, "Tokens guessed."),
+    MetricName("spec_decode_num_accepted_tokens", _C, "Guessed tokens that were right, with all before them."),
+    MetricName(
+        "spec_decode_num_accepted_tokens_per_pos", _C,
+        "Guessed tokens that were right, by the number of guesses before them in their step, 0 to 15.", ("position",),
+    ),
     MetricName("request_success", _C, "Finished requests.", ("finished_reason",)),
     MetricName("corrupted_requests", _C, "Requests that failed because the model's logits contained NaN."),
     MetricName(

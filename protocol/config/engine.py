@@ -9,6 +9,7 @@ from msgspec import Meta, Struct, field
 from octavo.protocol.code import ProcessorSource
 from octavo.protocol.config.lora import LoRAConfig
 from octavo.protocol.config.parallel import ParallelConfig
+from octavo.protocol.config.speculation import SpeculationConfig
 from octavo.protocol.params import LogprobsMode
 
 LoadFormat: TypeAlias = Literal["auto", "hf", "safetensors", "pt", "mistral", "gguf", "dummy"]
@@ -432,6 +433,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     lora: LoRAConfig = field(default_factory=LoRAConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
+    speculation: SpeculationConfig = field(default_factory=SpeculationConfig)
     recovery: RecoveryConfig = field(default_factory=RecoveryConfig)
     observe: ObserveConfig = field(default_factory=ObserveConfig)
     remote: RemoteConfig = field(default_factory=RemoteConfig)

@@ -23,6 +23,7 @@ from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.pooling import is_computed_whole, pooling_budget
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
+from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.tp_invariance import check_tp_invariance
 from octavo.protocol.config.weight_format import resolve_quantization
@@ -161,6 +162,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Given on the command line; None: the model's own."""
     lora: ResolvedLoRA | None = None
     """None: no adapters."""
+    speculation: ResolvedSpeculation | None = None
+    """None: a step computes one token of each output."""
     enable_prompt_embeds: bool = False
     """Rows of numbers may take the place of token embeddings in a prompt."""
     download_dir: str | None = None
@@ -322,6 +325,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, budget),
         lora=resolve_lora(config.lora, dtype),
+        speculation=resolve_speculation(config.speculation, is_pooled=facts.pooling is not None),
         download_dir=config.model.download_dir,
     )
 

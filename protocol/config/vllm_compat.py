@@ -108,7 +108,6 @@ _LOADING = "weights are memory-mapped, and cached on disk in packed form (--pack
 _TEXT_ONLY = "only text models are supported"
 _ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data-parallel-size), on one machine"
 _LORA = "adapters in PEFT's format are served with --enable-lora, for linear layers, embeddings and lm_head"
-_NO_SPECULATION = "this release has no speculative decoding"
 _NO_OFFLOAD = "weights and caches are never offloaded"
 _NO_TRANSFER = "this release does not transfer caches or weights between engines"
 _NO_TRACING = "there are metrics (/metrics) and logs, but no traces"
@@ -258,8 +257,12 @@ def _unsupported() -> Iterator[VllmSetting]:
     yield from _group("list", "the adapters' own target_modules apply", _EMPTY, "lora_target_modules")
     yield from _group("value", "adapters have no classification heads", None, "max_lora_cls_labels")
     yield from _group("value", _TEXT_ONLY, _EMPTY, "default_mm_loras")
-    yield from _group("value", _NO_SPECULATION, _EMPTY, "speculative_config/-sc spec_method spec_model spec_tokens")
-    yield from _group("value", _NO_SPECULATION, ("none",), "per_request_spec_decode_metrics")
+    yield from _group(
+        "value",
+        "/metrics counts guesses and accepted tokens of all requests",
+        ("none",),
+        "per_request_spec_decode_metrics",
+    )
     yield from _group("value", _NO_OFFLOAD, ("0", "0.0"), "cpu_offload_gb kv_offloading_size offload_group_size")
     yield from _group(
         "value",

@@ -32,6 +32,7 @@ FULL_SPEC = SamplingSpec(
     repetition=RepetitionSpec(1, 8, 3),
     logprob_token_ids=(9,),
     extra_args={"target": [1, 2.5, "x", None]},
+    speculation=4,
 )
 GRAMMAR = GrammarSpec(
     GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8)

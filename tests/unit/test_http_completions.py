@@ -254,6 +254,9 @@ def test_best_of_goes_to_the_engine() -> None:
         ("allowed_token_ids[0]", {"allowed_token_ids": ["a"]}),
         ("bad_words", {"bad_words": [""]}),
         ("stream_interval", {"stream_interval": 0}),
+        ("speculation", {"speculation": "some"}),
+        ("speculation", {"speculation": 65}),
+        ("speculation", {"speculation": 2}),  # this engine does not
         ("length_penalty", {"length_penalty": 1.5}),
         ("early_stopping", {"early_stopping": True}),
     ],
@@ -264,7 +267,12 @@ def test_invalid_values_are_rejected_with_the_field_name(param, fields) -> None:
 
 def test_words_and_allowed_tokens_go_to_the_engine() -> None:
     client = FakeClient()
-    assert post(client, PATH, ask(allowed_token_ids=[65, 66], bad_words=["no"], stream_interval=4)).status_code == 200
+    assert (
+        post(
+            client, PATH, ask(allowed_token_ids=[65, 66], bad_words=["no"], stream_interval=4, speculation="off")
+        ).status_code
+        == 200
+    )
     params = client.requests[0]["params"]
     assert (params.allowed_token_ids, params.bad_words, params.stream_interval) == ([65, 66], ["no"], 4)
 

@@ -54,11 +54,6 @@ def test_a_command_line_of_vllm_runs() -> None:
     [
         ("M --enable-tower-connector-lora", "in PEFT's format", "leave out --enable-tower-connector-lora"),
         ("M --no-enable-chunked-prefill", "it is always on", "leave out --no-enable-chunked-prefill"),
-        (
-            "M --speculative-config.method ngram",
-            "this release has no speculative",
-            "leave out --speculative",
-        ),
         ("M --profiler-config.profiler cuda", "no profiler 'cuda'", "--torch-profiler-dir"),
         ("M --profiler-config []", "not a JSON object", "--torch-profiler-dir"),
     ],
@@ -83,8 +78,8 @@ def test_profiles_by_the_other_name() -> None:
 
 def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
     assert engine_config({"model": "M", "use_tqdm_on_load": True, "model_impl": "vllm"}).model.model == "M"
-    with pytest.raises(ConfigError, match="this release has no speculative decoding"):
-        engine_config({"model": "M", "speculative_config": {"method": "ngram"}})
+    with pytest.raises(ConfigError, match="there are metrics"):
+        engine_config({"model": "M", "otlp_traces_endpoint": "http://x"})
     path = tmp_path / "config.yaml"
     path.write_text("model: M\nenable-moe-shared-loras: true\n")
     with pytest.raises(ConfigError, match="in PEFT's format"):

@@ -22,6 +22,10 @@ DAMAGED_MARK = "damaged"
 """Begins the digests of adapters that no worker can load."""
 
 
+ECHO_SEED = 3
+"""Requests with this seed, modulo 4, mostly repeat themselves, so that guesses of their tokens are often right."""
+
+
 def root_state(request_id: str, adapter_digest: str = "") -> int:
     """Return the state before the first position of a request that is computed with an adapter; "": without one."""
     state = _INCREMENT
@@ -59,6 +63,8 @@ def draw(
     noise = ((state ^ (sampling.seed * _GOLDEN)) + position * _MULTIPLIER) & _WORD
     first = ((noise ^ noise >> 29) * _GOLDEN & _WORD) >> 33
     banned = (*sampling.eos_token_ids, *sampling.stop_token_ids) if num_outputs < sampling.min_tokens else ()
+    if sampling.seed % 4 == ECHO_SEED and state >> 40 & 7:
+        first = position % 5 + 1
     for offset in range(vocab_size):
         token_id = (first + offset) % vocab_size
         if token_id not in banned and (mask is None or mask[token_id >> 3] >> (token_id & 7) & 1):

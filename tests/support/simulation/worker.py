@@ -14,7 +14,7 @@ from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import ID_BYTES, pack_ids, unpack_ids
-from octavo.protocol.params import PoolingSpec
+from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.steps import POOLED, Admitted, Scheduled, StepPlan, StepResult, TokenMask
 from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state, vector
 
@@ -47,6 +47,8 @@ class Row:
     """The position at which its latest step ended."""
     num_returned: int = 0
     """Tokens that the first stage of a pipeline knows."""
+    num_guesses: int = 0
+    """Last tokens of the row that this step verifies."""
     num_collected: int = 0
     """Positions that are part of its vector."""
 
@@ -88,6 +90,7 @@ class SimulatedWorker:
         self._change_rows(plan)
         self._check_size(plan)
         self._check_embeds(plan)
+        self._add_guesses(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
         for part in plan.scheduled:
             self._write(part)
@@ -95,8 +98,7 @@ class SimulatedWorker:
             self._read(part)
         if self._states is not None:
             self._update_states(self._states, plan.scheduled)
-        require(all(index == 0 for _, index, _ in masks), "a mask for a second draw")
-        result = self._sample(plan, {slot: bytes(words) for slot, _, words in masks})
+        result = self._sample(plan, {(slot, index): bytes(words) for slot, index, words in masks})
         return replace(result, adapter_faults=faults)
 
     def _load_adapters(self, plan: StepPlan) -> list[AdapterFault]:
@@ -171,6 +173,21 @@ class SimulatedWorker:
             given = unpack_ids(bytes(plan.prompt_embeds.data.data)).tolist()
             require(given == [*chain.from_iterable(tokens)], "a step has rows of other positions")
 
+    def _add_guesses(self, plan: StepPlan) -> None:
+        """Put guesses at the ends of their rows while the step is computed."""
+        parts = {part.slot: part for part in plan.scheduled}
+        require(len({slot for slot, _ in plan.guesses}) == len(plan.guesses), "two guesses for a slot")
+        require(not plan.guesses or self._states is None, "guesses though states cannot be taken back")
+        for slot, token_ids in plan.guesses:
+            row, part, num_positions = self.rows[slot], parts[slot], len(token_ids) + 1
+            name = row.admitted.request_id
+            require(num_positions > 1, f"{name} has no guess")
+            require(part.num_tokens == part.num_samples == num_positions, f"{name} has {num_positions - 1} guesses")
+            require(part.start == len(row.token_ids) - 1, f"{name} has guesses before its last token is known")
+            row.token_ids += token_ids
+            row.num_returned += len(token_ids)
+            row.num_guesses = len(token_ids)
+
     def _write(self, part: Scheduled) -> None:
         row, size = self.rows[part.slot], self._block_size
         name, start, end = row.admitted.request_id, part.start, part.start + part.num_tokens
@@ -181,7 +198,8 @@ class SimulatedWorker:
         require(end <= num_known, f"{name}: position {end} has no token yet")
         for block_ids in row.block_ids:
             require(end <= len(block_ids) * size, f"{name}: position {end} has no block")
-        require(part.num_samples == (end == len(row.token_ids)), f"{name}: samples {part.num_samples} at {end}")
+        num_samples = (1 + row.num_guesses) if end == len(row.token_ids) else 0
+        require(part.num_samples == num_samples, f"{name}: samples {part.num_samples} at {end}")
         extend_states(row.states, row.token_ids, row.root)
         row.num_computed = end
         while start < end:
@@ -240,8 +258,9 @@ class SimulatedWorker:
                     f"holds something foreign for positions {start} to {stop - 1}"
                 )
 
-    def _sample(self, plan: StepPlan, masks: dict[int, bytes]) -> StepResult:
+    def _sample(self, plan: StepPlan, masks: dict[tuple[int, int], bytes]) -> StepResult:
         sampled: list[int] = []
+        counts: list[int] = []
         pooled: list[PooledOutput] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
@@ -252,6 +271,7 @@ class SimulatedWorker:
                 self._collect(row, sampling, part)
                 if part.num_samples:
                     sampled.append(POOLED)
+                    counts.append(1)
                     pooled.append(vector(row.states, sampling))
                     row.token_ids.append(POOLED)
                 continue
@@ -259,16 +279,44 @@ class SimulatedWorker:
                 prompt_logprobs.append((part.slot, self._prompt_logprobs(row, part)))
             if not part.num_samples:
                 continue
-            position = len(row.token_ids)
-            state = row.states[position - 1]
-            num_outputs = position - row.admitted.num_prompt_tokens
-            token_id = draw(state, position, num_outputs, sampling, self._vocab_size, masks.pop(part.slot, None))
-            sampled.append(token_id)
-            logprobs.append(None if sampling.logprobs is None else logprob(state, token_id))
-            row.token_ids.append(token_id)
+            own_masks = [masks.pop((part.slot, index), None) for index in range(part.num_samples)]
+            accepted = self._verify(row, sampling, own_masks)
+            sampled += accepted
+            counts.append(len(accepted))
+            states = row.states[-len(accepted) :]
+            logprobs += [
+                None if sampling.logprobs is None else logprob(state, token_id)
+                for state, token_id in zip(states, accepted, strict=True)
+            ]
         require(not masks, "a mask for a slot that samples nothing")
         shown = logprobs if any(logprobs) else []
-        return StepResult(plan.sequence, pack_ids(sampled), shown, prompt_logprobs, pooled=pooled)
+        return StepResult(
+            plan.sequence,
+            pack_ids(sampled),
+            shown,
+            prompt_logprobs,
+            counts=counts if plan.guesses else [],
+            pooled=pooled,
+        )
+
+    def _verify(self, row: Row, sampling: SamplingSpec, masks: Sequence[bytes | None]) -> list[int]:
+        """Draw tokens after the last known one and after each guess, up to the first that is another than guessed."""
+        num_known = len(row.token_ids) - row.num_guesses
+        guesses, accepted = row.token_ids[num_known:], list[int]()
+        for index, mask in enumerate(masks):
+            position = num_known + index
+            num_outputs = position - row.admitted.num_prompt_tokens
+            state = row.states[position - 1]
+            accepted.append(draw(state, position, num_outputs, sampling, self._vocab_size, mask))
+            if index == len(guesses) or accepted[-1] != guesses[index]:
+                break
+        # Positions behind them hold states of tokens that the request does not have.
+        row.num_returned -= row.num_guesses
+        row.num_guesses = 0
+        row.token_ids[num_known:] = accepted
+        row.num_computed = num_known + len(accepted) - 1
+        del row.states[row.num_computed :]
+        return accepted
 
     def _collect(self, row: Row, spec: PoolingSpec, part: Scheduled) -> None:
         """Verify that a vector is made of positions that this row has computed, all in one step if they must be."""

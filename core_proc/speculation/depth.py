@@ -1,0 +1,87 @@
+"""How many tokens to guess: by how often a request's guesses are right, and by what one more row costs a step.
+
+Knows no clock: the time of each step comes with its result, so a recording holds it and replays to the same plans.
+"""
+
+LEARNING_RATE = 0.2
+"""The weight of a new observation, of a guess and of a step."""
+
+FIRST_ACCEPTANCE = 0.7
+"""The probability of a guess before any of its request was checked: a match of several tokens is often right."""
+
+MIN_GAIN = 0.05
+"""Tokens that the first guess must be worth beyond its row: the step after it cannot be planned ahead."""
+
+DOUBLING_ROWS = 64.0
+"""A step of so many rows takes twice as long as the smallest one, as long as nothing is measured."""
+
+MAX_STEP_FACTOR = 3.0
+"""A step that took longer than so many average ones counts as if it had not: something else disturbed it."""
+
+
+class StepCost:
+    """The time of a step as a linear function of its rows, learned from steps without prompts.
+
+    The regression is over exponentially weighted averages. While all steps have the same size, it keeps the slope of
+    `DOUBLING_ROWS`.
+    """
+
+    def __init__(self) -> None:
+        self._mean_s = self._mean_rows = 0.0
+        self._variance = self._covariance = 0.0
+
+    def observe(self, num_rows: int, elapsed_s: float) -> None:
+        """Learn from a step that has computed `num_rows` tokens of outputs in `elapsed_s` seconds."""
+        if elapsed_s <= 0.0:
+            return
+        if not self._mean_s:
+            self._mean_s, self._mean_rows = elapsed_s, float(num_rows)
+            return
+        error_s = min(elapsed_s, MAX_STEP_FACTOR * self._mean_s) - self._mean_s
+        error_rows = num_rows - self._mean_rows
+        rate, keep = LEARNING_RATE / 4, 1.0 - LEARNING_RATE / 4
+        self._variance = keep * (self._variance + rate * error_rows * error_rows)
+        self._covariance = keep * (self._covariance + rate * error_rows * error_s)
+        self._mean_s += rate * error_s
+        self._mean_rows += rate * error_rows
+
+    def row_price(self, num_requests: int) -> float:
+        """Return how many tokens a step of `num_requests` rows would deliver in the time that one more row takes."""
+        if not self._mean_s:
+            return num_requests / (DOUBLING_ROWS + num_requests)
+        prior_s = self._mean_s / (DOUBLING_ROWS + self._mean_rows)
+        slope_s = (self._covariance + prior_s) / (self._variance + 1.0)
+        slope_s = min(max(slope_s, 0.0), self._mean_s / max(self._mean_rows, 1.0))
+        step_s = self._mean_s + slope_s * (num_requests - self._mean_rows)
+        return min(1.0, slope_s * num_requests / max(step_s, 0.1 * self._mean_s))
+
+
+class Depth:
+    """How many tokens of one request are guessed."""
+
+    __slots__ = ("acceptance", "expected", "expected_at", "max_depth")
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = max_depth
+        self.acceptance = FIRST_ACCEPTANCE
+        """Probability that a guess is right if those before it are."""
+        self.expected = self.expected_at = -1
+        """A guess that no step verifies, and its position: it becomes known anyway, and is learned from for free."""
+
+    def learn(self, num_right: int, *, was_wrong: bool) -> None:
+        """Learn from guesses: `num_right` were right, and then one was wrong or there was none left."""
+        for _ in range(num_right):
+            self.acceptance += LEARNING_RATE * (1.0 - self.acceptance)
+        if was_wrong:
+            self.acceptance -= LEARNING_RATE * self.acceptance
+
+    def choose(self, row_price: float) -> int:
+        """Return how many tokens to guess: each must be worth more than its row."""
+        value = self.acceptance
+        if value < row_price + MIN_GAIN:
+            return 0
+        depth = 0
+        while depth < self.max_depth and value > row_price:
+            depth += 1
+            value *= self.acceptance
+        return depth

@@ -1,0 +1,152 @@
+"""`Speculation`: which requests the next step guesses for, and what; learns from every result.
+
+Part of the scheduler, not of the workers: guesses depend on known tokens and on the times of steps, which a recording
+holds, so a replay makes the same ones.
+"""
+
+from collections.abc import Sequence
+
+from octavo.core_proc.request import Request, RequestState
+from octavo.core_proc.scheduler.batch import RunningBatch
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.core_proc.speculation.depth import Depth, StepCost
+from octavo.core_proc.speculation.ngram import NgramProposer
+from octavo.core_proc.speculation.proposer import Proposer
+from octavo.core_proc.speculation.suffix import SuffixProposer
+from octavo.protocol.config import CachePlan
+from octavo.protocol.config.speculation import ResolvedSpeculation
+from octavo.protocol.errors import StartupError
+from octavo.protocol.ids import IdArray
+from octavo.protocol.stats import EngineStats
+from octavo.protocol.steps import StepResult
+
+
+class Speculation:
+    """The guesses of one scheduler.
+
+    Only a request whose last token is known is given guesses. Meanwhile the others are planned ahead, so a request that
+    has a guess is first held until the steps in flight have sampled its tokens.
+
+    Args:
+        config: method and limits.
+        batch: the running requests; holds those that wait for a token.
+        counters: of guesses and accepted tokens; updated.
+    """
+
+    def __init__(self, config: ResolvedSpeculation, batch: RunningBatch, counters: EngineStats) -> None:
+        self._config = config
+        self._batch = batch
+        self._counters = counters
+        self._proposer = make_proposer(config)
+        self._cost = StepCost()
+        self._depths: dict[Request, Depth] = {}
+        self._guesses: dict[Request, IdArray] = {}
+        """For requests of which the next step may compute more than one token."""
+
+    def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
+        """Return the guesses for requests that the next step extends; there are no further ones for them."""
+        if not self._guesses:
+            return {}
+        taken = self._guesses.keys() & frozenset(requests)
+        # In the order of the step: that of a set differs between processes.
+        return {request: self._guesses.pop(request) for request in requests if request in taken}
+
+    def observe(self, record: StepRecord, result: StepResult) -> None:
+        """Learn from the result of a step that has been accepted, and guess how its requests continue."""
+        if record.num_tokens == record.num_decode_tokens:
+            self._cost.observe(record.num_tokens, result.elapsed_s)
+        if record.has_guesses:
+            self._learn(record, result)
+        row_price = self._cost.row_price(max(1, self._batch.num_decoding))
+        for request in record.sampling:
+            if request.state is RequestState.RUNNING and request.is_decoding:
+                self._guess(request, row_price)
+
+    def withdraw(self, request: Request) -> None:
+        """Drop the guesses for a request that is preempted."""
+        self._guesses.pop(request, None)
+
+    def forget(self, request: Request) -> None:
+        """Drop everything about a request that has ended."""
+        self._guesses.pop(request, None)
+        if self._depths.pop(request, None) is not None:
+            self._proposer.forget(request)
+
+    def _learn(self, record: StepRecord, result: StepResult) -> None:
+        counters, counts = self._counters, iter(result.counts or [1] * len(record.sampling))
+        for request, scheduled in record.chunks:
+            if not scheduled.num_samples:
+                continue
+            num_right = next(counts) - 1
+            if scheduled.num_samples == 1:
+                continue
+            num_guesses = scheduled.num_samples - 1
+            counters.spec_decode_num_drafts += 1
+            counters.spec_decode_num_draft_tokens += num_guesses
+            counters.spec_decode_num_accepted_tokens += num_right
+            for position in range(num_right):
+                counters.spec_decode_accepted_per_pos[position] = (
+                    counters.spec_decode_accepted_per_pos.get(position, 0) + 1
+                )
+            if (depth := self._depths.get(request)) is not None:
+                depth.learn(num_right, was_wrong=num_right < num_guesses)
+
+    def _guess(self, request: Request, row_price: float) -> None:
+        depth = self._depths.get(request)
+        if depth is None:
+            depth = self._depths[request] = Depth(self._max_depth(request))
+        if not depth.max_depth:
+            return
+        num_known = len(request.token_ids)
+        if 0 <= depth.expected_at < num_known:
+            is_right = request.token_ids[depth.expected_at] == depth.expected
+            depth.learn(int(is_right), was_wrong=not is_right)
+        depth.expected_at = -1
+        guess = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
+        if not guess:
+            return
+        num_guesses = depth.choose(row_price)
+        if num_guesses and not request.num_pending_tokens:
+            self._guesses[request] = until_stop(request, guess[:num_guesses])
+            return
+        depth.expected, depth.expected_at = guess[0], num_known
+        if num_guesses and len(guess) > request.num_pending_tokens:
+            self._batch.hold(request)
+
+    def _max_depth(self, request: Request) -> int:
+        """Return the most tokens that are guessed of a request at a time; 0: it does not speculate."""
+        if request.is_pooled or request.needs_step_input:
+            return 0
+        wanted = request.sampling.speculation
+        return self._config.max_depth if wanted is None else min(wanted, self._config.max_depth)
+
+
+def require_no_states(plan: CachePlan) -> None:
+    """Reject models with recurrent states, from which a rejected guess cannot be taken back.
+
+    Raises:
+        StartupError: the model has some.
+    """
+    if any(group.kind == "state" for group in plan.cache_groups):
+        raise StartupError(
+            "speculative_config: this model has layers with a recurrent state, which cannot take back a wrong guess",
+            phase="allocating the KV cache",
+            hint="leave out --speculative-config",
+        )
+
+
+def make_proposer(config: ResolvedSpeculation) -> Proposer:
+    """Return what guesses by the method of an engine."""
+    match config.method:
+        case "ngram":
+            return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+        case "suffix":
+            return SuffixProposer(config)
+
+
+def until_stop(request: Request, guess: IdArray) -> IdArray:
+    """Return the guesses before the first token that ends the request: nothing follows it."""
+    for index, token_id in enumerate(guess):
+        if token_id in request.stop_tokens:
+            return guess[:index]
+    return guess

@@ -1,0 +1,146 @@
+"""`--speculative-config`: how an engine guesses tokens that one step then verifies, with vLLM's names."""
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.params import MAX_SPECULATION
+
+SpeculationMethod: TypeAlias = Literal["ngram", "suffix"]
+
+DEFAULT_DEPTH = 8
+"""The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
+
+_MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
+
+_HINT = 'use {"method": "ngram"} or {"method": "suffix"}'
+
+
+class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding: several tokens of a request in one step, with the same output as without."""
+
+    speculative_config: Annotated[
+        dict[str, Any] | str | None,
+        Meta(
+            description='JSON with vLLM\'s names: {"method": "ngram", "num_speculative_tokens": 8}. '
+            "docs/speculative-decoding.md lists the methods and fields.",
+            extra={"short": ("-sc",)},
+        ),
+    ] = None
+    spec_method: Annotated[str | None, Meta(description="Short for the method of --speculative-config.")] = None
+    spec_model: Annotated[str | None, Meta(description="Short for the model of --speculative-config.")] = None
+    spec_tokens: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Short for num_speculative_tokens of --speculative-config. 0: no speculation."),
+    ] = None
+
+
+class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
+    """Speculative decoding of a running engine."""
+
+    method: SpeculationMethod
+    max_depth: int
+    """Most tokens that are guessed of one request in one step."""
+    prompt_lookup_min: int = 3
+    prompt_lookup_max: int = 5
+    suffix_max_tree_depth: int = 24
+    suffix_max_cached_requests: int = 10_000
+    suffix_max_spec_factor: float = 1.0
+    suffix_min_token_prob: float = 0.1
+
+
+_Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
+_Count = Annotated[int, Meta(ge=1)]
+
+
+class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+    """The fields of vLLM's class that apply here."""
+
+    method: str | None = None
+    model: str | None = None
+    num_speculative_tokens: _Depth | None = None
+    prompt_lookup_max: _Count | None = None
+    prompt_lookup_min: _Count | None = None
+    suffix_decoding_max_tree_depth: _Count = 24
+    suffix_decoding_max_cached_requests: Annotated[int, Meta(ge=0)] = 10_000
+    suffix_decoding_max_spec_factor: Annotated[float, Meta(gt=0)] = 1.0
+    suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
+
+
+def resolve_speculation(config: SpeculationConfig, *, is_pooled: bool) -> ResolvedSpeculation | None:
+    """Return how an engine speculates; None: it does not.
+
+    Args:
+        config: the user's settings.
+        is_pooled: whether the model computes vectors or scores in place of tokens.
+
+    Raises:
+        ConfigError: the settings are wrong, contradict each other, or need what this release or model lacks.
+    """
+    given = _read(config)
+    if given is None:
+        return None
+    if is_pooled:
+        raise _error("a model that computes vectors or scores generates no tokens to guess", "leave it out")
+    method, depth = _method(given), given.num_speculative_tokens
+    lookup = (given.prompt_lookup_min, given.prompt_lookup_max)
+    shortest, longest = (3, 5) if lookup == (None, None) else (lookup[0] or lookup[1], lookup[1] or lookup[0])
+    assert shortest and longest
+    if shortest > longest:
+        raise _error(f"prompt_lookup_min {shortest} is above prompt_lookup_max {longest}", "exchange them")
+    if method == "suffix":
+        depth = min(depth or MAX_SPECULATION, given.suffix_decoding_max_tree_depth)
+    return ResolvedSpeculation(
+        method=method,
+        max_depth=min(depth or DEFAULT_DEPTH, MAX_SPECULATION),
+        prompt_lookup_min=shortest,
+        prompt_lookup_max=longest,
+        suffix_max_tree_depth=given.suffix_decoding_max_tree_depth,
+        suffix_max_cached_requests=given.suffix_decoding_max_cached_requests,
+        suffix_max_spec_factor=given.suffix_decoding_max_spec_factor,
+        suffix_min_token_prob=given.suffix_decoding_min_token_prob,
+    )
+
+
+def _read(config: SpeculationConfig) -> _SpeculativeConfig | None:
+    """Return the settings as one object; None: there are none, or they ask for no speculation."""
+    setting = config.speculative_config
+    try:
+        fields = dict(msgspec.json.decode(setting or "{}") if isinstance(setting, str) else setting or {})
+        short = {
+            "method": config.spec_method,
+            "model": config.spec_model,
+            "num_speculative_tokens": config.spec_tokens,
+        }
+        for name, value in short.items():
+            if value is None:
+                continue
+            if fields.get(name) not in (None, value):
+                raise _error(f"{name} is {fields[name]!r} in the JSON and {value!r} in its own flag", "leave one out")
+            fields[name] = value
+        if fields.get("num_speculative_tokens") == 0:
+            return None
+        return msgspec.convert(fields, _SpeculativeConfig) if fields else None
+    except (msgspec.DecodeError, TypeError, ValueError, AttributeError) as error:
+        names = ", ".join(_SpeculativeConfig.__struct_fields__)
+        raise _error(str(error), f"it is a JSON object with some of {names}") from None
+
+
+def _method(given: _SpeculativeConfig) -> SpeculationMethod:
+    method = given.method or (given.model if given.model in ("ngram", "suffix") else None)
+    if method in ("ngram", "suffix"):
+        if given.model not in (None, method, f"[{method}]"):
+            raise _error(f"method {method} reads no model, but model is {given.model!r}", "leave the model out")
+        return "ngram" if method == "ngram" else "suffix"
+    if method in _MODEL_METHODS or (method is None and given.model is not None):
+        what = f"method {method}" if method else f"model {given.model!r}"
+        raise _error(f"{what}: this release guesses without a second model or further layers", _HINT)
+    if method is None:
+        raise _error("no method is given", _HINT)
+    raise _error(f"there is no method {method!r}", _HINT)
+
+
+def _error(problem: str, hint: str) -> ConfigError:
+    return ConfigError(f"speculative_config: {problem}", phase="configuration", hint=hint)

@@ -1,0 +1,197 @@
+"""Guesses: what is proposed, how steps verify it, and that outputs are those without."""
+
+import random
+
+import pytest
+from core_fakes import FakeEngine
+
+from octavo.core_proc.request import Request
+from octavo.core_proc.speculation.depth import Depth, StepCost
+from octavo.core_proc.speculation.ngram import NgramProposer
+from octavo.core_proc.speculation.suffix import SuffixProposer
+from octavo.protocol.config import EngineConfig
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+
+NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
+SUFFIX = ResolvedSpeculation(method="suffix", max_depth=6)
+ECHO = 3
+"""A seed with which the simulated model repeats itself."""
+
+
+def outputs(engine: FakeEngine) -> dict[str, list[int]]:
+    return {name: output.token_ids for name, output in engine.outputs.items()}
+
+
+def run_random(engine: FakeEngine, seed: int, num_requests: int = 30, aborts: bool = True) -> dict[str, list[int]]:
+    rng, events = random.Random(seed), random.Random(seed)
+    for index in range(num_requests):
+        prompt = [rng.randrange(1, 50) for _ in range(rng.randint(1, 30))]
+        fields = {"logprobs": 1} if rng.random() < 0.3 else {}
+        if rng.random() < 0.3:
+            fields["stop_token_ids"] = (rng.randrange(1, 50), 4)
+        engine.submit(f"r{index}", prompt, rng.randint(1, 30), seed=rng.choice([ECHO, index]), **fields)
+        for _ in range(events.randint(0, 6)):
+            if engine.scheduler.has_requests:
+                engine.turn()
+        if aborts and events.random() < 0.1:
+            engine.abort(f"r{events.randrange(index + 1)}")
+        if aborts and events.random() < 0.03:
+            engine.replace_worker()
+    engine.run()
+    return {name: output.token_ids for name, output in engine.outputs.items() if output.end.reason.name != "ABORT"}
+
+
+@pytest.mark.parametrize("speculation", [NGRAM, SUFFIX])
+@pytest.mark.parametrize(("num_blocks", "num_stages", "is_async"), [(64, 1, True), (24, 1, False), (64, 2, True)])
+def test_outputs_are_those_without_guesses(speculation, num_blocks, num_stages, is_async) -> None:
+    settings = {"pipeline_parallel_size": num_stages, "world_size": num_stages, "async_scheduling": is_async}
+    engine = FakeEngine(num_blocks, speculation=speculation, **settings)
+    plain = FakeEngine(64, **settings)
+    for seed in range(3):
+        found, wanted = run_random(engine, seed), run_random(plain, seed, aborts=False)
+        assert len(found) > 20
+        assert found == {name: wanted[name] for name in found}
+    counters = engine.scheduler.counters
+    assert counters.spec_decode_num_drafts > 20
+    assert 0 < counters.spec_decode_num_accepted_tokens < counters.spec_decode_num_draft_tokens
+    assert sum(counters.spec_decode_accepted_per_pos.values()) == counters.spec_decode_num_accepted_tokens
+    assert counters.num_preemptions > 0 or num_blocks > 24
+
+
+def test_a_repetition_is_computed_several_tokens_at_a_time() -> None:
+    engine, plain = FakeEngine(speculation=NGRAM), FakeEngine()
+    for one in (engine, plain):
+        one.submit("r", [1, 2, 3, 4, 5, 1, 2, 3], max_tokens=40, seed=ECHO)
+        one.run()
+    assert outputs(engine) == outputs(plain)
+    assert len(engine.plans) < 0.7 * len(plain.plans)
+    assert all(part.num_tokens <= 1 + NGRAM.max_depth for plan in engine.plans[1:] for part in plan.scheduled)
+
+
+@pytest.mark.parametrize(("wanted", "most"), [(0, 1), (2, 3), (9, 5)])
+def test_a_request_may_choose_a_smaller_depth(wanted: int, most: int) -> None:
+    engine = FakeEngine(speculation=NGRAM)
+    engine.submit("r", [1, 2, 3, 4, 5, 1, 2, 3], max_tokens=40, seed=ECHO, speculation=wanted)
+    engine.run()
+    assert max(part.num_tokens for plan in engine.plans[1:] for part in plan.scheduled) == most
+
+
+def test_the_same_calls_make_the_same_guesses() -> None:
+    # A fresh scheduler that gets the same calls makes the same plans: no order of a set, no clock.
+    plans = []
+    for _ in range(2):
+        engine = FakeEngine(speculation=SUFFIX)
+        run_random(engine, 5)
+        plans.append(engine.plans)
+    assert plans[0] == plans[1]
+    assert any(plan.guesses for plan in plans[0])
+
+
+def test_ngram_takes_the_latest_longest_match_and_repeats_it() -> None:
+    proposer, request = NgramProposer(2, 4), one_request([1, 2, 3, 9, 1, 2, 3, 7, 5, 3, 8, 1, 2, 3])
+    assert list(proposer.propose(request, 3)) == [7, 5, 3]
+    request.token_ids.extend([7, 7, 7])
+    assert list(proposer.propose(request, 3)) == [7, 7, 7]
+    request.token_ids.append(40)
+    assert proposer.propose(request, 3) is None
+
+
+def test_suffix_follows_the_most_frequent_path_of_its_own_tenant() -> None:
+    proposer = SuffixProposer(SUFFIX)
+    for output in ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 8, 9], [1, 2, 3, 4, 8, 7]):
+        ended = one_request([30], output)
+        proposer.propose(ended, 1)
+        proposer.forget(ended)
+    assert list(proposer.propose(one_request([1, 2, 3]), 6)) == [4, 8, 7]
+    assert proposer.propose(one_request([1, 2, 3], cache_salt="other"), 6) is None
+
+
+def test_a_long_prompt_is_indexed_over_several_calls() -> None:
+    proposer, request = NgramProposer(2, 4), one_request([*range(9000), 1, 2])
+    found = [proposer.propose(request, 1) for _ in range(3)]
+    assert found[:2] == [None, None]
+    assert list(found[2]) == [3]
+
+
+def test_recent_outputs_take_bounded_memory() -> None:
+    proposer = SuffixProposer(ResolvedSpeculation(method="suffix", max_depth=6, suffix_max_cached_requests=4))
+    for index in range(10):
+        ended = one_request([30], [index, 2, 3, 4, 5])
+        proposer.propose(ended, 1)
+        proposer.forget(ended)
+    assert proposer._young.num_outputs + proposer._old.num_outputs <= 4
+    assert proposer.propose(one_request([1, 2, 3]), 6) is None, "the output of request 1 is forgotten"
+    assert proposer.propose(one_request([9, 2, 3]), 6)
+
+
+def test_the_price_of_a_row_is_learned_from_step_times() -> None:
+    cost = StepCost()
+    for index in range(200):
+        num_rows = 1 + index % 8
+        cost.observe(num_rows, 0.010 + 0.0005 * num_rows)
+    assert cost.row_price(1) == pytest.approx(0.0005 / 0.0105, rel=0.2)
+    assert cost.row_price(64) == pytest.approx(64 * 0.0005 / (0.010 + 64 * 0.0005), rel=0.2)
+
+
+def test_depth_follows_acceptance_and_price() -> None:
+    depth = Depth(8)
+    depth.learn(20, was_wrong=False)
+    assert depth.choose(0.1) == 8
+    for _ in range(20):
+        depth.learn(0, was_wrong=True)
+    assert depth.choose(0.1) == 0
+    assert Depth(8).choose(0.9) == 0
+
+
+def one_request(prompt: list[int], output: list[int] = (), **fields) -> Request:
+    submit = Submit("r", pack_ids(prompt), SamplingSpec(max_tokens=100, seed=0), **fields)
+    request = Request(b"", submit, 0, 0.0)
+    request.token_ids.extend(output)
+    return request
+
+
+def resolved(**settings) -> ResolvedSpeculation | None:
+    return resolve_speculation(engine_config({"model": "M", **settings}).speculation, is_pooled=False)
+
+
+def test_settings_have_vllms_names() -> None:
+    assert resolved() is None
+    assert resolved(speculative_config={}) is None
+    assert resolved(spec_method="ngram", spec_tokens=0) is None
+    config = resolved(speculative_config='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}')
+    assert (config.method, config.max_depth, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 5, 4, 4)
+    assert resolved(spec_method="suffix", spec_tokens=7).max_depth == 7
+    assert resolved(speculative_config={"method": "suffix"}).max_depth == 24
+    assert resolved(speculative_config={"model": "ngram"}).method == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"spec_method": "eagle3"}, "eagle3: this release guesses without a second model"),
+        ({"spec_model": "org/draft"}, "model 'org/draft': this release"),
+        ({"spec_method": "magic"}, "there is no method 'magic'"),
+        ({"spec_tokens": 3}, "no method is given"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 65}}, "<= 64"),
+        ({"speculative_config": {"method": "ngram", "draft_tensor_parallel_size": 1}}, "draft_tensor_parallel_size"),
+        ({"speculative_config": {"method": "ngram", "model": "org/draft"}}, "reads no model"),
+        ({"speculative_config": {"method": "ngram"}, "spec_method": "suffix"}, "'ngram' in the JSON and 'suffix'"),
+        ({"speculative_config": "[1]"}, "JSON object"),
+        ({"speculative_config": {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}}, "is above"),
+    ],
+)
+def test_wrong_settings_are_rejected(settings, message) -> None:
+    with pytest.raises(ConfigError) as caught:
+        resolved(**settings)
+    assert message in f"{caught.value.message} {caught.value.hint}"
+
+
+def test_a_model_that_pools_does_not_speculate() -> None:
+    config: EngineConfig = engine_config({"model": "M", "spec_method": "ngram"})
+    with pytest.raises(ConfigError, match="generates no tokens"):
+        resolve_speculation(config.speculation, is_pooled=True)
