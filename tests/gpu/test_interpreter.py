@@ -35,6 +35,11 @@ def _loop_kernel(count_ptr, out_ptr):
     tl.store(out_ptr, total)
 
 
+@triton.jit
+def _unequal_shapes_kernel(out_ptr):
+    tl.store(out_ptr + tl.arange(0, 8), tl.arange(0, 8) + tl.arange(0, 16))
+
+
 def arithmetic(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     out = torch.empty(5, 64, dtype=torch.bfloat16, device=x.device)
     _arithmetic_kernel[(1,)](x, y, out, BLOCK=64)
@@ -61,6 +66,12 @@ def test_loops_over_loaded_bounds(device: torch.device) -> None:
     out = torch.empty(1, dtype=torch.int32, device=device)
     _loop_kernel[(1,)](torch.tensor([5], dtype=torch.int32, device=device), out)
     assert out.item() == 10
+
+
+@pytest.mark.skipif(not triton_interpreter.IS_INTERPRETING, reason="about the interpreter")
+def test_shapes_are_checked() -> None:
+    with pytest.raises(triton.runtime.errors.InterpreterError, match="incompatible dimensions at index 0: 8 and 16"):
+        _unequal_shapes_kernel[(1,)](torch.empty(8))
 
 
 @pytest.mark.skipif(not triton_interpreter.IS_INTERPRETING, reason="about the interpreter")

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton.language as tl
+from interpreter_speed import accelerate
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
@@ -38,6 +39,7 @@ def repair() -> None:
     InterpreterBuilder.create_fp_to_fp = _fp_to_fp
     InterpreterBuilder.cast_impl = _cast_impl
     interpreter._patch_lang_tensor = _patch_lang_tensor
+    accelerate()
 
 
 def _is_bf16(handle: TensorHandle) -> bool:
