@@ -35,6 +35,7 @@ def check(scheduler: Scheduler) -> None:
     held = {request: _held_blocks(scheduler.cache, request) for request in scheduler.running}
     _check_references(scheduler.cache.pool, held)
     _check_hashes(scheduler)
+    _check_host(scheduler.cache)
     if (states := scheduler.cache.states) is not None:
         _check_states(scheduler, states)
 
@@ -231,6 +232,12 @@ def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
     for block_hash, slot in states.pool.cached_blocks().items():
         _require(states.pool.block_hash(slot) == block_hash, f"state {slot}: its hash and the map differ")
     _require(bool(group.interval) or not states.pool.cached_blocks(), "checkpoints are kept though they are off")
+
+
+def _check_host(cache: PrefixCache) -> None:
+    if cache.host is not None:
+        fault = cache.host.check()
+        _require(not fault, fault)
 
 
 def _held_blocks(cache: PrefixCache, request: Request) -> list[BlockId]:

@@ -52,6 +52,18 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Those of them that were right, and so were all before them."""
     spec_decode_accepted_per_pos: dict[int, int] = {}
     """The same by the number of guesses before them in their step."""
+    external_prefix_cache_queries: int = 0
+    """Prompt tokens that were not in the cache and were looked up in host memory."""
+    external_prefix_cache_hits: int = 0
+    """Prompt tokens found there; they are not among `prefix_cache_hits`."""
+    num_host_blocks: int = 0
+    """Blocks in host memory; 0: the engine keeps none there."""
+    num_offloaded_blocks: int = 0
+    """Those with a content."""
+    kv_offload_stored_bytes: int = 0
+    """Copied to host memory, by all workers."""
+    kv_offload_loaded_bytes: int = 0
+    """Copied back."""
 
     @property
     def kv_cache_usage(self) -> float:

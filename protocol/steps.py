@@ -3,7 +3,7 @@
 A worker keeps a persistent row ("slot") for every running request: all its token ids, its block
 tables and its sampling state. A plan says what changed since the plan before. The order in which a
 worker applies a plan is fixed: `released` slots, then `adapter_loads`, then `admitted` requests, then `appended`
-blocks, then the forward pass over `scheduled`.
+blocks, then `copies_out`, then `copies_in`, then the forward pass over `scheduled`.
 
 Layers whose caches need the same blocks form a KV cache group (`config.facts.CacheGroupSpec`). A request has a
 list of blocks in each group; lists of lists of block ids are in the order of `DeviceFacts.cache_groups`.
@@ -29,6 +29,10 @@ from octavo.protocol.weights import Transfer, TransferGroup
 TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
 """The tokens that one draw of a step may take: slot, index of the draw among those of the slot (0: its first sampled
 position), and 32-bit little-endian words: bit i % 32 of word i // 32 is set if token i is allowed."""
+
+
+BlockCopy: TypeAlias = tuple[BlockId, BlockId]
+"""Source and destination of a copy between blocks of the device and blocks in host memory, over all layers."""
 
 
 class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -96,6 +100,12 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     """Speculative decoding: what may follow the last known token of a request, at least one token. Its entry computes
     and samples after that token and each of these: `num_tokens` and `num_samples` are one more than their number. No
     step in flight samples for it."""
+    copies_out: list[BlockCopy] = []
+    """Blocks of the device whose contents go to host memory, before the step or `copies_in` overwrites them: (block,
+    host block). No host block occurs twice, here or as a source of `copies_in`, unless it is written here and read
+    there."""
+    copies_in: list[BlockCopy] = []
+    """Blocks in host memory whose contents the step reads: (host block, block). No destination occurs twice."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -141,6 +151,8 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     """The number of blocks, repeated for each cache group: all groups share the memory. Last the number of slots for
     recurrent states, if the model has any."""
     max_model_len: int
+    num_host_blocks: int = 0
+    """Blocks in host memory, for contents that blocks of the device lose to others."""
 
 
 class WarmUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm_up"):

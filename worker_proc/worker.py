@@ -331,14 +331,16 @@ class Worker:
                 self._deliver,
                 num_blocks=num_blocks,
                 num_states=num_states,
+                num_host_blocks=command.num_host_blocks,
                 max_model_len=command.max_model_len,
                 processors=self._processors,
                 adapters=self._adapters,
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
-                f"no memory for {num_blocks} KV blocks and {num_states} states: {error}",
-                hint="use a smaller --gpu-memory-utilization or --num-gpu-blocks-override",
+                f"no memory for {num_blocks} KV blocks, {num_states} states and {command.num_host_blocks} blocks in "
+                f"host memory: {error}",
+                hint="use a smaller --gpu-memory-utilization, --num-gpu-blocks-override or --kv-offloading-size",
             ) from error
         if (fd := self._executor.fileno()) is not None:
             self._poller.register(fd, zmq.POLLIN)

@@ -3,7 +3,7 @@
 Knows no requests and no tokens.
 """
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from typing import Protocol
 
 from octavo.protocol.ids import BlockId
@@ -42,6 +42,8 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._by_hash: dict[bytes, BlockId] = {}
         self.observers: list[ContentObserver] = []
+        self.on_evicted: Callable[[BlockId, bytes], None] | None = None
+        """Called with a block that loses its content to another owner, and its hash."""
         self._watched: Set[bytes] = frozenset()
         self.has_watched_changed = False
         """True once a watched hash was added or dropped, or its block became free or used."""
@@ -96,6 +98,8 @@ class BlockPool:
             del self._by_hash[old_hash]
             self._hashes[block_id] = None
             self.has_watched_changed |= old_hash in self._watched
+            if self.on_evicted is not None:
+                self.on_evicted(block_id, old_hash)
             for observer in self.observers:
                 observer.on_removed(old_hash)
         return block_id

@@ -5,32 +5,17 @@ The scheduler decides who gets blocks, and counts them before it asks.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
+from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits
+from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.request import NO_LIST, Request
 from octavo.protocol.ids import BlockId
-
-
-class Hits(NamedTuple):
-    """Cached blocks that follow those of a request."""
-
-    num_blocks: int
-    """Of each group, with those that its window has passed."""
-    block_ids: Sequence[list[BlockId]]
-    """Of each group, without those that its window has passed."""
-    first_blocks: Sequence[int]
-    """The index of the first block that the request then holds in each group; () if all groups keep every token."""
-    keys: Sequence[bytes]
-    """The keys in the pools on which the result depends."""
-    state: BlockId = NULL_BLOCK
-    """The slot of the state after them."""
-
-
-_NO_HITS = Hits(0, (), (), ())
+from octavo.protocol.steps import BlockCopy
 
 
 class CacheObserver(ContentObserver, Protocol):
@@ -54,14 +39,26 @@ class PrefixCache:
 
     Blocks that a window has passed are freed between two plans. Steps in flight may still read them, but workers
     execute these before the step in which the next owner writes.
+
+    Contents that free blocks lose stay in the host tier, if there is one, and are copied in for a request that can
+    continue from them. Workers copy before the step, so the invariant holds for these blocks too.
     """
 
-    def __init__(self, pool: BlockPool, groups: CacheGroups, *, num_states: int = 0, is_enabled: bool) -> None:
+    def __init__(
+        self, pool: BlockPool, groups: CacheGroups, *, num_states: int = 0, num_host_blocks: int = 0, is_enabled: bool
+    ) -> None:
         self.pool = pool
         self.groups = groups
         self.num_groups = groups.num_groups
         self.states = None if groups.state is None else StateSlots(groups.state, num_states, bytes([self.num_groups]))
         """None: the model has no recurrent states."""
+        self.host = HostTier(num_host_blocks) if num_host_blocks and is_enabled else None
+        """None: nothing is kept in host memory."""
+        if self.host is not None:
+            pool.on_evicted = self.host.on_evicted
+        self._finder = HitFinder(pool, groups, self.states, self.host)
+        self.num_loaded_tokens = 0
+        """Tokens among the hits that were attached last which the host tier had."""
         self.block_size = groups.block_size
         self.is_enabled = is_enabled
         self.has_windows = bool(groups.windowed)
@@ -70,7 +67,7 @@ class PrefixCache:
         """Requests whose windows may have passed some of their blocks."""
         self._counted: tuple[Request, int] | None = None
         """The request whose hits were counted last, with the number of its tokens then."""
-        self._counts: tuple[Hits, list[int]] = (_NO_HITS, [])
+        self._counts: tuple[Hits, list[int]] = (NO_HITS, [])
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Report every change from now on."""
@@ -98,13 +95,23 @@ class PrefixCache:
             return False
         for pool in self.pools:
             pool.reset_contents()
+        if self.host is not None:
+            self.host.clear()
         return True
+
+    def lose_contents(self) -> bool:
+        """Drop everything that workers had, host memory included; rejected (False) while any block is in use."""
+        if self.host is not None:
+            self.host.reset()
+        return self.reset_contents()
 
     def forget_contents(self) -> None:
         """Drop the contents of all blocks and checkpoints. Requests keep theirs, and share them with no other request
         from now on, nor what they compute: call it when weights change."""
         for pool in self.pools:
             pool.forget_contents()
+        if self.host is not None:
+            self.host.clear()
         if self.states is not None:
             self.states.forget()
 
@@ -150,20 +157,28 @@ class PrefixCache:
         return num_missing
 
     def count_hits(self, request: Request) -> tuple[Hits, list[int]]:
-        """Return what `attach_hits` would find now, and how many blocks of each group are free. Changes nothing."""
+        """Return what `attach_hits` would find now, and how many free blocks it takes of each group."""
         if self._is_counted(request):
             return self._counts
         hits = self._hits(request)
+        keys = frozenset(hits.keys)
         for pool in self.pools:
-            pool.watch(frozenset(hits.keys))
+            pool.watch(keys)
+        if self.host is not None:
+            self.host.watch(keys)
         self._counted = request, len(request.token_ids)
-        self._counts = hits, [sum(map(self.pool.is_free, block_ids)) for block_ids in hits.block_ids]
+        self._counts = hits, [sum(map(self._takes_free_block, block_ids)) for block_ids in hits.block_ids]
         return self._counts
+
+    def _takes_free_block(self, block_id: BlockId) -> bool:
+        return block_id == NULL_BLOCK or self.pool.is_free(block_id)
 
     def _is_counted(self, request: Request) -> bool:
         """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
         # perf: the first waiting request is checked in every step.
         is_same = self._counted == (request, len(request.token_ids)) and not self.pool.has_watched_changed
+        if is_same and self.host is not None and self.host.has_watched_changed:
+            return False
         return is_same and not (self.states and self.states.pool.has_watched_changed)
 
     def attach_hits(self, request: Request) -> int:
@@ -183,9 +198,11 @@ class PrefixCache:
             return 0
         for own, found in zip(request.block_ids, hits.block_ids, strict=False):
             for block_id in found:
-                self.pool.incref(block_id)
+                if block_id != NULL_BLOCK:
+                    self.pool.incref(block_id)
             own += [NULL_BLOCK] * (hits.num_blocks - len(found))
             own += found
+        self.num_loaded_tokens = 0 if self.host is None else self._copy_in(self.host, request, hits)
         if self.states is not None:
             self.states.attach(request, hits.num_blocks, hits.state)
         request.num_blocks += hits.num_blocks
@@ -193,6 +210,27 @@ class PrefixCache:
         request.num_computed_tokens += num_tokens
         self._free_passed_blocks(request)
         return num_tokens
+
+    def _copy_in(self, host: HostTier, request: Request, hits: Hits) -> int:
+        """Allocate the blocks among a request's new hits that only the host tier has; returns their tokens."""
+        end, lost = request.num_blocks + hits.num_blocks, []
+        for group, found in enumerate(hits.block_ids):
+            start = end - len(found)
+            lost += [(start + place, group) for place, block_id in enumerate(found) if block_id == NULL_BLOCK]
+        suffixes = self.groups.key_suffixes
+        keys = [request.block_hashes[index] + suffixes[group] for index, group in lost]
+        host.pin(keys)  # the blocks allocated now may lose contents, which must not take the places of these
+        for (index, group), key in zip(lost, keys, strict=True):
+            block_id = request.block_ids[group][index] = self.pool.allocate()
+            host.copy_in(key, block_id)
+            self.pool.set_hash(block_id, key)
+            for observer in self._observers:
+                observer.on_stored(request, index, group)
+        return len({index for index, _ in lost}) * self.block_size
+
+    def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """Return the copies that workers make before the step that is planned: see `StepPlan`."""
+        return ([], []) if self.host is None else self.host.take_copies()
 
     def extend(self, request: Request, num_tokens: int) -> None:
         """Allocate blocks so that the request can hold `num_tokens` tokens.
@@ -247,7 +285,7 @@ class PrefixCache:
         first = request.num_hashed_blocks
         if num_full <= first:
             return
-        self._hash(request, num_full - 1)
+        hash_of_block(request, num_full - 1, self.block_size)
         hashes, set_hash = request.block_hashes, self.pool.set_hash
         for group, suffix in enumerate(self.groups.key_suffixes):
             block_ids = request.block_ids[group]
@@ -279,6 +317,8 @@ class PrefixCache:
         for block_hash in request.block_hashes:
             for suffix in self.groups.key_suffixes:
                 self.pool.drop_hash(block_hash + suffix)
+                if self.host is not None:
+                    self.host.drop(block_hash + suffix)
         if self.states is not None:
             self.states.invalidate(request)
         request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one
@@ -302,90 +342,7 @@ class PrefixCache:
         request.is_mixed = False  # what it computes next, it computes from its first token on
 
     def _hits(self, request: Request) -> Hits:
-        """Return the cached blocks that follow the request's own; none unless its own are all full.
-
-        Every group must have the blocks that the next token reads. A window reaches back to the last of them only, and
-        the state after them must be there.
-        """
+        """Return the cached blocks that follow the request's own."""
         if not self.is_enabled or not request.reads_prefix_cache or request.is_mixed:
-            return _NO_HITS
-        first, partial = divmod(request.num_computed_tokens, self.block_size)
-        end = (len(request.token_ids) - 1) // self.block_size
-        if partial or first != request.num_blocks or end <= first:
-            return _NO_HITS
-        keys: list[bytes] = []
-        # A request that has begun needs hits in all groups at once, or each step would search its whole prompt.
-        groups = range(self.num_groups) if first else self.groups.full
-        block_ids = self._leading_hits(request, first, end, groups, keys)
-        if not self.has_windows and self.states is None:
-            return Hits(len(block_ids[0]), block_ids, (), keys)
-        end = first + len(block_ids[0]) if block_ids else end
-        end = self._common_end(request, first, end, keys)
-        starts = [first] * self.num_groups
-        for group in self.groups.windowed:
-            starts[group.index] = max(first, group.first_block(end * self.block_size))
-        found = [
-            [self.pool.find_cached(request.block_hashes[index] + suffix) for index in range(start, end)]
-            for start, suffix in zip(starts, self.groups.key_suffixes, strict=True)
-        ]
-        slot = NULL_BLOCK
-        if self.states is not None and end > first:
-            slot = self.states.checkpoint(request, end)
-        return Hits(end - first, found, starts if self.has_windows else (), keys, slot)
-
-    def _leading_hits(
-        self, request: Request, first: int, end: int, groups: Sequence[int], keys: list[bytes]
-    ) -> list[list[BlockId]]:
-        """Return the blocks of each of these groups from `first` on, at most to `end`, as long as all have one.
-
-        The keys that were looked up are added to `keys`.
-        """
-        if len(groups) == 1:  # perf: as in most models
-            block_ids, suffix = [], self.groups.key_suffixes[groups[0]]
-            for index in range(first, end):
-                keys.append(self._hash(request, index) + suffix)
-                if (block_id := self.pool.find(keys[-1])) is None:
-                    break
-                block_ids.append(block_id)
-            return [block_ids]
-        found: list[list[BlockId]] = [[] for _ in groups]
-        columns = [(self.groups.key_suffixes[group], block_ids) for group, block_ids in zip(groups, found, strict=True)]
-        for index in range(first, end if groups else first):
-            block_hash = self._hash(request, index)
-            for suffix, block_ids in columns:
-                keys.append(key := block_hash + suffix)
-                if (block_id := self.pool.find(key)) is None:
-                    return [block_ids[: index - first] for block_ids in found]
-                block_ids.append(block_id)
-        return found
-
-    def _end_within_windows(self, request: Request, end: int, keys: list[bytes]) -> int:
-        """Return the most leading blocks, at most `end`, at whose end each window is cached; adds to `keys`."""
-        is_settled = False
-        while not is_settled:
-            is_settled = True
-            for group in self.groups.windowed:
-                index, first = end, group.first_block(end * self.block_size)
-                while index > first:
-                    index -= 1
-                    keys.append(self._hash(request, index) + self.groups.key_suffixes[group.index])
-                    if self.pool.find(keys[-1]) is None:
-                        # No window that ends after this block is whole.
-                        end, first, is_settled = index, group.first_block(index * self.block_size), False
-        return end
-
-    def _common_end(self, request: Request, first: int, end: int, keys: list[bytes]) -> int:
-        """Return the most leading blocks, at most `end`, at whose end windows and the state are cached.
-
-        The keys that were looked up are added to `keys`.
-        """
-        if first:
-            return end if self.states is None else self.states.last_of_next_checkpoints(request, first, end, keys)
-        while True:
-            end = self._end_within_windows(request, end, keys)
-            if self.states is None or (checkpoint := self.states.last_checkpoint(request, end, keys)) == end:
-                return end
-            end = checkpoint
-
-    def _hash(self, request: Request, index: int) -> bytes:
-        return hash_of_block(request, index, self.block_size)
+            return NO_HITS
+        return self._finder.find(request)

@@ -52,6 +52,8 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         cache_groups=specs,
         max_request_blocks=groups.max_request_blocks(longest) if groups.num_groups > 1 or groups.windowed else 0,
         max_request_states=max_request_states,
+        num_host_blocks=_num_host_blocks(config, facts),
+        host_block_bytes=sum(fact.kv_block_bytes for fact in facts),
     )
 
 
@@ -68,7 +70,8 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
             *([("exchange of experts", fact.exchange_bytes)] if fact.exchange_bytes else []),
             *([("KV cache", cache_bytes)] if cache_bytes or not state_bytes else []),
             *([("states", state_bytes)] if state_bytes else []),
-            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes),
+            *([("offloaded blocks", plan.num_host_blocks * fact.kv_block_bytes)] if plan.num_host_blocks else []),
+            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes - _host_bytes(config, fact, plan)),
             ("free at start", fact.free_bytes),
         ]
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
@@ -83,6 +86,11 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
     )
     return "\n".join(lines)
+
+
+def _host_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
+    """Return the bytes of blocks in host memory, if that is also the memory of the device."""
+    return plan.num_host_blocks * fact.kv_block_bytes if config.device == "cpu" else 0
 
 
 def _groups_of_model(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
@@ -125,6 +133,22 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     share = 100 * total_bytes / full_bytes
     lines.append(f"  {'in all':<20} {_shown(total_bytes):>10}  {share:.1f} % of full attention in every layer")
     return lines
+
+
+def _num_host_blocks(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> int:
+    """Return the blocks that each worker keeps in host memory.
+
+    Raises:
+        NotEnoughMemoryError: the size holds no block.
+    """
+    block_bytes = sum(fact.kv_block_bytes for fact in facts)
+    if not config.kv_offloading_bytes or not block_bytes:
+        return 0
+    if not (num_blocks := config.kv_offloading_bytes // block_bytes):
+        message = f"one KV block takes {_shown(block_bytes)}, but --kv-offloading-size is "
+        message += _shown(config.kv_offloading_bytes)
+        raise NotEnoughMemoryError(message, phase=_PHASE, hint="use a larger --kv-offloading-size, or 0 for none")
+    return num_blocks
 
 
 def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:

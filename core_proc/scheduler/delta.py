@@ -9,7 +9,7 @@ from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import IdArray, SlotId, TokenId
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
-from octavo.protocol.steps import POOLED, Admitted, Appended, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import POOLED, Admitted, Appended, BlockCopy, Scheduled, StepPlan, StepResult
 
 
 @dataclass(slots=True)
@@ -87,6 +87,8 @@ class StepDraft:
         """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
         self.adapter_loads: list[AdapterLoad] = []
+        self.copies_out: list[BlockCopy] = []
+        self.copies_in: list[BlockCopy] = []
         self.has_preempted = False
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
@@ -127,18 +129,15 @@ class StepDraft:
             sampled: tokens that not all workers know, and their requests.
         """
         scheduled = self.scheduled
-        sampling, unsampled = self.decodes[:], []
+        sampling, unsampled = self.decodes[:], list[Request]()
         num_tokens = len(self.decodes) + self.num_guesses
         num_decode_tokens = self.num_decode_tokens + self.num_guesses
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
             num_samples = int(request.num_uncomputed_tokens == 0)
-            if num_samples:
-                request.num_pending_tokens += 1
-                sampling.append(request)
-            else:
-                unsampled.append(request)
+            request.num_pending_tokens += num_samples
+            (sampling if num_samples else unsampled).append(request)
             request.num_in_flight += 1
             num_tokens += num_computed
             num_decode_tokens += num_computed == 1 and start >= request.num_prompt_tokens
@@ -158,6 +157,8 @@ class StepDraft:
             guesses=self.guesses,
             # perf: a step that computes outputs only has no look at its requests.
             prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
+            copies_out=self.copies_out,
+            copies_in=self.copies_in,
         )
         record = StepRecord(
             sequence=sequence,

@@ -86,7 +86,9 @@ class Prefill:
         if request.is_first_run:
             num_prompt_tokens = max(0, min(start + num_tokens, request.num_prompt_tokens) - start)
             request.num_cached_tokens += num_prompt_tokens
-            self._counters.prefix_cache_hits += num_prompt_tokens
+            num_loaded = min(self._cache.num_loaded_tokens, num_prompt_tokens)
+            self._counters.prefix_cache_hits += num_prompt_tokens - num_loaded
+            self._counters.external_prefix_cache_hits += num_loaded
             self._counters.prompt_tokens += num_prompt_tokens
         return True
 

@@ -66,6 +66,7 @@ class Scheduler:
             BlockPool(cache_plan.num_blocks if groups.num_groups else 0),
             groups,
             num_states=cache_plan.num_states,
+            num_host_blocks=cache_plan.num_host_blocks,
             is_enabled=config.enable_prefix_caching,
         )
         self.requests = RequestMap[LiveRequest]()
@@ -76,7 +77,8 @@ class Scheduler:
         self.batch = RunningBatch(self.cache, awaits_tokens=self._turns.are_taken)
         self.in_flight: deque[StepRecord] = deque()
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
-        self.counters = EngineStats(num_blocks=cache_plan.num_blocks)
+        self.counters = EngineStats(num_blocks=cache_plan.num_blocks, num_host_blocks=cache_plan.num_host_blocks)
+        self._host_block_bytes = cache_plan.host_block_bytes
         self.waiting_reason = ""
         self.allowed: frozenset[RequestKey] | None = None
         """The requests that may run; None: all."""
@@ -177,7 +179,7 @@ class Scheduler:
         self._released = []
         self._sampled = []
         self.adapters.reset()
-        has_forgotten = self.cache.reset_contents()
+        has_forgotten = self.cache.lose_contents()
         assert has_forgotten, "blocks are held though nobody runs"
         self.waiting_reason = "workers" if self.waiting else ""
 
@@ -220,6 +222,10 @@ class Scheduler:
         self.counters.num_waiting = len(self.waiting)
         self.counters.waiting_reason = self.waiting_reason
         self.counters.num_free_blocks = self.cache.main_pool.num_free
+        if (host := self.cache.host) is not None:
+            self.counters.num_offloaded_blocks = len(host)
+            self.counters.kv_offload_stored_bytes = host.num_stored * self._host_block_bytes
+            self.counters.kv_offload_loaded_bytes = host.num_loaded * self._host_block_bytes
         self.counters.running_adapters, self.counters.waiting_adapters = self.adapters.names(self.waiting.heads())
         return self.counters
 
@@ -361,12 +367,16 @@ class Scheduler:
         request.weight_version = self.weight_version
         if not request.has_delivered_prompt_logprobs:
             request.prompt_logprobs = [None]
+        num_local_hits = self.counters.prefix_cache_hits
+        draft.admitted.append(request)
+        self._prefill.attach_hits(request)
         if not request.time_scheduled:
             request.time_scheduled = self._clock()
             if self.cache.is_enabled and request.reads_prefix_cache:
                 self.counters.prefix_cache_queries += request.num_prompt_tokens
-        draft.admitted.append(request)
-        self._prefill.attach_hits(request)
+                if self.cache.host is not None:
+                    num_missed = request.num_prompt_tokens + num_local_hits - self.counters.prefix_cache_hits
+                    self.counters.external_prefix_cache_queries += num_missed
         self.batch.add(request)
 
     def _finish_draft(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan | None:
@@ -375,6 +385,7 @@ class Scheduler:
         if not draft.is_empty:
             grown = list(self.batch.grown)
             draft.adapter_loads = self.adapters.take_loads()
+            draft.copies_out, draft.copies_in = self.cache.take_copies()
             plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released, self._sampled = [], []

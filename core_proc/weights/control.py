@@ -392,7 +392,7 @@ class WeightsControl:
             return (yield from self._command(RestoreWeights))
         plan = self._workers.cache_plan
         answer = yield from self._command(
-            lambda sequence: AllocateCache(sequence, plan.blocks_per_group, plan.max_model_len)
+            lambda sequence: AllocateCache(sequence, plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks)
         )
         return answer if answer.fault else (yield from self._command(WarmUp))
 

@@ -224,7 +224,8 @@ class StartingGroup(ABC):
             raise StartupError(f"the workers did not become ready in time{reason}", phase=phase)
 
     def _send_allocation(self, plan: CachePlan) -> None:
-        self.broadcast(AllocateCache(self.next_sequence, plan.blocks_per_group, plan.max_model_len))
+        sizes = plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks
+        self.broadcast(AllocateCache(self.next_sequence, *sizes))
         self._awaited, self._num_answered = CacheReady, 0
 
     def _send_warm_up(self) -> None:

@@ -15,6 +15,7 @@ _COUNTERS = (
     *("prefix_cache_queries", "prefix_cache_hits", "num_preemptions", "num_recomputed_tokens"),
     *("prompt_tokens", "generation_tokens", "corrupted_requests"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
+    *("external_prefix_cache_queries", "external_prefix_cache_hits"),
 )
 """Counters that are fields of `EngineStats` of the same name."""
 
@@ -29,8 +30,9 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "engine_restarts": get_args(RestartCause),
     "worker_failures": _FAILURE_CAUSES,
     "num_requests_waiting_by_reason": ("capacity", "deferred"),
-    "prompt_tokens_by_source": ("local_compute", "local_cache_hit"),
     "spec_decode_num_accepted_tokens_per_pos": _POSITIONS,
+    "prompt_tokens_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
+    "kv_offload_total_bytes": ("GPU_to_CPU", "CPU_to_GPU"),
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
 """Values of a metric's one label. All series exist from the start: `rate()` needs a first sample of 0."""
@@ -87,7 +89,15 @@ class EngineMetrics:
             self.add(name, getattr(stats, name) - getattr(last, name))
         num_hits = max(0, stats.prefix_cache_hits - last.prefix_cache_hits)
         self.add("prompt_tokens_by_source", num_hits, "local_cache_hit")
-        self.add("prompt_tokens_by_source", stats.prompt_tokens - last.prompt_tokens - num_hits, "local_compute")
+        num_loaded = max(0, stats.external_prefix_cache_hits - last.external_prefix_cache_hits)
+        self.add("prompt_tokens_by_source", num_loaded, "external_kv_transfer")
+        num_computed = stats.prompt_tokens - last.prompt_tokens - num_hits - num_loaded
+        self.add("prompt_tokens_by_source", num_computed, "local_compute")
+        num_stored = stats.kv_offload_stored_bytes - last.kv_offload_stored_bytes
+        self.add("kv_offload_total_bytes", num_stored, "GPU_to_CPU")
+        num_loaded = stats.kv_offload_loaded_bytes - last.kv_offload_loaded_bytes
+        self.add("kv_offload_total_bytes", num_loaded, "CPU_to_GPU")
+        self._set("kv_offload_usage_perc", stats.num_offloaded_blocks / max(1, stats.num_host_blocks))
         for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)
             self.add("worker_failures", growth, cause)

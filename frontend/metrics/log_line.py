@@ -42,6 +42,9 @@ class ThroughputLine:
             f"KV cache usage: {100 * now.kv_cache_usage:.1f}%",
             f"Prefix cache hit rate: {100 * hits / queries if queries else 0.0:.1f}%",
         ]
+        if queries := now.external_prefix_cache_queries - before.external_prefix_cache_queries:
+            hits = now.external_prefix_cache_hits - before.external_prefix_cache_hits
+            parts.append(f"External prefix cache hit rate: {100 * hits / queries:.1f}%")
         return ", ".join(parts)
 
     def _before(self, index: int, stats: EngineStats) -> EngineStats:

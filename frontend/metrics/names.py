@@ -71,6 +71,16 @@ METRICS: tuple[MetricName, ...] = (
     ),
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
+    MetricName(
+        "external_prefix_cache_queries", _C, "Prompt tokens not in the prefix cache, looked up in host memory "
+        "(--kv-offloading-size).",
+    ),
+    MetricName("external_prefix_cache_hits", _C, "Prompt tokens found in host memory."),
+    MetricName(
+        "kv_offload_total_bytes", _C, "KV cache copied to host memory (GPU_to_CPU, on a CPU too) and back "
+        "(CPU_to_GPU).", ("transfer_type",),
+    ),
+    MetricName("kv_offload_usage_perc", _G, "Fraction of the blocks in host memory with contents, 0 to 1."),
     MetricName("num_preemptions", _C, "Times a running request was preempted."),
     MetricName("num_recomputed_tokens", _C, "Tokens computed again after a preemption or a worker failure."),
     MetricName(
@@ -81,7 +91,8 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("worker_last_pause_seconds", _G, "Time from the latest worker failure until workers were ready."),
     MetricName("prompt_tokens", _C, "Prompt tokens, computed or cached."),
     MetricName(
-        "prompt_tokens_by_source", _C, "Prompt tokens by source: local_compute or local_cache_hit.",
+        "prompt_tokens_by_source", _C, "Prompt tokens by source: local_compute, local_cache_hit, or "
+        "external_kv_transfer, which is host memory.",
         ("source",),
     ),
     MetricName("prompt_tokens_cached", _C, "Prompt tokens of finished requests that were in the prefix cache."),

@@ -4,6 +4,7 @@
 #include "all_reduce/native.h"
 #include "cast/native.h"
 #include "causal_conv1d/native.h"
+#include "copy_blocks/native.h"
 #include "embedding/native.h"
 #include "experts/adapters.h"
 #include "gated_delta_rule/native.h"

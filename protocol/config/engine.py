@@ -225,6 +225,17 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Positive | None, Meta(description="Number of KV blocks. Default: computed from the memory.")
     ] = None
     enable_prefix_caching: Annotated[bool, Meta(description="Reuse the KV blocks of equal prompt prefixes.")] = True
+    kv_offloading_size: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(
+            description="Host memory, in GiB of all workers together, for KV blocks that the cache evicts: a later "
+            "prefix finds them there. 0: none."
+        ),
+    ] = 0.0
+    swap_space: Annotated[
+        Annotated[float, Meta(ge=0)],
+        Meta(description="The same as --kv-offloading-size, in GiB of each worker. Only one of the two may be given."),
+    ] = 0.0
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -130,6 +130,10 @@ class CachePlan(Struct, frozen=True, kw_only=True):
 
     max_request_states: int = 0
     """Slots of states that a request holds at most at a time; 0: the model has no states."""
+    num_host_blocks: int = 0
+    """Blocks in the host memory of each worker, for contents that blocks of the cache lose to others."""
+    host_block_bytes: int = 0
+    """Of one of them, in all workers together."""
 
     @property
     def has_states(self) -> bool:

@@ -21,6 +21,7 @@ from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.nodes import check_nodes
+from octavo.protocol.config.offloading import offloading_bytes
 from octavo.protocol.config.pooling import is_computed_whole, pooling_budget
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
@@ -168,6 +169,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of numbers may take the place of token embeddings in a prompt."""
     download_dir: str | None = None
     """For adapters from the hub; None: the hub's own cache."""
+    kv_offloading_bytes: int = 0
+    """Host memory of all workers for evicted KV blocks; 0: none."""
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -278,6 +281,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         gpu_memory_utilization=config.cache.gpu_memory_utilization,
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
+        kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,

@@ -108,7 +108,7 @@ _LOADING = "weights are memory-mapped, and cached on disk in packed form (--pack
 _TEXT_ONLY = "only text models are supported"
 _ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data-parallel-size), on one machine"
 _LORA = "adapters in PEFT's format are served with --enable-lora, for linear layers, embeddings and lm_head"
-_NO_OFFLOAD = "weights and caches are never offloaded"
+_NO_OFFLOAD = "weights are never offloaded; --kv-offloading-size keeps evicted KV blocks in host memory"
 _NO_TRANSFER = "this release does not transfer caches or weights between engines"
 _NO_TRACING = "there are metrics (/metrics) and logs, but no traces"
 _NO_MAMBA = "recurrent states are float32, and checkpoints of them are as far apart as their size asks for"
@@ -263,13 +263,14 @@ def _unsupported() -> Iterator[VllmSetting]:
         ("none",),
         "per_request_spec_decode_metrics",
     )
-    yield from _group("value", _NO_OFFLOAD, ("0", "0.0"), "cpu_offload_gb kv_offloading_size offload_group_size")
+    yield from _group("value", _NO_OFFLOAD, ("0", "0.0"), "cpu_offload_gb offload_group_size")
     yield from _group(
         "value",
         _NO_OFFLOAD,
         None,
-        "sleep_mode_backend kv_offloading_backend offload_backend offload_num_in_group offload_prefetch_step",
+        "sleep_mode_backend offload_backend offload_num_in_group offload_prefetch_step",
     )
+    yield from _group("value", "the workers offload blocks themselves", ("native",), "kv_offloading_backend")
     yield from _group("list", _NO_OFFLOAD, _EMPTY, "cpu_offload_params offload_params sleep_preserve_parameter_names")
     yield from _group("switch", _NO_OFFLOAD, _OFF, "enable_cumem_allocator sleep_mode_offload_cudagraph")
     yield from _group(

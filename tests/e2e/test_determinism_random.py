@@ -24,6 +24,7 @@ from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
+from octavo.protocol.config.offloading import BLOCK_MULTIPLE
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 from octavo.worker_proc.cache.groups import StateGroup
@@ -221,6 +222,7 @@ STORMS: dict[str, st.SearchStrategy[Any]] = {
     "requests": st.lists(timed_requests(), min_size=1, max_size=10),
     "engine": ENGINES,
     "spare_tokens": st.sampled_from([0, 40, 2000]),
+    "num_host_blocks": st.sampled_from([0, 3, 200]),
     "num_threads": st.lists(st.sampled_from([1, 1, 1, 2, MAX_THREADS]), min_size=1, max_size=4),
 }
 
@@ -255,9 +257,14 @@ def alone(model: Loaded, request: TimedRequest) -> Result:
 @settings(max_examples=25, deadline=None)
 @given(**STORMS)
 def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
-    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded,
+    requests: list[TimedRequest],
+    engine: dict[str, Any],
+    spare_tokens: int,
+    num_host_blocks: int,
+    num_threads: list[int],
 ) -> None:
-    check(model, requests, engine, spare_tokens, num_threads)
+    check(model, requests, engine, spare_tokens, num_host_blocks, num_threads)
 
 
 @pytest.mark.parametrize(
@@ -266,9 +273,14 @@ def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
 @settings(max_examples=8, deadline=None)  # the torch path is slow, and only a reference and a fallback
 @given(**STORMS)
 def test_any_storm_through_torch(
-    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded,
+    requests: list[TimedRequest],
+    engine: dict[str, Any],
+    spare_tokens: int,
+    num_host_blocks: int,
+    num_threads: list[int],
 ) -> None:
-    check(model, requests, engine, spare_tokens, num_threads)
+    check(model, requests, engine, spare_tokens, num_host_blocks, num_threads)
 
 
 @pytest.mark.long
@@ -278,13 +290,23 @@ def test_any_storm_through_torch(
 @settings(max_examples=10, deadline=None)
 @given(**STORMS)
 def test_any_storm_of_every_family(
-    model: Loaded, requests: list[TimedRequest], engine: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded,
+    requests: list[TimedRequest],
+    engine: dict[str, Any],
+    spare_tokens: int,
+    num_host_blocks: int,
+    num_threads: list[int],
 ) -> None:
-    check(model, requests, engine, spare_tokens, num_threads)
+    check(model, requests, engine, spare_tokens, num_host_blocks, num_threads)
 
 
 def check(
-    model: Loaded, requests: list[TimedRequest], settings: dict[str, Any], spare_tokens: int, num_threads: list[int]
+    model: Loaded,
+    requests: list[TimedRequest],
+    settings: dict[str, Any],
+    spare_tokens: int,
+    num_host_blocks: int,
+    num_threads: list[int],
 ) -> None:
     config = model.config(**settings)
     num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
@@ -292,7 +314,10 @@ def check(
     with pytest.MonkeyPatch.context() as patch:
         # So small a model is left to one thread otherwise.
         patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
-        engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups_of(model, config))
+        groups = groups_of(model, config)
+        if config.block_size % BLOCK_MULTIPLE:
+            num_host_blocks = 0
+        engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups, num_host_blocks)
         results = engine.run(requests)
     for request, result in zip(requests, results, strict=True):
         assert result.end, "a request was lost"

@@ -134,7 +134,7 @@ def main(spec: WorkerSpec, reporter: StartupReporter, stop: StopSignal) -> int:
         command = commands.receive()
         match command:
             case AllocateCache():
-                worker = SimulatedWorker(spec.config, *command.num_blocks)
+                worker = SimulatedWorker(spec.config, *command.num_blocks, num_host_blocks=command.num_host_blocks)
                 worker.next_sequence = command.sequence + 1
                 replies.send(CacheReady(command.sequence, spec.rank))
             case StepPlan():

@@ -72,6 +72,8 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         kv_cache_bytes=num_blocks * 1000,
         cache_groups=list(groups),
         max_request_states=any(group.kind == "state" for group in groups) * (1 + config.enable_prefix_caching),
+        num_host_blocks=config.kv_offloading_bytes // 1000,
+        host_block_bytes=1000,
     )
 
 
@@ -93,7 +95,7 @@ class FakeEngine:
         self.config = core_config(**changes)
         plan = cache_plan(self.config, num_blocks, groups)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
-        self._make_worker = partial(SimulatedWorker, self.config, num_blocks, groups)
+        self._make_worker = partial(SimulatedWorker, self.config, num_blocks, groups, plan.num_host_blocks)
         self.worker = self._make_worker()
         self.depth = self.config.pipeline_parallel_size + self.config.async_scheduling
         self.plans: list[StepPlan] = []

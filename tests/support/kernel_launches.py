@@ -17,6 +17,7 @@ from octavo.kernels import programmatic_launch
 from octavo.kernels.add_rms_norm import gpu as add_rms_norm
 from octavo.kernels.all_reduce.gpu import OneShotAllReduce
 from octavo.kernels.causal_conv1d import gpu as causal_conv1d
+from octavo.kernels.copy_blocks import gpu as copy_blocks
 from octavo.kernels.embedding import gpu as embedding
 from octavo.kernels.experts import Activation, ExpertAdapters, PackedExperts
 from octavo.kernels.experts import gpu as experts
@@ -62,7 +63,7 @@ from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
 
 BF16, F8, F32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
-I32, I64 = torch.int32, torch.int64
+I32, I64, U8 = torch.int32, torch.int64, torch.uint8
 VOCAB_SIZE = 151936
 
 
@@ -87,6 +88,12 @@ def read_slots() -> None:
     per_row = empty(8, dtype=I64)
     ids, table = empty(9, 2560, dtype=I32), empty(8, 2560, dtype=I32)
     slot_rows.read_slots(per_row, per_row, empty(9, dtype=I64), per_row, [ids], [table])
+
+
+def swap_out() -> None:
+    """Copy 4 blocks of 64 buffers, 32 KiB each."""
+    cache, host = [empty(64, 32 << 10, dtype=U8)] * 64, [empty(64, 32 << 10, dtype=U8)] * 64
+    copy_blocks.copy_blocks(cache, host, [(0, 1), (1, 2), (2, 3), (3, 0)])
 
 
 def store_in_blocks_of(block_size: int) -> None:
@@ -320,6 +327,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "add_rms_norm, 4096": lambda: add_rms_norm.add_rms_norm(empty(8, 4096), empty(8, 4096), empty(4096), 1e-5),
     "causal_conv1d, LFM2": lambda: convolve(2048, 3, has_silu=False),
     "causal_conv1d, Mamba-2": lambda: convolve(5376, 4, has_silu=True),
+    "copy_blocks": swap_out,
     "embeddings, 4096 and 64": look_up,
     "given_rows, 4096": give_rows,
     "experts, 64 tokens, Qwen3-30B-A3B": lambda: multiply_experts(64, 128, 8, 2048, 768),

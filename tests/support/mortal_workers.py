@@ -62,7 +62,7 @@ class MortalGroup:
         make_next: Callable[[int], "MortalGroup"],
     ) -> None:
         self.number = number
-        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups)
+        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups, plan.num_host_blocks)
         self.waitables: list[Any] = []
         self.facts = [FACTS]
         self.waits_for = ""

@@ -71,6 +71,7 @@ class SmallEngine:
         num_blocks: of its cache, and slots of states.
         compiler: of grammars.
         groups: of its cache; None: as the model has them.
+        num_host_blocks: in host memory, for contents that blocks lose to others.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SmallEngine:
         num_blocks: int,
         compiler: GrammarCompiler | None = None,
         groups: list[CacheGroupSpec] | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         groups = groups or cache_group_specs(model, config)
         plan = CachePlan(
@@ -88,12 +90,13 @@ class SmallEngine:
             max_model_len=config.max_model_len,
             kv_cache_bytes=0,
             cache_groups=groups,
+            num_host_blocks=num_host_blocks,
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
         self.masks = SuppliedMasks()
         self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
-        self.executor = HostExecutor(model, config, num_blocks)
+        self.executor = HostExecutor(model, config, num_blocks, num_host_blocks=num_host_blocks)
 
     def run(self, requests: Sequence[TimedRequest]) -> list[Result]:
         """Run the requests and return their results in order."""

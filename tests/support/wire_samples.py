@@ -147,9 +147,11 @@ _COMMANDS = [
     steps.StepPlan(
         4, [], [], [], [steps.Scheduled(0, 2, 3, 3)], sampled=[(0, 7), (0, 8)], guesses=[(0, pack_ids([5, 6]))]
     ),
+    steps.StepPlan(5, [], [], [], [steps.Scheduled(0, 2, 1, 1)], copies_out=[(5, 0), (6, 3)], copies_in=[(1, 5)]),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.AllocateCache(0, [10], 100),
+    steps.AllocateCache(0, [10], 100, 7),
     steps.WarmUp(1),
     steps.Profile(0, None),
     steps.LoadWeights(1, "/weights", True, True),

@@ -81,7 +81,12 @@ class HostExecutor:
     """An executor whose device is the host: each plan gives its result at once."""
 
     def __init__(
-        self, model: Model, config: ResolvedConfig, num_blocks: int, adapters: AdapterLoader | None = None
+        self,
+        model: Model,
+        config: ResolvedConfig,
+        num_blocks: int,
+        adapters: AdapterLoader | None = None,
+        num_host_blocks: int = 0,
     ) -> None:
         self._results: list[StepResult] = []
         self._executor = open_executor(
@@ -91,6 +96,7 @@ class HostExecutor:
             self._results.append,
             num_blocks=num_blocks,
             num_states=num_blocks,
+            num_host_blocks=num_host_blocks,
             max_model_len=config.max_model_len,
             adapters=adapters,
         )

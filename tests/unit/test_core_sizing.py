@@ -277,3 +277,13 @@ def test_a_stage_whose_layers_have_states_only_does_not_limit_the_blocks_of_the_
     assert plan.num_states == 2
     assert plan.num_blocks == (100 - 2) * 64
     assert plan.cache_groups[-1].window == 512
+
+
+def test_host_memory_is_divided_among_the_workers():
+    config, facts = on_gpu(kv_offloading_bytes=100 * MIB), [device(), device(rank=1)]
+    plan = plan_cache(config, facts)
+    assert (plan.num_host_blocks, plan.host_block_bytes) == (50, 2 * MIB)
+    assert f"{'offloaded blocks':<20} {'50.0 MiB':>10}" in memory_table(config, facts, plan)
+    assert plan_cache(on_gpu(), facts).num_host_blocks == 0
+    with pytest.raises(NotEnoughMemoryError, match=r"one KV block takes 2.0 MiB.*1.0 MiB"):
+        plan_cache(on_gpu(kv_offloading_bytes=MIB), facts)

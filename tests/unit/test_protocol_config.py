@@ -336,3 +336,24 @@ def test_what_cannot_be_tp_invariant_is_refused() -> None:
         with pytest.raises(ConfigError, match="--enable-tp-invariant-inference: ") as raised:
             resolve(engine_config({**flag, **settings}), model, device=device, num_cores=8)
         assert raised.value.hint.startswith(hint)
+
+
+def test_host_memory_for_evicted_blocks() -> None:
+    assert resolved().kv_offloading_bytes == 0
+    assert resolved(kv_offloading_size=1.5).kv_offloading_bytes == 3 * 2**29
+    assert resolved(swap_space=1, tensor_parallel_size=2, num_threads=1).kv_offloading_bytes == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"swap_space": 1}, "two names of one size"),
+        ({"enable_prefix_caching": False}, "needs the prefix cache"),
+        ({"block_size": 8}, "multiple of 16 tokens"),
+    ],
+    ids=["twice", "no prefix cache", "small blocks"],
+)
+def test_blocks_that_cannot_be_offloaded(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        resolved(kv_offloading_size=2, **settings)
+    assert caught.value.hint

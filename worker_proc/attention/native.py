@@ -20,7 +20,7 @@ from octavo.kernels.paged_attention.native import (
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv.native import StoreKvArguments
 from octavo.worker_proc.attention.base import LayerState, layer_scales
-from octavo.worker_proc.attention.recorded import StepBounds
+from octavo.worker_proc.attention.recorded import StepBounds, buffers_of
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.step_arguments import step_arguments
 from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places_of_layers
@@ -66,7 +66,7 @@ class NativeCacheAttention:
     @property
     def caches(self) -> list[Tensor]:
         """The buffers of keys and values, layer by layer of a group."""
-        return [buffer for pair in self._caches for buffer in pair]
+        return buffers_of(self._caches)
 
     @property
     def workspace_bytes(self) -> int:

@@ -44,6 +44,11 @@ class PagedCacheAttention:
         self._planned: Sequence[PagedAttention] = ()
         self._slot_mappings: Sequence[Tensor] = ()
 
+    @property
+    def caches(self) -> list[Tensor]:
+        """The buffers of keys and values, layer by layer of a group."""
+        return self._storage.buffers
+
     def plan(self, inputs: StepInputs) -> None:
         """Prepare the next step. Call once, before the layers."""
         query_starts, context_lens = inputs.query_starts.tolist(), inputs.context_lens.tolist()

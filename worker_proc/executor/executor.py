@@ -12,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.protocol.errors import ProtocolError
 from octavo.protocol.steps import Scheduled, StepPlan
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
@@ -39,6 +41,7 @@ class PipelinedExecutor:
         processors: change logits before tokens are sampled; None: the engine has none.
         adapters: fills the slots of LoRA adapters; None: the engine has none.
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
+        host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -52,6 +55,7 @@ class PipelinedExecutor:
         adapters: AdapterLoader | None = None,
         pooler: Pooler | None = None,
         *,
+        host_blocks: HostBlocks | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner
@@ -59,6 +63,7 @@ class PipelinedExecutor:
         self._processors = processors
         self._adapters = adapters
         self._pooler = pooler
+        self._host_blocks = host_blocks
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -101,6 +106,10 @@ class PipelinedExecutor:
         if not self._answers:
             self._batch.take_sampled(plan.sampled)
         self._batch.guess(plan)
+        if plan.copies_out or plan.copies_in:
+            if self._host_blocks is None:
+                raise ProtocolError("a plan copies blocks to or from host memory, but no block of it was allocated")
+            self._host_blocks.apply(plan)
         self.runner.on_plan(plan, self._batch)
         if self._processors is not None:
             for admitted in plan.admitted:

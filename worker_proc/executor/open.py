@@ -2,6 +2,7 @@
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.runner import Deliver
@@ -21,6 +22,7 @@ def open_executor(
     num_blocks: int,
     max_model_len: int,
     num_states: int = 0,
+    num_host_blocks: int = 0,
     processors: Processors | None = None,
     adapters: AdapterLoader | None = None,
 ) -> PipelinedExecutor:
@@ -34,6 +36,7 @@ def open_executor(
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
         num_states: slots for recurrent states.
+        num_host_blocks: in host memory, for contents that blocks of the cache lose to others.
         processors: of logits.
         adapters: fills the slots of LoRA adapters; None: the engine has none.
 
@@ -55,4 +58,10 @@ def open_executor(
         segment_stride=model.segment_stride,
     )
     pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
-    return PipelinedExecutor(batch, runner, deliver, processors, adapters, pooler, answers=model.stage.is_last)
+    host_blocks = None
+    if num_host_blocks:
+        buffers = runner.cache_buffers
+        host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads)
+    return PipelinedExecutor(
+        batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, answers=model.stage.is_last
+    )

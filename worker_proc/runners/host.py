@@ -5,6 +5,7 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
@@ -30,7 +31,7 @@ class Forward(Protocol):
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """Cache memory to prefault, as bytes: see `Prefaulter`."""
+        """See `octavo.worker_proc.executor.runner.Runner`; as bytes if the memory is native."""
 
     @property
     def programs(self) -> Sequence[Program] | None:
@@ -129,7 +130,9 @@ class HostRunner:
         self.forward = forward
         self.max_logits = max_logits
         self._sampler = sampler
-        self._prefaulter = Prefaulter(forward.cache_buffers, num_blocks)
+        # Torch's memory has no huge pages, so no step waits for many of them.
+        native_buffers = [buffer for buffer in forward.cache_buffers if buffer.dtype == torch.uint8]
+        self._prefaulter = Prefaulter(native_buffers, num_blocks)
 
     @classmethod
     def build(

@@ -122,6 +122,7 @@ export class EngineView {
       ["waiting" + (stats.waiting_reason ? `: ${stats.waiting_reason}` : ""), stats.num_waiting],
       ["KV cache used", percent(1 - stats.num_free_blocks / stats.num_blocks)],
       ["prefix hits, last minute", asked ? percent(found / asked) : "–"],
+      ...(stats.num_host_blocks ? [["prompt tokens from host memory", stats.external_prefix_cache_hits]] : []),
       ["preemptions", stats.num_preemptions],
     ];
     byId("numbers").replaceChildren(...figures.map(([label, value]) =>

@@ -49,7 +49,7 @@ class SimulatedGroup:
         make_next: "Callable[[], SimulatedGroup]",
     ) -> None:
         self.process = Process(world)
-        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups)
+        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups, plan.num_host_blocks)
         self.raises_next = False
         """The next step raises an error in the worker, which then ends."""
         self.has_exited = False

@@ -76,7 +76,8 @@ class RankedGroup(StartingGroup):
         """The result of each step, by the number of its command, from the rank that computed it first."""
         self.num_in_flight = 0
         """Steps that were sent and whose result the core has not read."""
-        workers = [SimulatedWorker(config, plan.num_blocks, plan.cache_groups) for _ in range(num_ranks)]
+        sizes = plan.num_blocks, plan.cache_groups, plan.num_host_blocks
+        workers = [SimulatedWorker(config, *sizes) for _ in range(num_ranks)]
         self.ranks = [SimulatedRank(self, rank, worker) for rank, worker in enumerate(workers)]
         for rank in self.ranks:
             rank.start(start_s * rng.uniform(0.5, 1.0))

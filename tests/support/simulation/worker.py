@@ -56,7 +56,13 @@ class Row:
 class SimulatedWorker:
     """One rank, after its cache is allocated."""
 
-    def __init__(self, config: ResolvedConfig, num_blocks: int, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> None:
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        num_blocks: int,
+        groups: Sequence[CacheGroupSpec] = ONE_GROUP,
+        num_host_blocks: int = 0,
+    ) -> None:
         self.rows: dict[int, Row] = {}
         self.next_sequence = 0
         self.num_computed_tokens = 0
@@ -77,6 +83,9 @@ class SimulatedWorker:
         self._may_have_passed = self._states is not None or any(group.window for group in groups)
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
         """The state in each slot, block after block."""
+        self._host: list[list[int | None] | None] = [None] * num_host_blocks
+        """The states in each block of host memory; None: it was never written."""
+        self.num_copied_in = 0
 
     def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         """Apply a plan and return its result.
@@ -88,6 +97,7 @@ class SimulatedWorker:
         self.next_sequence += 1
         faults = self._load_adapters(plan)
         self._change_rows(plan)
+        self._copy_blocks(plan)
         self._check_size(plan)
         self._check_embeds(plan)
         self._add_guesses(plan)
@@ -151,6 +161,22 @@ class SimulatedWorker:
         for block_id in chain.from_iterable(block_ids):
             is_there = 0 <= block_id < self._num_blocks or (block_id == NULL_BLOCK and self._may_have_passed)
             require(is_there, f"{name} gets block {block_id}, which does not exist")
+
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        """Make the copies of a plan, each kind in any order."""
+        size, written = self._block_size, [host_id for _, host_id in plan.copies_out]
+        read = [host_id for host_id, _ in plan.copies_in]
+        require(len(set(written)) == len(written), "two blocks are copied to one host block")
+        targets = [block_id for _, block_id in plan.copies_in]
+        require(len(set(targets)) == len(targets), "two blocks are copied to one block")
+        require(all(0 <= host_id < len(self._host) for host_id in (*written, *read)), "a host block does not exist")
+        for block_id, host_id in plan.copies_out:
+            self._host[host_id] = self._cache[block_id * size : (block_id + 1) * size]
+        for host_id, block_id in plan.copies_in:
+            states = self._host[host_id]
+            assert states is not None, f"host block {host_id} is read before it is written"
+            self._cache[block_id * size : (block_id + 1) * size] = states
+        self.num_copied_in += len(read)
 
     def _check_size(self, plan: StepPlan) -> None:
         num_tokens = sum([part.num_tokens for part in plan.scheduled])

@@ -26,8 +26,8 @@ class TorchForward:
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
-        """Return native ones. Torch's memory has no huge pages, so no step waits for many of them."""
-        return self._attention.caches if isinstance(self._attention, NativeCacheAttention) else ()
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self._attention.caches
 
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""

@@ -1,0 +1,131 @@
+"""`HostTier`: contents in host memory that blocks of the device have lost to others, and the copies between both.
+
+Knows no requests and no tokens. The workers hold the memory: see `octavo.worker_proc.cache.host_blocks`.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Set
+
+from octavo.protocol.ids import BlockId
+from octavo.protocol.steps import BlockCopy
+
+
+class HostTier:
+    """The blocks of host memory that every worker has, by content.
+
+    A block of the device whose content is dropped for another owner is copied out first, unless the host has its
+    content already. Contents stay here when they are copied in again. The least recently used one makes place.
+
+    Workers make the copies of a plan before its step, first all copies out and then all copies in. So until the plan is
+    taken, a host block that a copy reads or writes is pinned: it keeps its content and its place.
+
+    Invariant: a host block is free, holds one content, or is pinned without a content.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self.num_stored = 0
+        """Blocks copied out since the start."""
+        self.num_loaded = 0
+        """Blocks copied in since the start."""
+        self.has_watched_changed = False
+        """True once a watched content was dropped or added."""
+        self._watched: Set[bytes] = frozenset()
+        self._free: list[BlockId] = list(range(num_blocks - 1, -1, -1))
+        self._by_key: OrderedDict[bytes, BlockId] = OrderedDict()
+        """The first is the least recently used."""
+        self._pinned: set[BlockId] = set()
+        self._dropped: list[BlockId] = []
+        """Pinned blocks without a content; free when the plan is taken."""
+        self._copies_out: list[BlockCopy] = []
+        self._copies_in: dict[BlockId, BlockId] = {}
+        """Block of the device -> host block."""
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._by_key
+
+    def __len__(self) -> int:
+        return len(self._by_key)
+
+    def watch(self, keys: Set[bytes]) -> None:
+        """Watch these contents, and no others from now on: see `has_watched_changed`."""
+        self._watched = keys
+        self.has_watched_changed = False
+
+    def pin(self, keys: Iterable[bytes]) -> None:
+        """Keep contents until the plan is taken; they must be here."""
+        for key in keys:
+            self._by_key.move_to_end(key)
+            self._pinned.add(self._by_key[key])
+
+    def on_evicted(self, block_id: BlockId, key: bytes) -> None:
+        """Copy the content of a block of the device out, which the next step may overwrite."""
+        if key in self._by_key:
+            self._by_key.move_to_end(key)
+            return
+        # The target of a copy in has its content only after all copies out.
+        if block_id in self._copies_in or (host_id := self._take()) is None:
+            return
+        self._by_key[key] = host_id
+        self._pinned.add(host_id)
+        self._copies_out.append((block_id, host_id))
+        self.num_stored += 1
+        self.has_watched_changed |= key in self._watched
+
+    def copy_in(self, key: bytes, block_id: BlockId) -> None:
+        """Copy a pinned content into a block of the device."""
+        self._copies_in[block_id] = self._by_key[key]
+        self.num_loaded += 1
+
+    def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """Return the copies of the plan that is made: out as (device, host), then in as (host, device)."""
+        if not self._pinned:  # perf: most plans copy nothing.
+            return [], []
+        copies_out, copies_in = self._copies_out, [(host_id, block_id) for block_id, host_id in self._copies_in.items()]
+        self._copies_out, self._copies_in = [], {}
+        self._free += self._dropped
+        self._dropped.clear()
+        self._pinned.clear()
+        return copies_out, copies_in
+
+    def drop(self, key: bytes) -> None:
+        """Drop a content, if it is here."""
+        if (host_id := self._by_key.pop(key, None)) is not None:
+            self._discard(host_id)
+            self.has_watched_changed |= key in self._watched
+
+    def clear(self) -> None:
+        """Drop all contents. Blocks of the device that are to be copied in get theirs all the same."""
+        for host_id in self._by_key.values():
+            self._discard(host_id)
+        self._by_key.clear()
+        self.has_watched_changed = True
+
+    def reset(self) -> None:
+        """Drop all contents and copies: the workers have lost their memory."""
+        self.clear()
+        self._copies_out, self._copies_in = [], {}
+        self.take_copies()
+
+    def check(self) -> str:
+        """Return what is wrong with the bookkeeping, "" if nothing is."""
+        held = [*self._free, *self._by_key.values(), *self._dropped]
+        if sorted(held) != list(range(self.num_blocks)):
+            return f"host blocks are lost or held twice: {len(held)} of {self.num_blocks}"
+        used = {host_id for _, host_id in self._copies_out} | set(self._copies_in.values())
+        if not used <= self._pinned or not set(self._dropped) <= self._pinned:
+            return "a host block that a copy uses is not pinned"
+        return ""
+
+    def _discard(self, host_id: BlockId) -> None:
+        (self._dropped if host_id in self._pinned else self._free).append(host_id)
+
+    def _take(self) -> BlockId | None:
+        """Return a block for another content; None if all are pinned."""
+        if self._free:
+            return self._free.pop()
+        key = next((key for key, host_id in self._by_key.items() if host_id not in self._pinned), None)
+        if key is None:
+            return None
+        self.has_watched_changed |= key in self._watched
+        return self._by_key.pop(key)

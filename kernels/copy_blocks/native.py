@@ -1,0 +1,63 @@
+"""`copy_blocks` in C++, on several threads: its arguments, mirrored from `native.h`."""
+
+import ctypes
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from octavo.kernels.native.arguments import Arguments
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import NativeLibrary
+
+MIN_THREAD_BYTES = 1 << 20
+"""A thread copies at least so much: waking another one takes longer than copying less."""
+
+
+class BlockBuffer(ctypes.Structure):
+    """See `BlockBuffer` in `native.h`."""
+
+    _fields_ = (
+        ("source", ctypes.c_void_p),
+        ("source_stride", ctypes.c_int64),
+        ("destination", ctypes.c_void_p),
+        ("destination_stride", ctypes.c_int64),
+        ("block_bytes", ctypes.c_int64),
+    )
+
+
+class CopyBlocksArguments(Arguments):
+    """See `CopyBlocksArgs`."""
+
+    _fields_ = (
+        ("buffers", ctypes.POINTER(BlockBuffer)),
+        ("num_buffers", ctypes.c_int64),
+        ("pairs", ctypes.c_void_p),
+        ("num_pairs", ctypes.c_int64),
+    )
+
+
+def copy_blocks(
+    library: NativeLibrary,
+    sources: Sequence[Tensor],
+    destinations: Sequence[Tensor],
+    pairs: Sequence[tuple[int, int]],
+    num_threads: int = 1,
+) -> None:
+    """See `octavo.kernels.copy_blocks.copy_blocks`; all buffers are in the memory of the host."""
+    if not sources or not pairs:
+        return
+    buffers = (BlockBuffer * len(sources))(
+        *(
+            BlockBuffer(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), a.shape[1])
+            for a, b in zip(sources, destinations, strict=True)
+        )
+    )
+    pairs_N2 = np.array(pairs, dtype=np.int64)
+    num_bytes = len(pairs) * sum(source.shape[1] for source in sources)
+    run(
+        library,
+        "copy_blocks",
+        CopyBlocksArguments(buffers, len(sources), pairs_N2.ctypes.data, len(pairs)),
+        num_threads=max(1, min(num_threads, num_bytes // MIN_THREAD_BYTES)),
+    )

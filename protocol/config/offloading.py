@@ -1,0 +1,46 @@
+"""Where the contents of evicted KV blocks are kept."""
+
+from octavo.protocol.config.engine import DeviceName, EngineConfig
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.pooling import is_computed_whole
+from octavo.protocol.errors import ConfigError
+
+_PHASE = "configuration"
+BLOCK_MULTIPLE = 16
+"""On a CPU the cache stores so many slots together: smaller blocks do not lie apart, and cannot be copied alone."""
+
+
+def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName, world_size: int) -> int:
+    """Return the host memory of all workers for evicted KV blocks; 0: none.
+
+    Raises:
+        ConfigError: blocks cannot be copied, nothing could find them again, or the size is given twice.
+    """
+    total, per_worker = config.cache.kv_offloading_size, config.cache.swap_space
+    if total and per_worker:
+        raise ConfigError(
+            f"kv_offloading_size ({total:g}) and swap_space ({per_worker:g}) are two names of one size",
+            phase=_PHASE,
+            hint="use --kv-offloading-size only",
+        )
+    num_bytes = int((total + per_worker * world_size) * 2**30)
+    if num_bytes and not config.cache.enable_prefix_caching:
+        raise ConfigError(
+            "--kv-offloading-size needs the prefix cache, which finds offloaded blocks",
+            phase=_PHASE,
+            hint="leave out --no-enable-prefix-caching or --kv-offloading-size",
+        )
+    if num_bytes and is_computed_whole(facts):
+        raise ConfigError(
+            f"--kv-offloading-size: {facts.architecture} computes prompts whole and keeps no KV blocks",
+            phase=_PHASE,
+            hint="leave it out",
+        )
+    if num_bytes and device == "cpu" and config.cache.block_size % BLOCK_MULTIPLE:
+        raise ConfigError(
+            f"--kv-offloading-size on a CPU needs blocks of a multiple of {BLOCK_MULTIPLE} tokens, not "
+            f"{config.cache.block_size}",
+            phase=_PHASE,
+            hint=f"use --block-size {-(-config.cache.block_size // BLOCK_MULTIPLE) * BLOCK_MULTIPLE}",
+        )
+    return num_bytes

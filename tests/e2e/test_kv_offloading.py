@@ -1,0 +1,44 @@
+"""Evicted blocks in host memory, in whole engines: the same bits as without, on each kind of worker group."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from octavo import LLM, SamplingParams
+
+NUM_CONVERSATIONS, NUM_TURNS = 4, 3
+SETTINGS: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 14, "max_num_seqs": 2}
+
+
+def converse(llm: LLM) -> tuple[list[list[int]], int]:
+    """Have conversations take turns, each of which fills half of the cache; returns all tokens, and how many were
+    cached."""
+    num_cached = 0
+    talks = [[number + 1] * 70 for number in range(NUM_CONVERSATIONS)]
+    for turn in range(NUM_TURNS):
+        for number, talk in enumerate(talks):
+            params = SamplingParams(max_tokens=20, seed=turn, temperature=1.0, ignore_eos=True)
+            (output,) = llm.generate([{"prompt_token_ids": talk}], params, use_tqdm=False)
+            num_cached += output.num_cached_tokens or 0
+            talk += [*output.outputs[0].token_ids, number]
+    return talks, num_cached
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"dtype": "float32"}, id="float32"),
+        pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "int8", "tensor_parallel_size": 2}, id="int8, two ranks"),
+        pytest.param({"dtype": "bfloat16", "pipeline_parallel_size": 2}, id="two stages", marks=pytest.mark.long),
+        pytest.param({"dtype": "float32", "cpu_kernels": "torch"}, id="torch", marks=pytest.mark.long),
+        pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, id="fp8", marks=pytest.mark.long),
+    ],
+)
+def test_conversations_continue_from_host_memory(model: Path, settings: dict[str, Any]) -> None:
+    with LLM(str(model), **SETTINGS, **settings) as llm:
+        expected, num_cached = converse(llm)
+    with LLM(str(model), **SETTINGS, **settings, kv_offloading_size=0.01, kv_offloading_backend="native") as llm:
+        talks, num_found = converse(llm)
+    assert talks == expected
+    assert num_found >= NUM_CONVERSATIONS * (64 + 80) > num_cached

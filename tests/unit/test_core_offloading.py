@@ -1,0 +1,145 @@
+"""Contents of evicted blocks in host memory: what plans copy, and that later prefixes find them."""
+
+import random
+
+import pytest
+from core_fakes import FakeEngine, alone
+
+from octavo.core_proc.cache.host_tier import HostTier
+from octavo.protocol.config import CacheGroupSpec
+
+FULL = CacheGroupSpec(num_layers=1, block_bytes=1000)
+WINDOW = CacheGroupSpec(kind="window", window=9, num_layers=1, block_bytes=1000)
+STATE = CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000)
+NAMES = "abcd"
+VOCAB = 30
+MIXES = {
+    "full": [FULL],
+    "full and window": [FULL, WINDOW],
+    "windows": [WINDOW, FULL, WINDOW],
+    "window": [WINDOW],
+    "states": [FULL, STATE],
+}
+
+
+def offloading(num_blocks: int, num_host_blocks: int, groups: list[CacheGroupSpec] = MIXES["full"], **changes):
+    """Return an engine whose worker verifies that every block holds what the step reads."""
+    return FakeEngine(num_blocks, groups, kv_offloading_bytes=1000 * num_host_blocks, **changes)
+
+
+def ask_in_turn(engine: FakeEngine, names: str, num_tokens: int = 30) -> None:
+    for name in names:
+        engine.submit(f"{name} {len(engine.outputs)}", [NAMES.index(name) + 1] * num_tokens, 1)
+        engine.run()
+
+
+def test_an_evicted_prefix_comes_back() -> None:
+    engine = offloading(num_blocks=16, num_host_blocks=20)
+    ask_in_turn(engine, "abc", num_tokens=33)
+    before = engine.worker.num_computed_tokens
+    output = engine.submit("again", [1] * 33)
+    engine.run()
+    assert output.num_cached_tokens == 32
+    assert output.token_ids == alone([1] * 33).token_ids
+    assert engine.worker.num_computed_tokens - before == 4
+    stats = engine.scheduler.stats()
+    assert stats.external_prefix_cache_hits == 4 * engine.worker.num_copied_in > 0
+    assert stats.prefix_cache_hits + stats.external_prefix_cache_hits == 32
+    assert stats.kv_offload_stored_bytes >= stats.kv_offload_loaded_bytes == 1000 * engine.worker.num_copied_in
+
+
+@pytest.mark.parametrize("mix", MIXES)
+@pytest.mark.parametrize("num_host_blocks", [1, 7, 300])
+def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int) -> None:
+    rng = random.Random(num_host_blocks)
+    engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_num_batched_tokens=24)
+    turns = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))] for _ in range(8)]
+    for number in range(80):
+        turn = rng.choice(turns)
+        if len(turn) > 40:
+            turn.clear()
+        turn += [rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))]
+        engine.submit(f"request {number}", list(turn), max_tokens=rng.randrange(1, 9))
+        for _ in range(rng.randrange(9) if number % 9 else 0):
+            if engine.scheduler.has_requests:
+                engine.turn()
+        if number % 20 == 7:
+            engine.abort(f"request {number}")
+        if number == 50:
+            engine.replace_worker()
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert stats.kv_offload_stored_bytes
+    assert stats.external_prefix_cache_hits or num_host_blocks < 300
+
+
+def test_preempted_requests_continue_from_host_memory() -> None:
+    engine = offloading(num_blocks=16, num_host_blocks=100)
+    outputs = {name: engine.submit(name, [NAMES.index(name) + 1] * 9, max_tokens=40) for name in "abc"}
+    engine.run()
+    stats = engine.scheduler.stats()
+    assert stats.num_preemptions
+    assert engine.worker.num_copied_in
+    assert stats.num_recomputed_tokens <= engine.config.block_size * stats.num_preemptions
+    for name, output in outputs.items():
+        assert output.token_ids == alone([NAMES.index(name) + 1] * 9, 40).token_ids
+
+
+def test_lost_workers_lose_host_memory() -> None:
+    engine = offloading(num_blocks=16, num_host_blocks=100)
+    ask_in_turn(engine, "abcd")
+    engine.submit("again", [1] * 30)
+    engine.plan()
+    engine.replace_worker()
+    assert engine.scheduler.cache.host is not None
+    assert len(engine.scheduler.cache.host) == 0
+    engine.run()
+    assert engine.outputs["again"].token_ids == alone([1] * 30).token_ids
+
+
+def test_contents_are_dropped_with_the_cache() -> None:
+    engine = offloading(num_blocks=16, num_host_blocks=100)
+    ask_in_turn(engine, "abcd")
+    assert engine.scheduler.reset_prefix_cache()
+    ask_in_turn(engine, "a")
+    assert engine.scheduler.stats().external_prefix_cache_hits == 0
+
+
+def test_nothing_computed_with_old_weights_is_found() -> None:
+    engine = offloading(num_blocks=16, num_host_blocks=100)
+    ask_in_turn(engine, "abcd")
+    engine.scheduler.set_weights(1, recomputes=False)
+    ask_in_turn(engine, "a")
+    assert engine.scheduler.stats().external_prefix_cache_hits == 0
+
+
+class TestHostTier:
+    def test_the_least_recently_used_content_makes_place(self) -> None:
+        host = HostTier(2)
+        for block_id, key in enumerate((b"a", b"b")):
+            host.on_evicted(block_id, key)
+        assert host.take_copies() == ([(0, 0), (1, 1)], [])
+        host.on_evicted(2, b"a")  # it is there, and so used now
+        host.on_evicted(3, b"c")
+        assert host.take_copies() == ([(3, 1)], [])
+        assert (b"a" in host, b"b" in host, b"c" in host) == (True, False, True)
+
+    def test_what_a_plan_copies_in_is_not_overwritten_by_it(self) -> None:
+        host = HostTier(1)
+        host.on_evicted(0, b"a")
+        host.take_copies()
+        host.pin([b"a"])
+        host.on_evicted(5, b"b")
+        host.copy_in(b"a", 5)
+        assert host.take_copies() == ([], [(0, 5)])
+        assert b"b" not in host
+
+    def test_a_dropped_content_keeps_its_place_until_it_is_copied(self) -> None:
+        host = HostTier(1)
+        host.on_evicted(0, b"a")
+        host.drop(b"a")
+        host.on_evicted(1, b"b")
+        assert not host.check()
+        assert host.take_copies() == ([(0, 0)], [])
+        host.on_evicted(1, b"b")
+        assert host.take_copies() == ([(1, 0)], [])

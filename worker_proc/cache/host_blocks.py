@@ -1,0 +1,58 @@
+"""`HostBlocks`: host memory for contents that blocks of the cache lose to others. Does not decide which."""
+
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from octavo.kernels import copy_blocks
+from octavo.kernels.copy_blocks import native
+from octavo.kernels.native import memory
+from octavo.kernels.native.library import NativeLibrary
+from octavo.protocol.steps import StepPlan
+
+
+class HostBlocks:
+    """Blocks in host memory, pinned if a GPU copies them. The parts of a block, of all layers, lie together.
+
+    A GPU copies on the stream of its steps, so copies and steps are done in the order of the plans.
+
+    Args:
+        buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
+        num_blocks: of the cache.
+        num_host_blocks: in host memory.
+        library: copies on several threads; None: torch or a GPU copies.
+        num_threads: of the library.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for it.
+    """
+
+    def __init__(
+        self,
+        buffers: Sequence[Tensor],
+        num_blocks: int,
+        num_host_blocks: int,
+        library: NativeLibrary | None = None,
+        num_threads: int = 1,
+    ) -> None:
+        self._cache = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
+        block_bytes = sum(buffer.shape[1] for buffer in self._cache)
+        if buffers and buffers[0].device.type != "cpu":
+            memory_B = torch.empty(num_host_blocks * block_bytes, dtype=torch.uint8, pin_memory=True)
+        else:
+            memory_B = memory.allocate(num_host_blocks * block_bytes)
+        self._host_PB = memory_B.view(num_host_blocks, block_bytes)
+        self._parts = copy_blocks.parts_of(self._host_PB, self._cache)
+        is_native = library is not None and not self._host_PB.is_pinned()
+        self._copy = (
+            partial(native.copy_blocks, library, num_threads=num_threads)
+            if library is not None and is_native
+            else copy_blocks.copy_blocks
+        )
+
+    def apply(self, plan: StepPlan) -> None:
+        """Make the copies of a plan, which come before its step. On a GPU: begin them."""
+        self._copy(self._cache, self._parts, plan.copies_out)
+        self._copy(self._parts, self._cache, plan.copies_in)
