@@ -35,10 +35,18 @@ Whole numbers may have a unit: 32k is 32 000, 32K is 32 768, 4G is 4 x 2^30.
 
 
 class FlagParser(CommandParser):
-    """Flags generated from fields of the tree. Flags that are not given are absent from the result."""
+    """Flags generated from fields of the tree. Flags that are not given are absent from the result.
 
-    def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description, "MODEL [FLAG ...]", _EPILOG.format(prog=prog), defaults=False)
+    Args:
+        prog: "octavo serve".
+        description: of the command.
+        operand: what the command line names without a flag.
+    """
+
+    def __init__(self, prog: str, description: str, operand: str = "MODEL") -> None:
+        usage = "MODEL [FLAG ...]" if operand == "MODEL" else f"{operand} --model MODEL [FLAG ...]"
+        super().__init__(prog, description, usage, _EPILOG.format(prog=prog), defaults=False)
+        self._operand = operand
 
     def add_fields(self, name: str, title: str, fields: Iterable[FieldInfo]) -> None:
         """Add a group of flags; `--help=NAME` shows it alone."""
@@ -89,19 +97,21 @@ class FlagParser(CommandParser):
         return settings
 
     def _unknown(self, word: str) -> str:
-        return super()._unknown(word) + ("" if word.startswith("-") else ": there is one MODEL")
+        return super()._unknown(word) + ("" if word.startswith("-") else f": there is one {self._operand}")
 
 
-def config_parser(prog: str, description: str, *, has_server: bool = True) -> FlagParser:
+def config_parser(prog: str, description: str, *, has_server: bool = True, operand: str = "MODEL") -> FlagParser:
     """Return a parser for MODEL, `--config` and every field of the tree.
 
     Args:
         prog: "octavo serve".
         description: of the command.
         has_server: add the fields of the HTTP server.
+        operand: what the command line names without a flag. If that is not MODEL, the command adds its argument.
     """
-    parser = FlagParser(prog, description)
-    parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model")
+    parser = FlagParser(prog, description, operand)
+    if operand == "MODEL":
+        parser.add_argument("positional_model", metavar="MODEL", nargs="?", help="the same as --model")
     parser.add_argument(
         "--config", metavar="FILE", help="YAML file of settings, named like the flags, which take precedence"
     )

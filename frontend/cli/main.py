@@ -49,6 +49,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("chat", "chat with a model on a running server", "octavo.frontend.cli.chat"),
     Command("complete", "continue a text on a running server", "octavo.frontend.cli.complete"),
     Command("run-batch", "run a file of requests into a file of results", "octavo.frontend.cli.run_batch"),
+    Command("verify", "compute saved answers again and compare every bit", "octavo.frontend.cli.verify"),
     Command("bench", "benchmark a server or an engine", commands=BENCHMARKS),
     Command("admin", "operate a running server", commands=ADMIN),
     Command("quantize", "write a checkpoint with fewer bits", "octavo.frontend.cli.quantize"),

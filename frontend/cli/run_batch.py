@@ -52,6 +52,11 @@ def parser() -> FlagParser:
         metavar="N",
         help="limit on requests in flight; default: twice --max-num-seqs",
     )
+    group.add_argument(
+        "--return-receipts",
+        action="store_true",
+        help="results have receipts and their requests: octavo verify computes them again",
+    )
     group.add_argument("--overwrite", action="store_true", help="discard the results in an existing output file")
     return parser
 
@@ -71,7 +76,7 @@ def run(argv: list[str]) -> int:
     max_in_flight = settings.pop("max_inflight", None)
     if max_in_flight is not None and max_in_flight < 1:
         raise CommandError("--max-inflight must be 1 or more")
-    starts_over = settings.pop("overwrite", False)
+    starts_over, has_receipts = settings.pop("overwrite", False), settings.pop("return_receipts", False)
     start_log(str(settings.get("log_level") or "WARNING"), settings.get("log_config_file"))
     engine, server = configurations(settings)
     # Results for a URL are collected in a file first. Its name is derived from the URL, so a repeated command finds it.
@@ -81,7 +86,7 @@ def run(argv: list[str]) -> int:
         nullcontext(StandardOutput()) if paths[1] == STANDARD else ResultsFile(path, starts_over=starts_over) as sink,
     ):
         num_lines = _check(source, sink)
-        batch = Batch(source, sink, num_lines)
+        batch = Batch(source, sink, num_lines, has_receipts=has_receipts)
         if batch.num_left:
             batch.run(engine, server, max_in_flight)
         print(batch.render(), file=sys.stderr)  # noqa: T201
@@ -98,12 +103,16 @@ class Batch:
         source: the requests, positioned at the start.
         sink: receives the results.
         num_lines: number of requests.
+        has_receipts: results have receipts.
     """
 
-    def __init__(self, source: BinaryIO, sink: ResultsFile | StandardOutput, num_lines: int) -> None:
+    def __init__(
+        self, source: BinaryIO, sink: ResultsFile | StandardOutput, num_lines: int, *, has_receipts: bool = False
+    ) -> None:
         self._source = source
         self._sink = sink
         self._num_lines = num_lines
+        self._has_receipts = has_receipts
         self._num_before = len(sink.done)
         self._num_written = 0
         self._num_failed = sink.num_failed
@@ -138,19 +147,10 @@ class Batch:
         # Imported late: these imports are slow.
         from tqdm import tqdm
 
+        from octavo.frontend.cli.batch.own_engine import serving
         from octavo.frontend.cli.batch.runner import answer_lines
-        from octavo.frontend.client import AsyncClient
-        from octavo.frontend.conversation.settings import ChatSettings
-        from octavo.frontend.http.app import make_app
-        from octavo.frontend.http.configure import make_app_state
-        from octavo.frontend.lora.startup import check_flags, load_modules
 
-        # Reject wrong flags before the engine starts.
-        ChatSettings.of(server)
-        check_flags(server, has_adapters=config.lora.enable_lora)
-        async with AsyncClient.launch(config=config) as client:
-            await load_modules(server, client.adapters)
-            app = make_app(make_app_state(client, server), server, keys=())
+        async with serving(config, server) as (client, app):
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
             with tqdm(total=self._num_lines, initial=self._num_before, unit="line", disable=None) as bar:
 
@@ -161,7 +161,8 @@ class Batch:
                     bar.update()
 
                 try:
-                    await answer_lines(app, client, self._lines_left(), write, limit)
+                    lines, has_receipts = self._lines_left(), self._has_receipts
+                    await answer_lines(app, client, lines, write, limit, has_receipts=has_receipts)
                 except EngineDeadError as error:
                     raise CommandError(str(error), "run the same command again to resume") from None
 

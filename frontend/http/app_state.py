@@ -13,11 +13,14 @@ from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.generation.params_resolver import ParamsResolver
 from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
+from octavo.frontend.http.request import ApiRequest, header_value, route_path
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
+from octavo.frontend.receipts.log import ReceiptLog
+from octavo.frontend.receipts.recorder import Recorder
 from octavo.protocol.adapters import Adapter
-from octavo.protocol.errors import ModelNotFoundError
+from octavo.protocol.errors import InvalidRequestError, ModelNotFoundError
 from octavo.protocol.params import MAX_STOP_STRINGS
 from octavo.protocol.sampling_table import MAX_N
 
@@ -58,6 +61,8 @@ class AppState:
     """Seconds of silence after which a stream sends a comment; 0: never."""
     execute: Execute | None = None
     """For operators; None: this application does not own its engines."""
+    receipts: ReceiptLog | None = None
+    """Gets the receipt of every answer; None: there is no such log."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     others: "tuple[AppState, ...]" = ()
@@ -139,8 +144,9 @@ def answer_style(
     model: str,
     num_logprobs: int | None,
     chat: AnswerRendering = AnswerRendering(),
+    recorder: Recorder | None = None,
 ) -> AnswerStyle:
-    """Return how a request is answered; `chat`: how its outputs become messages."""
+    """Return how a request is answered; `chat`: how its outputs become messages; `recorder`: makes its receipt."""
     settings = state.answers
     options = request.stream_options or StreamOptions()
     has_usage = bool(options.include_usage) or state.forces_usage
@@ -162,4 +168,30 @@ def answer_style(
         has_usage=has_usage,
         has_running_usage=has_usage and bool(options.continuous_usage_stats),
         has_metrics=settings.has_metrics,
+        recorder=recorder,
     )
+
+
+RECEIPT_HEADER = "x-octavo-receipt"
+"""Of a request: 1 asks for a receipt. Of an answer: the digest of its receipt."""
+
+
+def receipt_recorder(state: AppState, http_request: ApiRequest, body: bytes, *, is_asked: bool) -> Recorder | None:
+    """Return what makes the receipt of an answer, None if neither its caller nor the log wants one.
+
+    Args:
+        state: of the application.
+        http_request: of the caller.
+        body: of the request.
+        is_asked: the body has `return_receipt`.
+
+    Raises:
+        InvalidRequestError: the header has another value than 0 or 1.
+    """
+    header = header_value(http_request.scope, RECEIPT_HEADER.encode())
+    if header not in ("", "0", "1"):
+        raise InvalidRequestError(f"the header {RECEIPT_HEADER} must be 1 or 0, got {header!r}", RECEIPT_HEADER)
+    is_shown = is_asked or header == "1"
+    if state.receipts is None and not is_shown:
+        return None
+    return Recorder(state.client, route_path(http_request.scope), body, state.receipts, is_shown=is_shown)

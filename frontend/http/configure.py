@@ -11,6 +11,7 @@ from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.lora.startup import open_resolver
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.shared_counters import SharedCounters
+from octavo.frontend.receipts.log import ReceiptLog
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -31,8 +32,8 @@ def make_app_state(
         execute: carries out commands of operators.
 
     Raises:
-        ConfigError: the configured chat template cannot be read, the profiler's directory cannot be used, or a parser
-            does not exist.
+        ConfigError: the configured chat template cannot be read, the directory of the profiler or of the receipts
+            cannot be used, or a parser does not exist.
     """
     metrics = client.observer
     if not isinstance(metrics, Metrics):
@@ -51,9 +52,10 @@ def make_app_state(
         max_n_sequences=config.max_n_sequences,
         max_stop_strings=config.max_stop_strings,
         chat=ChatSettings.of(config),
-        profiler_dir=_profiler_dir(config),
+        profiler_dir=_usable(config.torch_profiler_dir, "--torch-profiler-dir"),
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
+        receipts=_receipts(config),
         answers=AnswerSettings.of(config),
         stall_deadline_s=config.watchdog_timeout,
         keep_alive_s=config.sse_keep_alive_interval,
@@ -66,14 +68,19 @@ def make_app_state(
     return state
 
 
-def _profiler_dir(config: ServerConfig) -> Path | None:
-    if config.torch_profiler_dir is None:
+def _usable(path: str | None, flag: str) -> Path | None:
+    if path is None:
         return None
     try:
-        return usable_directory(Path(config.torch_profiler_dir).resolve())
+        return usable_directory(Path(path).resolve())
     except OSError as error:
-        message = f"{config.torch_profiler_dir} cannot be written to: {error.strerror}"
-        raise ConfigError(message, phase="configuration", hint="choose another --torch-profiler-dir") from None
+        message = f"{path} cannot be written to: {error.strerror}"
+        raise ConfigError(message, phase="configuration", hint=f"choose another {flag}") from None
+
+
+def _receipts(config: ServerConfig) -> ReceiptLog | None:
+    directory = _usable(config.receipts, "--receipts")
+    return None if directory is None else ReceiptLog(directory, config.receipts_max_bytes)
 
 
 def _check_chat_template(state: AppState) -> None:

@@ -10,6 +10,7 @@ from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.chat_request import errors_renamed
 from octavo.frontend.http.request_log import LoggedAnswer
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.receipts.recorder import Recorder
 from octavo.protocol.errors import InvalidRequestError
 
 
@@ -21,12 +22,14 @@ class RunningGenerations:
     Args:
         state: of the application.
         error_names: the caller's names of parameters, for errors that leave the context.
+        recorder: makes the receipt; None: there is none.
     """
 
-    __slots__ = ("_error_names", "_running", "_state", "arrived", "num_unfinished")
+    __slots__ = ("_error_names", "_recorder", "_running", "_state", "arrived", "num_unfinished")
 
-    def __init__(self, state: AppState, error_names: Mapping[str, str]) -> None:
+    def __init__(self, state: AppState, error_names: Mapping[str, str], recorder: Recorder | None = None) -> None:
         self._state = state
+        self._recorder = recorder
         self._error_names = error_names
         self.arrived = state.client.preparer.wake_event()
         """Set whenever there may be something to take."""
@@ -60,6 +63,8 @@ class RunningGenerations:
             if self._running:
                 await asyncio.sleep(0)
             one = prepared.pop(request_id)
+            if self._recorder is not None:
+                one = self._recorder.prepare(one, request_id)
             logged = None if log is None else log.begin(one, request_id)
             generation = await one.start(client, request_id, self.arrived)
             self._running.append((generation.__enter__(), logged))
@@ -78,4 +83,6 @@ class RunningGenerations:
             self.num_unfinished -= output.finished
             if logged is not None:
                 logged.add(output)
+            if self._recorder is not None:
+                self._recorder.add(index, output)
             yield index, output

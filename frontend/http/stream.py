@@ -8,6 +8,7 @@ from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.running import RunningGenerations
 from octavo.frontend.http.sse import events
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.receipts.recorder import Recorder
 
 
 class ChunkRenderer(Protocol):
@@ -25,6 +26,7 @@ async def stream_pieces(
     prepared: dict[str, PreparedGeneration],
     renderer: ChunkRenderer,
     error_names: Mapping[str, str] = {},
+    recorder: Recorder | None = None,
 ) -> AsyncGenerator[bytes]:
     """Generate for one prompt or several; yield server-sent events. The first failure ends all prompts.
 
@@ -33,16 +35,19 @@ async def stream_pieces(
         prepared: what is generated, by request id; emptied.
         renderer: of the answer.
         error_names: the caller's names of parameters.
+        recorder: makes the receipt; None: there is none.
 
     Raises:
         OctavoError: how a request failed.
     """
-    with RunningGenerations(state, error_names) as running:
+    with RunningGenerations(state, error_names, recorder) as running:
         await running.start(prepared)
         while running.num_unfinished:
             await running.arrived.wait()
             for index, output in running.take():
                 if bodies := renderer.take(output, index):
                     yield events(bodies)
+    if recorder is not None:
+        recorder.finish()
     if bodies := renderer.last():
         yield events(bodies)

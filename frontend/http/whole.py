@@ -7,12 +7,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.frontend.generation.prepared import PreparedGeneration
-from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.app_state import RECEIPT_HEADER, AppState
 from octavo.frontend.http.chat_request import errors_renamed
 from octavo.frontend.http.errors import failure_response
 from octavo.frontend.http.request import JSON
 from octavo.frontend.http.running import RunningGenerations
 from octavo.frontend.outputs import RequestOutput
+from octavo.frontend.receipts.receipt import Receipt
+from octavo.frontend.receipts.recorder import Recorder
 from octavo.protocol.errors import OctavoError
 
 
@@ -26,6 +28,7 @@ class WholeAnswer(Response):
         prepared: what is generated, by request id; emptied.
         render: makes the body of the outputs, one per prompt.
         error_names: the caller's names of parameters.
+        recorder: makes the receipt; None: there is none.
     """
 
     def __init__(
@@ -34,6 +37,7 @@ class WholeAnswer(Response):
         prepared: dict[str, PreparedGeneration],
         render: Callable[[list[RequestOutput]], bytes],
         error_names: Mapping[str, str] = {},
+        recorder: Recorder | None = None,
     ) -> None:
         self.status_code = 200
         self.raw_headers = []
@@ -42,6 +46,7 @@ class WholeAnswer(Response):
         self._prepared = prepared
         self._render_outputs = render
         self._error_names = error_names
+        self._recorder = recorder
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, and send the answer.
@@ -50,7 +55,7 @@ class WholeAnswer(Response):
             Exception: an unexpected error, after the client has got an error response.
         """
         try:
-            response = Response(self._render_outputs(await self._outputs()), media_type=JSON)
+            response = await self._response()
         except OctavoError as error:
             response = failure_response(scope, error)
         except Exception as error:
@@ -60,12 +65,21 @@ class WholeAnswer(Response):
         response.background = self.background
         await response(scope, receive, send)
 
+    async def _response(self) -> Response:
+        outputs, recorder = await self._outputs(), self._recorder
+        if recorder is not None:
+            recorder.finish()
+        response = Response(self._render_outputs(outputs), media_type=JSON)
+        if recorder is not None and isinstance(recorder.shown, Receipt):
+            response.headers[RECEIPT_HEADER] = recorder.shown.digest
+        return response
+
     async def _outputs(self) -> list[RequestOutput]:
         """Return the finished output of each prompt."""
         if any(one.beam_params is not None for one in self._prepared.values()):
             return await self._search()
         finished: dict[int, RequestOutput] = {}
-        with RunningGenerations(self._state, self._error_names) as running:
+        with RunningGenerations(self._state, self._error_names, self._recorder) as running:
             await running.start(self._prepared)
             while running.num_unfinished:
                 await running.arrived.wait()
@@ -76,7 +90,7 @@ class WholeAnswer(Response):
         """Search beams for all prompts at once."""
         with errors_renamed(self._error_names):
             searches = [
-                asyncio.create_task(self._search_one(one, request_id)) for request_id, one in self._prepared.items()
+                asyncio.create_task(self._search_one(index, *named)) for index, named in enumerate(self._begun())
             ]
             try:
                 return await asyncio.gather(*searches)
@@ -85,9 +99,16 @@ class WholeAnswer(Response):
                     search.cancel()
                 await asyncio.gather(*searches, return_exceptions=True)
 
-    async def _search_one(self, one: PreparedGeneration, request_id: str) -> RequestOutput:
+    def _begun(self) -> list[tuple[str, PreparedGeneration]]:
+        """Return the searches with their request ids."""
+        named, recorder = list(self._prepared.items()), self._recorder
+        return named if recorder is None else [(name, recorder.prepare(one, name)) for name, one in named]
+
+    async def _search_one(self, index: int, request_id: str, one: PreparedGeneration) -> RequestOutput:
         logged = None if self._state.request_log is None else self._state.request_log.begin(one, request_id)
         output = await one.search(self._state.client, request_id)
         if logged is not None:
             logged.add(output)
+        if self._recorder is not None:
+            self._recorder.add(index, output)
         return output

@@ -268,6 +268,17 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool, Meta(description="With --enable-log-outputs: also log each delta of a stream.")
     ] = False
     log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error response.")] = False
+    receipts: Annotated[
+        str | None,
+        Meta(
+            description="Directory for a log of receipts: each request with its answer's seeds, tokens and digests of "
+            "logprobs, which octavo verify computes again and compares. All requests compute logprobs. It has the "
+            "texts of all requests, and only this user may read it."
+        ),
+    ] = None
+    receipts_max_bytes: Annotated[
+        int, Meta(ge=2**20, description="Size of that log (1G); its oldest files are removed.")
+    ] = 2**30
     max_log_len: Annotated[
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Most characters of a text, and most token ids, in a request log line. Default: all."),

@@ -1,6 +1,7 @@
 """`call`: sends one request to an ASGI application in this process, without a server."""
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import TYPE_CHECKING
@@ -19,8 +20,10 @@ class Response:
     """The exception that the application raised for the server's log."""
 
 
-async def call(app: "ASGIApp", path: str, body: bytes, request_id: str) -> Response:
-    """Post a JSON body and return the response."""
+async def call(
+    app: "ASGIApp", path: str, body: bytes, request_id: str, headers: Sequence[tuple[bytes, bytes]] = ()
+) -> Response:
+    """Post a JSON body, with further headers, and return the response."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0", "spec_version": "2.4"},
@@ -31,7 +34,7 @@ async def call(app: "ASGIApp", path: str, body: bytes, request_id: str) -> Respo
         "raw_path": path.encode(),
         "query_string": b"",
         "root_path": "",
-        "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode())],
+        "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode()), *headers],
         "client": None,
         "server": None,
     }

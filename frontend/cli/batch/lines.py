@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Iterable, Iterator
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 ID_PREFIX = "batch_req_"
 """Prefix of a result's id, before the line number."""
@@ -50,6 +51,13 @@ class Failure(msgspec.Struct):
     """Starts with the line number."""
 
 
+class AnsweredRequest(msgspec.Struct):
+    """The request of a result with a receipt: so the line has all that `octavo verify` needs."""
+
+    url: str
+    body: msgspec.Raw
+
+
 class BatchResult(msgspec.Struct):
     """One line of the output."""
 
@@ -57,6 +65,8 @@ class BatchResult(msgspec.Struct):
     custom_id: str | None
     response: Answered | None
     error: Failure | None
+    request: AnsweredRequest | UnsetType = UNSET
+    """With receipts only: OpenAI's format has none."""
 
     @property
     def number(self) -> int:

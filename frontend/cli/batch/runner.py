@@ -2,14 +2,22 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
 from octavo.frontend.cli.batch.asgi_call import Response, call
-from octavo.frontend.cli.batch.lines import ID_PREFIX, Answered, BadLine, BatchRequest, BatchResult, Failure
+from octavo.frontend.cli.batch.lines import (
+    ID_PREFIX,
+    Answered,
+    AnsweredRequest,
+    BadLine,
+    BatchRequest,
+    BatchResult,
+    Failure,
+)
 from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.errors import EngineDeadError
 
@@ -17,6 +25,11 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp
 
 logger = logging.getLogger(__name__)
+
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+RECEIPT: Headers = ((b"x-octavo-receipt", b"1"),)
+"""Asks for a receipt."""
 
 RETRY_S = 0.2
 """Delay before retrying a request that the engine rejected as overloaded."""
@@ -45,6 +58,8 @@ async def answer_lines(
     lines: Iterable[BatchRequest | BadLine],
     write: Callable[[BatchResult], None],
     max_in_flight: int,
+    *,
+    has_receipts: bool = False,
 ) -> None:
     """Run every line and write results as they become ready.
 
@@ -56,6 +71,7 @@ async def answer_lines(
         lines: consumed as earlier ones finish.
         write: called with each result.
         max_in_flight: limit on concurrent requests.
+        has_receipts: ask for receipts; results then have their requests beside them.
 
     Raises:
         EngineDeadError: the engine died; lines without a result can be retried.
@@ -66,7 +82,10 @@ async def answer_lines(
 
     async def answer(line: BatchRequest) -> None:
         try:
-            write(await _answer(app, engine, line))
+            result = await _answer(app, engine, line, RECEIPT if has_receipts else ())
+            if has_receipts:
+                result.request = AnsweredRequest(line.url, msgspec.Raw(line.body))
+            write(result)
         finally:
             gate.release()
 
@@ -82,11 +101,11 @@ async def answer_lines(
         raise several.exceptions[0] from None
 
 
-async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest) -> BatchResult:
-    response = await _ask(app, line)
+async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest, headers: Headers) -> BatchResult:
+    response = await _ask(app, line, headers)
     while response.status == HTTPStatus.SERVICE_UNAVAILABLE and not engine.failure:
         await asyncio.sleep(RETRY_S)
-        response = await _ask(app, line)
+        response = await _ask(app, line, headers)
     if engine.failure:
         raise engine.failure
     body = response.body or b"null"  # middleware may answer with an empty body, which is not JSON
@@ -95,8 +114,8 @@ async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest) ->
     return BatchResult(f"{ID_PREFIX}{line.number}", line.custom_id, answered, error)
 
 
-async def _ask(app: "ASGIApp", line: BatchRequest) -> Response:
-    response = await call(app, line.url, line.body, line.request_id)
+async def _ask(app: "ASGIApp", line: BatchRequest, headers: Headers) -> Response:
+    response = await call(app, line.url, line.body, line.request_id, headers)
     if response.error is not None:  # a bug that affects one line must not lose the others
         logger.error("line %d failed", line.number, exc_info=response.error)
     return response

@@ -8,6 +8,8 @@ from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.http.fingerprint import Fingerprint
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.outputs import CompletionOutput, WeightRange
+from octavo.frontend.receipts.receipt import Receipt
+from octavo.frontend.receipts.recorder import Recorder
 from octavo.protocol.config import ServerConfig
 
 
@@ -57,6 +59,18 @@ class AnswerStyle:
     """In streams: the usage so far in every chunk."""
     has_metrics: bool = False
     """How long it took, where there is one choice; in streams with the usage."""
+    recorder: Recorder | None = None
+    """Makes the receipt of the answer; None: there is none."""
+
+    @property
+    def has_receipt(self) -> bool:
+        """Whether the answer ends in its receipt."""
+        return self.recorder is not None and self.recorder.is_shown
+
+    @property
+    def receipt(self) -> Receipt | UnsetType:
+        """The receipt of a complete answer; UNSET: the caller wants none."""
+        return UNSET if self.recorder is None else self.recorder.shown
 
     @property
     def shows_tokens(self) -> bool:

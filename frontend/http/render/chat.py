@@ -45,6 +45,7 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
         metrics=usage.metrics() if style.has_metrics else UNSET,
         prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
         prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
+        receipt=style.receipt,
     )
     return _encode(completion)
 
@@ -90,12 +91,13 @@ class ChatChunks:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return the chunk after the last choice has ended: the usage, if requested."""
-        if not self._style.has_usage:
+        """Return the chunk after the last choice has ended: usage and receipt, if requested."""
+        if not (self._style.has_usage or self._style.has_receipt):
             return []
-        chunk = self._with_choices([], self._usage.total())
-        if self._style.has_metrics:
+        chunk = self._with_choices([], self._usage.total() if self._style.has_usage else UNSET)
+        if self._style.has_usage and self._style.has_metrics:
             chunk.metrics = self._usage.metrics()
+        chunk.receipt = self._style.receipt
         return [_encode(chunk)]
 
     def _opening(self, output: RequestOutput) -> list[bytes]:

@@ -84,13 +84,16 @@ class CompletionAnswer:
         return chunks
 
     def last(self) -> list[bytes]:
-        """Return the chunk after the last choice has ended: the usage, if requested."""
-        return [self._last(self._response([], self._usage.total()))] if self._style.has_usage else []
+        """Return the chunk after the last choice has ended: usage and receipt, if requested."""
+        if not (self._style.has_usage or self._style.has_receipt):
+            return []
+        return [self._last(self._response([], self._usage.total() if self._style.has_usage else UNSET))]
 
     def _last(self, response: CompletionResponse) -> bytes:
         """Encode the chunk about the whole request."""
         if self._style.has_metrics:
             response.metrics = self._usage.metrics()
+        response.receipt = self._style.receipt
         return _encode(response)
 
     def _text_chunk(self, index: int, text: str) -> bytes:

@@ -8,7 +8,7 @@ from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.generation.request import GenerationRequest
 from octavo.frontend.generation.spec import check_volume
-from octavo.frontend.http.app_state import AppState, answer_style
+from octavo.frontend.http.app_state import AppState, answer_style, receipt_recorder
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.generation_request import check_fields, generation_request
@@ -29,14 +29,17 @@ MAX_PROMPTS = 1024
 
 async def create_completion(state: CurrentState, http_request: ApiRequest) -> Response:
     """Continue one prompt or several."""
-    body = decode(http_request.take_body(), CompletionRequest)
+    data = http_request.take_body()
+    body = decode(data, CompletionRequest)
     model, adapter = await state.choose_model(body.model)
     require_generation(state.client.config)
     check_fields(body)
     answer_id = f"cmpl-{http_request.choose_id(body.request_id)}"
     generations = await _prepare(state, body, adapter)
+    recorder = receipt_recorder(state, http_request, data, is_asked=body.return_receipt)
+    num_logprobs = 0 if body.logprob_token_ids else body.logprobs
     answer = CompletionAnswer(
-        answer_style(state, body, answer_id, model, 0 if body.logprob_token_ids else body.logprobs),
+        answer_style(state, body, answer_id, model, num_logprobs, recorder=recorder),
         n=generations[0].params.n,
         echo=_echo_style(state, body, generations),
         shows_prompt_logprobs=body.prompt_logprobs is not None,
@@ -45,8 +48,8 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     ids = [answer_id] if num_prompts == 1 else [f"{answer_id}-{index}" for index in range(num_prompts)]
     named = dict(zip(ids, generations, strict=True))
     if body.stream:
-        return EventStream(stream_pieces(state, named, answer), state.keep_alive_s)
-    return WholeAnswer(state, named, answer.whole)
+        return EventStream(stream_pieces(state, named, answer, recorder=recorder), state.keep_alive_s)
+    return WholeAnswer(state, named, answer.whole, recorder=recorder)
 
 
 async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | None) -> list[PreparedGeneration]:

@@ -9,6 +9,7 @@ from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
 from octavo.frontend.outputs import WeightRange
+from octavo.frontend.receipts.receipt import Receipt
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -155,6 +156,7 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_token_ids: list[int] | UnsetType = UNSET
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
 
 
 class FunctionCallDelta(Struct, kw_only=True):
@@ -206,3 +208,5 @@ class ChatChunk(Struct, kw_only=True):
     system_fingerprint: str | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
+    """In the last chunk."""

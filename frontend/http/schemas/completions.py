@@ -8,6 +8,7 @@ from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
 from octavo.frontend.outputs import WeightRange
+from octavo.frontend.receipts.receipt import Receipt
 
 
 class CompletionRequest(SamplingFields, kw_only=True):
@@ -73,3 +74,5 @@ class CompletionResponse(Struct, kw_only=True):
     system_fingerprint: str | UnsetType | None = UNSET
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
+    receipt: Receipt | UnsetType = UNSET
+    """In streams in the last chunk."""

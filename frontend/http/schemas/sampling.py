@@ -77,5 +77,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     return_weight_versions: bool = False
     """Say which version of the weights drew which tokens, also if there is only one."""
     return_tokens_as_token_ids: bool | None = None
+    return_receipt: bool = False
+    """The answer has a `receipt`, which `octavo verify` compares with the same request computed again."""
     echo: bool = False
     user: str | None = None

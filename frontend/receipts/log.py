@@ -1,0 +1,126 @@
+"""`ReceiptLog`: receipts as lines of JSON in a directory, of bounded size, written by a thread of its own."""
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import msgspec
+
+from octavo.frontend.receipts.receipt import LOG_FILES, Record
+
+logger = logging.getLogger(__name__)
+
+FILES_PER_LOG = 16
+"""The log is removed file by file. More files keep it nearer to its limit."""
+
+MAX_WAITING_BYTES = 64 * 2**20
+"""Of receipts that are not written yet; further ones are lost."""
+
+_BYTES_PER_TOKEN = 16
+"""Of a line, about: the id of a token and the digest of its logprobs."""
+
+
+class ReceiptLog:
+    """Appends records to files, and removes the oldest files.
+
+    Several processes may write to one directory: each has files of its own and removes those of all. An answer never
+    waits for a write, and a failed write costs its receipt alone.
+
+    Args:
+        directory: exists.
+        max_bytes: limit on all files together. The file that a process writes to is never removed, so the log may be
+            larger by one file, a sixteenth, for each process.
+    """
+
+    def __init__(self, directory: Path, max_bytes: int) -> None:
+        self._directory = directory
+        self._max_bytes = max_bytes
+        self._file_bytes = max(1, max_bytes // FILES_PER_LOG)
+        # Its thread starts with the first receipt. The interpreter waits at its exit until all are written.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="receipts")
+        self._lock = threading.Lock()
+        self._num_waiting_bytes = 0
+        self._numbers = itertools.count(1)
+        self._fd = -1
+        self._size = 0
+        self._num_lost = 0
+        """Since the last record that was written; 0: none."""
+
+    def write(self, record: Record) -> None:
+        """Have a record written soon; returns at once."""
+        num_tokens = sum([len(one.token_ids) for prompt in record.receipt.prompts for one in prompt.sequences])
+        num_bytes = len(bytes(record.request)) + _BYTES_PER_TOKEN * num_tokens
+        with self._lock:
+            is_full = self._num_waiting_bytes > MAX_WAITING_BYTES
+            if not is_full:
+                self._num_waiting_bytes += num_bytes
+        if is_full:
+            self._lose(f"{MAX_WAITING_BYTES} bytes of receipts wait for the disk")
+        else:
+            self._thread.submit(self._write, record, num_bytes)
+
+    def _write(self, record: Record, num_bytes: int) -> None:
+        try:
+            self._append(msgspec.json.encode(record) + b"\n")
+        except OSError as error:
+            self._lose(error.strerror or str(error))
+        else:
+            with self._lock:
+                num_lost, self._num_lost = self._num_lost, 0
+            if num_lost:
+                logger.warning("receipts are written to %s again; %d were lost", self._directory, num_lost)
+        finally:
+            with self._lock:
+                self._num_waiting_bytes -= num_bytes
+
+    def _lose(self, reason: str) -> None:
+        with self._lock:
+            self._num_lost += 1
+            is_first = self._num_lost == 1
+        if is_first:  # one line until they are written again, not one for each answer
+            logger.error("receipts are lost, answers are not: cannot write to %s: %s", self._directory, reason)
+
+    def _append(self, line: bytes) -> None:
+        is_full = bool(self._size) and self._size + len(line) > self._file_bytes
+        # A file of a quiet process may be the oldest one, and another process removes it.
+        if self._fd < 0 or is_full or not os.fstat(self._fd).st_nlink:
+            self._begin_file()
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, self._size)  # no half line
+            raise
+        self._size += len(line)
+
+    def _begin_file(self) -> None:
+        start = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        path = self._directory / f"receipts-{start}-{os.getpid()}-{next(self._numbers):04}.jsonl"
+        # The requests of others are in it.
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size = fd, 0
+        self._remove_oldest(path)
+
+    def _remove_oldest(self, own: Path) -> None:
+        """Make room for a whole file."""
+        found: list[tuple[float, int, Path]] = []
+        for path in self._directory.glob(LOG_FILES):
+            with contextlib.suppress(FileNotFoundError):  # another process has removed it
+                status = path.stat()
+                found.append((status.st_mtime, status.st_size, path))
+        total = sum([size for _, size, _ in found]) + self._file_bytes
+        for _, size, path in sorted(found):
+            if total <= self._max_bytes:
+                return
+            if path != own:
+                path.unlink(missing_ok=True)
+                total -= size
