@@ -36,8 +36,8 @@ class PipelineDriver:
         self._free_blocks = [*range(0, num_blocks, 2), *range(1, num_blocks, 2)]
         self._num_pending: dict[int, int] = {}
         """Tokens of each slot that are planned and not known."""
-        self._plans: deque[list[tuple[Running, bool]]] = deque()
-        """Of each step in flight: its entries, and which of them draw."""
+        self._plans: deque[list[tuple[Running, int]]] = deque()
+        """Of each step in flight: its entries, and how many tokens they draw."""
         self._sequence = 0
         self.adapter_loads: list[AdapterLoad] = []
         """Of the next plan."""
@@ -74,20 +74,30 @@ class PipelineDriver:
         return len(request.token_ids) + self._num_pending[slot] - request.num_computed
 
     def begin(
-        self, chunks: dict[int, int] | None = None, masks: Callable[[], Sequence[TokenMask]] | None = None
+        self,
+        chunks: dict[int, int] | None = None,
+        masks: Callable[[], Sequence[TokenMask]] | None = None,
+        guesses: dict[int, list[int]] | None = None,
     ) -> None:
-        """Begin a step: `chunks` tokens of each slot, by default all there are."""
+        """Begin a step: `chunks` tokens of each slot, by default all there are, and `guesses` that follow them.
+
+        A slot with guesses must not be in the next step before this one is over.
+        """
+        guesses = guesses or {}
         if chunks is None:
             chunks = {slot: self.num_uncomputed(slot) for slot in self.running}
         new = {request.slot for request in self._admitted}
         appended, scheduled, entries = [], [], []
         for slot, num_tokens in chunks.items():
             request = self.running[slot]
-            draws = num_tokens == self.num_uncomputed(slot)
+            draws = int(num_tokens == self.num_uncomputed(slot))
+            if slot in guesses:
+                draws += len(guesses[slot])
+                num_tokens += len(guesses[slot])
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
                 appended.append(Appended(slot, [blocks] * self._num_lists))
-            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, int(draws)))
+            scheduled.append(Scheduled(slot, request.num_computed, num_tokens, draws))
             entries.append((request, draws))
             request.num_computed += num_tokens
             self._num_pending[slot] += draws
@@ -113,6 +123,7 @@ class PipelineDriver:
             masks is not None,
             prompt_embeds=step_embeds(self.running, scheduled),
             adapter_loads=self.adapter_loads,
+            guesses=[(slot, pack_ids(token_ids)) for slot, token_ids in guesses.items()],
         )
         self._plans.append(entries)
         self._sequence += 1
@@ -135,13 +146,17 @@ class PipelineDriver:
         assert result.sequence == len(self.results), "results come in order"
         self.results.append(result)
         entries = self._plans.popleft()
-        drawing = [request for request, draws in entries if draws]
-        logprobs = result.logprobs or [None] * len(drawing)
-        for request, token_id, entry in zip(drawing, result.token_ids, logprobs, strict=True):
+        drawing = [(request, draws) for request, draws in entries if draws]
+        counts = result.counts or [1] * len(drawing)
+        for (request, draws), count in zip(drawing, counts, strict=True):
+            request.num_computed -= draws - count
+            if self.running.get(request.slot) is request:
+                self._num_pending[request.slot] -= draws
+        accepted = [request for (request, _), count in zip(drawing, counts, strict=True) for _ in range(count)]
+        logprobs = result.logprobs or [None] * len(accepted)
+        for request, token_id, entry in zip(accepted, result.token_ids, logprobs, strict=True):
             request.token_ids.append(max(token_id, 0))
             request.logprobs.append(entry)
-            if self.running.get(request.slot) is request:
-                self._num_pending[request.slot] -= 1
             assert token_id != NO_TOKEN or entry is None
         for slot, prompt_logprobs in result.prompt_logprobs:
             next(request for request, _ in entries if request.slot == slot).prompt_logprobs += prompt_logprobs

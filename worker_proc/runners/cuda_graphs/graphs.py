@@ -47,7 +47,7 @@ class GraphKind(Enum):
     PROMPTS = "prompts"
     """Hidden states of a step in which requests compute any number of tokens."""
     DECODES = "decodes"
-    """Hidden states of a step in which each request computes one token."""
+    """Hidden states of a step in which each request computes one token, or a few that are guessed to follow."""
     SAMPLES = "samples"
     """Tokens from hidden states."""
     REPORTS = "reports"
@@ -303,8 +303,9 @@ class StepGraphs:
 
     def _compute_graph(self, num_tokens: int, num_requests: int, plans: _Plans) -> _Captured | None:
         """Return the smallest graph that computes a step with these attention plans, if there is one."""
-        is_decode = num_tokens == num_requests and not any(plans.num_tiles)
-        if is_decode and (decode := self._captured(GraphKind.DECODES, num_requests)):
+        # A recurrence has other kernels for several tokens.
+        has_decode = not any(plans.num_tiles) and (num_tokens == num_requests or self._model.state_group is None)
+        if has_decode and (decode := self._captured(GraphKind.DECODES, num_tokens)):
             return decode
         for size in self._sizes[GraphKind.PROMPTS].from_size(num_tokens):
             captured = self._graphs[GraphKind.PROMPTS].get(size)

@@ -1,6 +1,7 @@
 """Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
 
 import contextlib
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -14,6 +15,7 @@ from octavo.kernels.sample.table import SamplingWidths
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import torch_storage
@@ -30,7 +32,7 @@ from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, UnpaddedRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
-from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
+from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, max_samples, prompts_plan
 
 MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
@@ -74,7 +76,7 @@ def open_runner(
         StepAttention(group.shape, config.block_size, _limits(config, group.shape, max_model_len), block_table_RP)
         for group, block_table_RP in zip(groups, block_tables, strict=True)
     ]
-    max_size = StepSize(config.max_num_batched_tokens, num_seqs, num_seqs)
+    max_size = StepSize(config.max_num_batched_tokens, num_seqs, max_samples(config))
     num_words = sum(each.layout.num_words for each in attention)
     states = open_states(model.state_group, num_states, device)
     buffer = StepBuffer(stream, max_size, num_words, len(groups), has_states=states is not None)
@@ -92,7 +94,7 @@ def open_runner(
         stream,
         table,
         buffer,
-        GraphSizes.of(config.max_graph_size, config.max_num_batched_tokens, unpadded),
+        GraphSizes.of(_max_decode_rows(config), config.max_num_batched_tokens, unpadded),
         model.exchange if isinstance(model.exchange, GraphStages) else None,
     )
     changes_logits = bool(config.logits_processors)
@@ -125,7 +127,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
     prompts = _prompt_lengths(config)
     blocks_each = -(-max(prompts) // config.block_size)
     num_groups, has_states = len(model.cache_groups), model.state_group is not None
-    num_blocks = max(blocks_each * len(prompts), config.max_num_seqs)
+    num_blocks = max(blocks_each * len(prompts), config.max_num_seqs, max_samples(config))
     device.reset_peak()
     eager = msgspec.structs.replace(config, max_graph_size=0)
     runner = open_runner(
@@ -162,7 +164,20 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         masks = [(slot, 0, all_allowed) for slot in range(config.max_num_seqs)]
         executor.begin(msgspec.structs.replace(plan, awaits_masks=True), lambda: masks)
         executor.drain()
+        if config.speculation is not None:
+            executor.begin(_guessing_plan(config, new_plan))
+            executor.drain()
         return device.peak_growth_bytes() - runner.cache_bytes
+
+
+def _guessing_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
+    """Return the plan after the decode that samples as much as any step does, because it has guesses."""
+    assert config.speculation is not None, "an engine that guesses"
+    depth = config.speculation.max_depth
+    num_requests = max(1, max_samples(config) // (1 + depth))
+    blocks_each = -(-(1 + depth) // config.block_size)
+    released = range(config.max_num_seqs)
+    return new_plan([1] * num_requests, _MEASURED, blocks_each, sequence=2, released=released, num_guesses=depth)
 
 
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
@@ -180,6 +195,13 @@ def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: Re
             graphs.capture(kind, size)
             num_bytes += times * max(0, free_bytes - device.free_bytes())
     return num_bytes
+
+
+def _max_decode_rows(config: ResolvedConfig) -> int:
+    """Return the most tokens of a decode that is a graph, those included that are guessed."""
+    if not config.max_graph_size:
+        return 0
+    return max(config.max_graph_size, max_samples(config)) if config.speculation else config.max_graph_size
 
 
 def _prompt_lengths(config: ResolvedConfig) -> list[int]:

@@ -17,7 +17,7 @@ from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
 from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.given_rows import GivenRows
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import NO_SAMPLES, GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
 from octavo.worker_proc.runners.cuda_graphs.sizes import idle_sizes
@@ -143,7 +143,9 @@ class CudaGraphRunner:
 
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
+        rows = NO_SAMPLES  # the rounds find theirs if there is no room for all
+        if len(samples) <= self.max_logits:
+            rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
         specs = _reporting_specs(samples)
         self.graphs.stage(inputs, rows, reports=bool(specs) and all(map(is_reported_with_draw, specs)))
         if inputs.given is not None and self._given_rows is not None:
@@ -190,13 +192,17 @@ class CudaGraphRunner:
         self, samples: Samples, rounds: Rounds, *, has_masks: bool, change_logits: ChangeLogits | None
     ) -> HostSamples:
         """Sample round by round. Blocks until: the device has drawn each of them."""
-        logits_NV = self.graphs.logits()
+        logits_NV = self.graphs.logits() if len(samples) <= self.max_logits else None
         token_ids = [NO_TOKEN] * len(samples)
         rows: list[RowLogprobs | None] = [None] * len(samples)
         while len(places_M := rounds.places_M):
             part = samples.at(places_M)
             masked = self._bind(part, has_masks=has_masks)
-            logits_MV = drawn_from_MV = logits_NV.index_select(0, upload_array(self._stream, places_M))
+            if logits_NV is None:
+                logits_MV = self._reporter.logits_of(part.indices_N)
+            else:
+                logits_MV = logits_NV.index_select(0, upload_array(self._stream, places_M))
+            drawn_from_MV = logits_MV
             if change_logits is not None:
                 drawn_from_MV = change_logits(logits_MV, part)
             reporting, specs = part.with_trait(Trait.REPORTS_LOGPROBS), _reporting_specs(part)
