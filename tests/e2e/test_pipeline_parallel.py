@@ -12,7 +12,7 @@ import torch
 from pairwise import pairwise
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
-from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, spec, worker_config
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, sampled_slots, spec, worker_config
 from workloads import ask_all, random_requests
 
 from octavo import LLM, AsyncClient
@@ -70,13 +70,12 @@ class Recording:
         result = self._executor.execute(plan)
         returned = [(slot, token_id) for slot, token_id in self._sampled if slot not in plan.released]
         self.steps.append((msgspec.structs.replace(plan, sampled=returned), result))
-        slots = [entry.slot for entry in plan.scheduled if entry.num_samples]
-        self._sampled = list(zip(slots, result.token_ids, strict=True))
+        self._sampled = list(zip(sampled_slots(plan, result), result.token_ids, strict=True))
         return result
 
 
 def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tuple[StepPlan, StepResult]]:
-    """Compute three requests in chunks and in one batch, then another one, on one worker."""
+    """Compute three requests in chunks and in one batch, then another one, then one with guesses, on one worker."""
     model = load_model(config, lambda _: None, library=kernels)
     recording = Recording(HostExecutor(model, config, NUM_BLOCKS * len(model.cache_groups)))
     driver = Driver(model, config, recording)
@@ -95,6 +94,14 @@ def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tupl
     driver.release(requests[1].slot)
     driver.admit(1, list(range(9)), spec())
     driver.run(3)
+    driver.release(requests[2].slot)
+    known = requests[0].outputs
+    driver.admit(2, requests[0].token_ids[:5], requests[0].sampling)
+    driver.step()
+    driver.step(guesses={2: known[1:4], 0: [3, 4]})
+    driver.step(guesses={2: [*known[5:7], (known[7] + 1) % 100, 9]})
+    driver.run(2)
+    assert driver.running[2].outputs == known[: len(driver.running[2].outputs)]
     return recording.steps
 
 

@@ -1,7 +1,7 @@
 """Runs the plans of a core on an executor, and keeps them for the other workers of the engine."""
 
 import msgspec
-from worker_plans import NUM_BLOCKS
+from worker_plans import NUM_BLOCKS, sampled_slots
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.steps import StepPlan, StepResult
@@ -24,9 +24,9 @@ class StepRecorder:
         """Return the result of a plan, which is kept as a core sends it to workers."""
         self.plans.append(msgspec.structs.replace(plan, sampled=self._sampled))
         self.compute(plan)
-        slots = [entry.slot for entry in plan.scheduled if entry.num_samples]
-        self._sampled = list(zip(slots, self.results[-1].token_ids, strict=True))
-        return self.results[-1]
+        result = self.results[-1]
+        self._sampled = list(zip(sampled_slots(plan, result), result.token_ids, strict=True))
+        return result
 
     def compute(self, plan: StepPlan) -> None:
         """Wait for the result of a plan."""

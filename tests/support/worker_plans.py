@@ -77,6 +77,13 @@ def step_embeds(running: dict[int, Running], scheduled: list[Scheduled]) -> Step
     return builder.build()
 
 
+def sampled_slots(plan: StepPlan, result: StepResult) -> list[int]:
+    """The slot of each token of a result."""
+    sampling = [entry.slot for entry in plan.scheduled if entry.num_samples]
+    counts = result.counts or [1] * len(sampling)
+    return [slot for slot, count in zip(sampling, counts, strict=True) for _ in range(count)]
+
+
 class HostExecutor:
     """An executor whose device is the host: each plan gives its result at once."""
 
