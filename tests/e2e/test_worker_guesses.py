@@ -45,6 +45,22 @@ def engine(request: pytest.FixtureRequest, directory: Path) -> tuple[Model, Reso
     return loaded(config, is_native=request.param == "native"), config
 
 
+@pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
+def test_rows_of_guesses_have_the_bits_of_one_row(directory: Path, settings: dict[str, str]) -> None:
+    config = worker_config(directory, max_num_seqs=4, **settings)
+    model = loaded(config)
+    expected = expected_of(model, config, SPECS["filtered"], 2)
+    driver = Driver(model, config)
+    request = driver.admit(0, prompt(11, 2), SPECS["filtered"])
+    driver.step()
+    for num_guesses in range(1, 6):
+        done = len(request.outputs)
+        result = driver.step(guesses={0: expected.outputs[done : done + num_guesses]})
+        assert result.counts == [1 + num_guesses]
+    assert request.outputs == expected.outputs[: len(request.outputs)]
+    assert request.logprobs == expected.logprobs[: len(request.outputs)]
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
 
