@@ -256,7 +256,6 @@ def test_best_of_goes_to_the_engine() -> None:
         ("stream_interval", {"stream_interval": 0}),
         ("speculation", {"speculation": "some"}),
         ("speculation", {"speculation": 65}),
-        ("speculation", {"speculation": 2}),  # this engine does not
         ("length_penalty", {"length_penalty": 1.5}),
         ("early_stopping", {"early_stopping": True}),
     ],
