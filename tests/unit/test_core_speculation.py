@@ -19,7 +19,7 @@ from octavo.protocol.requests import Submit
 
 NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
 SUFFIX = ResolvedSpeculation(method="suffix", max_depth=6)
-ECHO = 3
+ECHO = 2
 """A seed with which the simulated model repeats itself."""
 
 

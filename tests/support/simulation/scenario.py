@@ -16,6 +16,7 @@ from octavo.core_proc.cache.groups import CacheGroups
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.config.lora import ResolvedLoRA
+from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.pooling import PoolingFacts, PoolingType
@@ -40,6 +41,9 @@ POISON_MARKS = (POISON_MARK, CORE_POISON_MARK, INTAKE_POISON_MARK)
 
 SHARE_OF_POOLING = 0.15
 """Share of the scenarios whose requests ask for vectors; in half of them, prompts are computed whole."""
+
+SHARE_OF_SPECULATION = 0.5
+"""Share of the scenarios that guess tokens, among those whose models can take guesses back."""
 
 SHARE_OF_STAGES = 0.5
 """Share of the scenarios of several ranks in which each of them is a pipeline stage."""
@@ -138,10 +142,10 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     pooling = _pooling(random.Random(f"pooling {seed}"))
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
+    engine["speculation"] = None if pooling else _speculation(random.Random(f"speculation {seed}"), groups)
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
-    step_scale = 0.01
-    duration = num_requests * step_scale / load
+    duration = num_requests * (step_scale := 0.01) / load
     style = _Style(rng, engine["max_model_len"], seed)
     engine["lora"] = style.lora
     engine["enable_prompt_embeds"], engine["dtype"] = True, "float32"
@@ -233,6 +237,19 @@ def _engine_fault(rng: random.Random, num_engines: int, duration: float, step_sc
     kind: EngineFaultKind = rng.choice(EngineFaultKind.__args__)
     pause = step_scale * rng.choice([0.1, 1, 10, 100])
     return Fault(kind, rng.uniform(0, duration), duration=pause, engine=rng.randrange(num_engines))
+
+
+def _speculation(rng: random.Random, groups: Sequence[CacheGroupSpec]) -> ResolvedSpeculation | None:
+    if rng.random() >= SHARE_OF_SPECULATION or any(group.kind == "state" for group in groups):
+        return None
+    shortest = rng.randint(1, 3)
+    return ResolvedSpeculation(
+        method=rng.choice(["ngram", "suffix"]),
+        max_depth=rng.choice([1, 3, 8, 20]),
+        prompt_lookup_min=shortest,
+        prompt_lookup_max=shortest + rng.randint(0, 3),
+        suffix_max_cached_requests=rng.choice([0, 3, 100]),
+    )
 
 
 def _pooling(rng: random.Random) -> PoolingFacts | None:
