@@ -68,7 +68,7 @@ def test_commands(folder: Path) -> None:
         ("octavo chat --url ", []),
         ("octavo completion --he", ["--help"]),
         ("octavo serve m --kv-cache-dtype in", ["int8"]),
-        ("octavo serve --swap-s", []),  # accepted for vLLM's sake, and not shown
+        ("octavo serve --cpu-offload-g", []),  # accepted for vLLM's sake, and not shown
     ],
 )
 def test_flags_and_values(line: str, offered: list[str], folder: Path) -> None:
