@@ -221,6 +221,8 @@ class EngineCore:
         groups = scheduler.cache.groups
         self._publisher = KVEventPublisher(self._context, config, index, groups, is_replacement=is_replacement)
         scheduler.cache.add_observer(self._publisher)
+        if scheduler.cache.host is not None:
+            scheduler.cache.host.observers.append(self._publisher)
         scheduler.hooks.add(self._publisher)
 
     def _engine_facts(

@@ -1,7 +1,8 @@
 """`KVEventPublisher`: publishes changes of the prefix cache in vLLM's format, for routers that are no part of octavo.
 
-A message has the frames topic, sequence number (8 bytes, big-endian) and batch. A batch is msgpack: an array of time,
-events and engine index; events are maps with their type under `type`, as in vLLM since its pull request 42892.
+A message has the frames topic, sequence number (8 bytes, big-endian) and batch, and so has each answer to a request to
+send batches again. A batch is msgpack: an array of time, events and engine index; events are maps with their type under
+`type`. vLLM 0.32 is the reference (vllm/distributed/kv_events.py).
 """
 
 import logging
@@ -32,10 +33,16 @@ _OWN_HOSTS = ("*", "::", "ipc://", "127.0.0.1", "localhost")
 """Addresses with one of these are bound, others connected."""
 _MEDIUM = "GPU"
 """vLLM's name of the memory that the model reads, on a CPU too."""
+_HOST_MEDIUM = "CPU"
+"""vLLM's name of the memory that keeps evicted blocks."""
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Consecutive blocks of a sequence can be found now."""
+    """Consecutive blocks of a sequence can be found now.
+
+    One in host memory has the fields that vLLM's offloading fills by default: its hash, its medium and its group. Its
+    tokens were in the event of its first medium.
+    """
 
     block_hashes: list[int]
     parent_block_hash: int | None
@@ -161,12 +168,34 @@ class KVEventPublisher:
 
     def on_removed(self, block_hash: bytes) -> None:
         """See `ContentObserver`."""
-        group = int.from_bytes(block_hash[HASH_BYTES:], "big")
+        self._remove(block_hash, _MEDIUM)
+
+    def on_offloaded(self, block_hash: bytes) -> None:
+        """See `HostObserver`."""
+        self._events.append(
+            BlockStored(
+                block_hashes=[_short(block_hash)],
+                parent_block_hash=None,
+                token_ids=[],
+                block_size=0,
+                lora_id=None,
+                medium=_HOST_MEDIUM,
+                lora_name=None,
+                group_idx=_group(block_hash),
+            )
+        )
+
+    def on_host_removed(self, block_hash: bytes) -> None:
+        """See `HostObserver`."""
+        self._remove(block_hash, _HOST_MEDIUM)
+
+    def _remove(self, block_hash: bytes, medium: str) -> None:
+        group = _group(block_hash)
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlockRemoved) and last.group_idx == group:
+        if isinstance(last, BlockRemoved) and (last.medium, last.group_idx) == (medium, group):
             last.block_hashes.append(_short(block_hash))
         else:
-            self._events.append(BlockRemoved([_short(block_hash)], _MEDIUM, group))
+            self._events.append(BlockRemoved([_short(block_hash)], medium, group))
 
     def on_cleared(self) -> None:
         """See `ContentObserver`."""
@@ -271,8 +300,13 @@ class _Sender:
             return
         for sequence, batch in list(self._buffer):
             if sequence >= frames[1]:
-                replayer.send_multipart((client, b"", sequence, batch))
-        replayer.send_multipart((client, b"", _END, b""))
+                replayer.send_multipart((client, b"", self._topic, sequence, batch))
+        replayer.send_multipart((client, b"", b"", _END, b""))
+
+
+def _group(block_hash: bytes) -> int:
+    """Return the cache group of a key of the pool."""
+    return int.from_bytes(block_hash[HASH_BYTES:], "big")
 
 
 def _short(block_hash: bytes) -> int:

@@ -5,9 +5,20 @@ Knows no requests and no tokens. The workers hold the memory: see `octavo.worker
 
 from collections import OrderedDict
 from collections.abc import Iterable, Set
+from typing import Protocol
 
 from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import BlockCopy
+
+
+class HostObserver(Protocol):
+    """Learns which contents host memory has. That all are gone, `ContentObserver.on_cleared` says for both storeys."""
+
+    def on_offloaded(self, block_hash: bytes) -> None:
+        """A content that a block of the device loses is copied to host memory."""
+
+    def on_host_removed(self, block_hash: bytes) -> None:
+        """Host memory has dropped a content."""
 
 
 class HostTier:
@@ -30,6 +41,7 @@ class HostTier:
         """Blocks copied in since the start."""
         self.has_watched_changed = False
         """True once a watched content was dropped or added."""
+        self.observers: list[HostObserver] = []
         self._watched: Set[bytes] = frozenset()
         self._free: list[BlockId] = list(range(num_blocks - 1, -1, -1))
         self._by_key: OrderedDict[bytes, BlockId] = OrderedDict()
@@ -71,6 +83,8 @@ class HostTier:
         self._copies_out.append((block_id, host_id))
         self.num_stored += 1
         self.has_watched_changed |= key in self._watched
+        for observer in self.observers:
+            observer.on_offloaded(key)
 
     def copy_in(self, key: bytes, block_id: BlockId) -> None:
         """Copy a pinned content into a block of the device."""
@@ -92,7 +106,7 @@ class HostTier:
         """Drop a content, if it is here."""
         if (host_id := self._by_key.pop(key, None)) is not None:
             self._discard(host_id)
-            self.has_watched_changed |= key in self._watched
+            self._on_removed(key)
 
     def clear(self) -> None:
         """Drop all contents. Blocks of the device that are to be copied in get theirs all the same."""
@@ -127,5 +141,11 @@ class HostTier:
         key = next((key for key, host_id in self._by_key.items() if host_id not in self._pinned), None)
         if key is None:
             return None
+        host_id = self._by_key.pop(key)
+        self._on_removed(key)
+        return host_id
+
+    def _on_removed(self, key: bytes) -> None:
         self.has_watched_changed |= key in self._watched
-        return self._by_key.pop(key)
+        for observer in self.observers:
+            observer.on_host_removed(key)

@@ -65,7 +65,7 @@ def read_kv_events(setting: Mapping[str, Any] | str | None) -> KVEventsConfig | 
 
 
 def endpoint_of_engine(endpoint: str, engine_index: int) -> str:
-    """Return the endpoint of one of several engines: the port, or the path of a socket, differs.
+    """Return the endpoint of one of several engines: the port (unless it is 0: any), or the path of a socket, differs.
 
     Raises:
         ConfigError: the port is no number.
@@ -81,4 +81,4 @@ def endpoint_of_engine(endpoint: str, engine_index: int) -> str:
             phase="configuration",
             hint="several engines publish on consecutive ports: name the first",
         )
-    return f"{base}:{int(port) + engine_index}"
+    return f"{base}:{int(port) + engine_index}" if int(port) else endpoint

@@ -27,16 +27,19 @@ SIZE = 4
 class Published:
     """An engine that publishes, and a router that asks for all batches."""
 
-    def __init__(self, folder: Path, **config: Any) -> None:
+    def __init__(self, folder: Path, num_host_blocks: int = 0, **config: Any) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
         self.config = KVEventsConfig(
             enable_kv_cache_events=True, endpoint=self.endpoint, replay_endpoint=replay, **config
         )
-        self.engine = FakeEngine(num_blocks=16, block_size=SIZE, max_num_seqs=4)
+        offloading = {"kv_offloading_bytes": 1000 * num_host_blocks}
+        self.engine = FakeEngine(num_blocks=16, block_size=SIZE, max_num_seqs=4, **offloading)
         self.cache = self.engine.scheduler.cache
         self.publisher = KVEventPublisher(self.context, self.config, 0, self.cache.groups, is_replacement=False)
         self.cache.add_observer(self.publisher)
+        if self.cache.host is not None:
+            self.cache.host.observers.append(self.publisher)
         self.engine.scheduler.hooks.add(self.publisher)
         self.client: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         self.client.linger, self.client.rcvtimeo = 0, 10_000
@@ -44,10 +47,15 @@ class Published:
 
     def batches(self, start: int = 0) -> list[tuple[int, list[Any]]]:
         """Ask for all batches from a sequence number on."""
+        return [(number, msgspec.msgpack.decode(payload)) for number, payload in self.payloads(start)]
+
+    def payloads(self, start: int = 0) -> list[tuple[int, bytes]]:
+        """Return the same as it was sent."""
         self.client.send_multipart((b"", start.to_bytes(8, "big")))
         found = []
-        while (frames := self.client.recv_multipart())[1] != END:
-            found.append((int.from_bytes(frames[1], "big"), msgspec.msgpack.decode(frames[2])))
+        while (frames := self.client.recv_multipart())[2] != END:
+            assert frames[:2] == [b"", self.config.topic.encode()]
+            found.append((int.from_bytes(frames[2], "big"), frames[3]))
         return found
 
     def all_batches(self) -> list[tuple[int, list[Any]]]:
@@ -67,6 +75,45 @@ def published(tmp_path: Path) -> Iterator[Published]:
     made = Published(tmp_path)
     yield made
     made.close()
+
+
+class VllmEvent(msgspec.Struct, omit_defaults=True, tag=True):
+    """The base of vLLM 0.32's events, which its routers decode strictly by type and loosely by field."""
+
+
+class BlockStored(VllmEvent):
+    block_hashes: list[int | bytes]
+    parent_block_hash: int | bytes | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+    kv_cache_spec_kind: str | None = None
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+    session_id: str | None = None
+
+
+class BlockRemoved(VllmEvent):
+    block_hashes: list[int | bytes]
+    medium: str | None
+    group_idx: int | None = None
+    locality: str | None = None
+    ownership: str | None = None
+
+
+class AllBlocksCleared(VllmEvent):
+    pass
+
+
+class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int | None = None
 
 
 def apply(batches: list[tuple[int, list[Any]]]) -> set[int]:
@@ -104,6 +151,31 @@ def test_events_equal_the_cache_after_many_requests(published: Published) -> Non
     assert kinds == {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
     cached = {int.from_bytes(block_hash[24:32], "big") for block_hash in published.cache.pool.cached_hashes()}
     assert apply(batches) == cached
+
+
+def test_readers_of_vllm_decode_the_events_of_both_storeys(tmp_path: Path) -> None:
+    published = Published(tmp_path, num_host_blocks=6)
+    engine, on_device, on_host = published.engine, set[object](), set[object]()
+    for number in range(12):
+        engine.submit(f"r{number}", [number % 5 + 1] * 20, 4)
+        engine.run()
+    published.all_batches()
+    kinds = set()
+    for _, payload in published.payloads():
+        for event in msgspec.msgpack.decode(payload, type=KVEventBatch).events:
+            assert not isinstance(event, AllBlocksCleared)
+            found = on_device if event.medium == "GPU" else on_host
+            kinds.add((type(event), event.medium))
+            if isinstance(event, BlockStored):
+                found |= set(event.block_hashes)
+            else:
+                assert set(event.block_hashes) <= found
+                found -= set(event.block_hashes)
+    assert kinds == {(kind, medium) for kind in (BlockStored, BlockRemoved) for medium in ("GPU", "CPU")}
+    host = published.cache.host
+    assert host is not None and len(on_host) == len(host) == 6
+    assert on_device == {int.from_bytes(key[24:32], "big") for key in published.cache.pool.cached_hashes()}
+    published.close()
 
 
 def test_the_blocks_of_a_prompt_are_one_event_from_which_their_hashes_follow(published: Published) -> None:
