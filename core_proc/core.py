@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from octavo.core_proc import invariants
+from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.compiler import GrammarCompiler
@@ -145,6 +146,7 @@ class EngineCore:
             on_loss=lambda: self._pulse.beat(has_work=True),
         )
         grammars = Grammars(scheduler, supervisor, self._compiler)
+        scheduler.hooks.add(BlockTransfers(scheduler, supervisor))
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
         collector = IdleCollector()
         service = FrontendService(

@@ -33,7 +33,7 @@ def check(scheduler: Scheduler) -> None:
     _check_batch(scheduler)
     _check_steps(scheduler)
     held = {request: _held_blocks(scheduler.cache, request) for request in scheduler.running}
-    _check_references(scheduler.cache.pool, held)
+    _check_references(scheduler.cache.pool, held, scheduler.cache.loads.references())
     _check_hashes(scheduler)
     _check_host(scheduler.cache)
     if (states := scheduler.cache.states) is not None:
@@ -50,17 +50,18 @@ def _check_requests(scheduler: Scheduler) -> None:
     waiting, running = list(scheduler.waiting), list(scheduler.running)
     num_needing_input = sum(request.needs_step_input for request in scheduler.requests.values())
     _require(scheduler.num_needing_input == num_needing_input, "requests that need step input are miscounted")
+    swapped = scheduler.cache.loads.swapped
     for name, queue, state in (
         ("waiting", waiting, RequestState.WAITING),
         ("running", running, RequestState.RUNNING),
     ):
         _require(all(request.state is state for request in queue), f"a request in {name} is not {name}")
         _require(all(a.order < b.order for a, b in pairwise(queue)), f"{name} is out of order")
-    keys = sorted(request.key for request in [*waiting, *running])
+    keys = sorted(request.key for request in [*waiting, *running, *swapped])
     _require(keys == sorted(scheduler.requests), "a live request is in no queue, or in two")
-    is_same = all(scheduler.requests[request.key] is request for request in [*waiting, *running])
+    is_same = all(scheduler.requests[request.key] is request for request in [*waiting, *running, *swapped])
     _require(is_same, "a queue holds another object for a request than `requests`")
-    for request in waiting:
+    for request in [*waiting, *swapped]:
         if isinstance(request, QueuedRequest):
             continue
         _require(not request.block_ids and request.slot is None, f"waiting {request.request_id} holds something")
@@ -198,9 +199,14 @@ def _check_steps(scheduler: Scheduler) -> None:
         _require(num_unknown < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 
-def _check_references(pool: BlockPool, held: Mapping[Request, Sequence[BlockId]]) -> None:
-    """Reference counts are exact, and a block is free exactly if no request refers to it."""
-    references = Counter(block_id for block_ids in held.values() for block_id in block_ids)
+def _check_references(
+    pool: BlockPool,
+    held: Mapping[Request, Sequence[BlockId]],
+    loading: Sequence[tuple[Request, Sequence[BlockId]]] = (),
+) -> None:
+    """Reference counts are exact, and a block is free exactly if no request and no load refers to it."""
+    parts = [*held.values(), *(block_ids for _, block_ids in loading)]
+    references = Counter(block_id for block_ids in parts for block_id in block_ids)
     free = list(pool.free_blocks())
     _require(len(free) == pool.num_free == len(set(free)), "the free list is damaged")
     for block_id in range(pool.num_blocks):
@@ -285,6 +291,7 @@ def check_loss(scheduler: Scheduler) -> None:
     """
     check(scheduler)
     _require(not scheduler.running.first and not scheduler.in_flight, "something runs without workers")
+    _require(not scheduler.cache.loads.references(), "blocks are loaded without workers")
     for pool in scheduler.cache.pools:
         _require(not pool.cached_blocks(), "contents of lost blocks can still be found")
         _require(pool.num_free == pool.num_blocks, "blocks are held without workers")
@@ -301,7 +308,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
     check(scheduler)
     candidate = scheduler.admission.candidate(scheduler.eligible_requests()).request
     may_any_run = bool(scheduler.running.first or candidate)
-    is_stuck = plan is None and may_any_run and not scheduler.in_flight
+    is_stuck = plan is None and may_any_run and not scheduler.in_flight and not scheduler.cache.loads.in_flight
     _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")
     slots = {admitted.slot for admitted in plan.admitted} if plan else ()
     for request in scheduler.running if slots and candidate else ():

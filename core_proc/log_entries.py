@@ -4,7 +4,7 @@ import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.config import CachePlan, ResolvedConfig
-from octavo.protocol.ids import RequestId
+from octavo.protocol.ids import BlockId, RequestId
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, StepResult
 
@@ -72,6 +72,23 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
+class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finished"):
+    """`finish_load` was called."""
+
+    number: int
+    missing: list[BlockId]
+
+
 LogEntry = (
-    Opened | Submitted | Aborted | Ended | CacheReset | WorkersLost | Restricted | WeightsSet | Planned | Committed
+    Opened
+    | Submitted
+    | Aborted
+    | Ended
+    | CacheReset
+    | WorkersLost
+    | Restricted
+    | WeightsSet
+    | Planned
+    | Committed
+    | LoadFinished
 )

@@ -81,6 +81,7 @@ class StepLoop:
         """Plan until `depth` steps are in flight or nothing is left to compute."""
         while self._scheduler.may_plan(self._depth):
             if (plan := self._scheduler.plan()) is None:
+                self._service.deliver(self._scheduler.hooks.on_step())
                 self._workers.join_steps()
                 return
             self._workers.execute(plan)

@@ -18,6 +18,7 @@ from octavo.core_proc.log_entries import (
     CacheReset,
     Committed,
     Ended,
+    LoadFinished,
     LogEntry,
     Opened,
     Planned,
@@ -178,6 +179,8 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.set_weights(entry.version, recomputes=entry.recomputes)
         case Committed():
             scheduler.commit(entry.result)
+        case LoadFinished():
+            scheduler.finish_load(entry.number, entry.missing)
         case Opened() | Planned():
             raise ProtocolError(f"a recording has no {type(entry).__name__} here")
         case _:

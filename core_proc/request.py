@@ -24,6 +24,8 @@ class RequestState(Enum):
 
     WAITING = "waiting"
     """In the queue: not yet started, or preempted."""
+    SWAPPED = "swapped"
+    """Waits for contents of blocks that are copied to the device, and holds nothing itself."""
     RUNNING = "running"
     """Holds a slot and blocks."""
     FINISHED = "finished"
@@ -31,7 +33,8 @@ class RequestState(Enum):
 
 
 REQUEST_TRANSITIONS: dict[RequestState, frozenset[RequestState]] = {
-    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.FINISHED}),
+    RequestState.WAITING: frozenset({RequestState.RUNNING, RequestState.SWAPPED, RequestState.FINISHED}),
+    RequestState.SWAPPED: frozenset({RequestState.WAITING, RequestState.FINISHED}),
     # Back to waiting is preemption by recompute.
     RequestState.RUNNING: frozenset({RequestState.WAITING, RequestState.FINISHED}),
     RequestState.FINISHED: frozenset(),

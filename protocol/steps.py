@@ -143,6 +143,21 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="to
         ]
 
 
+class LoadBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="load_blocks"):
+    """Fill blocks of the device while steps go on; answered by `BlocksLoaded`.
+
+    No step that is sent before the answers of all ranks reads or writes these blocks, and their sources stay as they
+    are. What steps sent before have to do with them is over when they are filled.
+    """
+
+    sequence: int
+    copies_out: list[BlockCopy] = []
+    """Made at once, as those of a plan."""
+    copies_in: list[BlockCopy] = []
+    from_host: list[BlockCopy] = []
+    """To be filled from host memory, while steps go on: (host block, block)."""
+
+
 class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="allocate_cache"):
     """Make the KV tensors; answered by `CacheReady`."""
 
@@ -213,7 +228,7 @@ class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="st
 
 WeightsCommand = JoinWeightTransfer | LoadWeights | ReleaseMemory | RestoreWeights
 
-WorkerCommand = StepPlan | TokenMasks | AllocateCache | WarmUp | Profile | WeightsCommand | StopWorker
+WorkerCommand = StepPlan | TokenMasks | LoadBlocks | AllocateCache | WarmUp | Profile | WeightsCommand | StopWorker
 
 
 NO_TOKEN = -1
@@ -252,6 +267,17 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """Loads of this plan that have failed, on any rank. Exactly the requests of these adapters fail."""
     pooled: list[PooledOutput] = []
     """One for each `POOLED` among `token_ids`, in their order."""
+
+
+class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):
+    """Answer to `LoadBlocks`, from every rank."""
+
+    sequence: int
+    rank: int
+    missing: list[BlockId] = []
+    """Blocks that could not be filled."""
+    elapsed_s: float = 0.0
+    """What the copies took, without the time for which they waited."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):
@@ -293,4 +319,4 @@ class CommandFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     traceback: str
 
 
-WorkerReply = StepResult | CacheReady | WarmedUp | Acknowledged | CommandFailed
+WorkerReply = StepResult | BlocksLoaded | CacheReady | WarmedUp | Acknowledged | CommandFailed

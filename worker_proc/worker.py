@@ -25,9 +25,11 @@ from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.steps import (
     Acknowledged,
     AllocateCache,
+    BlocksLoaded,
     CacheReady,
     CommandFailed,
     JoinWeightTransfer,
+    LoadBlocks,
     LoadWeights,
     Profile,
     ReleaseMemory,
@@ -186,6 +188,9 @@ class Worker:
         if self._executor is not None:
             with self._failures_reported():
                 self._executor.deliver_results()
+                for load in self._executor.loader.take_finished() if self._executor.loader else ():
+                    answer = BlocksLoaded(load.sequence, self._spec.rank, load.missing, load.elapsed_s)
+                    self._results.send(answer)
 
     def _deliver(self, result: StepResult) -> None:
         if self._spec.rank == self._spec.config.answering_rank:
@@ -250,9 +255,10 @@ class Worker:
     def _execute(self, command: WorkerCommand) -> WorkerReply | None:
         match command:
             case StepPlan():
-                if self._executor is None:
-                    raise ProtocolError("a step was planned before the cache was allocated")
-                self._executor.begin(command, self._receive_masks)
+                self._ready_executor.begin(command, self._receive_masks)
+                return None
+            case LoadBlocks():
+                self._ready_executor.load_blocks(command)
                 return None
             case TokenMasks() if not self._live.stage.is_last:
                 return None
@@ -274,6 +280,12 @@ class Worker:
                 return None
             case _:
                 assert_never(command)
+
+    @property
+    def _ready_executor(self) -> PipelinedExecutor:
+        if self._executor is None:
+            raise ProtocolError("a step was planned before the cache was allocated")
+        return self._executor
 
     def _change_weights(self, command: WeightsCommand) -> Acknowledged:
         fault = digest = ""
@@ -305,7 +317,7 @@ class Worker:
     def _release_memory(self, level: int) -> None:
         """Give up the cache, and memory of weights."""
         if self._executor is not None:
-            if (fd := self._executor.fileno()) is not None:
+            for fd in self._executor.filenos:
                 self._poller.unregister(fd)
             self._executor.close()
             self._executor = None
@@ -342,7 +354,7 @@ class Worker:
                 f"host memory: {error}",
                 hint="use a smaller --gpu-memory-utilization, --num-gpu-blocks-override or --kv-offloading-size",
             ) from error
-        if (fd := self._executor.fileno()) is not None:
+        for fd in self._executor.filenos:
             self._poller.register(fd, zmq.POLLIN)
 
     def _warm_up(self, sequence: int) -> WarmedUp:

@@ -3,8 +3,8 @@
 Knows no requests and no tokens. The workers hold the memory: see `octavo.worker_proc.cache.host_blocks`.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterable, Set
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence, Set
 from typing import Protocol
 
 from octavo.protocol.ids import BlockId
@@ -28,7 +28,8 @@ class HostTier:
     content already. Contents stay here when they are copied in again. The least recently used one makes place.
 
     Workers make the copies of a plan before its step, first all copies out and then all copies in. So until the plan is
-    taken, a host block that a copy reads or writes is pinned: it keeps its content and its place.
+    taken, a host block that a copy reads or writes is pinned: it keeps its content and its place. So is one that a load
+    reads while steps go on, until the load has ended.
 
     Invariant: a host block is free, holds one content, or is pinned without a content.
     """
@@ -47,8 +48,10 @@ class HostTier:
         self._by_key: OrderedDict[bytes, BlockId] = OrderedDict()
         """The first is the least recently used."""
         self._pinned: set[BlockId] = set()
+        self._loading: Counter[BlockId] = Counter()
+        """How many loads in flight read a block."""
         self._dropped: list[BlockId] = []
-        """Pinned blocks without a content; free when the plan is taken."""
+        """Pinned blocks without a content; free when they are not pinned any more."""
         self._copies_out: list[BlockCopy] = []
         self._copies_in: dict[BlockId, BlockId] = {}
         """Block of the device -> host block."""
@@ -69,6 +72,21 @@ class HostTier:
         for key in keys:
             self._by_key.move_to_end(key)
             self._pinned.add(self._by_key[key])
+
+    def pin_for_load(self, keys: Sequence[bytes]) -> list[BlockId]:
+        """Keep contents until `unpin`; they must be here. Returns their host blocks."""
+        for key in keys:
+            self._by_key.move_to_end(key)
+        host_ids = [self._by_key[key] for key in keys]
+        self._loading.update(host_ids)
+        self.num_loaded += len(host_ids)
+        return host_ids
+
+    def unpin(self, host_ids: Sequence[BlockId]) -> None:
+        """Note the end of a load from these blocks."""
+        self._loading.subtract(host_ids)
+        self._loading = +self._loading
+        self._free_dropped()
 
     def on_evicted(self, block_id: BlockId, key: bytes) -> None:
         """Copy the content of a block of the device out, which the next step may overwrite."""
@@ -97,9 +115,8 @@ class HostTier:
             return [], []
         copies_out, copies_in = self._copies_out, [(host_id, block_id) for block_id, host_id in self._copies_in.items()]
         self._copies_out, self._copies_in = [], {}
-        self._free += self._dropped
-        self._dropped.clear()
         self._pinned.clear()
+        self._free_dropped()
         return copies_out, copies_in
 
     def drop(self, key: bytes) -> None:
@@ -119,7 +136,9 @@ class HostTier:
         """Drop all contents and copies: the workers have lost their memory."""
         self.clear()
         self._copies_out, self._copies_in = [], {}
+        self._loading.clear()
         self.take_copies()
+        self._free_dropped()
 
     def check(self) -> str:
         """Return what is wrong with the bookkeeping, "" if nothing is."""
@@ -127,18 +146,26 @@ class HostTier:
         if sorted(held) != list(range(self.num_blocks)):
             return f"host blocks are lost or held twice: {len(held)} of {self.num_blocks}"
         used = {host_id for _, host_id in self._copies_out} | set(self._copies_in.values())
-        if not used <= self._pinned or not set(self._dropped) <= self._pinned:
+        if not used <= self._pinned or not set(self._dropped) <= self._pinned | set(self._loading):
             return "a host block that a copy uses is not pinned"
         return ""
 
     def _discard(self, host_id: BlockId) -> None:
-        (self._dropped if host_id in self._pinned else self._free).append(host_id)
+        (self._dropped if self._is_pinned(host_id) else self._free).append(host_id)
+
+    def _is_pinned(self, host_id: BlockId) -> bool:
+        return host_id in self._pinned or host_id in self._loading
+
+    def _free_dropped(self) -> None:
+        if self._dropped:
+            self._free += [host_id for host_id in self._dropped if not self._is_pinned(host_id)]
+            self._dropped = [host_id for host_id in self._dropped if self._is_pinned(host_id)]
 
     def _take(self) -> BlockId | None:
         """Return a block for another content; None if all are pinned."""
         if self._free:
             return self._free.pop()
-        key = next((key for key, host_id in self._by_key.items() if host_id not in self._pinned), None)
+        key = next((key for key, host_id in self._by_key.items() if not self._is_pinned(host_id)), None)
         if key is None:
             return None
         host_id = self._by_key.pop(key)

@@ -4,16 +4,17 @@ The scheduler decides who gets blocks, and counts them before it asks.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits
 from octavo.core_proc.cache.host_tier import HostTier
+from octavo.core_proc.cache.loads import BlockLoads, absent_places
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.cache.states import StateSlots
-from octavo.core_proc.request import NO_LIST, Request
+from octavo.core_proc.request import NO_LIST, Request, RequestState
 from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import BlockCopy
 
@@ -56,6 +57,7 @@ class PrefixCache:
         """None: nothing is kept in host memory."""
         if self.host is not None:
             pool.on_evicted = self.host.on_evicted
+        self.loads = BlockLoads(pool, self.host)
         self._finder = HitFinder(pool, groups, self.states, self.host)
         self.num_loaded_tokens = 0
         """Tokens among the hits that were attached last which the host tier had."""
@@ -108,6 +110,7 @@ class PrefixCache:
     def forget_contents(self) -> None:
         """Drop the contents of all blocks and checkpoints. Requests keep theirs, and share them with no other request
         from now on, nor what they compute: call it when weights change."""
+        self.loads.invalidate()
         for pool in self.pools:
             pool.forget_contents()
         if self.host is not None:
@@ -213,12 +216,8 @@ class PrefixCache:
 
     def _copy_in(self, host: HostTier, request: Request, hits: Hits) -> int:
         """Allocate the blocks among a request's new hits that only the host tier has; returns their tokens."""
-        end, lost = request.num_blocks + hits.num_blocks, []
-        for group, found in enumerate(hits.block_ids):
-            start = end - len(found)
-            lost += [(start + place, group) for place, block_id in enumerate(found) if block_id == NULL_BLOCK]
-        suffixes = self.groups.key_suffixes
-        keys = [request.block_hashes[index] + suffixes[group] for index, group in lost]
+        lost = absent_places(request.num_blocks + hits.num_blocks, hits.block_ids, NULL_BLOCK)
+        keys = self._keys(request, lost)
         host.pin(keys)  # the blocks allocated now may lose contents, which must not take the places of these
         for (index, group), key in zip(lost, keys, strict=True):
             block_id = request.block_ids[group][index] = self.pool.allocate()
@@ -227,6 +226,33 @@ class PrefixCache:
             for observer in self._observers:
                 observer.on_stored(request, index, group)
         return len({index for index, _ in lost}) * self.block_size
+
+    def _keys(self, request: Request, places: Sequence[tuple[int, int]]) -> list[bytes]:
+        suffixes = self.groups.key_suffixes
+        return [request.block_hashes[index] + suffixes[group] for index, group in places]
+
+    def num_absent_blocks(self, request: Request) -> int:
+        """Return how many blocks of a waiting request must be copied to the device before it can continue from them."""
+        if self.host is None:
+            return 0
+        return sum([block_ids.count(NULL_BLOCK) for block_ids in self.count_hits(request)[0].block_ids])
+
+    def begin_load(self, request: Request) -> None:
+        """Begin to load the blocks of a waiting request that are not on the device."""
+        hits = self.count_hits(request)[0]
+        places = absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK)
+        held = [block_id for found in hits.block_ids for block_id in found if block_id != NULL_BLOCK]
+        self.loads.begin(request, places, self._keys(request, places), held)
+
+    def finish_load(self, number: int, missing: Collection[BlockId]) -> Request | None:
+        """End a load; returns the request that was waiting for it, None if none still does."""
+        if (ended := self.loads.finish(number, missing)) is None:
+            return None
+        load, arrived = ended
+        for place in arrived:
+            for observer in self._observers:
+                observer.on_stored(load.request, *load.places[place])
+        return load.request if load.request.state is RequestState.SWAPPED else None
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
         """Return the copies that workers make before the step that is planned: see `StepPlan`."""

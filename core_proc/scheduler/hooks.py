@@ -18,7 +18,7 @@ class StepHook(Protocol):
     def on_step(self) -> list[ClientEvent]:
         """Do what has become possible since the last call, and return events for the frontends.
 
-        Called after every change of the steps in flight: after each plan and after each commit. Never blocks.
+        Called after each plan, even if nothing was planned, and after each commit. Never blocks.
         """
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:

@@ -1,12 +1,13 @@
 """A scheduler that reports every call to observers: the recorder and the invariant checker."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from octavo.core_proc.log_entries import (
     Aborted,
     CacheReset,
     Committed,
     Ended,
+    LoadFinished,
     LogEntry,
     Planned,
     Restricted,
@@ -19,7 +20,7 @@ from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
-from octavo.protocol.ids import RequestId
+from octavo.protocol.ids import BlockId, RequestId
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, StepResult
 
@@ -101,6 +102,11 @@ class ObservedScheduler(Scheduler):
         events = super().commit(result)
         self._show(Committed(result))
         return events
+
+    def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
+        """Take the end of a load."""
+        super().finish_load(number, missing)
+        self._show(LoadFinished(number, sorted(missing)))
 
     def _show(self, entry: LogEntry) -> None:
         for observer in self._observers:

@@ -8,9 +8,10 @@ order give the same plans.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from octavo.core_proc.cache.groups import CacheGroups
+from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_request
@@ -42,10 +43,13 @@ from octavo.core_proc.speculation.speculation import Speculation
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Failed, FailureKind, FinishReason, PooledOutput
-from octavo.protocol.ids import IdArray, RequestId, SlotId, TokenId
+from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import Scheduled, StepPlan, StepResult
+
+MAX_COPIED_BYTES = 8 << 20
+"""A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
 
 QUARANTINED = "trial"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
@@ -79,6 +83,7 @@ class Scheduler:
         self.free_slots: list[SlotId] = list(range(config.max_num_seqs))
         self.counters = EngineStats(num_blocks=cache_plan.num_blocks, num_host_blocks=cache_plan.num_host_blocks)
         self._host_block_bytes = cache_plan.host_block_bytes
+        self._max_copied_blocks = MAX_COPIED_BYTES // max(1, self._host_block_bytes)
         self.waiting_reason = ""
         self.allowed: frozenset[RequestKey] | None = None
         """The requests that may run; None: all."""
@@ -176,6 +181,8 @@ class Scheduler:
         self.in_flight.clear()
         for request in list(self.running):
             self._preempt(request)
+        for request in self.cache.loads.lose():
+            self._return(request)
         self._released = []
         self._sampled = []
         self.adapters.reset()
@@ -219,7 +226,7 @@ class Scheduler:
     def stats(self) -> EngineStats:
         """Return the counters and the current gauges."""
         self.counters.num_running = len(self.running)
-        self.counters.num_waiting = len(self.waiting)
+        self.counters.num_waiting = len(self.waiting) + len(self.cache.loads.swapped)
         self.counters.waiting_reason = self.waiting_reason
         self.counters.num_free_blocks = self.cache.main_pool.num_free
         if (host := self.cache.host) is not None:
@@ -291,10 +298,31 @@ class Scheduler:
             self._speculation.observe(record, result)
         return events
 
+    def take_loads(self) -> list[BlockLoad]:
+        """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""
+        return self.cache.loads.take_begun()
+
+    def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
+        """Let the request that waits for a load start with what has arrived.
+
+        Args:
+            number: of the load; it may be one of workers that were lost.
+            missing: its blocks that were not filled.
+        """
+        if (request := self.cache.finish_load(number, missing)) is not None:
+            self._return(request)
+
+    def _return(self, request: Request) -> None:
+        """Put a request back into the queue that has waited for a load."""
+        request.move(RequestState.WAITING)
+        self.waiting.add(request)
+
     def _free_blocks(self, draft: StepDraft) -> None:
         """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
         self.cache.free_passed_blocks()
         while victim := self.batch.victim():
+            if self.cache.loads.release_landed():
+                continue
             self._preempt(victim)
             self.counters.num_preemptions += 1
             draft.has_preempted = True
@@ -349,15 +377,32 @@ class Scheduler:
         while head := (candidate := self.admission.candidate(queue)).request:
             self.waiting_reason = self.admission.limit_reached(head, draft, prompts)
             if self.waiting_reason:
+                # Blocks that have arrived for requests behind it must not hold it up.
+                num_free = self.cache.pool.num_free
+                if self.waiting_reason == "blocks" and self.cache.loads.release_landed(besides=head):
+                    draft.num_spare_blocks += self.cache.pool.num_free - num_free
+                    continue
                 return
             if queue is not self.waiting:
                 queue.remove(head)
             draft.num_spare_blocks -= self.cache.num_blocks_to_start(head)
+            if self._must_load(head):
+                self.waiting.remove(head)
+                head.move(RequestState.SWAPPED)
+                self.cache.begin_load(head)
+                continue
             self.adapters.enter(head, candidate.delayed)
             self._start(draft, head)
             prompts.claim(head.num_uncomputed_tokens)
         if self.waiting:
             self.waiting_reason = candidate.reason or QUARANTINED
+
+    def _must_load(self, request: Request) -> bool:
+        """Return whether copies for a request would take too long before a step in which others are."""
+        if self.cache.host is None or self.cache.states is not None:
+            return False
+        has_others = self.running.first is not None or bool(self.cache.loads.in_flight)
+        return has_others and self.cache.num_absent_blocks(request) > self._max_copied_blocks
 
     def _start(self, draft: StepDraft, request: Request) -> None:
         """Give a waiting request a slot and its hits in the prefix cache."""
@@ -370,6 +415,7 @@ class Scheduler:
         num_local_hits = self.counters.prefix_cache_hits
         draft.admitted.append(request)
         self._prefill.attach_hits(request)
+        self.cache.loads.release(request)
         if not request.time_scheduled:
             request.time_scheduled = self._clock()
             if self.cache.is_enabled and request.reads_prefix_cache:
@@ -394,6 +440,9 @@ class Scheduler:
             self.in_flight.append(record)
             self.counters.num_steps += 1
             self.counters.step_tokens += record.num_tokens
+        elif (load := self.cache.loads.newest) is not None:
+            # No plan makes the copies that must come before it.
+            load.copies_out, load.copies_in = self.cache.take_copies()
         for request in prefilling:
             if request.num_uncomputed_tokens == 1:
                 self.batch.update(request)
@@ -422,8 +471,9 @@ class Scheduler:
         if isinstance(request, Request):
             if request.state is RequestState.RUNNING:
                 self._leave_batch(request)
-            else:
+            elif request.state is RequestState.WAITING:
                 self.waiting.remove(request)
+                self.cache.loads.release(request)
             request.move(RequestState.FINISHED)
             request.next_commit_check = 0
             if self._speculation is not None:

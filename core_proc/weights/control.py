@@ -210,7 +210,8 @@ class WeightsControl:
         return False
 
     def _is_quiet(self) -> bool:
-        return self._workers.is_ready and not self._scheduler.num_in_flight
+        scheduler = self._scheduler
+        return self._workers.is_ready and not scheduler.num_in_flight and not scheduler.cache.loads.in_flight
 
     def _save(self, **changes: object) -> None:
         self._record = replace(self._record, **changes)

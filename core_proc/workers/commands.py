@@ -13,8 +13,10 @@ import msgspec
 from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import (
     Acknowledged,
+    BlocksLoaded,
     CacheReady,
     Profile,
     StepPlan,
@@ -38,6 +40,10 @@ class Answer:
     num_faults: int = 0
     digest: str = ""
     """See `Acknowledged.digest`."""
+    missing: set[BlockId] = field(default_factory=set)
+    """See `BlocksLoaded.missing`: those of any rank."""
+    elapsed_s: float = 0.0
+    """See `BlocksLoaded.elapsed_s`: of the slowest rank."""
 
 
 OnDone: TypeAlias = Callable[[Answer], None]
@@ -128,7 +134,7 @@ class WorkerCommands:
                 match reply:
                     case StepResult():
                         return self._renumbered(reply)
-                    case Acknowledged() | CacheReady() | WarmedUp():
+                    case Acknowledged() | BlocksLoaded() | CacheReady() | WarmedUp():
                         self._acknowledge(reply)
                     case _:
                         raise ProtocolError(f"worker {reply.rank} sent an unexpected {type(reply).__name__}")
@@ -174,13 +180,16 @@ class WorkerCommands:
         sequence, step = self._steps.popleft()
         return result if sequence == step else msgspec.structs.replace(result, sequence=step)
 
-    def _acknowledge(self, reply: Acknowledged | CacheReady | WarmedUp) -> None:
+    def _acknowledge(self, reply: Acknowledged | BlocksLoaded | CacheReady | WarmedUp) -> None:
         pending = self._pending.get(reply.sequence)
         if pending is None:
             raise ProtocolError(f"worker {reply.rank} acknowledged a command that was not sent")
         pending.num_missing -= 1
+        answer = pending.answer
+        if isinstance(reply, BlocksLoaded):
+            answer.missing.update(reply.missing)
+            answer.elapsed_s = max(answer.elapsed_s, reply.elapsed_s)
         if isinstance(reply, Acknowledged):
-            answer = pending.answer
             if reply.fault:
                 answer.num_faults += 1
                 answer.fault = answer.fault or f"worker {reply.rank}: {reply.fault}"

@@ -11,8 +11,10 @@ from client_events import by_request
 from simulation.worker import ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc import invariants
+from octavo.core_proc.block_transfers import load_command
+from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.scheduler.delivery import ClientEvent
-from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.scheduler.scheduler import MAX_COPIED_BYTES, Scheduler
 from octavo.protocol.config import (
     CacheGroupSpec,
     CachePlan,
@@ -64,7 +66,12 @@ def core_config(**changes) -> ResolvedConfig:
 
 
 def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> CachePlan:
-    """Return a plan with this many blocks."""
+    """Return a plan with this many blocks.
+
+    There are as many blocks of host memory as thousands of bytes. The remaining bytes say how many of them a step may
+    wait for; 0: any number.
+    """
+    num_host_blocks, num_copied = divmod(config.kv_offloading_bytes, 1000)
     return CachePlan(
         blocks_per_group=[num_blocks] * len(groups),
         block_size=config.block_size,
@@ -72,8 +79,8 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         kv_cache_bytes=num_blocks * 1000,
         cache_groups=list(groups),
         max_request_states=any(group.kind == "state" for group in groups) * (1 + config.enable_prefix_caching),
-        num_host_blocks=config.kv_offloading_bytes // 1000,
-        host_block_bytes=1000,
+        num_host_blocks=num_host_blocks,
+        host_block_bytes=MAX_COPIED_BYTES // num_copied if num_copied else 1000,
     )
 
 
@@ -101,6 +108,8 @@ class FakeEngine:
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}
         self._results: deque[StepResult] = deque()
+        self.loads: deque[BlockLoad] = deque()
+        """Those that the worker has begun, the oldest first."""
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Output:
         """Queue a request; sampling fields and `Submit` fields alike."""
@@ -121,29 +130,43 @@ class FakeEngine:
         if plan is not None:
             self.plans.append(plan)
             self._results.append(self.worker.execute(plan))
+        for load in self.scheduler.take_loads():
+            self.worker.begin_load(load_command(load.number, load))
+            self.loads.append(load)
         return plan
 
     def commit(self) -> None:
         """Commit the oldest result."""
         self._take(self.scheduler.commit(self._results.popleft()))
 
+    def finish_load(self) -> None:
+        """Finish the oldest load."""
+        load = self.loads.popleft()
+        self.scheduler.finish_load(load.number, self.worker.finish_load(load.number).missing)
+        invariants.check(self.scheduler)
+
     def replace_worker(self) -> None:
         """Lose the worker with its steps in flight, and go on with a new one."""
         self.scheduler.lose_workers()
         invariants.check_loss(self.scheduler)
         self._results.clear()
+        self.loads.clear()
         next_sequence, self.worker = self.worker.next_sequence, self._make_worker()
         self.worker.next_sequence = next_sequence
 
     def turn(self) -> None:
-        """Run one turn of the core's loop."""
-        if not self.scheduler.may_plan(self.depth) or self.plan() is None:
+        """Run one turn of the core's loop. Loads take as long as some steps, if there are any."""
+        if self.scheduler.may_plan(self.depth) and self.plan() is not None:
+            return
+        if self._results:
             self.commit()
+        if self.loads and (not self._results or len(self.plans) % 3 == 0):
+            self.finish_load()
 
     def run(self, max_turns: int = 10_000) -> None:
         """Run until every request has ended and every step is committed."""
         for _ in range(max_turns):
-            if not self.scheduler.has_requests and not self._results:
+            if not self.scheduler.has_requests and not self._results and not self.loads:
                 break
             self.turn()
         else:

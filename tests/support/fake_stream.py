@@ -118,6 +118,9 @@ class FakeStream:
                 action, self._pending[index] = self._pending[index], _done
                 action()
 
+    def run_aside(self, body: Launch) -> None:
+        body()
+
     def new_graph_pool(self) -> object:
         return object()
 

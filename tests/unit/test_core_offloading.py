@@ -6,6 +6,7 @@ import pytest
 from core_fakes import FakeEngine, alone
 
 from octavo.core_proc.cache.host_tier import HostTier
+from octavo.core_proc.request import RequestState
 from octavo.protocol.config import CacheGroupSpec
 
 FULL = CacheGroupSpec(num_layers=1, block_bytes=1000)
@@ -22,9 +23,19 @@ MIXES = {
 }
 
 
-def offloading(num_blocks: int, num_host_blocks: int, groups: list[CacheGroupSpec] = MIXES["full"], **changes):
-    """Return an engine whose worker verifies that every block holds what the step reads."""
-    return FakeEngine(num_blocks, groups, kv_offloading_bytes=1000 * num_host_blocks, **changes)
+def offloading(
+    num_blocks: int,
+    num_host_blocks: int,
+    groups: list[CacheGroupSpec] = MIXES["full"],
+    max_copied: int = 0,
+    **changes,
+):
+    """Return an engine whose worker verifies that every block holds what the step reads.
+
+    Args:
+        max_copied: the blocks that a step may wait for; 0: any number.
+    """
+    return FakeEngine(num_blocks, groups, kv_offloading_bytes=1000 * num_host_blocks + max_copied, **changes)
 
 
 def ask_in_turn(engine: FakeEngine, names: str, num_tokens: int = 30) -> None:
@@ -49,10 +60,10 @@ def test_an_evicted_prefix_comes_back() -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
-@pytest.mark.parametrize("num_host_blocks", [1, 7, 300])
-def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int) -> None:
+@pytest.mark.parametrize(("num_host_blocks", "max_copied"), [(1, 0), (7, 1), (300, 0), (300, 1), (300, 3)])
+def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int, max_copied: int) -> None:
     rng = random.Random(num_host_blocks)
-    engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_num_batched_tokens=24)
+    engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_copied, max_num_batched_tokens=24)
     turns = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))] for _ in range(8)]
     for number in range(80):
         turn = rng.choice(turns)
@@ -83,6 +94,54 @@ def test_preempted_requests_continue_from_host_memory() -> None:
     assert stats.num_recomputed_tokens <= engine.config.block_size * stats.num_preemptions
     for name, output in outputs.items():
         assert output.token_ids == alone([NAMES.index(name) + 1] * 9, 40).token_ids
+
+
+def test_a_request_waits_for_long_copies_and_no_other_does() -> None:
+    engine = offloading(num_blocks=40, num_host_blocks=100, max_copied=1, async_scheduling=False)
+    ask_in_turn(engine, "abcdabcd", num_tokens=45)
+    other = engine.submit("other", [9] * 5, max_tokens=30)
+    engine.turn()
+    again = engine.submit("again", [1] * 45)
+    while not engine.loads:
+        engine.turn()
+    (swapped,) = engine.scheduler.cache.loads.swapped
+    assert swapped.state is RequestState.SWAPPED
+    num_tokens = len(other.token_ids)
+    for _ in range(6):
+        engine.commit()
+        assert engine.plan() is not None
+    assert len(other.token_ids) >= num_tokens + 5
+    assert not again.token_ids
+    engine.finish_load()
+    assert swapped.state is RequestState.WAITING
+    engine.run()
+    assert again.num_cached_tokens == 44
+    assert again.token_ids == alone([1] * 45).token_ids
+
+
+@pytest.mark.parametrize("event", ["abort", "loss", "weights"])
+def test_a_load_ends_after_its_request_or_its_weights(event: str) -> None:
+    engine = offloading(num_blocks=40, num_host_blocks=100, max_copied=1, async_scheduling=False)
+    ask_in_turn(engine, "abcdabcd", num_tokens=45)
+    engine.submit("other", [9] * 5, max_tokens=30)
+    engine.turn()
+    engine.submit("again", [1] * 45)
+    while not engine.loads:
+        engine.turn()
+    match event:
+        case "abort":
+            engine.abort("again")
+        case "loss":
+            engine.replace_worker()
+        case "weights":
+            while engine.scheduler.in_flight:
+                engine.commit()
+            engine.scheduler.set_weights(1, recomputes=False)
+            engine.finish_load()
+    engine.run()
+    if event != "abort":
+        assert engine.outputs["again"].token_ids == alone([1] * 45).token_ids
+        assert engine.outputs["again"].num_cached_tokens == 0
 
 
 def test_lost_workers_lose_host_memory() -> None:

@@ -10,7 +10,8 @@ from octavo.kernels import copy_blocks
 from octavo.kernels.copy_blocks import native
 from octavo.kernels.native import memory
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.steps import StepPlan
+from octavo.protocol.steps import BlockCopy, LoadBlocks, StepPlan
+from octavo.worker_proc.device.stream import Stream
 
 
 class HostBlocks:
@@ -24,6 +25,7 @@ class HostBlocks:
         num_host_blocks: in host memory.
         library: copies on several threads; None: torch or a GPU copies.
         num_threads: of the library.
+        stream: of the device; None: the host computes.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
@@ -36,7 +38,9 @@ class HostBlocks:
         num_host_blocks: int,
         library: NativeLibrary | None = None,
         num_threads: int = 1,
+        stream: Stream | None = None,
     ) -> None:
+        self._stream = stream
         self._cache = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
         block_bytes = sum(buffer.shape[1] for buffer in self._cache)
         if buffers and buffers[0].device.type != "cpu":
@@ -46,13 +50,23 @@ class HostBlocks:
         self._host_PB = memory_B.view(num_host_blocks, block_bytes)
         self._parts = copy_blocks.parts_of(self._host_PB, self._cache)
         is_native = library is not None and not self._host_PB.is_pinned()
-        self._copy = (
-            partial(native.copy_blocks, library, num_threads=num_threads)
-            if library is not None and is_native
-            else copy_blocks.copy_blocks
-        )
+        self._copy = self._copy_aside = copy_blocks.copy_blocks
+        if library is not None and is_native:
+            self._copy = partial(native.copy_blocks, library, num_threads=num_threads)
+            self._copy_aside = partial(native.copy_blocks, library)
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply(self, plan: StepPlan | LoadBlocks) -> None:
         """Make the copies of a plan, which come before its step. On a GPU: begin them."""
         self._copy(self._cache, self._parts, plan.copies_out)
         self._copy(self._parts, self._cache, plan.copies_in)
+
+    def load(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks in from another thread than that of the steps, which go on.
+
+        The steps that were begun before these blocks were allocated must be over. Blocks until: the copies are made.
+        """
+        copy = partial(self._copy_aside, self._parts, self._cache, copies)
+        if self._stream is None:
+            copy()
+        else:
+            self._stream.run_aside(copy)

@@ -37,6 +37,7 @@ class CudaStream:
         torch.cuda.synchronize(torch_device)
         self._stream = torch.cuda.Stream(torch_device)
         torch.cuda.set_stream(self._stream)
+        self._second = torch.cuda.Stream(torch_device)
 
     def host_buffer(self, num_bytes: int) -> Tensor:
         """See `octavo.worker_proc.device.stream.Stream`."""
@@ -55,6 +56,12 @@ class CudaStream:
     def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.device.stream.Stream`."""
         return CudaEvent(self._stream)
+
+    def run_aside(self, body: Callable[[], object]) -> None:
+        """See `octavo.worker_proc.device.stream.Stream`."""
+        with torch.cuda.stream(self._second):
+            body()
+        CudaEvent(self._second).wait()
 
     def new_graph_pool(self) -> Any:
         """See `octavo.worker_proc.device.stream.Stream`."""

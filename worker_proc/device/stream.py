@@ -50,6 +50,12 @@ class Stream(Protocol):
     def record_event(self) -> DeviceEvent:
         """Return an event after all work so far."""
 
+    def run_aside(self, body: Callable[[], object]) -> None:
+        """Launch the work of a function on a second stream, from another thread than that of the steps.
+
+        Blocks until: it is finished.
+        """
+
     def new_graph_pool(self) -> GraphPool:
         """Return memory for graphs. It is freed with the last of them and must not be used again then."""
 

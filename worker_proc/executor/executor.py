@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import Scheduled, StepPlan
+from octavo.protocol.steps import LoadBlocks, Scheduled, StepPlan
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.block_loader import BlockLoader
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
@@ -64,15 +65,19 @@ class PipelinedExecutor:
         self._adapters = adapters
         self._pooler = pooler
         self._host_blocks = host_blocks
+        self.loader = None if host_blocks is None else BlockLoader(host_blocks)
+        """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
         self._last_end_s = 0.0
         self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
 
-    def fileno(self) -> int | None:
-        """Return what becomes readable when `deliver_results` has something to do; None: it never has."""
-        return None if self._watcher is None else self._watcher.fileno()
+    @property
+    def filenos(self) -> list[int]:
+        """What becomes readable when `deliver_results` or `loader` has something."""
+        watched = [self._watcher, self.loader]
+        return [one.fileno() for one in watched if one is not None]
 
     @torch.inference_mode()
     def warm_up(self) -> int:
@@ -127,6 +132,18 @@ class PipelinedExecutor:
             self._watcher.add(step.event)
 
     @torch.inference_mode()
+    def load_blocks(self, command: LoadBlocks) -> None:
+        """Begin to fill blocks, which `loader` reports. Never blocks longer than copies of a plan do.
+
+        Raises:
+            ProtocolError: no host memory was allocated.
+        """
+        if self._host_blocks is None or self.loader is None:
+            raise ProtocolError("blocks are to be loaded from host memory, but no block of it was allocated")
+        self._host_blocks.apply(command)
+        self.loader.begin(command, self.runner.record_event())
+
+    @torch.inference_mode()
     def use_model(self, model: Model | None) -> None:
         """See `Runner.use_model`. No step is in flight."""
         assert not self._in_flight, "a step computes with the present weights"
@@ -147,9 +164,11 @@ class PipelinedExecutor:
             self._finish_oldest()
 
     def close(self) -> None:
-        """End the thread that waits for the device. Blocks until: the device has finished its work."""
+        """End the threads. Blocks until: the device has finished its work, and blocks are loaded."""
         if self._watcher is not None:
             self._watcher.close()
+        if self.loader is not None:
+            self.loader.close()
 
     @torch.inference_mode()
     def on_idle(self, wait_for_command: WaitForCommand) -> None:

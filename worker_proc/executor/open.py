@@ -61,7 +61,7 @@ def open_executor(
     host_blocks = None
     if num_host_blocks:
         buffers = runner.cache_buffers
-        host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads)
+        host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream)
     return PipelinedExecutor(
         batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, answers=model.stage.is_last
     )

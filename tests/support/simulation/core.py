@@ -9,6 +9,7 @@ from typing import Any
 from core_fakes import cache_plan, core_config
 
 from octavo.core_proc import invariants
+from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
@@ -195,6 +196,7 @@ class SimulatedCore(Process):
             lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_events=True)
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
+        self.scheduler.hooks.add(BlockTransfers(self.scheduler, self.supervisor))
         self.service = self._service(attribution, epoch)
         self.service.on_poison = self._die_of_poison
         depth = self.config.pipeline_parallel_size + self.config.async_scheduling

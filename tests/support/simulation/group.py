@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.steps import CommandFailed, StepPlan, TokenMasks, WorkerCommand, WorkerReply
+from octavo.protocol.steps import CommandFailed, LoadBlocks, StepPlan, TokenMasks, WorkerCommand, WorkerReply
 from simulation.scenario import POISON_MARK
 from simulation.worker import SimulatedWorker
 from simulation.world import Action, Process, World
@@ -64,7 +64,7 @@ class SimulatedGroup:
         self.next_sequence = 0
         self.waits_for = ""
         self.num_joined = 0
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[StepPlan | LoadBlocks] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._replies: deque[list[Frame]] = deque()
         self._is_busy = False
@@ -102,7 +102,7 @@ class SimulatedGroup:
         if isinstance(received, TokenMasks):
             self._masks.append(received)
         else:
-            assert isinstance(received, StepPlan), "a command that no simulated frontend asks for"
+            assert isinstance(received, StepPlan | LoadBlocks), "a command that no simulated frontend asks for"
             self._plans.append(received)
         self._go_on()
 
@@ -160,14 +160,28 @@ class SimulatedGroup:
 
     def _go_on(self) -> None:
         """Compute the next step, unless one is running or its masks have not arrived."""
-        if self._is_busy or not self._plans or (self._plans[0].awaits_masks and not self._masks):
+        if self._is_busy or not self._plans:
+            return
+        if isinstance(command := self._plans[0], LoadBlocks):
+            self._plans.popleft()
+            self.worker.begin_load(command)
+            delay = self._step_scale * self._rng.choice([0.0, 0.1, 1.0, 10.0])
+            self.process.after(delay, lambda: self._finish_load(command.sequence))
+            self._go_on()
+            return
+        if command.awaits_masks and not self._masks:
             return
         self._is_busy = True
         duration = self._step_scale * self._rng.choice([0.1, 0.5, 1.0, 3.0])
         self.process.after(duration, self._finish_step)
 
+    def _finish_load(self, sequence: int) -> None:
+        self._replies.append(REPLIES.encode(self.worker.finish_load(sequence)))
+        self._on_event()
+
     def _finish_step(self) -> None:
         plan = self._plans.popleft()
+        assert isinstance(plan, StepPlan)
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
         result = self.worker.execute(plan, masks)

@@ -24,6 +24,7 @@ from octavo.protocol.steps import (
     AllocateCache,
     CacheReady,
     CommandFailed,
+    LoadBlocks,
     StepPlan,
     StepResult,
     TokenMasks,
@@ -236,7 +237,7 @@ class SimulatedRank(Process):
         """True once the core can notice its end."""
         self.raises_next = False
         self._group = group
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[StepPlan | LoadBlocks] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._latest = self._latest_reply = 0.0
         """When all commands sent so far have arrived; when all replies have."""
@@ -259,6 +260,7 @@ class SimulatedRank(Process):
     def finish_step(self) -> None:
         """End the step that all ranks of the stage have begun. Only one rank of the last stage answers it."""
         group, plan = self._group, self._plans.popleft()
+        assert isinstance(plan, StepPlan)
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
         self.current, self.latest_ended = -1, plan.sequence
@@ -282,7 +284,7 @@ class SimulatedRank(Process):
         match command:
             case TokenMasks():
                 self._masks.append(command)
-            case StepPlan():
+            case StepPlan() | LoadBlocks():
                 self._plans.append(command)
             case AllocateCache():
                 self._reply(CacheReady(command.sequence, self.number))
@@ -294,16 +296,33 @@ class SimulatedRank(Process):
 
     def go_on(self) -> None:
         """Begin the next step, unless one is running, its masks have not arrived or an earlier stage computes it."""
-        if self.current >= 0 or not self._plans or (self._plans[0].awaits_masks and not self._masks):
+        if self.current >= 0 or not self._plans:
             return
-        sequence = self._plans[0].sequence
+        if isinstance(command := self._plans[0], LoadBlocks):
+            self._plans.popleft()
+            self._load(command)
+            self.go_on()
+            return
+        if command.awaits_masks and not self._masks:
+            return
+        sequence = command.sequence
         if any(rank.latest_ended < sequence for rank in self._group.stage(self.stage - 1)):
             return
         if self.raises_next and self._group.rng.random() < 0.5:  # before the others have its rows
-            self._fail(self._plans[0])
+            self._fail(command)
             return
         self.current = sequence
         self._group.meet(sequence, self.stage)
+
+    def _load(self, command: LoadBlocks) -> None:
+        self.worker.begin_load(command)
+        delay = self._group.step_scale * self._group.rng.choice([0.0, 0.1, 1.0, 10.0])
+
+        def finish() -> None:
+            reply = self.worker.finish_load(command.sequence)
+            self._reply(msgspec.structs.replace(reply, rank=self.number))
+
+        self.after(delay, finish)
 
     def _fail(self, plan: StepPlan) -> None:
         self._reply(CommandFailed(plan.sequence, self.number, "SimulatedError", "it raised", ""))

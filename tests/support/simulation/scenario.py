@@ -218,8 +218,10 @@ def _groups(rng: random.Random, engine: dict[str, Any], num_blocks: int) -> tupl
     groups = CacheGroups.of(core_config(**engine), specs)
     max_model_len = engine["max_model_len"]
     num_spare = num_blocks - -(-max_model_len // engine["block_size"])
-    # As many blocks of host memory as thousands of bytes: see `core_fakes.cache_plan`.
+    # Blocks of host memory, and how many a step may wait for: see `core_fakes.cache_plan`.
     engine["kv_offloading_bytes"] = 1000 * rng.choice([0, 1, 5, 40, 1000])
+    if engine["kv_offloading_bytes"]:
+        engine["kv_offloading_bytes"] += rng.choice([0, 1, 2])
     return specs, max(2, groups.max_request_blocks(max_model_len) + num_spare * len(specs))
 
 

@@ -15,7 +15,16 @@ from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import ID_BYTES, pack_ids, unpack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
-from octavo.protocol.steps import POOLED, Admitted, Scheduled, StepPlan, StepResult, TokenMask
+from octavo.protocol.steps import (
+    POOLED,
+    Admitted,
+    BlocksLoaded,
+    LoadBlocks,
+    Scheduled,
+    StepPlan,
+    StepResult,
+    TokenMask,
+)
 from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state, vector
 
 NULL_BLOCK = -1
@@ -86,6 +95,7 @@ class SimulatedWorker:
         self._host: list[list[int | None] | None] = [None] * num_host_blocks
         """The states in each block of host memory; None: it was never written."""
         self.num_copied_in = 0
+        self._loading: dict[int, LoadBlocks] = {}
 
     def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         """Apply a plan and return its result.
@@ -162,7 +172,26 @@ class SimulatedWorker:
             is_there = 0 <= block_id < self._num_blocks or (block_id == NULL_BLOCK and self._may_have_passed)
             require(is_there, f"{name} gets block {block_id}, which does not exist")
 
-    def _copy_blocks(self, plan: StepPlan) -> None:
+    def begin_load(self, command: LoadBlocks) -> None:
+        """Begin to fill blocks: until `finish_load` they hold what nobody may read."""
+        self._copy_blocks(command)
+        self._loading[command.sequence] = command
+        for _, block_id in command.from_host:
+            self._cache[block_id * self._block_size : (block_id + 1) * self._block_size] = [None] * self._block_size
+
+    def finish_load(self, sequence: int) -> BlocksLoaded:
+        """Fill the blocks of a load, with what host memory has by now."""
+        for host_id, block_id in self._loading.pop(sequence).from_host:
+            self._copy_in(host_id, block_id)
+        return BlocksLoaded(sequence, 0)
+
+    def _copy_in(self, host_id: int, block_id: int) -> None:
+        states = self._host[host_id]
+        assert states is not None, f"host block {host_id} is read before it is written"
+        self._cache[block_id * self._block_size : (block_id + 1) * self._block_size] = states
+        self.num_copied_in += 1
+
+    def _copy_blocks(self, plan: StepPlan | LoadBlocks) -> None:
         """Make the copies of a plan, each kind in any order."""
         size, written = self._block_size, [host_id for _, host_id in plan.copies_out]
         read = [host_id for host_id, _ in plan.copies_in]
@@ -173,10 +202,7 @@ class SimulatedWorker:
         for block_id, host_id in plan.copies_out:
             self._host[host_id] = self._cache[block_id * size : (block_id + 1) * size]
         for host_id, block_id in plan.copies_in:
-            states = self._host[host_id]
-            assert states is not None, f"host block {host_id} is read before it is written"
-            self._cache[block_id * size : (block_id + 1) * size] = states
-        self.num_copied_in += len(read)
+            self._copy_in(host_id, block_id)
 
     def _check_size(self, plan: StepPlan) -> None:
         num_tokens = sum([part.num_tokens for part in plan.scheduled])

@@ -1,0 +1,172 @@
+"""`BlockLoads`: contents that arrive in blocks of the device from elsewhere, while steps go on.
+
+Knows no bytes and decides nothing. Where contents come from is a detail of each load, which the workers carry out.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from octavo.core_proc.cache.host_tier import HostTier
+from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.request import Request, RequestState
+from octavo.protocol.ids import BlockId
+from octavo.protocol.steps import BlockCopy
+
+
+@dataclass(slots=True, eq=False)
+class BlockLoad:
+    """Blocks that the workers fill for one request.
+
+    It has a reference to each of them, so nobody else gets them before the workers have answered, whatever becomes of
+    the request.
+    """
+
+    number: int
+    request: Request
+    """In state `SWAPPED` until the load ends, unless it is aborted."""
+    places: list[tuple[int, int]]
+    """Index and group of each block."""
+    keys: list[bytes]
+    block_ids: list[BlockId]
+    held: list[BlockId]
+    """Cached blocks that the request can use with them, which must not be evicted meanwhile."""
+    from_host: list[BlockCopy] = field(default_factory=list)
+    """Blocks that host memory has, as (host block, block)."""
+    copies_out: list[BlockCopy] = field(default_factory=list)
+    """Copies that no plan makes before it, and which must be made before: see `StepPlan`."""
+    copies_in: list[BlockCopy] = field(default_factory=list)
+    is_stale: bool = False
+    """The weights have changed: nobody may find what arrives."""
+
+
+class BlockLoads:
+    """The loads in flight, and blocks that have arrived and wait until their request starts.
+
+    A content can be found only when all workers have it. Blocks that have arrived may be given up at any time; they
+    stay in the cache as long as nobody else takes them.
+    """
+
+    def __init__(self, pool: BlockPool, host: HostTier | None) -> None:
+        self._pool = pool
+        self._host = host
+        self.in_flight: dict[int, BlockLoad] = {}
+        self._landed: dict[Request, list[BlockId]] = {}
+        self._begun: list[BlockLoad] = []
+        self._num_begun = 0
+
+    @property
+    def swapped(self) -> list[Request]:
+        """The requests that wait for loads."""
+        return [load.request for load in self.in_flight.values() if load.request.state is RequestState.SWAPPED]
+
+    @property
+    def newest(self) -> BlockLoad | None:
+        """The first load that was begun since `take_begun`."""
+        return self._begun[0] if self._begun else None
+
+    def references(self) -> list[tuple[Request, list[BlockId]]]:
+        """Return the blocks to which loads in flight and arrived ones refer, with their requests."""
+        loading = [(load.request, [*load.held, *load.block_ids]) for load in self.in_flight.values()]
+        return [*loading, *self._landed.items()]
+
+    def begin(
+        self, request: Request, places: list[tuple[int, int]], keys: list[bytes], held: list[BlockId]
+    ) -> BlockLoad:
+        """Allocate blocks for contents that are elsewhere, and begin to fill them.
+
+        Args:
+            request: waits for them.
+            places: index and group of each block.
+            keys: of the contents; host memory has them.
+            held: cached blocks that the request can use with them.
+
+        Raises:
+            OutOfBlocks: not enough are free.
+        """
+        assert self._host is not None
+        for block_id in held:
+            self._pool.incref(block_id)
+        # Before blocks are allocated: these may lose contents, which must not take the places of what is loaded.
+        host_ids = self._host.pin_for_load(keys)
+        block_ids = [self._pool.allocate() for _ in keys]
+        load = BlockLoad(self._num_begun, request, places, keys, block_ids, held)
+        load.from_host = list(zip(host_ids, block_ids, strict=True))
+        self._num_begun += 1
+        self.in_flight[load.number] = load
+        self._begun.append(load)
+        return load
+
+    def take_begun(self) -> list[BlockLoad]:
+        """Return the loads that were begun since the last call: the workers begin them after the latest plan."""
+        begun, self._begun = self._begun, []
+        return begun
+
+    def finish(self, number: int, missing: Collection[BlockId]) -> tuple[BlockLoad, list[int]] | None:
+        """End a load. Its request, if it still waits, gets its blocks when it starts.
+
+        Args:
+            number: of the load.
+            missing: blocks whose contents have not arrived.
+
+        Returns:
+            The load, and which of its blocks can be found from now on; None if the workers were lost meanwhile.
+        """
+        if (load := self.in_flight.pop(number, None)) is None:
+            return None
+        if self._host is not None:
+            self._host.unpin([host_id for host_id, _ in load.from_host])
+        arrived = []
+        if not load.is_stale:
+            arrived = [
+                place
+                for place, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True))
+                if block_id not in missing and self._pool.set_hash(block_id, key)
+            ]
+        if load.request.state is RequestState.SWAPPED and not load.is_stale:
+            self._landed[load.request] = [*load.held, *(load.block_ids[place] for place in arrived)]
+            self._pool.release([load.block_ids[place] for place in sorted({*range(len(load.keys))} - {*arrived})])
+        else:
+            self._pool.release([*load.held, *load.block_ids])
+        return load, arrived
+
+    def release(self, request: Request) -> None:
+        """Give up the blocks that have arrived for a request, which has its own references to them or needs none."""
+        self._pool.release(self._landed.pop(request, ()))
+
+    def release_landed(self, *, besides: Request | None = None) -> bool:
+        """Give up the blocks that have arrived for any other request; returns whether there were any."""
+        requests = [request for request in self._landed if request is not besides]
+        for request in requests:
+            self.release(request)
+        return bool(requests)
+
+    def invalidate(self) -> None:
+        """Let nobody find what arrives later: the weights have changed."""
+        self.release_landed()
+        for load in self.in_flight.values():
+            load.is_stale = True
+
+    def lose(self) -> list[Request]:
+        """Drop all loads: the workers are lost. Returns the requests that were waiting for them."""
+        requests = self.swapped
+        self._begun.clear()
+        self.invalidate()
+        for number in list(self.in_flight):
+            self.finish(number, ())
+        return requests
+
+
+def absent_places(num_blocks: int, block_ids: Sequence[list[BlockId]], absent: BlockId) -> list[tuple[int, int]]:
+    """Return index and group of the blocks among hits that are not on the device.
+
+    Args:
+        num_blocks: of the request, with these hits.
+        block_ids: of each group, those of the hits, which end there.
+        absent: stands for such a block.
+    """
+    return [
+        (num_blocks - len(found) + place, group)
+        for group, found in enumerate(block_ids)
+        for place, block_id in enumerate(found)
+        if block_id == absent
+    ]
