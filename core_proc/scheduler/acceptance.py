@@ -188,7 +188,7 @@ class Acceptance:
         """End the requests whose adapters could not be loaded, and forget what was computed without them."""
         events = []
         for fault in faults:
-            for request in self._adapters.fail(fault, [record, *self._in_flight]):
+            for request in self._adapters.fail(fault, [record, *self._in_flight], self._batch.requests):
                 self._cache.invalidate_blocks(request)
                 if request.state is not RequestState.FINISHED:
                     events.append(self._fail(request, fault.message, FailureKind.INVALID, "model"))

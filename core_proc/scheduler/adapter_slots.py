@@ -100,20 +100,23 @@ class AdapterSlots:
         loads, self._loads = self._loads, []
         return loads
 
-    def fail(self, fault: AdapterFault, steps: Iterable[StepRecord]) -> list[Request]:
+    def fail(self, fault: AdapterFault, steps: Iterable[StepRecord], running: Iterable[Request]) -> list[Request]:
         """Empty a slot whose load has failed.
 
         Args:
             fault: of the load.
             steps: that of the load and those planned after it.
+            running: all running requests.
 
         Returns:
-            The requests that were computed without their adapter, whatever has become of them since.
+            The requests that were computed without their adapter, whatever has become of them since, and those that
+            have the slot and no step computes yet.
         """
+        requests = [request for record in steps for request in record.requests]
         if self._slot_of.get(fault.digest) == fault.slot:  # otherwise another adapter has taken the slot since
             del self._slot_of[fault.digest]
             self.adapters[fault.slot] = None
-        requests = [request for record in steps for request in record.requests]
+            requests += [request for request in running if request.adapter_slot == fault.slot]
         return [one for one in dict.fromkeys(requests) if one.adapter and one.adapter.digest == fault.digest]
 
     def _load(self, adapter: Adapter) -> int:

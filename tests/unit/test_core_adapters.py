@@ -10,8 +10,11 @@ from core_fakes import FakeEngine, alone
 
 from octavo.core_proc.scheduler.adapter_slots import MAX_BYPASS
 from octavo.protocol.adapters import Adapter
+from octavo.protocol.config.facts import CacheGroupSpec
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.events import Failed, FailureKind, Finished
+
+STATE = CacheGroupSpec(kind="state", window=4, num_layers=1, block_bytes=1000)
 
 
 def adapter(name: str, rank: int = 8, digest: str = "") -> Adapter:
@@ -153,6 +156,17 @@ def test_nothing_that_was_computed_without_its_adapter_stays_in_the_cache(takes_
         assert loads(engine) == [(0, "bad"), (0, "good")], "before the core knows of the fault"
     engine.run()
     assert engine.scheduler.cache.pool.cached_blocks() == {}
+
+
+def test_a_request_that_no_step_computes_yet_fails_with_its_adapter() -> None:
+    engine = engine_with(1, groups=[STATE], enable_prefix_caching=True)
+    prompt, damaged = list(range(1, 13)), adapter("bad", digest="damaged")
+    for name in ("first", "second"):
+        engine.submit(name, prompt, 5, adapter=damaged)
+    plan = engine.plan()
+    assert plan and len(plan.admitted) == 2 and len(plan.scheduled) == 1, "the second waits for the first's checkpoint"
+    engine.run()
+    assert all(isinstance(output.end, Failed) for output in engine.outputs.values())
 
 
 def test_requests_that_no_engine_can_serve_are_rejected() -> None:
