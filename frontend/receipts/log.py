@@ -28,13 +28,13 @@ _BYTES_PER_TOKEN = 16
 class ReceiptLog:
     """Appends records to files, and removes the oldest files.
 
-    Several processes may write to one directory: each has files of its own and removes those of all. An answer never
-    waits for a write, and a failed write costs its receipt alone.
+    Several logs, of one process or of many, may write to one directory: each has files of its own and removes those of
+    all. An answer never waits for a write, and a failed write costs its receipt alone.
 
     Args:
         directory: exists.
-        max_bytes: limit on all files together. The file that a process writes to is never removed, so the log may be
-            larger by one file, a sixteenth, for each process.
+        max_bytes: limit on all files together. A log does not remove the file it writes to, so all may be larger by
+            one file, a sixteenth, for each log.
     """
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
@@ -101,14 +101,21 @@ class ReceiptLog:
         self._size += len(line)
 
     def _begin_file(self) -> None:
-        start = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
-        path = self._directory / f"receipts-{start}-{os.getpid()}-{next(self._numbers):04}.jsonl"
-        # The requests of others are in it.
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        path, fd = self._create_file()
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._size = fd, 0
         self._remove_oldest(path)
+
+    def _create_file(self) -> tuple[Path, int]:
+        """Create a file of a name that nobody has taken; returns its path and descriptor."""
+        start = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+        while True:
+            path = self._directory / f"receipts-{start}-{os.getpid()}-{next(self._numbers):04}.jsonl"
+            # Another log of this process, or a process of this id in another container, may have the name.
+            with contextlib.suppress(FileExistsError):
+                # Only this user may read the requests of others.
+                return path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def _remove_oldest(self, own: Path) -> None:
         """Make room for a whole file."""

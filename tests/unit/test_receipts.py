@@ -52,6 +52,17 @@ def test_the_log_keeps_the_latest_receipts_within_its_limit(tmp_path: Path) -> N
     assert ids == [str(number) for number in range(200 - len(ids), 200)]
 
 
+def test_logs_of_one_process_share_a_directory(tmp_path: Path) -> None:
+    """A server has one log for each of its joined models; both begin a file in the same second."""
+    logs = [ReceiptLog(tmp_path, 32_000) for _ in range(2)]
+    for number in range(4):
+        logs[number % 2].write(record(number))
+    for log in logs:
+        end(log)
+    assert sorted(written(tmp_path)) == ["0", "1", "2", "3"]
+    assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_a_large_receipt_has_a_file_of_its_own_and_a_removed_file_is_replaced(tmp_path: Path) -> None:
     log = ReceiptLog(tmp_path, 16_000)
     for number, size in enumerate((10, 5_000, 10)):
