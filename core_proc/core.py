@@ -29,6 +29,8 @@ from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.speculation.speculation import require_no_states
+from octavo.core_proc.transfer.connector import KVConnector
+from octavo.core_proc.transfer.open import open_connector
 from octavo.core_proc.waiter import Waiter
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
@@ -79,6 +81,9 @@ class EngineCore:
         self._recorder: Recorder | None = None
         self._journal: CrashJournal | None = None
         self._publisher: KVEventPublisher | None = None
+        self._connector: KVConnector | None = None
+        self._transfers: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        """Of the sockets of the connector, which have keys of their own."""
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
@@ -134,20 +139,20 @@ class EngineCore:
         outbox = Outbox(self._router, self._spec.epoch, time.monotonic)
         facts = self._engine_facts(config, plan, record, workers.facts)
         attribution = self._make_attribution(scheduler)
-        supervisor = self._supervisor = WorkerSupervisor(
-            workers,
-            plan,
-            scheduler,
-            attribution,
-            time.monotonic,
-            step_timeout_s=config.execute_model_timeout_s,
-            start_timeout_s=max(MIN_RESTART_TIMEOUT_S, RESTART_TIMEOUT_FACTOR * (time.monotonic() - start_s)),
-            max_restarts=config.max_worker_restarts,
-            on_loss=lambda: self._pulse.beat(has_work=True),
-        )
+        supervisor = self._make_supervisor(config, plan, scheduler, attribution, time.monotonic() - start_s)
         grammars = Grammars(scheduler, supervisor, self._compiler)
         scheduler.hooks.add(BlockTransfers(scheduler, supervisor))
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
+        self._connector = open_connector(
+            self._spec,
+            self._transfers,
+            plan,
+            workers.facts,
+            scheduler,
+            supervisor,
+            identity=lambda: control.facts.identity,
+            may_load=lambda: control.may_plan,
+        )
         collector = IdleCollector()
         service = FrontendService(
             self._router,
@@ -161,6 +166,7 @@ class EngineCore:
             time.monotonic,
             collector=collector,
             weights=control,
+            connector=self._connector,
         )
         depth = config.pipeline_parallel_size + (PLANNED_AHEAD if config.async_scheduling else 0)
         loop = StepLoop(service, scheduler, supervisor, self._pulse, depth)
@@ -169,6 +175,27 @@ class EngineCore:
         self._reporter.mark_ready(CoreReady(plan, workers.facts))
         logger.info("engine ready at %s", self._spec.address)
         return service, loop, supervisor
+
+    def _make_supervisor(
+        self,
+        config: ResolvedConfig,
+        plan: CachePlan,
+        scheduler: Scheduler,
+        attribution: CrashAttribution,
+        start_duration_s: float,
+    ) -> WorkerSupervisor:
+        self._supervisor = WorkerSupervisor(
+            self._first_workers,
+            plan,
+            scheduler,
+            attribution,
+            time.monotonic,
+            step_timeout_s=config.execute_model_timeout_s,
+            start_timeout_s=max(MIN_RESTART_TIMEOUT_S, RESTART_TIMEOUT_FACTOR * start_duration_s),
+            max_restarts=config.max_worker_restarts,
+            on_loss=lambda: self._pulse.beat(has_work=True),
+        )
+        return self._supervisor
 
     def _weights_record(self) -> WeightsRecord:
         """Return what is known of the weights; the workers start meanwhile."""
@@ -267,6 +294,9 @@ class EngineCore:
         self._compiler.close()
         if self._publisher:
             self._publisher.close()
+        self._transfers.term()
+        if self._connector:
+            self._connector.close()
         self._context.term()
 
 

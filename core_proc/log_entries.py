@@ -43,6 +43,14 @@ class CacheReset(msgspec.Struct, array_like=True, frozen=True, tag="cache_reset"
     """`reset_prefix_cache` was called."""
 
 
+class BlocksTaken(msgspec.Struct, array_like=True, frozen=True, tag="blocks_taken"):
+    """`take_blocks` was called."""
+
+    client: bytes
+    submit: Submit
+    keys: list[bytes]
+
+
 class WorkersLost(msgspec.Struct, array_like=True, frozen=True, tag="workers_lost"):
     """`lose_workers` was called."""
 
@@ -85,6 +93,7 @@ LogEntry = (
     | Aborted
     | Ended
     | CacheReset
+    | BlocksTaken
     | WorkersLost
     | Restricted
     | WeightsSet

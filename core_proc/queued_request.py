@@ -45,7 +45,7 @@ def _shared_fields(encoded: bytes) -> SharedFields:
 
 
 class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """A request that waits and has no outputs, no grammar and no prompt embeddings.
+    """A request that waits and has no outputs, no grammar, no prompt embeddings and no blocks for others.
 
     Has the attributes of a `Request` that others read.
     """
@@ -58,6 +58,7 @@ class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
 
     state: ClassVar[RequestState] = RequestState.WAITING
     needs_step_input: ClassVar[bool] = False
+    kv_transfer: ClassVar[None] = None
     num_known_outputs: ClassVar[int] = 0
     num_computed_tokens: ClassVar[int] = 0
     num_in_flight: ClassVar[int] = 0
@@ -121,7 +122,8 @@ LiveRequest = Request | QueuedRequest
 
 def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveRequest:
     """Return a new request, packed if possible. Its parameters have been checked."""
-    if submit.grammar is not None or submit.resume_output_token_ids or submit.prompt_embeds is not None:
+    is_plain = submit.grammar is None and submit.prompt_embeds is None and submit.kv_transfer is None
+    if not is_plain or submit.resume_output_token_ids:
         return Request(client, submit, order, now)
     params, seed, max_tokens = submit.params, 0, 1
     if isinstance(params, SamplingSpec):

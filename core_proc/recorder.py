@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.core_proc.log_entries import (
     Aborted,
+    BlocksTaken,
     CacheReset,
     Committed,
     Ended,
@@ -171,6 +172,8 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.conclude(scheduler.requests[entry.client, entry.request_id])
         case CacheReset():
             scheduler.reset_prefix_cache()
+        case BlocksTaken():
+            scheduler.take_blocks(entry.client, entry.submit, entry.keys)
         case WorkersLost():
             scheduler.lose_workers()
         case Restricted():

@@ -84,6 +84,7 @@ class Request:
         "is_decoding",
         "is_mixed",
         "is_resumed",
+        "kv_transfer",
         "max_num_tokens",
         "needs_step_input",
         "next_commit_check",
@@ -129,6 +130,8 @@ class Request:
         self.adapter = submit.adapter
         self.adapter_slot = NO_ADAPTER
         """While it runs: where the workers have its adapter."""
+        self.kv_transfer = submit.kv_transfer
+        """What it leaves for another engine; when it has finished: how to take it. None: nothing."""
         self.prompt_embeds = submit.prompt_embeds
         """Prompt embeddings; None: it has none."""
         self.needs_step_input = submit.grammar is not None

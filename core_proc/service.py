@@ -24,6 +24,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.snapshot import take_snapshot
+from octavo.core_proc.transfer.connector import KVConnector
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol import PROTOCOL_VERSION
@@ -44,6 +45,7 @@ from octavo.protocol.events import (
     reject_version,
 )
 from octavo.protocol.ids import RequestId
+from octavo.protocol.kv_transfer import PARAMS
 from octavo.protocol.lifecycle import ProcessState, StopSignal
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.malformed import Malformed
@@ -93,7 +95,9 @@ class FrontendService:
         clock: Callable[[], float],
         collector: IdleCollector | None = None,
         weights: WeightsControl | None = None,
+        connector: KVConnector | None = None,
     ) -> None:
+        self._connector = connector
         self._collector = collector
         self._router = router
         self._outbox = outbox
@@ -174,6 +178,7 @@ class FrontendService:
                 self._handle(client, message)
         if self._outbox.has_backlog or self._outbox.has_dropped:
             self._outbox.flush()
+        self._start_transferred()
         self.deliver(self._grammars.take_ready())
         if self._quarantine.num_held:
             self.deliver(self._quarantine.release_ready())
@@ -196,7 +201,7 @@ class FrontendService:
     @property
     def has_forwarded(self) -> bool:
         """Whether a request lives that is not held back."""
-        return self._scheduler.has_requests or self._grammars.num_waiting > 0 or bool(self._aborting)
+        return self._scheduler.has_requests or self._num_preparing > 0 or bool(self._aborting)
 
     def is_connected(self, client: bytes) -> bool:
         """Whether a frontend is there."""
@@ -310,11 +315,32 @@ class FrontendService:
     def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         if self._weights is not None and (refusal := self._weights.refusal):
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, refusal))]
+        if self._connector is not None:
+            accepted = self._connector.submit(client, submit)
+            return self._start(client, accepted) if isinstance(accepted, Submit) else accepted
+        if submit.kv_transfer is not None:
+            message = f"{PARAMS}: this engine exchanges no KV blocks: start it with --kv-transfer-config"
+            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
+        return self._start(client, submit)
+
+    def _start(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         submit_to = self._scheduler if submit.grammar is None else self._grammars
         return submit_to.submit(client, submit)
 
+    def _start_transferred(self) -> None:
+        """Start the requests whose blocks have come from another engine, or will not come."""
+        if self._connector is not None:
+            for client, submit in self._connector.take_ready():
+                self.deliver(self._start(client, submit))
+
+    @property
+    def _num_preparing(self) -> int:
+        """Requests that wait for something before the scheduler gets them."""
+        return self._grammars.num_waiting + (self._connector.num_waiting if self._connector else 0)
+
     def _is_live(self, key: RequestKey) -> bool:
-        return key in self._scheduler.requests or self._grammars.is_waiting(key)
+        is_fetching = self._connector is not None and self._connector.is_waiting(key)
+        return is_fetching or key in self._scheduler.requests or self._grammars.is_waiting(key)
 
     def _call(self, client: bytes, call: Call) -> None:
         """Answer a utility call, now or once the workers have answered."""
@@ -377,13 +403,15 @@ class FrontendService:
             if not pending:
                 del self._aborting[client]
         events = self._quarantine.abort(client, request_ids)
+        if self._connector is not None:
+            events += self._connector.abort(client, request_ids)
         events += self._grammars.abort(client, request_ids)
         events += self._scheduler.abort(client, request_ids)
         self.deliver(events)
 
     @property
     def _has_requests(self) -> bool:
-        return self._scheduler.has_requests or self._grammars.num_waiting > 0 or self._quarantine.num_held > 0
+        return self._scheduler.has_requests or self._num_preparing > 0 or self._quarantine.num_held > 0
 
     def _report(self) -> None:
         """Send statistics about once a second while there is work, and once when the engine falls idle.
@@ -405,7 +433,7 @@ class FrontendService:
     def _stats(self) -> EngineStats:
         stats = self._scheduler.stats()
         stats.malformed_frames = self._router.malformed_frames
-        stats.num_deferred = self._grammars.num_waiting + self._quarantine.num_held
+        stats.num_deferred = self._num_preparing + self._quarantine.num_held
         stats.num_waiting += stats.num_deferred
         return stats
 

@@ -1,7 +1,7 @@
 """What generation returns, with vLLM's field names and meanings."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from octavo.protocol.stats import RequestTimings
 
@@ -72,6 +72,8 @@ class RequestOutput:
     """Tokens of the `best_of` sequences that are not among the outputs; set when `finished`."""
     timings: list[RequestTimings] = field(default_factory=list)
     """One per generated sequence; set when `finished`."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """With these another engine continues from the KV blocks that the request has left for it; set when `finished`."""
 
 
 @dataclass(slots=True)

@@ -8,6 +8,7 @@ import msgspec
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import RequestId, TokenId
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats, RequestTimings
 from octavo.protocol.weights import WeightsStatus
@@ -94,6 +95,8 @@ class Finished(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="fini
     timings: RequestTimings = RequestTimings()
     result: PooledOutput | None = None
     """What the request asked for, if that is not tokens."""
+    kv_transfer: KVTransfer | None = None
+    """How another engine takes the KV blocks that it has left; None: there are none."""
 
 
 class FailureKind(IntEnum):

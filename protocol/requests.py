@@ -5,6 +5,7 @@ import msgspec
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.structured import GrammarSpec
@@ -46,6 +47,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     queue does not reject it."""
     prompt_embeds: PromptEmbeds | None = None
     """Prompt embeddings; `prompt_token_ids` has a `PLACEHOLDER` at their positions. None: all positions have tokens."""
+    kv_transfer: KVTransfer | None = None
+    """KV blocks that it leaves for another engine, or takes from one; None: neither."""
 
 
 class ModelVocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):

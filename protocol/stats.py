@@ -64,6 +64,10 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Copied to host memory, by all workers."""
     kv_offload_loaded_bytes: int = 0
     """Copied back."""
+    kv_transfer_saved_bytes: int = 0
+    """Of blocks that were kept for other engines, in all workers."""
+    kv_transfer_loaded_bytes: int = 0
+    """Of blocks that came from other engines."""
 
     @property
     def kv_cache_usage(self) -> float:

@@ -158,6 +158,27 @@ class LoadBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="lo
     """To be filled from host memory, while steps go on: (host block, block)."""
 
 
+class SaveBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="save_block_files"):
+    """Write contents of blocks to files, each rank to one of its own; answered by `Acknowledged`."""
+
+    sequence: int
+    path: str
+    """Of the files, without their ranks (`kv_transfer.rank_file`)."""
+    blocks: list[BlockId]
+    """The blocks of the files, in order."""
+
+
+class LoadBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="load_block_files"):
+    """Read contents of blocks from files, which other workers of the same layout have written; answered by
+    `Acknowledged`. Later steps read these blocks, so a worker that cannot read its file fails."""
+
+    sequence: int
+    path: str
+    """As in `SaveBlockFiles`."""
+    rows: list[BlockCopy]
+    """Index in the files, and block."""
+
+
 class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="allocate_cache"):
     """Make the KV tensors; answered by `CacheReady`."""
 
@@ -228,7 +249,19 @@ class StopWorker(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="st
 
 WeightsCommand = JoinWeightTransfer | LoadWeights | ReleaseMemory | RestoreWeights
 
-WorkerCommand = StepPlan | TokenMasks | LoadBlocks | AllocateCache | WarmUp | Profile | WeightsCommand | StopWorker
+BlockFilesCommand = SaveBlockFiles | LoadBlockFiles
+
+WorkerCommand = (
+    StepPlan
+    | TokenMasks
+    | LoadBlocks
+    | BlockFilesCommand
+    | AllocateCache
+    | WarmUp
+    | Profile
+    | WeightsCommand
+    | StopWorker
+)
 
 
 NO_TOKEN = -1
@@ -299,7 +332,7 @@ class WarmedUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm
 
 
 class Acknowledged(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="acknowledged"):
-    """Answer to `Profile` and to commands about weights, from every rank."""
+    """Answer to `Profile` and to commands about blocks and weights, from every rank."""
 
     sequence: int
     rank: int

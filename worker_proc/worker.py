@@ -29,11 +29,13 @@ from octavo.protocol.steps import (
     CacheReady,
     CommandFailed,
     JoinWeightTransfer,
+    LoadBlockFiles,
     LoadBlocks,
     LoadWeights,
     Profile,
     ReleaseMemory,
     RestoreWeights,
+    SaveBlockFiles,
     StepPlan,
     StepResult,
     StopWorker,
@@ -274,6 +276,9 @@ class Worker:
                 return self._warm_up(command.sequence)
             case Profile():
                 return Acknowledged(command.sequence, self._spec.rank, self._profile(command.directory))
+            case SaveBlockFiles() | LoadBlockFiles():
+                fault = self._ready_executor.exchange_files(command, self._spec.rank)
+                return Acknowledged(command.sequence, self._spec.rank, fault)
             case JoinWeightTransfer() | LoadWeights() | ReleaseMemory() | RestoreWeights():
                 return self._change_weights(command)
             case StopWorker():

@@ -62,6 +62,11 @@ class HostTier:
     def __len__(self) -> int:
         return len(self._by_key)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether the next plan copies, so that blocks may not have the contents yet that they are known for."""
+        return bool(self._copies_out or self._copies_in)
+
     def watch(self, keys: Set[bytes]) -> None:
         """Watch these contents, and no others from now on: see `has_watched_changed`."""
         self._watched = keys

@@ -76,6 +76,11 @@ class PrefixCache:
         self._observers.append(observer)
         self.pool.observers.append(observer)
 
+    def announce_stored(self, request: Request, index: int, group: int) -> None:
+        """Report that a block of a request can be found from now on."""
+        for observer in self._observers:
+            observer.on_stored(request, index, group)
+
     def remove_observer(self, observer: CacheObserver) -> None:
         """Report no more changes."""
         self._observers.remove(observer)
@@ -223,8 +228,7 @@ class PrefixCache:
             block_id = request.block_ids[group][index] = self.pool.allocate()
             host.copy_in(key, block_id)
             self.pool.set_hash(block_id, key)
-            for observer in self._observers:
-                observer.on_stored(request, index, group)
+            self.announce_stored(request, index, group)
         return len({index for index, _ in lost}) * self.block_size
 
     def _keys(self, request: Request, places: Sequence[tuple[int, int]]) -> list[bytes]:
@@ -318,8 +322,7 @@ class PrefixCache:
             for index in range(first, num_full):
                 block_id = block_ids[index]
                 if block_id != NULL_BLOCK and set_hash(block_id, hashes[index] + suffix):
-                    for observer in self._observers:
-                        observer.on_stored(request, index, group)
+                    self.announce_stored(request, index, group)
         request.num_hashed_blocks = num_full
 
     def has_unhashed_block(self, request: Request) -> bool:

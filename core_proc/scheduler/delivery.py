@@ -133,6 +133,7 @@ def finished_event(
             finished=now,
         ),
         result=result,
+        kv_transfer=None if request.kv_transfer is None or request.kv_transfer.leaves else request.kv_transfer,
     )
     return (request.client, finished)
 

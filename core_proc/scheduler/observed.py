@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 from octavo.core_proc.log_entries import (
     Aborted,
+    BlocksTaken,
     CacheReset,
     Committed,
     Ended,
@@ -82,6 +83,12 @@ class ObservedScheduler(Scheduler):
         done = super().reset_prefix_cache()
         self._show(CacheReset())
         return done
+
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> list[tuple[int, BlockId]]:
+        """Make room for contents from elsewhere."""
+        taken = super().take_blocks(client, submit, keys)
+        self._show(BlocksTaken(client, submit, keys))
+        return taken
 
     def set_weights(self, version: int, *, recomputes: bool) -> list[ClientEvent]:
         """Note that later steps compute with other weights."""

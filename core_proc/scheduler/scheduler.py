@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 
+from octavo.core_proc.cache.exchange import take_blocks
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.cache.pool import BlockPool
@@ -200,6 +201,10 @@ class Scheduler:
     def reset_prefix_cache(self) -> bool:
         """Drop all cached blocks. Returns False and does nothing while any is in use."""
         return self.cache.reset_contents()
+
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> list[tuple[int, BlockId]]:
+        """Make room in the cache for contents from elsewhere that a request needs: see `exchange.take_blocks`."""
+        return take_blocks(self.cache, Request(client, submit, 0, 0.0), keys)
 
     def set_weights(self, version: int, *, recomputes: bool) -> list[ClientEvent]:
         """Note that later steps compute with other weights. No step is in flight.

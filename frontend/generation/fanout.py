@@ -17,6 +17,7 @@ from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import OctavoError, OverloadedError
 from octavo.protocol.events import FinishReason
+from octavo.protocol.kv_transfer import transfer_params
 from octavo.protocol.params import OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.requests import Submit
 
@@ -210,6 +211,7 @@ class Generation:
             first.num_preemptions if is_only else sum([sequence.num_preemptions for sequence in self._sequences]),
             num_discarded_tokens,
             [] if self._num_running else [sequence.timings for sequence in self._sequences],
+            None if first.kv_transfer is None else transfer_params(first.kv_transfer),
         )
 
     def _shown_prompt_logprobs(self, first: Sequence) -> list[PositionLogprobs | None] | None:

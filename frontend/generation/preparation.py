@@ -36,6 +36,7 @@ from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.ids import pack_ids
+from octavo.protocol.kv_transfer import PARAMS, KVTransfer, read_transfer_params
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams, SamplingSpec
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
@@ -127,12 +128,15 @@ class RequestPreparer:
         grammar = None if params.structured_outputs is None else await self._grammars.make(params.structured_outputs)
         kind = output_kind(params, OutputKind.DELTA)
         interval = stream_interval(params, kind, self._config)
+        transfer = read_transfer_params((params.extra_args or {}).get(PARAMS))
+        if transfer is not None and transfer.leaves and params.num_sequences > 1:
+            raise InvalidRequestError(f"{PARAMS}: do_remote_decode is for one sequence: leave out n", PARAMS)
         children = []
         for index in range(params.num_sequences):
             if index and index % SEQUENCES_AT_ONCE == 0:
                 await asyncio.sleep(0)
             own_spec = msgspec.structs.replace(spec, seed=child_seed(seed, index)) if index else spec
-            submit = self._submission(tokenized, own_spec, priority, cache_salt, adapter, interval, grammar)
+            submit = self._submission(tokenized, own_spec, priority, cache_salt, adapter, interval, grammar, transfer)
             keeps_all = kind is not OutputKind.DELTA
             sequence = Sequence(index, self._tokenizer, tokenized.tokens, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
@@ -250,6 +254,7 @@ class RequestPreparer:
         adapter: Adapter | None,
         interval: int = 1,
         grammar: GrammarSpec | None = None,
+        kv_transfer: KVTransfer | None = None,
         *,
         is_continued: bool = False,
     ) -> Submit:
@@ -266,6 +271,7 @@ class RequestPreparer:
             grammar=grammar,
             is_continued=is_continued,
             prompt_embeds=prompt.embeds,
+            kv_transfer=kv_transfer,
         )
 
     def check_priority(self, priority: int) -> None:

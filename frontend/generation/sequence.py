@@ -10,6 +10,7 @@ from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopMatcher
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.events import Finished, FinishReason, TokenLogprobs, Tokens
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.params import SamplingParams, SamplingSpec
 from octavo.protocol.stats import RequestTimings
 
@@ -49,6 +50,7 @@ class Sequence:
         "cumulative_logprob",
         "finish_reason",
         "index",
+        "kv_transfer",
         "num_cached_tokens",
         "num_preemptions",
         "num_tokens",
@@ -76,6 +78,8 @@ class Sequence:
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
+        self.kv_transfer: KVTransfer | None = None
+        """How another engine takes its blocks; None: it leaves none."""
         self.timings = RequestTimings()
         self._keeps_all = keeps_all
         self._token_ids: list[int] = []
@@ -250,6 +254,7 @@ class Sequence:
         self.num_cached_tokens = event.num_cached_tokens
         self.num_preemptions = event.num_preemptions
         self.timings = event.timings
+        self.kv_transfer = event.kv_transfer
 
     def _emit(self, text: str) -> None:
         if text:

@@ -10,6 +10,7 @@ import msgspec
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
+from octavo.protocol.kv_transfer import PARAMS
 from octavo.protocol.params import (
     GREEDY_TEMPERATURE,
     MIN_TEMPERATURE,
@@ -109,16 +110,21 @@ def make_spec(
         logprobs_mode=logprobs_mode,
         repetition=None if params.repetition_detection is None else params.repetition_detection.spec(),
         logprob_token_ids=tuple(params.logprob_token_ids or ()),
-        extra_args=params.extra_args or None,
+        extra_args=_processor_args(params) or None,
         speculation=0 if params.speculation == "off" else params.speculation,
     )
     _check_that_something_is_left(spec)
     return spec
 
 
+def _processor_args(params: SamplingParams) -> dict[str, Any]:
+    """Return the extra arguments for logits processors."""
+    return {name: value for name, value in (params.extra_args or {}).items() if name != PARAMS}
+
+
 def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
     """Reject token ids outside the vocabulary, and what only other engines do."""
-    if params.extra_args and not config.logits_processors:
+    if _processor_args(params) and not config.logits_processors:
         raise InvalidRequestError(
             "extra_args are for logits processors, and this engine has none: start it with --logits-processors, "
             "or leave them out",

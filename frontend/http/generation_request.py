@@ -6,6 +6,7 @@ from octavo.frontend.generation.request import BeamOptions, GenerationRequest, T
 from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.kv_transfer import PARAMS
 from octavo.protocol.params import OutputKind
 from octavo.protocol.repetition import RepetitionDetectionParams
 from octavo.protocol.sampling_table import ROWS
@@ -31,6 +32,7 @@ _ONLY_FOR_SAMPLING: dict[str, tuple[Any, ...]] = {
     "stream_interval": (1,),
     "speculation": ("off", 0),
     "vllm_xargs": ({},),
+    "kv_transfer_params": ({},),
     "repetition_detection": (RepetitionDetectionParams(),),
 }
 """Fields that beam search does not support, with their neutral values; None is neutral for all of them."""
@@ -57,6 +59,8 @@ def generation_request(
     overrides["logprobs"] = None if body.logprob_token_ids else logprobs
     overrides["prompt_logprobs"] = body.prompt_logprobs
     overrides["extra_args"] = body.vllm_xargs
+    if body.kv_transfer_params:
+        overrides["extra_args"] = {**(body.vllm_xargs or {}), PARAMS: body.kv_transfer_params}
     overrides["output_kind"] = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     if body.use_beam_search:
         overrides["temperature"] = 1.0  # not used: a search returns several sequences at any temperature
@@ -86,6 +90,10 @@ def check_fields(body: SamplingFields) -> None:
         raise InvalidRequestError("stream_options is only for requests with stream=true", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequestError("prompt_logprobs is not available with stream=true", "prompt_logprobs")
+    if body.stream and body.kv_transfer_params and body.kv_transfer_params.get("do_remote_decode"):
+        raise InvalidRequestError(
+            f"{PARAMS}: do_remote_decode is not available with stream=true: the whole answer says how to go on", PARAMS
+        )
     if body.use_beam_search:
         _check_beam_search(body)
         return

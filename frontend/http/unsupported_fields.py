@@ -43,7 +43,6 @@ UNSUPPORTED_FIELDS: dict[str, IsInert] = {
     "web_search_options": _is_empty,
     "mm_processor_kwargs": _is_empty,
     "media_io_kwargs": _is_empty,
-    "kv_transfer_params": _is_empty,
     "return_prompt_text": _is_empty,
     "return_token_offsets": _is_empty,
 }

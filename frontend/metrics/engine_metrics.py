@@ -33,6 +33,7 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "spec_decode_num_accepted_tokens_per_pos": _POSITIONS,
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
     "kv_offload_total_bytes": ("GPU_to_CPU", "CPU_to_GPU"),
+    "kv_transfer_total_bytes": ("saved", "loaded"),
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
 """Values of a metric's one label. All series exist from the start: `rate()` needs a first sample of 0."""
@@ -97,6 +98,10 @@ class EngineMetrics:
         self.add("kv_offload_total_bytes", num_stored, "GPU_to_CPU")
         num_loaded = stats.kv_offload_loaded_bytes - last.kv_offload_loaded_bytes
         self.add("kv_offload_total_bytes", num_loaded, "CPU_to_GPU")
+        num_saved = stats.kv_transfer_saved_bytes - last.kv_transfer_saved_bytes
+        self.add("kv_transfer_total_bytes", num_saved, "saved")
+        num_loaded = stats.kv_transfer_loaded_bytes - last.kv_transfer_loaded_bytes
+        self.add("kv_transfer_total_bytes", num_loaded, "loaded")
         self._set("kv_offload_usage_perc", stats.num_offloaded_blocks / max(1, stats.num_host_blocks))
         for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)

@@ -81,6 +81,10 @@ METRICS: tuple[MetricName, ...] = (
         "(CPU_to_GPU).", ("transfer_type",),
     ),
     MetricName("kv_offload_usage_perc", _G, "Fraction of the blocks in host memory with contents, 0 to 1."),
+    MetricName(
+        "kv_transfer_total_bytes", _C, "KV blocks kept for other engines (saved), and taken from them (loaded).",
+        ("direction",),
+    ),
     MetricName("num_preemptions", _C, "Times a running request was preempted."),
     MetricName("num_recomputed_tokens", _C, "Tokens computed again after a preemption or a worker failure."),
     MetricName(

@@ -236,6 +236,13 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Annotated[float, Meta(ge=0)],
         Meta(description="The same as --kv-offloading-size, in GiB of each worker. Only one of the two may be given."),
     ] = 0.0
+    kv_transfer_config: Annotated[
+        dict[str, Any] | str | None,
+        Meta(
+            description="JSON with vLLM's names: KV blocks of requests go to other engines, or come from them: "
+            '{"kv_connector": "OctavoConnector", "kv_role": "kv_both"}. docs/disaggregation.md lists the fields.'
+        ),
+    ] = None
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -18,10 +18,11 @@ from octavo.protocol.config.engine import (
 )
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
+from octavo.protocol.config.kv_transfer import ResolvedKVTransfer, check_kv_transfer, read_kv_transfer
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.nodes import check_nodes
-from octavo.protocol.config.offloading import offloading_bytes
+from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes
 from octavo.protocol.config.pooling import is_computed_whole, pooling_budget
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
@@ -171,6 +172,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For adapters from the hub; None: the hub's own cache."""
     kv_offloading_bytes: int = 0
     """Host memory of all workers for evicted KV blocks; 0: none."""
+    kv_transfer: ResolvedKVTransfer | None = None
+    """None: KV blocks stay in their engine."""
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -253,6 +256,16 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
             phase="configuration",
             hint="give both --engine-secret-key-file and --engine-authorized-clients, or neither",
         )
+    kv_transfer = read_kv_transfer(config.cache.kv_transfer_config)
+    check_kv_transfer(
+        kv_transfer,
+        facts,
+        block_multiple=BLOCK_MULTIPLE if chosen_device == "cpu" else 1,
+        block_size=config.cache.block_size,
+        has_prefix_cache=config.cache.enable_prefix_caching,
+        num_nodes=config.parallel.nnodes,
+        is_lock_step=config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1,
+    )
     disable_any_whitespace, disable_additional_properties = _structured(config.structured.structured_outputs_config)
     return ResolvedConfig(
         model=facts,
@@ -282,6 +295,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
         kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
+        kv_transfer=kv_transfer,
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,

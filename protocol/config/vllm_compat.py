@@ -283,7 +283,7 @@ def _unsupported() -> Iterator[VllmSetting]:
         "value",
         _NO_TRANSFER,
         _EMPTY,
-        "kv_transfer_config ec_transfer_config ec_manager_config weight_transfer_config engram_config",
+        "ec_transfer_config ec_manager_config weight_transfer_config engram_config",
     )
     yield from _group(
         "switch",

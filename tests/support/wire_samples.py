@@ -3,6 +3,7 @@
 from octavo.protocol import adapters, codec, events, prompt_embeds, requests, snapshot, steps, weights
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.repetition import RepetitionSpec
 from octavo.protocol.stats import EngineStats, RequestTimings
@@ -62,6 +63,10 @@ _REQUESTS = [
     requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
+    requests.Submit("prefill", pack_ids([1]), SPEC, kv_transfer=KVTransfer(leaves=True)),
+    requests.Submit(
+        "decode", pack_ids([1]), SPEC, kv_transfer=KVTransfer(False, True, "e", "0" * 32, "10.0.0.1", 5, 64)
+    ),
     requests.ModelVocabulary([b"a", b"\xff", b""], [2]),
     requests.Abort(["a", "b"]),
     requests.Call(1, requests.StartProfile("dir")),
@@ -160,6 +165,8 @@ _COMMANDS = [
     steps.JoinWeightTransfer(2, _GROUP),
     steps.ReleaseMemory(2, 1),
     steps.RestoreWeights(3),
+    steps.SaveBlockFiles(4, "/dev/shm/blocks", [7, 2]),
+    steps.LoadBlockFiles(5, "/dev/shm/blocks", [(1, 9)]),
     steps.StopWorker(0),
 ]
 _REPLIES = [

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import LoadBlocks, Scheduled, StepPlan
+from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
@@ -71,6 +72,8 @@ class PipelinedExecutor:
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
         self._last_end_s = 0.0
+        self.block_files: BlockFiles | None = None
+        """Exchanges blocks with other engines; None: the engine does not."""
         self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
 
     @property
@@ -150,6 +153,18 @@ class PipelinedExecutor:
         self.runner.use_model(model)
         if self._pooler is not None and model is not None:
             self._pooler.use_head(model.pooling_head)
+
+    @torch.inference_mode()
+    def exchange_files(self, command: BlockFilesCommand, rank: int) -> str:
+        """See `BlockFiles.apply`. Blocks until: the steps before are over.
+
+        Raises:
+            ProtocolError: the engine exchanges no blocks.
+        """
+        if self.block_files is None:
+            raise ProtocolError("blocks are to be exchanged with another engine, but this one has no such role")
+        self.drain()
+        return self.block_files.apply(command, rank)
 
     def deliver_results(self) -> None:
         """Deliver the results of the steps that are over. Never blocks."""

@@ -2,6 +2,7 @@
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
@@ -62,6 +63,9 @@ def open_executor(
     if num_host_blocks:
         buffers = runner.cache_buffers
         host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream)
-    return PipelinedExecutor(
+    executor = PipelinedExecutor(
         batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, answers=model.stage.is_last
     )
+    if config.kv_transfer is not None:
+        executor.block_files = BlockFiles(runner.cache_buffers, num_blocks, model.library, config.num_threads)
+    return executor

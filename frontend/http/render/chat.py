@@ -46,6 +46,7 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
         prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
         prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
         receipt=style.receipt,
+        kv_transfer_params=UNSET if output.kv_transfer_params is None else output.kv_transfer_params,
     )
     return _encode(completion)
 

@@ -66,6 +66,8 @@ class CompletionAnswer:
             choices += [self._choice(output, choice, prompt_index) for choice in output.outputs]
         response = self._response(choices, self._usage.total())
         response.system_fingerprint = self._style.fingerprint
+        if len(outputs) == 1 and outputs[0].kv_transfer_params is not None:
+            response.kv_transfer_params = outputs[0].kv_transfer_params
         return self._last(response)
 
     def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:

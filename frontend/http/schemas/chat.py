@@ -157,6 +157,8 @@ class ChatCompletion(Struct, kw_only=True):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    """With these another engine takes the KV blocks that the request has left."""
 
 
 class FunctionCallDelta(Struct, kw_only=True):

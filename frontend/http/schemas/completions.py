@@ -1,6 +1,6 @@
 """`/v1/completions`: request and response."""
 
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -75,4 +75,6 @@ class CompletionResponse(Struct, kw_only=True):
     usage: Usage | UnsetType | None = UNSET
     metrics: RequestMetrics | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType = UNSET
+    """With these another engine takes the KV blocks that the request has left."""
     """In streams in the last chunk."""

@@ -70,6 +70,8 @@ class SamplingFields(StructuredFields, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     vllm_xargs: dict[str, Any] | None = None
     """Arguments of the engine's logits processors: `SamplingParams.extra_args`."""
+    kv_transfer_params: dict[str, Any] | None = None
+    """KV blocks that the request leaves for another engine, or takes from one: see docs/disaggregation.md."""
     priority: Priority = 0
     request_id: str | None = None
     cache_salt: Annotated[str, Meta(min_length=1)] | None = None

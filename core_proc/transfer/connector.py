@@ -1,0 +1,232 @@
+"""`KVConnector`: requests wait here until blocks of their prompts have come from another engine, and leave theirs here.
+
+Its methods are those of a connector in vLLM, by what they are for: `submit` finds what another engine has and begins to
+load it, `take_ready` hands requests on once it is there, `finish_cause` saves what a finished request leaves.
+
+A request never depends on it: what does not come is computed, with the same bits.
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from octavo.core_proc.cache.exchange import blocks_to_give
+from octavo.core_proc.request import Request
+from octavo.core_proc.request_map import RequestKey
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.scheduler.stop import FinishCause
+from octavo.core_proc.transfer.offers import Offer, Offers
+from octavo.core_proc.transfer.puller import Pulled, Puller
+from octavo.core_proc.transfer.server import TransferServer
+from octavo.core_proc.workers.commands import Answer, CommandExecutor
+from octavo.protocol.config.kv_transfer import ResolvedKVTransfer
+from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
+from octavo.protocol.ids import RequestId
+from octavo.protocol.kv_transfer import PARAMS, KVTransfer
+from octavo.protocol.requests import Submit
+from octavo.protocol.steps import LoadBlockFiles, SaveBlockFiles
+
+logger = logging.getLogger(__name__)
+
+TRANSFER_ID_BYTES = 16
+
+
+class KVConnector:
+    """What one engine gives to others and takes from them.
+
+    Args:
+        config: which of both, and for how long.
+        engine_id: under which others find this engine.
+        folder: for files in shared memory, of this engine alone.
+        scheduler: has the cache.
+        workers: copy blocks to files and back.
+        offers: what there is for others to take.
+        server: hands it to them; None: this engine only takes.
+        puller: fetches what others have; None: this engine only gives.
+        fingerprint: returns what the blocks of this engine are at the moment: engines of another one cannot use them.
+        may_load: returns whether the workers have a cache and the weights of the fingerprint.
+        block_bytes: of one block, in all workers together.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedKVTransfer,
+        engine_id: str,
+        folder: Path,
+        scheduler: Scheduler,
+        workers: CommandExecutor,
+        offers: Offers,
+        server: TransferServer | None,
+        puller: Puller | None,
+        *,
+        fingerprint: Callable[[], str],
+        may_load: Callable[[], bool],
+        block_bytes: int,
+    ) -> None:
+        self._config = config
+        self._engine_id = engine_id
+        self._folder = folder
+        self._scheduler = scheduler
+        self._workers = workers
+        self._offers = offers
+        self._server = server
+        self._puller = puller
+        self._fingerprint = fingerprint
+        self._may_load = may_load
+        self._block_bytes = block_bytes
+        self._waiting: dict[RequestKey, Submit] = {}
+        """Requests whose blocks are fetched, in order of arrival: the scheduler does not know them yet."""
+        self._waiters: dict[str, list[RequestKey]] = {}
+        """The same requests by transfer."""
+        scheduler.hooks.add(self)
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that wait for blocks."""
+        return len(self._waiting)
+
+    def is_waiting(self, key: RequestKey) -> bool:
+        """Return whether this request waits for blocks."""
+        return key in self._waiting
+
+    @property
+    def wake_fds(self) -> Sequence[int]:
+        """Readable when `take_ready` has something to do."""
+        return [] if self._puller is None else [self._puller.wake_fd]
+
+    def on_step(self) -> list[ClientEvent]:
+        """Do nothing: what finished requests leave is saved by `finish_cause`."""
+        return []
+
+    def submit(self, client: bytes, submit: Submit) -> Submit | list[ClientEvent]:
+        """Fetch the blocks that another engine has of a prompt, unless the cache has them.
+
+        Returns:
+            The request that the scheduler gets now; or that it has ended, or none if it waits here.
+        """
+        transfer = submit.kv_transfer
+        if transfer is None:
+            return submit
+        if fault := self._fault_of(transfer):
+            return [(client, Failed(submit.request_id, FailureKind.INVALID, f"{PARAMS}: {fault}", PARAMS))]
+        if not transfer.takes or self._puller is None:
+            return submit
+        own = msgspec.structs.replace(submit, kv_transfer=None)
+        request = Request(client, own, 0, 0.0)
+        num_blocks = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
+        has_all = self._scheduler.cache.count_hits(request)[0].num_blocks >= num_blocks
+        if has_all or not request.reads_prefix_cache:
+            return own
+        key = client, submit.request_id
+        self._waiting[key] = own
+        waiters = self._waiters.setdefault(transfer.transfer_id, [])
+        waiters.append(key)
+        if len(waiters) == 1:
+            self._puller.start(transfer, self._fingerprint())
+        return []
+
+    def _fault_of(self, transfer: KVTransfer) -> str:
+        if transfer.leaves and not self._config.gives:
+            return "this engine takes blocks and gives none (kv_role of --kv-transfer-config)"
+        if transfer.takes and not self._config.takes:
+            return "this engine gives blocks and takes none (kv_role of --kv-transfer-config)"
+        return ""
+
+    def abort(self, client: bytes, request_ids: Sequence[RequestId]) -> list[ClientEvent]:
+        """End requests that wait here; others are not known here."""
+        if not self._waiting:
+            return []
+        ended = [each for each in request_ids if self._waiting.pop((client, each), None) is not None]
+        return [(client, Finished(request_id, FinishReason.ABORT)) for request_id in ended]
+
+    def take_ready(self) -> list[tuple[bytes, Submit]]:
+        """Return the requests that wait no longer, each after its blocks were sent to the workers."""
+        if self._puller is None:
+            return []
+        ready: list[tuple[bytes, Submit]] = []
+        for pulled in self._puller.take_done():
+            keys = [key for key in self._waiters.pop(pulled.transfer_id, []) if key in self._waiting]
+            submits = [(client, self._waiting.pop((client, request_id))) for client, request_id in keys]
+            self._load(pulled, submits)
+            ready += submits
+        return ready
+
+    def _load(self, pulled: Pulled, submits: list[tuple[bytes, Submit]]) -> None:
+        """Have the workers load what the requests need of a pull. They do so before any later plan."""
+        assert self._puller is not None
+        is_current = pulled.fingerprint == self._fingerprint() and self._may_load() and self._workers.is_ready
+        rows = []
+        if not pulled.fault and is_current:
+            for client, submit in submits:
+                rows += self._scheduler.take_blocks(client, submit, pulled.keys)
+        if pulled.fault:
+            logger.warning("blocks of another engine do not come, and are computed here: %s", pulled.fault)
+        if not rows:
+            self._puller.remove_files(pulled.path)
+            return
+        self._scheduler.counters.kv_transfer_loaded_bytes += len(rows) * self._block_bytes
+        remove = self._puller.remove_files
+
+        def on_done(answer: Answer) -> None:
+            remove(pulled.path)
+
+        self._workers.command(partial(LoadBlockFiles, path=pulled.path, rows=rows), on_done)
+
+    def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
+        """Save the blocks of a request that finishes, if another engine shall continue; return `cause`."""
+        if request.kv_transfer is not None:
+            request.kv_transfer = self._save(request) if request.kv_transfer.leaves else None
+        return cause
+
+    def _save(self, request: Request) -> KVTransfer | None:
+        """Have the workers write the blocks of a request to files, before any later plan; return how to take them."""
+        blocks = [] if request.is_mixed else blocks_to_give(self._scheduler.cache, request)
+        num_bytes = len(blocks) * self._block_bytes
+        if not blocks or self._server is None or not self._workers.is_ready:
+            return None
+        if not self._offers.has_room(num_bytes):
+            logger.warning(
+                "%d blocks for another engine are not kept: %d offers wait for being taken (kv_buffer_size)",
+                len(blocks),
+                len(self._offers),
+            )
+            return None
+        transfer_id = secrets.token_hex(TRANSFER_ID_BYTES)
+        path = str(self._folder / f"out-{transfer_id}")
+        deadline_s = time.monotonic() + self._config.keep_s
+        keys = [key for key, _ in blocks]
+        offer = Offer(transfer_id, self._fingerprint(), keys, path, num_bytes, deadline_s)
+        self._offers.add(offer)
+        self._scheduler.counters.kv_transfer_saved_bytes += num_bytes
+        ids = [block_id for _, block_id in blocks]
+        self._workers.command(partial(SaveBlockFiles, path=path, blocks=ids), partial(self._on_saved, offer))
+        num_tokens = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
+        return KVTransfer(
+            takes=True,
+            engine_id=self._engine_id,
+            transfer_id=transfer_id,
+            host=self._config.host,
+            port=self._server.port,
+            num_tokens=num_tokens * self._scheduler.cache.block_size,
+        )
+
+    def _on_saved(self, offer: Offer, answer: Answer) -> None:
+        offer.is_written = True
+        if answer.fault:
+            logger.warning("blocks for another engine were not written: %s", answer.fault)
+            self._offers.drop(offer.transfer_id)
+        if self._offers.find(offer.transfer_id) is None:
+            self._offers.remove_files(offer.path)
+        if self._server is not None:
+            self._server.wake()
+
+    def close(self) -> None:
+        """End the threads, once their context has ended."""
+        if self._puller is not None:
+            self._puller.close()

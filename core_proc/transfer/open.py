@@ -1,0 +1,114 @@
+"""Makes the `KVConnector` of an engine, with its sockets and threads."""
+
+import hashlib
+import secrets
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.transfer.connector import KVConnector
+from octavo.core_proc.transfer.offers import Offers
+from octavo.core_proc.transfer.puller import Puller
+from octavo.core_proc.transfer.server import TransferServer
+from octavo.core_proc.transfer.sockets import local_address, remove_dead_sockets, socket_directory
+from octavo.core_proc.workers.commands import CommandExecutor
+from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.control import CoreSpec
+from octavo.protocol.curve import Authenticator, GroupKeys
+from octavo.protocol.env import Env
+from octavo.protocol.errors import StartupError
+
+
+# long: one part after another
+def open_connector(
+    spec: CoreSpec,
+    context: "zmq.Context[zmq.Socket[bytes]]",
+    plan: CachePlan,
+    facts: Sequence[DeviceFacts],
+    scheduler: Scheduler,
+    workers: CommandExecutor,
+    *,
+    identity: Callable[[], str],
+    may_load: Callable[[], bool],
+) -> KVConnector | None:
+    """Return the connector of an engine; None: it exchanges no blocks.
+
+    Args:
+        spec: of the core.
+        context: of the sockets; its `term` ends the threads.
+        plan: of the cache.
+        facts: of the workers.
+        scheduler: has the cache.
+        workers: copy blocks.
+        identity: returns the identity of the engine at the moment.
+        may_load: see `KVConnector`.
+
+    Raises:
+        ConfigError: other machines can reach the address, and there are no keys.
+        StartupError: a socket cannot be bound, or the model has states, which are in no block.
+    """
+    config = spec.config
+    transfer = config.kv_transfer
+    if transfer is None:
+        return None
+    if plan.has_states:
+        raise StartupError(
+            "kv_transfer_config: this model has layers with a recurrent state, which is in no KV block",
+            phase="allocating the KV cache",
+            hint="leave out --kv-transfer-config",
+        )
+    env = Env.read()
+    directory = socket_directory(env.runtime_dir)
+    remove_dead_sockets(directory)
+    folder = Path(spec.weights_dir or spec.run_dir) / "kv"
+    shutil.rmtree(folder, ignore_errors=True)  # of a core before this one
+    folder.mkdir(mode=0o700, parents=True)
+    suffix = f"_dp{config.engine_index}" if config.engine_index else ""
+    engine_id = transfer.engine_id + suffix if transfer.engine_id else secrets.token_hex(8)
+    group = GroupKeys.of(config.group_secret_key_file, env.group_secret_key)
+    num_ranks = config.world_size
+    offers = Offers(num_ranks, transfer.max_bytes)
+    server = puller = None
+    if transfer.gives:
+        addresses = [local_address(directory, engine_id)]
+        if transfer.host:
+            port = str(transfer.port + config.engine_index) if transfer.port else "*"
+            addresses.append(f"tcp://{transfer.host}:{port}")
+            if group is not None:
+                Authenticator(context, group.server.clients)
+        keys = None if group is None else group.server
+        server = TransferServer(context, addresses, keys, offers, is_replacement=bool(spec.replaced_epoch))
+    if transfer.takes:
+        client_keys = None if group is None else group.client
+        puller = Puller(context, directory, folder, num_ranks, client_keys, transfer.pull_timeout_s)
+    layout = _layout(config, plan, facts)
+    return KVConnector(
+        transfer,
+        engine_id,
+        folder,
+        scheduler,
+        workers,
+        offers,
+        server,
+        puller,
+        fingerprint=lambda: f"{identity()}-{layout}",
+        may_load=may_load,
+        block_bytes=sum(fact.kv_block_bytes for fact in facts),
+    )
+
+
+def _layout(config: ResolvedConfig, plan: CachePlan, facts: Sequence[DeviceFacts]) -> str:
+    """Return a digest of how the workers divide the cache and lay out a block."""
+    parts = [
+        config.block_size,
+        config.world_size,
+        config.pipeline_parallel_size,
+        config.stage_layers,
+        plan.cache_groups,
+        [[fact.kv_block_bytes, fact.cpu_kernels] for fact in facts],
+    ]
+    return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()
