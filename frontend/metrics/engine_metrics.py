@@ -32,7 +32,6 @@ LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "num_requests_waiting_by_reason": ("capacity", "deferred"),
     "spec_decode_num_accepted_tokens_per_pos": _POSITIONS,
     "prompt_tokens_by_source": ("local_compute", "local_cache_hit", "external_kv_transfer"),
-    "kv_offload_total_bytes": ("GPU_to_CPU", "CPU_to_GPU"),
     "kv_transfer_total_bytes": ("saved", "loaded"),
     "admission_rejections": ("max_num_queued_reqs", "max_num_queued_tokens"),
 }
@@ -94,10 +93,8 @@ class EngineMetrics:
         self.add("prompt_tokens_by_source", num_loaded, "external_kv_transfer")
         num_computed = stats.prompt_tokens - last.prompt_tokens - num_hits - num_loaded
         self.add("prompt_tokens_by_source", num_computed, "local_compute")
-        num_stored = stats.kv_offload_stored_bytes - last.kv_offload_stored_bytes
-        self.add("kv_offload_total_bytes", num_stored, "GPU_to_CPU")
-        num_loaded = stats.kv_offload_loaded_bytes - last.kv_offload_loaded_bytes
-        self.add("kv_offload_total_bytes", num_loaded, "CPU_to_GPU")
+        self.add("kv_offload_store_bytes", stats.kv_offload_stored_bytes - last.kv_offload_stored_bytes)
+        self.add("kv_offload_load_bytes", stats.kv_offload_loaded_bytes - last.kv_offload_loaded_bytes)
         num_saved = stats.kv_transfer_saved_bytes - last.kv_transfer_saved_bytes
         self.add("kv_transfer_total_bytes", num_saved, "saved")
         num_loaded = stats.kv_transfer_loaded_bytes - last.kv_transfer_loaded_bytes
