@@ -1,0 +1,155 @@
+"""`EnginesClient`: the methods of `AsyncClient` that say how its engines are, and replace them."""
+
+import asyncio
+
+from octavo.frontend.connected_engine import ConnectedEngine
+from octavo.frontend.engine_connection import model_tokenizer
+from octavo.frontend.engine_set import EngineSet
+from octavo.frontend.engine_state import EngineState
+from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
+from octavo.frontend.launch import LaunchedEngine
+from octavo.frontend.metrics.observer import Observer
+from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
+from octavo.frontend.spawn import Timeline, read_config
+from octavo.frontend.text.threads import TextThreads
+from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.protocol.config import EngineConfig, ResolvedConfig
+from octavo.protocol.errors import EngineDeadError
+from octavo.protocol.events import BoolResult, EngineFacts
+from octavo.protocol.requests import GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile, Utility
+from octavo.protocol.snapshot import EngineSnapshot
+from octavo.protocol.stats import EngineStats
+
+
+class EnginesClient:
+    """Mixin of `AsyncClient`."""
+
+    config: ResolvedConfig
+    """Of the first engine that serves."""
+    tokenizer: Tokenizer
+    """Of its model."""
+    _live: LiveRequests
+    _text: TextThreads
+    engine_set: EngineSet
+    """The engines; `octavo admin` adds, drains and removes them."""
+
+    @property
+    def observer(self) -> Observer | None:
+        """Receives latencies and finished requests, for the metrics."""
+        return self._live.observer
+
+    @observer.setter
+    def observer(self, observer: Observer | None) -> None:
+        self._live.observer = observer
+
+    @property
+    def facts(self) -> EngineFacts:
+        """What the engine reported when it was joined."""
+        return self.engine_set.link.facts
+
+    @property
+    def address(self) -> str:
+        """Where other applications can `connect`."""
+        return self.engine_set.link.address
+
+    @property
+    def engine(self) -> LaunchedEngine | None:
+        """The process behind a launched client, the first one of several; None after `connect`."""
+        return self.engines[0].process
+
+    @property
+    def engines(self) -> list[ConnectedEngine]:
+        """All engines, by index."""
+        return self.engine_set.all
+
+    def facts_by_engine(self) -> dict[int, EngineFacts]:
+        """Return what each engine reported about itself, by index."""
+        return {engine.index: engine.link.facts for engine in self.engines}
+
+    def stats_by_engine(self) -> dict[int, EngineStats]:
+        """Return the last report of each engine, by index."""
+        return {engine.index: engine.link.latest_stats for engine in self.engines}
+
+    @property
+    def failure(self) -> EngineDeadError | None:
+        """Why no request can be served any more; None while the engine lives."""
+        return self.engine_set.link.failure
+
+    @property
+    def num_lost_requests(self) -> int:
+        """Live requests that failed because the engine died."""
+        return self.engine_set.link.num_lost_requests
+
+    @property
+    def latest_stats(self) -> EngineStats:
+        """The engine's last report, at most about a second old while it works."""
+        return self.engine_set.link.latest_stats
+
+    async def reset_prefix_cache(self) -> bool:
+        """Forget all cached prefixes; False while blocks are in use."""
+        return await self._call_bool(ResetPrefixCache())
+
+    async def start_profile(self, directory: str) -> bool:
+        """Start the torch profiler on every worker."""
+        return await self._call_bool(StartProfile(directory))
+
+    async def stop_profile(self) -> bool:
+        """Stop the profiler and write one trace per worker."""
+        return await self._call_bool(StopProfile())
+
+    async def engine_stats(self) -> EngineStats:
+        """Return the engine's counters."""
+        result = await self.engine_set.link.call(GetStats())
+        assert isinstance(result, EngineStats)
+        return result
+
+    async def snapshot(self, engine: int | None = None) -> EngineSnapshot:
+        """Return the requests, blocks and latest steps of an engine, by default the first that serves."""
+        shown = self.engine_set.lead if engine is None else self.engine_set[engine]
+        result = await shown.link.call(GetSnapshot())
+        assert isinstance(result, EngineSnapshot)
+        return result
+
+    def health(self, deadline_s: float = STALL_DEADLINE_S) -> Health:
+        """Return whether an engine is alive and makes progress, without sending it a message.
+
+        Args:
+            deadline_s: how long it may have work without finishing a step or taking up a request.
+        """
+        states = [engine.health(deadline_s) for engine in self.engines if engine.state is EngineState.SERVING]
+        return next((state for state in states if state.ok), states[0])
+
+    def engine_reports(self, deadline_s: float = STALL_DEADLINE_S) -> list[EngineReport]:
+        """Return how each engine is, also those that start or drain."""
+        return [engine.report(deadline_s) for engine in self.engines]
+
+    async def restart(self, config: EngineConfig) -> None:
+        """Replace the engine with one of another configuration, or reload its weights; live requests continue.
+
+        The new core starts beside the old one and takes over when it is ready; requests pause for a moment and
+        continue there. Memory must be large enough for both.
+
+        Args:
+            config: of the new engine; its model must have the same tokens.
+
+        Raises:
+            StartupError: a new engine cannot start, with the root cause; the old one continues, and says which others
+                were replaced already.
+        """
+        resolved = await asyncio.to_thread(read_config, config, Timeline())
+        if self.engine:
+            require_same_number(self.config, resolved)
+        tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)
+        await self._text.run(lambda: require_same_tokens(self.config, self.tokenizer, resolved, tokenizer))
+        await self.engine_set.replace(resolved)
+
+    async def _call_bool(self, utility: Utility) -> bool:
+        result = await self.engine_set.link.call(utility)
+        assert isinstance(result, BoolResult)
+        return result.ok
+
+    def on_stats(self, engine: int, stats: EngineStats) -> None:
+        """See `EngineListener`."""
+        if self.observer:
+            self.observer.on_engine_stats(stats, engine)
