@@ -82,8 +82,6 @@ class EngineCore:
         self._journal: CrashJournal | None = None
         self._publisher: KVEventPublisher | None = None
         self._connector: KVConnector | None = None
-        self._transfers: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        """Of the sockets of the connector, which have keys of their own."""
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
@@ -145,7 +143,6 @@ class EngineCore:
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
         self._connector = open_connector(
             self._spec,
-            self._transfers,
             plan,
             workers.facts,
             scheduler,
@@ -294,7 +291,6 @@ class EngineCore:
         self._compiler.close()
         if self._publisher:
             self._publisher.close()
-        self._transfers.term()
         if self._connector:
             self._connector.close()
         self._context.term()

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from octavo.core_proc.cache.exchange import blocks_to_give
 from octavo.core_proc.request import Request
@@ -49,6 +50,7 @@ class KVConnector:
         offers: what there is for others to take.
         server: hands it to them; None: this engine only takes.
         puller: fetches what others have; None: this engine only gives.
+        context: of the sockets of both.
         fingerprint: returns what the blocks of this engine are at the moment: engines of another one cannot use them.
         may_load: returns whether the workers have a cache and the weights of the fingerprint.
         block_bytes: of one block, in all workers together.
@@ -64,6 +66,7 @@ class KVConnector:
         offers: Offers,
         server: TransferServer | None,
         puller: Puller | None,
+        context: "zmq.Context[zmq.Socket[bytes]]",
         *,
         fingerprint: Callable[[], str],
         may_load: Callable[[], bool],
@@ -77,6 +80,7 @@ class KVConnector:
         self._offers = offers
         self._server = server
         self._puller = puller
+        self._context = context
         self._fingerprint = fingerprint
         self._may_load = may_load
         self._block_bytes = block_bytes
@@ -227,6 +231,9 @@ class KVConnector:
             self._server.wake()
 
     def close(self) -> None:
-        """End the threads, once their context has ended."""
+        """End the threads. Blocks until: last messages are sent, for a bounded time."""
+        if self._server is not None:
+            self._server.close()
+        self._context.term()
         if self._puller is not None:
             self._puller.close()

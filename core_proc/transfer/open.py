@@ -26,7 +26,6 @@ from octavo.protocol.errors import StartupError
 # long: one part after another
 def open_connector(
     spec: CoreSpec,
-    context: "zmq.Context[zmq.Socket[bytes]]",
     plan: CachePlan,
     facts: Sequence[DeviceFacts],
     scheduler: Scheduler,
@@ -39,7 +38,6 @@ def open_connector(
 
     Args:
         spec: of the core.
-        context: of the sockets; its `term` ends the threads.
         plan: of the cache.
         facts: of the workers.
         scheduler: has the cache.
@@ -62,11 +60,15 @@ def open_connector(
             hint="leave out --kv-transfer-config",
         )
     env = Env.read()
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its sockets have keys of their own
     directory = socket_directory(env.runtime_dir)
     remove_dead_sockets(directory)
-    folder = Path(spec.weights_dir or spec.run_dir) / "kv"
-    shutil.rmtree(folder, ignore_errors=True)  # of a core before this one
-    folder.mkdir(mode=0o700, parents=True)
+    shared = Path(spec.weights_dir or spec.run_dir)
+    if not spec.replaced_epoch:  # else a core that still serves has files there
+        for left in shared.glob("kv-*"):
+            shutil.rmtree(left, ignore_errors=True)
+    folder = shared / f"kv-{spec.epoch}"
+    folder.mkdir(mode=0o700)
     suffix = f"_dp{config.engine_index}" if config.engine_index else ""
     engine_id = transfer.engine_id + suffix if transfer.engine_id else secrets.token_hex(8)
     group = GroupKeys.of(config.group_secret_key_file, env.group_secret_key)
@@ -95,6 +97,7 @@ def open_connector(
         offers,
         server,
         puller,
+        context,
         fingerprint=lambda: f"{identity()}-{layout}",
         may_load=may_load,
         block_bytes=sum(fact.kv_block_bytes for fact in facts),

@@ -108,7 +108,7 @@ class Puller:
                 Path(rank_file(path, rank)).unlink()
 
     def close(self) -> None:
-        """End the threads, once the context has ended. Blocks until: they have."""
+        """Wait for the threads to end, as the context has."""
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -157,23 +157,22 @@ class _Connection:
         self._timeout_ms = int(1000 * timeout_s)
         self._encode = msgspec.msgpack.Encoder().encode
         self._socket = context.socket(zmq.DEALER)
-        self._socket.linger = LINGER_MS
         self._monitor = self._socket.get_monitor_socket(GONE_EVENTS)
         try:
             prepare_connection(self._socket, address, keys)
             self._socket.connect(address)
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(error)
             raise
 
     def __enter__(self) -> "_Connection":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object = None, *_: object) -> None:
         with contextlib.suppress(zmq.ZMQError):  # the context has ended
             self._socket.disable_monitor()
         self._monitor.close(linger=0)
-        self._socket.close()
+        self._socket.close(linger=0 if error else LINGER_MS)
 
     def send(self, question: Question) -> None:
         """Send a question."""

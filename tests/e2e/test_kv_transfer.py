@@ -1,16 +1,24 @@
 """KV blocks move from a prefill engine to a decode engine: the same bits, whatever happens on the way."""
 
+import json
+import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import descendants, serve
+from waiting import wait_until
 
 from octavo import LLM, SamplingParams
+from octavo.frontend.cli.main import main
 
 PROMPT = [number % 90 + 1 for number in range(100)]
-SETTINGS: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 40, "max_num_seqs": 4}
+SETTINGS: dict[str, Any] = {"max_model_len": 512, "num_gpu_blocks_override": 100, "max_num_seqs": 4}
+REMOTE_DECODE = {"kv_transfer_params": {"do_remote_decode": True}}
 
 
 def transfer(role: str, **fields: Any) -> dict[str, Any]:
@@ -19,21 +27,25 @@ def transfer(role: str, **fields: Any) -> dict[str, Any]:
 
 def prefill(llm: LLM, prompt: list[int]) -> dict[str, Any]:
     """Compute a prompt, and return how another engine goes on."""
-    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+    params = SamplingParams(max_tokens=1, extra_args=REMOTE_DECODE)
     (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
     assert output.kv_transfer_params is not None
     return output.kv_transfer_params
 
 
-def decode(llm: LLM, prompt: list[int], kv_transfer_params: dict[str, Any] | None) -> tuple[Any, int]:
-    """Return tokens and logprobs of a continuation, and how much of the prompt was not computed for it."""
+def decode(llm: LLM, prompt: list[int], kv_transfer_params: dict[str, Any] | None, n: int = 1) -> tuple[Any, int]:
+    """Return tokens and logprobs of continuations, and how much of the prompt was not computed for them."""
     extra_args = {"kv_transfer_params": kv_transfer_params} if kv_transfer_params else None
-    params = SamplingParams(max_tokens=16, seed=5, temperature=1.0, ignore_eos=True, logprobs=2, extra_args=extra_args)
+    params = SamplingParams(
+        max_tokens=16, n=n, seed=5, temperature=1.0, ignore_eos=True, logprobs=2, extra_args=extra_args
+    )
     (output,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
-    (answer,) = output.outputs
-    assert answer.logprobs is not None
-    logprobs = [{token: logprob.logprob for token, logprob in position.items()} for position in answer.logprobs]
-    return (answer.token_ids, logprobs), output.num_cached_tokens
+    answers = []
+    for answer in output.outputs:
+        assert answer.logprobs is not None
+        logprobs = [{token: logprob.logprob for token, logprob in position.items()} for position in answer.logprobs]
+        answers.append((answer.token_ids, logprobs))
+    return answers, output.num_cached_tokens
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +59,114 @@ def engines(model: Path) -> Iterator[tuple[LLM, LLM]]:
         yield first, second
 
 
-def test_a_decode_engine_continues_with_the_bits_of_one_that_computes(engines: tuple[LLM, LLM]) -> None:
+def core_pid(llm: LLM) -> int:
+    assert llm.client.engine is not None
+    return llm.client.engine.core_pid
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_a_decode_engine_continues_with_the_bits_of_one_that_computes(engines: tuple[LLM, LLM], n: int) -> None:
     giver, taker = engines
-    expected, num_cached = decode(taker, PROMPT, None)
+    taker.reset_prefix_cache()
+    expected, num_cached = decode(taker, PROMPT, None, n)
     assert num_cached == 0
     taker.reset_prefix_cache()
     params = prefill(giver, PROMPT)
     assert params["remote_num_tokens"] == 96
-    moved, num_cached = decode(taker, PROMPT, params)
+    moved, num_cached = decode(taker, PROMPT, params, n)
     assert (moved, num_cached) == (expected, 96)
     taker.reset_prefix_cache()
-    again, num_cached = decode(taker, PROMPT, params)
+    again, num_cached = decode(taker, PROMPT, params, n)
     assert (again, num_cached) == (expected, 0), "blocks are given once, and computed where they do not come"
+
+
+def test_a_role_is_kept(engines: tuple[LLM, LLM], llm: LLM) -> None:
+    giver, taker = engines
+    with pytest.raises(Exception, match="kv_transfer_params: this engine takes blocks and gives none"):
+        prefill(taker, PROMPT)
+    params = prefill(giver, PROMPT)
+    with pytest.raises(Exception, match="kv_transfer_params: this engine gives blocks and takes none"):
+        decode(giver, PROMPT, params)
+    with pytest.raises(Exception, match="start it with --kv-transfer-config"):
+        decode(llm, PROMPT, params)
+
+
+def test_an_engine_that_died_has_nothing_and_nothing_is_lost(engines: tuple[LLM, LLM]) -> None:
+    giver, taker = engines
+    taker.reset_prefix_cache()
+    expected, _ = decode(taker, PROMPT, None)
+    taker.reset_prefix_cache()
+    params = prefill(giver, PROMPT)
+    os.kill(core_pid(giver), signal.SIGKILL)
+    assert decode(taker, PROMPT, params) == (expected, 0)
+    taker.reset_prefix_cache()
+    assert decode(taker, PROMPT, prefill(giver, PROMPT)) == (expected, 96), "it gives again when it is back"
+
+
+def test_workers_of_the_decode_engine_die_after_the_blocks_have_come(engines: tuple[LLM, LLM]) -> None:
+    giver, taker = engines
+    taker.reset_prefix_cache()
+    long = SamplingParams(max_tokens=380, seed=3, temperature=1.0, ignore_eos=True)
+    prompts = [{"prompt_token_ids": [number, *PROMPT]} for number in range(1, 4)]
+    expected = [output.outputs[0].token_ids for output in taker.generate(prompts, long, use_tqdm=False)]
+    taker.reset_prefix_cache()
+    moved = []
+    for prompt in prompts:
+        extra_args = {"kv_transfer_params": prefill(giver, prompt["prompt_token_ids"])}
+        moved.append(SamplingParams(max_tokens=380, seed=3, temperature=1.0, ignore_eos=True, extra_args=extra_args))
+    worker = wait_until(lambda: max(descendants(core_pid(taker)), default=0))
+    killer = threading.Timer(0.03, os.kill, (worker, signal.SIGKILL))
+    killer.start()
+    outputs = taker.generate(prompts, moved, use_tqdm=False)
+    killer.join()
+    assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "int8", "tensor_parallel_size": 2}, id="int8, two ranks"),
+        pytest.param({"dtype": "bfloat16", "pipeline_parallel_size": 2}, id="two stages", marks=pytest.mark.long),
+        pytest.param({"dtype": "float32", "cpu_kernels": "torch"}, id="torch", marks=pytest.mark.long),
+        pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, id="fp8", marks=pytest.mark.long),
+        pytest.param({"dtype": "float32", "kv_offloading_size": 0.01}, id="offloading", marks=pytest.mark.long),
+    ],
+)
+def test_blocks_leave_and_come_back_to_any_kind_of_workers(model: Path, settings: dict[str, Any]) -> None:
+    with LLM(str(model), **SETTINGS, **settings, **transfer("kv_both")) as llm:
+        expected, _ = decode(llm, PROMPT, None)
+        params = prefill(llm, PROMPT)
+        llm.reset_prefix_cache()
+        assert decode(llm, PROMPT, params) == (expected, 96)
+
+
+@pytest.mark.long
+def test_an_engine_that_computes_other_bits_is_refused(model: Path, engines: tuple[LLM, LLM]) -> None:
+    giver, _ = engines
+    with LLM(str(model), dtype="bfloat16", **SETTINGS, **transfer("kv_both")) as other:
+        expected, _ = decode(other, PROMPT, None)
+        other.reset_prefix_cache()
+        assert decode(other, PROMPT, prefill(giver, PROMPT)) == (expected, 0)
+
+
+def test_over_http_and_between_machines(model: Path, tmp_path: Path) -> None:
+    assert main(["keygen", "group", "--directory", str(tmp_path)]) == 0
+    config = transfer("kv_both", kv_ip="127.0.0.1")["kv_transfer_config"]
+    flags = ["--kv-transfer-config", json.dumps(config), "--group-secret-key-file", str(tmp_path / "group.key_secret")]
+    body = {"model": "m", "prompt": PROMPT, "temperature": 0, "max_tokens": 8, "return_token_ids": True}
+    with serve(model, "--dtype", "float32", "--max-model-len", "192", "--served-model-name", "m", *flags) as server:
+        server.wait_until_ready()
+        expected = server.post("/v1/completions", body).json()["choices"][0]["token_ids"]
+        asked = {**body, "max_tokens": 1, **REMOTE_DECODE}
+        assert server.post("/v1/completions", {**asked, "stream": True}).status_code == 400
+        assert server.post("/v1/completions", {**asked, "n": 2}).status_code == 400
+        assert server.post("/v1/completions", {**asked, "prompt": [PROMPT, PROMPT]}).status_code == 400
+        params = server.post("/v1/completions", asked).json()["kv_transfer_params"]
+        assert params["remote_host"] == "127.0.0.1" and params["remote_port"] > 0
+        assert server.post("/reset_prefix_cache", {}).status_code == 200
+        answer = server.post("/v1/completions", {**body, "kv_transfer_params": params}).json()
+        assert answer["choices"][0]["token_ids"] == expected and "kv_transfer_params" not in answer
+        assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 96
+        chat = {"model": "m", "messages": [{"role": "user", "content": "a" * 40}], "max_tokens": 1, **REMOTE_DECODE}
+        assert "kv_transfer_params" in server.post("/v1/chat/completions", chat).json()
+        assert 'direction="loaded"' in server.get("/metrics").text

@@ -22,6 +22,7 @@ from octavo.frontend.http.whole import WholeAnswer
 from octavo.frontend.pooling.spec import require_generation
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.kv_transfer import PARAMS
 
 DEFAULT_MAX_TOKENS = 16
 MAX_PROMPTS = 1024
@@ -67,6 +68,8 @@ async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | 
         await asyncio.sleep(0)
     generations: list[PreparedGeneration] = []
     lengths = [len(one.token_ids if isinstance(one, TokenizedPrompt) else one[1]) for one in prompts]
+    if body.kv_transfer_params and len(prompts) > 1:
+        raise InvalidRequestError(f"{PARAMS} are those of one prompt, got {len(prompts)}: send one at a time", PARAMS)
     for one in prompts:
         if isinstance(one, TokenizedPrompt):
             generations.append(state.resolver.prepare_embeds(request, one))
