@@ -13,7 +13,7 @@ from tokenizers import models
 
 from octavo.frontend.text.token_bytes import TokenBytes, WholeTexts
 from octavo.frontend.text.tokenizer_files import read_tokenizer
-from octavo.protocol.config.engine import TokenizerMode
+from octavo.protocol.config.model import TokenizerMode
 from octavo.protocol.errors import InvalidRequestError
 
 

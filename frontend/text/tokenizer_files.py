@@ -12,7 +12,7 @@ from tokenizers import AddedToken, processors
 from tokenizers import Tokenizer as FastTokenizer
 
 from octavo.frontend.model_files.json_file import read_json
-from octavo.protocol.config.engine import TokenizerMode
+from octavo.protocol.config.model import TokenizerMode
 from octavo.protocol.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -11,7 +11,6 @@ from octavo.protocol.config.engine import (
     CacheConfig,
     DeviceConfig,
     EngineConfig,
-    ModelConfig,
     ObserveConfig,
     RecoveryConfig,
     RemoteConfig,
@@ -19,6 +18,7 @@ from octavo.protocol.config.engine import (
     StructuredConfig,
 )
 from octavo.protocol.config.facts import CacheGroupSpec, CachePlan, DeviceFacts, ModelFacts
+from octavo.protocol.config.model import ModelConfig
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.config.resolve import ResolvedConfig, resolve
 from octavo.protocol.config.server import ServerConfig

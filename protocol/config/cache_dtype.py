@@ -1,7 +1,8 @@
 """The type of keys and values in the cache, and where its scales come from: flags and checkpoint compared."""
 
-from octavo.protocol.config.engine import DeviceName, DtypeName, EngineConfig, KVCacheDtypeName
+from octavo.protocol.config.engine import DeviceName, EngineConfig, KVCacheDtypeName
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.model import DtypeName
 from octavo.protocol.config.weight_format import asks_for_float8_cache
 from octavo.protocol.errors import ConfigError
 

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from octavo.protocol.config.engine import ModelImpl, TokenizerMode
+from octavo.protocol.config.model import ModelImpl, TokenizerMode
 from octavo.protocol.pooling import PoolingFacts
 
 

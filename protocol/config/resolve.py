@@ -1,6 +1,6 @@
 """`resolve()`: from the user's settings and the model's facts to a configuration with nothing left open."""
 
-from typing import Literal, TypeAlias
+from typing import Literal
 
 import msgspec
 
@@ -9,11 +9,9 @@ from octavo.protocol.config.cache_dtype import require_native, resolve_kv_cache_
 from octavo.protocol.config.division import check_division, has_experts
 from octavo.protocol.config.engine import (
     DeviceName,
-    DtypeName,
     EngineConfig,
     KernelChoice,
     KVCacheDtypeName,
-    QuantizationName,
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
@@ -21,44 +19,20 @@ from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
 from octavo.protocol.config.kv_transfer import ResolvedKVTransfer, check_kv_transfer, read_kv_transfer
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
+from octavo.protocol.config.model import DtypeName, QuantizationName
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes
-from octavo.protocol.config.pooling import is_computed_whole, pooling_budget
+from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
 from octavo.protocol.config.stages import resolve_stages
+from octavo.protocol.config.step_limits import resolve_step_limits
+from octavo.protocol.config.structured_outputs import resolve_structured_outputs
+from octavo.protocol.config.threads import CoreBinding, resolve_threads
 from octavo.protocol.config.tp_invariance import check_tp_invariance
-from octavo.protocol.config.weight_format import resolve_quantization
-from octavo.protocol.cores import parse_core_list
+from octavo.protocol.config.weight_format import resolve_dtype, resolve_quantization
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import LogprobsMode
-
-_DTYPE_ALIASES: dict[str, DtypeName] = {
-    "bfloat16": "bfloat16",
-    "float16": "float16",
-    "half": "float16",
-    "float32": "float32",
-    "float": "float32",
-}
-
-_DEFAULT_SEQS = {"cpu": 256, "cuda": 256}
-_DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
-_DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
-"""Per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
-_POOLING_FULL_STEP = {"cpu": 256, "cuda": 0}
-"""More: these models are often so small that the time between two steps counts."""
-_DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
-"""Per thread: about 0.6 s of a small model's time, on any number of threads."""
-
-
-_DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
-"""In seconds. Steps of a GPU are shorter anyway."""
-
-_LARGEST_GRAPH = 512
-"""Larger decodes take longer to compute than to launch, so a graph would not help."""
-
-CoreBinding: TypeAlias = list[int] | Literal["none", "compact"]
-"""The cores that compute threads are bound to, the first for the first thread."""
 
 
 class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -214,7 +188,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.world_size // self.num_nodes
 
 
-# long: one decision after another, each of which may need those before it
+# long: a line for each field
 def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
     """Decide everything that the user left open. Pure: the same arguments give the same result.
 
@@ -228,7 +202,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         ConfigError: two settings contradict each other, or one contradicts the model.
     """
     chosen_device = device if config.device.device == "auto" else config.device.device
-    dtype = _dtype(config, facts)
+    dtype = resolve_dtype(config.model.dtype, facts)
     num_stages = config.parallel.pipeline_parallel_size
     world_size = config.parallel.tensor_parallel_size * num_stages
     check_division(facts, config.parallel.tensor_parallel_size)
@@ -237,19 +211,10 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     check_tp_invariance(config, facts, chosen_device)
     stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
-    binding, num_threads = _threads(config, num_cores, num_local * config.parallel.data_parallel_size)
+    binding, num_threads = resolve_threads(config, num_cores, num_local * config.parallel.data_parallel_size)
     stage_threads = num_threads * world_size // num_stages
     max_model_len, fits = _model_len(config, facts)
-    max_num_seqs = config.scheduler.max_num_seqs or _DEFAULT_SEQS[chosen_device]
-    budget = config.scheduler.max_num_batched_tokens or max(_DEFAULT_BUDGET[chosen_device], max_num_seqs)
-    budget = pooling_budget(config, facts, budget, max_model_len)
-    if budget < max_num_seqs:
-        raise ConfigError(
-            f"max_num_batched_tokens ({budget}) is below max_num_seqs ({max_num_seqs}): "
-            "not every running request could decode in one step",
-            phase="configuration",
-            hint=f"use --max-num-batched-tokens {max_num_seqs} or --max-num-seqs {budget}",
-        )
+    steps = resolve_step_limits(config, facts, chosen_device, stage_threads, max_model_len)
     if (config.remote.engine_secret_key_file is None) != (config.remote.engine_authorized_clients is None):
         raise ConfigError(
             "an engine needs both its own key and those of its clients",
@@ -266,7 +231,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         num_nodes=config.parallel.nnodes,
         is_lock_step=config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1,
     )
-    disable_any_whitespace, disable_additional_properties = _structured(config.structured.structured_outputs_config)
+    disable_any_whitespace, disable_additional_properties = resolve_structured_outputs(
+        config.structured.structured_outputs_config
+    )
     return ResolvedConfig(
         model=facts,
         served_model_names=config.model.served_model_name or [config.model.model],
@@ -277,7 +244,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         num_threads=num_threads,
         cpu_kernels=config.device.cpu_kernels,
         cpu_binding=binding,
-        max_graph_size=_max_graph_size(config, max_num_seqs),
+        max_graph_size=steps.max_graph_size,
         is_batch_invariant=config.device.enable_deterministic_inference,
         seed=config.model.seed,
         max_model_len=max_model_len,
@@ -297,19 +264,11 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
         kv_transfer=kv_transfer,
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        full_step_tokens=_by_thread(
-            config.scheduler.full_step_tokens,
-            (_POOLING_FULL_STEP if facts.pooling else _DEFAULT_FULL_STEP)[chosen_device],
-            stage_threads,
-        ),
-        decode_interval_tokens=_by_thread(
-            config.scheduler.decode_interval_tokens, _DEFAULT_DECODE_INTERVAL[chosen_device], stage_threads
-        ),
-        step_time_target_s=_or_default(
-            config.scheduler.step_time_target, 0.0 if facts.pooling else _DEFAULT_STEP_TIME_TARGET[chosen_device]
-        ),
+        max_num_seqs=steps.max_num_seqs,
+        max_num_batched_tokens=steps.max_num_batched_tokens,
+        full_step_tokens=steps.full_step_tokens,
+        decode_interval_tokens=steps.decode_interval_tokens,
+        step_time_target_s=steps.step_time_target_s,
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,
@@ -341,7 +300,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         engine_secret_key_file=config.remote.engine_secret_key_file,
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
-        enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, budget),
+        enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
         lora=resolve_lora(config.lora, dtype),
         speculation=resolve_speculation(config.speculation, is_pooled=facts.pooling is not None),
         download_dir=config.model.download_dir,
@@ -356,74 +315,6 @@ def _expert_parallel(config: EngineConfig, facts: ModelFacts) -> bool:
             hint="leave it out",
         )
     return config.parallel.enable_expert_parallel
-
-
-def _max_graph_size(config: EngineConfig, max_num_seqs: int) -> int:
-    if config.device.enforce_eager:
-        return 0
-    requested = config.device.max_cudagraph_capture_size
-    return min(max_num_seqs, _LARGEST_GRAPH if requested is None else requested)
-
-
-def _by_thread(requested: int | None, default: int, num_threads: int) -> int:
-    return default * num_threads if requested is None else requested
-
-
-def _or_default(override: float | None, default: float) -> float:
-    return default if override is None else override
-
-
-class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of vLLM's class of this name that apply here: octavo has one backend."""
-
-    backend: Literal["auto", "guidance"] = "auto"
-    disable_fallback: bool = False
-    disable_any_whitespace: bool = False
-    disable_additional_properties: bool = False
-
-
-def _structured(text: str | None) -> tuple[bool, bool]:
-    try:
-        overrides = msgspec.json.decode(text or "{}", type=_StructuredOutputsConfig)
-    except msgspec.DecodeError as error:
-        raise ConfigError(
-            f"structured_outputs_config: {error}",
-            phase="configuration",
-            hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
-        ) from None
-    return overrides.disable_any_whitespace, overrides.disable_additional_properties
-
-
-def _threads(config: EngineConfig, num_cores: int, num_workers: int) -> tuple[CoreBinding, int]:
-    """Return the cores of all workers, and the threads of each."""
-    requested, text = config.device.num_threads, config.device.cpu_binding
-    if text == "none":
-        return "none", requested or max(1, num_cores // num_workers)
-    if text == "compact":
-        return "compact", requested or max(1, num_cores // num_workers)
-    try:
-        cores = parse_core_list(text)
-    except ValueError as error:
-        hint = "use --cpu-binding none, compact, or a list such as 0-3,8"
-        raise ConfigError(f"cpu_binding: {error}", phase="configuration", hint=hint) from None
-    num_threads = requested or max(1, len(cores) // num_workers)
-    if num_threads * num_workers > len(cores):
-        workers = f"num_threads {num_threads}" + (f" of each of {num_workers} workers" if num_workers > 1 else "")
-        raise ConfigError(
-            f"cpu_binding {text!r} has {len(cores)} cores for {workers}",
-            phase="configuration",
-            hint=f"use --num-threads {len(cores) // num_workers} or a longer list"
-            if len(cores) >= num_workers
-            else f"use a list of at least {num_workers} cores",
-        )
-    return cores, num_threads
-
-
-def _dtype(config: EngineConfig, facts: ModelFacts) -> DtypeName:
-    if config.model.dtype != "auto":
-        return _DTYPE_ALIASES[config.model.dtype]
-    checkpoint = _DTYPE_ALIASES[facts.checkpoint_dtype]
-    return "bfloat16" if checkpoint == "float32" else checkpoint
 
 
 def _quantization(config: EngineConfig, facts: ModelFacts, dtype: DtypeName, device: DeviceName) -> QuantizationName:

@@ -1,9 +1,9 @@
-"""Which quantization the weights have: what the checkpoint says, and what `--quantization` says."""
+"""Type and quantization of the weights: what the checkpoint says, and what `--dtype` and `--quantization` say."""
 
 from collections.abc import Mapping
 
-from octavo.protocol.config.engine import DtypeName, QuantizationChoice, QuantizationName
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.model import DtypeChoice, DtypeName, QuantizationChoice, QuantizationName
 from octavo.protocol.errors import ConfigError
 
 _ALIASES: Mapping[str, QuantizationName] = {
@@ -21,7 +21,22 @@ _ALIASES: Mapping[str, QuantizationName] = {
 """What vLLM and config.json call the formats; Marlin is a kernel of vLLM's for the same weights."""
 QUANTIZED_WHILE_LOADING = ("w8a8", "int8", "int4", "fp8", "bitsandbytes")
 """Formats that an unquantized checkpoint can get."""
+_DTYPE_ALIASES: dict[str, DtypeName] = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "half": "float16",
+    "float32": "float32",
+    "float": "float32",
+}
 _PHASE = "configuration"
+
+
+def resolve_dtype(requested: DtypeChoice, facts: ModelFacts) -> DtypeName:
+    """Return the type of weights and activations."""
+    if requested != "auto":
+        return _DTYPE_ALIASES[requested]
+    checkpoint = _DTYPE_ALIASES[facts.checkpoint_dtype]
+    return "bfloat16" if checkpoint == "float32" else checkpoint
 
 
 def checkpoint_quantization(facts: ModelFacts) -> QuantizationName | None:

@@ -11,7 +11,7 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
-from octavo.protocol.config.engine import ModelImpl
+from octavo.protocol.config.model import ModelImpl
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
