@@ -15,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.frontend.device import detect_device
-from octavo.frontend.model_files.facts import read_model_facts
+from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.frontend.run_dir import RunDir
 from octavo.protocol.channel import ipc_path, is_listening
 from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
@@ -302,7 +302,7 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     env = Env.read()
     facts = read_model_facts(config.model, env)
     device = detect_device(hides_gpus=env.hides_gpus)
-    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores())
+    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores(), head=read_head_facts(config, env))
     timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 

@@ -106,6 +106,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     there."""
     copies_in: list[BlockCopy] = []
     """Blocks in host memory whose contents the step reads: (host block, block). No destination occurs twice."""
+    num_drafts: int = 0
+    """Most tokens that the workers draft to follow what the step samples of each request."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -300,6 +302,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """Loads of this plan that have failed, on any rank. Exactly the requests of these adapters fail."""
     pooled: list[PooledOutput] = []
     """One for each `POOLED` among `token_ids`, in their order."""
+    drafts: list[tuple[SlotId, IdArray]] = []
+    """What the workers guess to follow the last token of some requests: at least one token, at most `num_drafts`."""
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):

@@ -68,8 +68,12 @@ def _cpu_kernels(model: Model) -> str:
 
 def cache_group_specs(model: Model, config: ResolvedConfig) -> list[CacheGroupSpec]:
     """Return what the core needs to know about the cache groups of a model: that of states is the last one."""
+    is_native = model.library is not None
+    # A head has keys in any block that the model has.
+    head_groups = model.head.cache_groups if model.head else ()
+    head_bytes = sum(kv_block_bytes(config, group, is_native=is_native) for group in head_groups)
     specs = [
-        _group_spec(group, kv_block_bytes(config, group, is_native=model.library is not None))
+        _group_spec(group, kv_block_bytes(config, group, is_native=is_native) + head_bytes)
         for group in model.cache_groups
     ]
     if (states := model.state_group) is not None:

@@ -79,6 +79,8 @@ class LiveModel:
         Returns:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
+        if self._config.speculation is not None and self._config.speculation.head is not None:
+            return "speculative_config: weights cannot change while a head drafts, which was trained for these", ""
         try:
             source = self._source(command)
             update = check_update(self._config, self._placement, source, is_partial=command.is_partial)

@@ -83,6 +83,8 @@ class StepDraft:
         """What may follow the last token of decodes, in the same order."""
         self.num_guesses = 0
         """Tokens of all of them."""
+        self.num_drafts = 0
+        """See `StepPlan.num_drafts`."""
         self.num_next_blocks = 0
         """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
@@ -159,6 +161,7 @@ class StepDraft:
             prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
             copies_out=self.copies_out,
             copies_in=self.copies_in,
+            num_drafts=self.num_drafts,
         )
         record = StepRecord(
             sequence=sequence,

@@ -437,6 +437,8 @@ class Scheduler:
             grown = list(self.batch.grown)
             draft.adapter_loads = self.adapters.take_loads()
             draft.copies_out, draft.copies_in = self.cache.take_copies()
+            if self._speculation is not None:
+                draft.num_drafts = self._speculation.num_drafts(self.running)
             plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released, self._sampled = [], []

@@ -4,12 +4,13 @@ Part of the scheduler, not of the workers: guesses depend on known tokens and on
 holds, so a replay makes the same ones.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.speculation.depth import Depth, StepCost
+from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.proposer import Proposer
 from octavo.core_proc.speculation.suffix import SuffixProposer
@@ -38,6 +39,9 @@ class Speculation:
         self._batch = batch
         self._counters = counters
         self._proposer = make_proposer(config)
+        self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
+        """Guesses that come from the workers; None: they make none."""
+        self._default_depth = Depth(config.max_depth)
         self._cost = StepCost()
         self._depths: dict[Request, Depth] = {}
         self._guesses: dict[Request, IdArray] = {}
@@ -51,12 +55,22 @@ class Speculation:
         # In the order of the step: that of a set differs between processes.
         return {request: self._guesses.pop(request) for request in requests if request in taken}
 
+    def num_drafts(self, requests: Iterable[Request]) -> int:
+        """Return how many tokens the workers are to draft for these requests after the next step."""
+        if self._drafts is None:
+            return 0
+        row_price = self._cost.row_price(max(1, self._batch.num_decoding))
+        depths = (self._depths.get(request, self._default_depth) for request in requests)
+        return max((depth.choose(row_price) for depth in depths if depth.max_depth), default=0)
+
     def observe(self, record: StepRecord, result: StepResult) -> None:
         """Learn from the result of a step that has been accepted, and guess how its requests continue."""
         if record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s)
         if record.has_guesses:
             self._learn(record, result)
+        if self._drafts is not None:
+            self._drafts.keep(record, result)
         row_price = self._cost.row_price(max(1, self._batch.num_decoding))
         for request in record.sampling:
             if request.state is RequestState.RUNNING and request.is_decoding:
@@ -142,6 +156,8 @@ def make_proposer(config: ResolvedSpeculation) -> Proposer:
             return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
         case "suffix":
             return SuffixProposer(config)
+        case "eagle" | "eagle3":
+            return DraftProposer()
 
 
 def until_stop(request: Request, guess: IdArray) -> IdArray:

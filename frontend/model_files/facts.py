@@ -16,7 +16,8 @@ from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
 from octavo.frontend.model_files.pooling import read_pooling_facts
-from octavo.protocol.config import ModelConfig, ModelFacts
+from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts
+from octavo.protocol.config.speculation import head_path
 from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import LAYOUTS, has_weights
@@ -95,6 +96,25 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
             config, home, architecture, hf_config, tokenizer_path=tokenizer_path, is_gguf=path.is_file()
         ),
     )
+
+
+def read_head_facts(config: EngineConfig, env: Env) -> ModelFacts | None:
+    """Read the files of the head that workers draft with; None: they draft with none.
+
+    Raises:
+        ConfigError: a setting or a file is invalid.
+    """
+    path = head_path(config.speculation)
+    if path is None:
+        return None
+    own = ModelConfig(
+        model=path,
+        skip_tokenizer_init=True,
+        generation_config="vllm",
+        download_dir=config.model.download_dir,
+        hf_token=config.model.hf_token,
+    )
+    return read_model_facts(own, env)
 
 
 def _load_format(config: ModelConfig, path: Path) -> str:

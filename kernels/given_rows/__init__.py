@@ -13,6 +13,7 @@ _IMPLEMENTATIONS = {
     "recorded": native.record,
     "cuda": lazy("octavo.kernels.given_rows.gpu", cpu.take_given_rows),
 }
+_ALL_IMPLEMENTATIONS = {"cpu": cpu.all_given_rows, "recorded": native.record_all, "cuda": cpu.all_given_rows}
 
 
 def take_given_rows(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor) -> Tensor:
@@ -32,3 +33,16 @@ def take_given_rows(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor) -> Tens
         f"take_given_rows: rows {tuple(x_TD.shape)}, {tuple(token_ids_T.shape)} ids, given {tuple(given_XD.shape)}",
     )
     return choose("take_given_rows", _IMPLEMENTATIONS, x_TD.device)(x_TD, token_ids_T, given_XD, GIVEN)
+
+
+def all_given_rows(token_ids_T: Tensor, given_XD: Tensor) -> Tensor:
+    """Return `given[t]` for each row t of a step, whatever its token.
+
+    Args:
+        token_ids_T: of the step; only their number matters.
+        given_XD: at least as many rows; float32 in native programs.
+
+    Raises:
+        UnsupportedDevice: no implementation for the device.
+    """
+    return choose("all_given_rows", _ALL_IMPLEMENTATIONS, token_ids_T.device)(token_ids_T, given_XD)

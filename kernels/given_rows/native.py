@@ -24,3 +24,15 @@ def record(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor, given_id: int) -
 
     node = Node("given_rows", [x], [Buffer(x.width)], bind, is_row_wise=True, in_place=0, keeps=[given_XD])
     return as_tensor(x.recorder.append(node, (x.width,)))
+
+
+def record_all(token_ids_T: Tensor, given_XD: Tensor) -> Tensor:
+    """Record the copy of all rows. A row that is not given is copied from the same place."""
+    ids = ids_of(token_ids_T)
+
+    def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
+        return GivenRowsArguments(Matrix.of(given_XD), Matrix.of(given_XD), *outputs, 0)
+
+    output = Buffer(given_XD.shape[1])
+    node = Node("given_rows", [], [output], bind, is_row_wise=True, keeps=[given_XD])
+    return as_tensor(ids.recorder.append(node, (output.width,)))

@@ -4,6 +4,7 @@ The first part is computed for all rows of a step. The second part is needed onl
 row of a prompt's last chunk, and none of earlier chunks. With 30 layers that saves most of one layer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor
@@ -23,9 +24,13 @@ class Halves:
     """Whole buffers that the first program writes and the second reads."""
 
 
-def split(nodes: list[Node]) -> Halves:
-    """Split after the last node that mixes rows; look-ups by the step's own ids stay in the first part."""
-    last = max(index for index, node in enumerate(nodes) if node.mixes_rows)
+def split(nodes: list[Node], wanted: Sequence[Value] = ()) -> Halves:
+    """Split after the last node that mixes rows; look-ups by the step's own ids stay in the first part.
+
+    `wanted`: further results of the first part.
+    """
+    buffers = {value.buffer for value in wanted}
+    last = max(index for index, node in enumerate(nodes) if node.mixes_rows or not buffers.isdisjoint(node.outputs))
     all_rows = [node for index, node in enumerate(nodes) if index <= last or not node.inputs]
     chosen_rows = [node for index, node in enumerate(nodes) if index > last and node.inputs]
     written = {output for node in all_rows for output in node.outputs}

@@ -24,7 +24,7 @@ from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes
 from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
-from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
+from octavo.protocol.config.speculation import ResolvedSpeculation, check_head_engine, resolve_speculation
 from octavo.protocol.config.stages import resolve_stages
 from octavo.protocol.config.step_limits import resolve_step_limits
 from octavo.protocol.config.structured_outputs import resolve_structured_outputs
@@ -189,7 +189,9 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # long: a line for each field
-def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int) -> ResolvedConfig:
+def resolve(
+    config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_cores: int, head: ModelFacts | None = None
+) -> ResolvedConfig:
     """Decide everything that the user left open. Pure: the same arguments give the same result.
 
     Args:
@@ -197,6 +199,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         facts: from the model's files.
         device: the meaning of "auto" on this machine.
         num_cores: cores this process may run on.
+        head: facts of the layers to draft with; see `speculation.head_path`.
 
     Raises:
         ConfigError: two settings contradict each other, or one contradicts the model.
@@ -209,6 +212,9 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
     check_nodes(config.parallel, world_size)
     check_lock_step(config.parallel, chosen_device, config.device.cpu_kernels)
     check_tp_invariance(config, facts, chosen_device)
+    speculation = resolve_speculation(config.speculation, facts, head)
+    has_embeds = bool(config.model.enable_prompt_embeds)
+    check_head_engine(speculation, device=chosen_device, world_size=world_size, has_embeds=has_embeds)
     stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
     binding, num_threads = resolve_threads(config, num_cores, num_local * config.parallel.data_parallel_size)
@@ -302,7 +308,7 @@ def resolve(config: EngineConfig, facts: ModelFacts, *, device: DeviceName, num_
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
         lora=resolve_lora(config.lora, dtype),
-        speculation=resolve_speculation(config.speculation, is_pooled=facts.pooling is not None),
+        speculation=speculation,
         download_dir=config.model.download_dir,
     )
 

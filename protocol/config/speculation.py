@@ -5,17 +5,21 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import MAX_SPECULATION
 
-SpeculationMethod: TypeAlias = Literal["ngram", "suffix"]
+SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "eagle", "eagle3"]
 
 DEFAULT_DEPTH = 8
 """The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
+DEFAULT_HEAD_DEPTH = 3
+"""Each token that a head drafts is one more pass over its layers and the output weight."""
 
-_MODEL_METHODS = ("draft_model", "eagle", "eagle3", "mtp", "medusa", "mlp_speculator")
+_HEADS = ("eagle", "eagle3")
+_MISSING_METHODS = ("draft_model", "mtp", "medusa", "mlp_speculator")
 
-_HINT = 'use {"method": "ngram"} or {"method": "suffix"}'
+_HINT = 'use {"method": "ngram"}, {"method": "suffix"}, or with a head {"method": "eagle3", "model": PATH}'
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +53,8 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     suffix_max_cached_requests: int = 10_000
     suffix_max_spec_factor: float = 1.0
     suffix_min_token_prob: float = 0.1
+    head: ModelFacts | None = None
+    """The layers that workers draft with, of `eagle` and `eagle3`; None: the core guesses."""
 
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
@@ -69,12 +75,25 @@ class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     suffix_decoding_min_token_prob: Annotated[float, Meta(ge=0, le=1)] = 0.1
 
 
-def resolve_speculation(config: SpeculationConfig, *, is_pooled: bool) -> ResolvedSpeculation | None:
+def head_path(config: SpeculationConfig) -> str | None:
+    """Return the model of the head that workers draft with; None: there is none.
+
+    Raises:
+        ConfigError: see `resolve_speculation`.
+    """
+    given = _read(config)
+    return given.model if given is not None and _method(given) in _HEADS else None
+
+
+def resolve_speculation(
+    config: SpeculationConfig, facts: ModelFacts, head: ModelFacts | None = None
+) -> ResolvedSpeculation | None:
     """Return how an engine speculates; None: it does not.
 
     Args:
         config: the user's settings.
-        is_pooled: whether the model computes vectors or scores in place of tokens.
+        facts: of the model.
+        head: facts of the model at `head_path`.
 
     Raises:
         ConfigError: the settings are wrong, contradict each other, or need what this release or model lacks.
@@ -82,7 +101,7 @@ def resolve_speculation(config: SpeculationConfig, *, is_pooled: bool) -> Resolv
     given = _read(config)
     if given is None:
         return None
-    if is_pooled:
+    if facts.pooling is not None:
         raise _error("a model that computes vectors or scores generates no tokens to guess", "leave it out")
     method, depth = _method(given), given.num_speculative_tokens
     lookup = (given.prompt_lookup_min, given.prompt_lookup_max)
@@ -92,6 +111,9 @@ def resolve_speculation(config: SpeculationConfig, *, is_pooled: bool) -> Resolv
         raise _error(f"prompt_lookup_min {shortest} is above prompt_lookup_max {longest}", "exchange them")
     if method == "suffix":
         depth = min(depth or MAX_SPECULATION, given.suffix_decoding_max_tree_depth)
+    if method in _HEADS:
+        _check_head(facts, head)
+        depth = depth or DEFAULT_HEAD_DEPTH
     return ResolvedSpeculation(
         method=method,
         max_depth=min(depth or DEFAULT_DEPTH, MAX_SPECULATION),
@@ -101,7 +123,50 @@ def resolve_speculation(config: SpeculationConfig, *, is_pooled: bool) -> Resolv
         suffix_max_cached_requests=given.suffix_decoding_max_cached_requests,
         suffix_max_spec_factor=given.suffix_decoding_max_spec_factor,
         suffix_min_token_prob=given.suffix_decoding_min_token_prob,
+        head=head,
     )
+
+
+def check_head_engine(
+    speculation: ResolvedSpeculation | None, *, device: str, world_size: int, has_embeds: bool
+) -> None:
+    """Reject engines that cannot draft with a head.
+
+    Args:
+        speculation: of the engine.
+        device: "cpu" or "cuda".
+        world_size: workers of an engine.
+        has_embeds: whether prompts may have embeddings in place of tokens.
+
+    Raises:
+        ConfigError: the engine has a head and cannot.
+    """
+    if speculation is None or speculation.head is None:
+        return
+    method = speculation.method
+    if device != "cpu":
+        raise _error(f"method {method} drafts on CPUs only in this release", 'use --device cpu or {"method": "suffix"}')
+    if world_size > 1:
+        raise _error(
+            f"method {method} drafts in engines of one worker only in this release",
+            'use --tensor-parallel-size 1 and --pipeline-parallel-size 1, or {"method": "suffix"}',
+        )
+    if has_embeds:
+        raise _error(f"method {method} reads tokens, not prompt embeddings", "leave --enable-prompt-embeds out")
+
+
+def _check_head(facts: ModelFacts, head: ModelFacts | None) -> None:
+    assert head is not None, "facts of the model at `head_path`"
+    if head.embedding_width != facts.embedding_width:
+        raise _error(
+            f"model: the head's hidden_size is {head.embedding_width}, the model's is {facts.embedding_width}",
+            "name the head that was trained for this model",
+        )
+    if head.vocab_size != facts.vocab_size:
+        raise _error(
+            f"model: the head's vocab_size is {head.vocab_size}, the model's is {facts.vocab_size}",
+            "name the head that was trained for this model",
+        )
 
 
 def _read(config: SpeculationConfig) -> _SpeculativeConfig | None:
@@ -134,9 +199,13 @@ def _method(given: _SpeculativeConfig) -> SpeculationMethod:
         if given.model not in (None, method, f"[{method}]"):
             raise _error(f"method {method} reads no model, but model is {given.model!r}", "leave the model out")
         return "ngram" if method == "ngram" else "suffix"
-    if method in _MODEL_METHODS or (method is None and given.model is not None):
-        what = f"method {method}" if method else f"model {given.model!r}"
-        raise _error(f"{what}: this release guesses without a second model or further layers", _HINT)
+    if method in _HEADS:
+        if given.model is None:
+            raise _error(f"method {method} needs the model of a head", "add its path or name as model")
+        return "eagle" if method == "eagle" else "eagle3"
+    if method in _MISSING_METHODS or (method is None and given.model is not None):
+        what = f"method {method}" if method else f"model {given.model!r} without a method"
+        raise _error(f"{what}: this release guesses by lookups and with EAGLE heads only", _HINT)
     if method is None:
         raise _error("no method is given", _HINT)
     raise _error(f"there is no method {method!r}", _HINT)

@@ -153,6 +153,7 @@ _COMMANDS = [
         4, [], [], [], [steps.Scheduled(0, 2, 3, 3)], sampled=[(0, 7), (0, 8)], guesses=[(0, pack_ids([5, 6]))]
     ),
     steps.StepPlan(5, [], [], [], [steps.Scheduled(0, 2, 1, 1)], copies_out=[(5, 0), (6, 3)], copies_in=[(1, 5)]),
+    steps.StepPlan(6, [], [], [], [steps.Scheduled(0, 2, 1, 1)], num_drafts=3),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.LoadBlocks(6, [(5, 0)], [(1, 4)], [(2, 3), (3, 9)]),
@@ -176,6 +177,7 @@ _REPLIES = [
     steps.StepResult(3, pack_ids([4]), [], [], adapter_faults=[adapters.AdapterFault(1, "ab", "r: too large")]),
     steps.StepResult(4, pack_ids([steps.POOLED]), [], [], pooled=[POOLED]),
     steps.BlocksLoaded(6, 1, [9], 0.25),
+    steps.StepResult(5, pack_ids([4]), [], [], drafts=[(0, pack_ids([5, 6]))]),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),
     steps.Acknowledged(0, 1, "the disk is full", "ab12"),

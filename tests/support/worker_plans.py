@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-from octavo.frontend.model_files.facts import read_model_facts
+from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.kernels.native import library
 from octavo.protocol.adapters import NO_ADAPTER, AdapterLoad
 from octavo.protocol.config import ResolvedConfig, resolve
@@ -30,7 +30,9 @@ NUM_BLOCKS = 400
 def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
     """The configuration of a worker for a model on disk, in float32 by default."""
     said = engine_config({"model": str(model), "dtype": "float32", **settings})
-    return resolve(said, read_model_facts(said.model, Env.read()), device="cpu", num_cores=2)
+    env = Env.read()
+    facts, head = read_model_facts(said.model, env), read_head_facts(said, env)
+    return resolve(said, facts, device="cpu", num_cores=2, head=head)
 
 
 def loaded(config: ResolvedConfig, *, is_native: bool = True) -> Model:
@@ -170,6 +172,7 @@ class Driver:
         chunks: dict[int, int] | None = None,
         guesses: dict[int, list[int]] | None = None,
         masks: list[TokenMask] | None = None,
+        num_drafts: int = 0,
     ) -> StepResult:
         """Run one step: `chunks` tokens of each slot, by default everything that is known; `guesses` follow them."""
         guesses = guesses or {}
@@ -211,6 +214,7 @@ class Driver:
             adapter_loads=self.adapter_loads,
             guesses=[(slot, pack_ids(token_ids)) for slot, token_ids in guesses.items()],
             awaits_masks=masks is not None,
+            num_drafts=num_drafts,
         )
         self._released, self._admitted, self.adapter_loads = [], [], []
         self.sequence += 1

@@ -4,6 +4,7 @@ import random
 
 import pytest
 from core_fakes import FakeEngine
+from specs import some_facts
 
 from octavo.core_proc.request import Request
 from octavo.core_proc.speculation.depth import Depth, StepCost
@@ -15,6 +16,7 @@ from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_spec
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.pooling import PoolingFacts
 from octavo.protocol.requests import Submit
 
 NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
@@ -156,7 +158,7 @@ def one_request(prompt: list[int], output: list[int] = (), **fields) -> Request:
 
 
 def resolved(**settings) -> ResolvedSpeculation | None:
-    return resolve_speculation(engine_config({"model": "M", **settings}).speculation, is_pooled=False)
+    return resolve_speculation(engine_config({"model": "M", **settings}).speculation, some_facts())
 
 
 def test_settings_have_vllms_names() -> None:
@@ -173,8 +175,9 @@ def test_settings_have_vllms_names() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"spec_method": "eagle3"}, "eagle3: this release guesses without a second model"),
-        ({"spec_model": "org/draft"}, "model 'org/draft': this release"),
+        ({"spec_method": "eagle3"}, "method eagle3 needs the model of a head"),
+        ({"spec_method": "mtp"}, "method mtp: this release guesses by lookups and with EAGLE heads only"),
+        ({"spec_model": "org/draft"}, "model 'org/draft' without a method: this release"),
         ({"spec_method": "magic"}, "there is no method 'magic'"),
         ({"spec_tokens": 3}, "no method is given"),
         ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 65}}, "<= 64"),
@@ -194,4 +197,4 @@ def test_wrong_settings_are_rejected(settings, message) -> None:
 def test_a_model_that_pools_does_not_speculate() -> None:
     config: EngineConfig = engine_config({"model": "M", "spec_method": "ngram"})
     with pytest.raises(ConfigError, match="generates no tokens"):
-        resolve_speculation(config.speculation, is_pooled=True)
+        resolve_speculation(config.speculation, some_facts(pooling=PoolingFacts(convert="embed", pooling="last")))

@@ -210,6 +210,11 @@ class BatchState:
         token_ids: list[int] = self._token_ids[row.slot, start:end].tolist()
         return token_ids
 
+    def tokens_at(self, slots_T: Ints, positions_T: Ints) -> Ints:
+        """Return the known tokens of requests at some positions."""
+        tokens_T: Ints = self._token_ids[slots_T, positions_T]
+        return tokens_T
+
     def entries_of(self, scheduled: Sequence[Scheduled]) -> StepEntries:
         """Return what a plan schedules, which must be something, as arrays."""
         entries = StepEntries.of(scheduled)

@@ -28,6 +28,7 @@ from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
+from octavo.worker_proc.speculation.head_drafter import Drafts, HeadDrafter
 
 
 class PipelinedExecutor:
@@ -44,6 +45,7 @@ class PipelinedExecutor:
         adapters: fills the slots of LoRA adapters; None: the engine has none.
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
+        drafter: drafts tokens with a head; None: the model has none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -58,6 +60,7 @@ class PipelinedExecutor:
         pooler: Pooler | None = None,
         *,
         host_blocks: HostBlocks | None = None,
+        drafter: HeadDrafter | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner
@@ -68,6 +71,7 @@ class PipelinedExecutor:
         self._host_blocks = host_blocks
         self.loader = None if host_blocks is None else BlockLoader(host_blocks)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
+        self._drafter = drafter
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -233,6 +237,7 @@ class PipelinedExecutor:
         num_tokens = int(inputs.query_starts[-1])
         step = InFlightStep(plan.sequence, started_s, num_tokens, samples, output, prompts, event, faults)
         step.is_known_N = rounds.is_dependent_N if rounds else None
+        step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         return step
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
@@ -260,10 +265,13 @@ class PipelinedExecutor:
         if step.samples is not None and step.output is not None:
             token_ids = step.output.token_ids()
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
+        drafts: Drafts = []
+        if self._drafter is not None and step.entries is not None and step.query_starts is not None:
+            drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         end_s = time.perf_counter()
         elapsed_s = end_s - max(step.started_s, self._last_end_s)
         self._last_end_s = end_s
-        self._deliver(step_result(step, token_ids, elapsed_s, accepted))
+        self._deliver(step_result(step, token_ids, elapsed_s, accepted, drafts))
         self.runner.after_step(step.num_tokens)
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from octavo.protocol.adapters import AdapterFault
 from octavo.protocol.steps import StepFault
+from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, Samples
 
@@ -44,6 +45,11 @@ class InFlightStep:
     adapter_faults: Sequence[AdapterFault] = ()
     is_known_N: npt.NDArray[np.bool_] | None = None
     """The samples whose tokens the batch knows already; None: it knows none."""
+    entries: StepEntries | None = None
+    """What the step computes, for the drafter."""
+    query_starts: Ints | None = None
+    num_drafts: int = 0
+    """See `StepPlan`."""
 
 
 class EventWatcher:

@@ -12,6 +12,7 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
+from octavo.worker_proc.speculation.head_drafter import open_drafter
 
 
 def open_executor(
@@ -59,13 +60,15 @@ def open_executor(
         segment_stride=model.segment_stride,
     )
     pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
+    drafter = open_drafter(model, config, runner, batch, num_blocks=num_blocks, max_model_len=max_model_len)
+    buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
     host_blocks = None
     if num_host_blocks:
-        buffers = runner.cache_buffers
         host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream)
+    answers = model.stage.is_last
     executor = PipelinedExecutor(
-        batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, answers=model.stage.is_last
+        batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, drafter=drafter, answers=answers
     )
     if config.kv_transfer is not None:
-        executor.block_files = BlockFiles(runner.cache_buffers, num_blocks, model.library, config.num_threads)
+        executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
     return executor

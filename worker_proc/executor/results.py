@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.protocol.events import TokenLogprobs
-from octavo.protocol.ids import pack_ids
+from octavo.protocol.ids import IdArray, SlotId, pack_ids
 from octavo.protocol.steps import NO_TOKEN, StepResult
 from octavo.worker_proc.executor.in_flight import InFlightStep
 from octavo.worker_proc.executor.runner import Accepted
@@ -12,9 +12,21 @@ from octavo.worker_proc.pooling.pooler import PendingPooled
 
 
 def step_result(
-    step: InFlightStep, token_ids: list[int], elapsed_s: float, accepted: Accepted | None = None
+    step: InFlightStep,
+    token_ids: list[int],
+    elapsed_s: float,
+    accepted: Accepted | None = None,
+    drafts: Sequence[tuple[SlotId, IdArray]] = (),
 ) -> StepResult:
-    """Return the answer to a plan, given what the step has sampled, and which of that follows no wrong guess."""
+    """Return the answer to a plan.
+
+    Args:
+        step: that is over.
+        token_ids: what it has sampled.
+        elapsed_s: its time.
+        accepted: which of that follows no wrong guess; None: all.
+        drafts: what may come next.
+    """
     logprobs = _sampled_logprobs(step, token_ids)
     if accepted is not None:
         places = accepted.places.tolist()
@@ -31,6 +43,7 @@ def step_result(
         faults=list(step.faults),
         adapter_faults=list(step.adapter_faults),
         pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],
+        drafts=list(drafts),
     )
 
 

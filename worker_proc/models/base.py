@@ -15,6 +15,7 @@ from octavo.protocol.config.model import ModelImpl
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
+from octavo.worker_proc.models.features import Features
 from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.models.layers.devices import check_recurrent
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
@@ -113,6 +114,10 @@ class Model(ABC):
         """The layers after pooling; None: the model generates tokens."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
+        self.features: Features | None = None
+        """What a head reads of this model; None: there is no head."""
+        self.head: Model | None = None
+        """Drafts tokens for speculative decoding; None: there is none."""
         self.stage = parameters.stage
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)
@@ -157,8 +162,9 @@ class Model(ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters, and of given rows."""
-        return self._parameters.num_bytes + (self.given_rows.num_bytes if self.given_rows else 0)
+        """Bytes of all parameters, those of a head included, and of given rows."""
+        given_bytes = self.given_rows.num_bytes if self.given_rows else 0
+        return self._parameters.num_bytes + given_bytes + (self.head.weights_bytes if self.head else 0)
 
     @property
     def parameters(self) -> Parameters:
@@ -246,8 +252,8 @@ class LayeredModel(Model):
         """Return the residual stream after the layers that are here; `attention` is planned for this step."""
         for index, layer in enumerate(self.layers):
             if index in self.stage.layers:
-                residual = layer(residual, tables, attention)
-        return residual
+                residual = layer(self._shown(residual, index), tables, attention)
+        return self._shown(residual, len(self.layers))
 
     def forward(self, token_ids_T: Tensor, positions_T: Tensor, attention: Attention) -> Tensor | None:
         """See `Model.forward`."""
@@ -257,9 +263,20 @@ class LayeredModel(Model):
             residual, tables = self._received(positions_T), self.tables(positions_T)
         residual = self.run_layers(residual, tables, attention)
         if self.stage.is_last:
-            return self.end(residual)
+            hidden_TD = self.end(residual)
+            if self.features is not None:
+                self.features.finish(hidden_TD)
+            return hidden_TD
         self._send(residual)
         return None
+
+    def _shown(self, residual: Residual, index: int) -> Residual:
+        """Return the residual stream before a layer, which the head has seen if it reads it."""
+        if self.features is None or index not in self.features.layers:
+            return residual
+        total_TD = residual.total()
+        self.features.take(total_TD)
+        return Residual(total_TD)
 
     def _received(self, positions_T: Tensor) -> Residual:
         assert self.exchange is not None, "a stage that has no other before it"

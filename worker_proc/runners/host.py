@@ -49,6 +49,10 @@ class Forward(Protocol):
         A model that pools has no vocabulary: what it returns are its hidden states.
         """
 
+    @property
+    def features_TD(self) -> Tensor:
+        """What a head reads of the last step, a row for each of its rows at least; overwritten by the next one."""
+
     def choose_threads(self, work: int) -> int:
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""
 

@@ -24,6 +24,7 @@ from octavo.worker_proc.parallel.stages import ALL_LAYERS, Stage, StageExchange,
 from octavo.worker_proc.weights.cache_scales import read_cache_scales
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.formats import log_formats
+from octavo.worker_proc.weights.heads import load_head
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.quantized.assembly import open_format
 from octavo.worker_proc.weights.quantized.layout import quantize_dummy
@@ -92,6 +93,8 @@ def load_model(
             logger.info("stage %d of %d: layers %d to %d", index + 1, num_stages, layers[0], layers[-1])
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange
+        if config.speculation is not None and config.speculation.head is not None:
+            load_head(config.speculation, model, config.max_num_batched_tokens, report)
         if config.enable_prompt_embeds:
             model.take_given_rows(config.max_num_batched_tokens)
         return model

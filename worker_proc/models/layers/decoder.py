@@ -177,6 +177,11 @@ class DecoderModel(LayeredModel):
         self._after_output = after_output
         self._is_embedding_scaled = is_embedding_scaled
 
+    @property
+    def embedding(self) -> TokenEmbedding:
+        """Of the tokens, before `after_embedding`."""
+        return self._embedding
+
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
         for rotary in self._rotaries:

@@ -33,14 +33,16 @@ def open_runner(
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
     """Return the memory that the programs plan when they are made, and the sampler's copy of the logits."""
     try:
-        programs = build_programs(model, config, num_blocks=1, max_model_len=config.max_model_len, num_states=1)
+        sizes = {"num_blocks": 1, "max_model_len": config.max_model_len, "num_states": 1}
+        programs = build_programs(model, config, **sizes)
+        head_bytes = build_programs(model.head, config, **sizes).num_bytes if model.head else 0
     except MemoryError as error:
         raise NotEnoughMemoryError(
             f"the activations of a step do not fit in memory: {error}",
             hint="use a smaller --max-num-batched-tokens or --max-model-len",
         ) from error
     vocab_size = 0 if config.model.pooling else config.model.vocab_size
-    return StepMemory(programs.num_bytes + config.max_num_seqs * vocab_size * torch.float32.itemsize)
+    return StepMemory(programs.num_bytes + head_bytes + config.max_num_seqs * vocab_size * torch.float32.itemsize)
 
 
 def build_programs(

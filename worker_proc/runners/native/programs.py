@@ -51,6 +51,7 @@ class NativePrograms:
         self._parts: tuple[Program, ...] = ()
         """`layers`, and `head` if there is one; empty while there is no model."""
         self._logits_RV: Tensor | None = None
+        self._features_TD: Tensor | None = None
         self._record(model)
 
     def _record(self, model: Model) -> None:
@@ -69,16 +70,19 @@ class NativePrograms:
             self._parts = (Program(library, fuse(recorder.nodes, []), [], bounds.max_rows),)
             return
         logits = value_of(model.logits(hidden).float())
-        halves = split(fuse(recorder.nodes, [logits]))
-        layers = Program(library, halves.all_rows, halves.passed, bounds.max_rows)
-        chosen = with_gathered_rows(halves, layers.results, recorder)
+        features_TD = None if model.features is None else model.features.rows_TD
+        features = [] if features_TD is None else [value_of(features_TD)]
+        halves = split(fuse(recorder.nodes, [logits, *features]), features)
+        layers = Program(library, halves.all_rows, [*halves.passed, *features], bounds.max_rows)
+        self._features_TD = layers.results[-1] if features else None
+        chosen = with_gathered_rows(halves, layers.results[: len(halves.passed)], recorder)
         head = Program(library, chosen, [logits], bounds.max_logits)
         self._parts = (layers, head)
         (self._logits_RV,) = head.results
 
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
-        self._parts, self._logits_RV, self.attention = (), None, None
+        self._parts, self._logits_RV, self._features_TD, self.attention = (), None, None, None
         if model is not None:
             self._record(model)
 
@@ -131,6 +135,12 @@ class NativePrograms:
             set_adapters(step, self._adapters.of_rows(rows))
         head.run(step, self._threads.choose(head.work * len(rows)))
         return self._logits_RV[: len(rows)]
+
+    @property
+    def features_TD(self) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._features_TD is not None, "a model with a head, or a head"
+        return self._features_TD
 
     def _threads_of_layers(self, num_rows: int) -> int:
         # In lock step the experts here may have the tokens of other engines, whose number is not known yet.

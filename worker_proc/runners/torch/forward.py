@@ -52,6 +52,13 @@ class TorchForward:
         self._set_rows(None if self._adapters is None else self._adapters.of_rows(rows))
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
+    @property
+    def features_TD(self) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._model is not None and self._model.features is not None, "a model with a head, or a head"
+        assert self._model.features.rows_TD is not None, "run() comes before"
+        return self._model.features.rows_TD
+
     def _set_rows(self, adapters: AdapterInputs | None) -> None:
         if self._model is not None and self._model.adapter_rows is not None:
             self._model.adapter_rows.grouped = None if adapters is None else adapters.grouped()

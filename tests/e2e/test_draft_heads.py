@@ -1,0 +1,175 @@
+"""Heads that draft: the formulas as published, and the same tokens and bits as without them."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from small_engine import Result, SmallEngine, TimedRequest
+from tiny_heads import AUX_LAYERS, head_rows, make_head
+from tiny_models import VOCAB_SIZE, make_tiny
+from transformers import AutoModelForCausalLM
+from worker_plans import Driver, loaded, spec, worker_config
+
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.params import SamplingSpec
+
+NUM_DRAFTS = 3
+EAGLE3_LAYERS = 4
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny("LlamaForCausalLM", tmp_path_factory.mktemp("model"), num_hidden_layers=EAGLE3_LAYERS)
+
+
+@pytest.fixture(scope="module", params=["eagle", "eagle3"])
+def method(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def head(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_head(method, tmp_path_factory.mktemp("head") / method)
+
+
+def speculating(method: str, head: Path, **changes: Any) -> dict[str, Any]:
+    return {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS, **changes}
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
+
+
+@torch.inference_mode()
+def expected_drafts(target: Path, head: Path, token_ids: list[int], num_known: int) -> tuple[torch.Tensor, list[int]]:
+    """The logits of the head after each known token but the last, by the published formulas, and greedy drafts."""
+    model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
+    weights = load_file(head / "model.safetensors")
+    states = model(torch.tensor([token_ids[: num_known - 1]]), output_hidden_states=True).hidden_states
+    if "d2t" in weights:
+        aux_TX = torch.cat([states[layer][0] for layer in AUX_LAYERS], dim=1)
+        features_TD = aux_TX @ weights["fc.weight"].T
+    else:
+        features_TD = states[-1][0]  # after the final norm
+    known, drafts, first_logits_TV = token_ids[1:num_known], [], None
+    for _ in range(NUM_DRAFTS):
+        hidden_TD, own_TD = head_rows(weights, model.model.embed_tokens(torch.tensor(known)), features_TD)
+        if "d2t" in weights:
+            logits_TV = torch.full((len(known), VOCAB_SIZE), -torch.inf)
+            places_V = torch.arange(len(weights["d2t"])) + weights["d2t"]
+            logits_TV[:, places_V] = hidden_TD @ weights["lm_head.weight"].T
+        else:
+            logits_TV = model.lm_head(hidden_TD)
+        first_logits_TV = logits_TV if first_logits_TV is None else first_logits_TV
+        drafts.append(int(logits_TV[-1].argmax()))
+        known, features_TD = [*known, drafts[-1]], torch.cat([features_TD, own_TD[-1:]])
+    assert first_logits_TV is not None
+    return first_logits_TV, drafts
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_heads_compute_the_published_formulas(target: Path, method: str, head: Path, kernels: str) -> None:
+    config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculating(method, head))
+    driver = Driver(loaded(config, is_native=kernels == "native"), config)
+    drafter = driver.executor._executor._drafter  # type: ignore[attr-defined]
+    request = driver.admit(0, prompt(21), spec())
+    assert not driver.step().drafts
+    logits_TV, _ = expected_drafts(target, head, request.token_ids, 22)
+    got_TV = drafter._forward.logits(np.arange(21))
+    places_V = drafter._head.token_ids_V
+    torch.testing.assert_close(got_TV, logits_TV if places_V is None else logits_TV[:, places_V], rtol=0, atol=1e-4)
+    # A second prompt in two chunks, and a step that verifies right and wrong guesses beside it.
+    other = driver.admit(1, prompt(30, seed=1), spec())
+    driver.step(chunks={1: 17}, num_drafts=1)
+    result = driver.step(num_drafts=NUM_DRAFTS, guesses={0: [5, 6]})
+    for running, (slot, token_ids) in zip([request, other], result.drafts, strict=True):
+        _, drafts = expected_drafts(target, head, running.token_ids, len(running.token_ids))
+        assert (slot, list(token_ids)) == (running.slot, drafts)
+
+
+def results_of(
+    target: Path, requests: list[TimedRequest], num_blocks: int, **settings: Any
+) -> tuple[list[Result], Any]:
+    config = worker_config(target, max_model_len=128, **settings)
+    engine = SmallEngine(loaded(config), config, num_blocks, num_host_blocks=20)
+    return engine.run(requests), engine.scheduler.stats()
+
+
+def storm(seed: int, count: int) -> list[TimedRequest]:
+    rng = random.Random(seed)
+    shared = prompt(20, seed=99)
+    kinds: list[SamplingSpec] = [
+        spec(logprobs=2),
+        spec(temperature=0.8, seed=5, logprobs=1),
+        spec(temperature=1.1, seed=6, frequency_penalty=0.4, repetition_penalty=1.1),
+    ]
+    return [
+        TimedRequest(
+            shared[: rng.choice([0, 20])] + prompt(rng.randint(1, 40), seed=number),
+            msgspec.structs.replace(kinds[number % 3], max_tokens=rng.randint(1, 24)),
+            arrives_at=rng.randint(0, 20),
+        )
+        for number in range(count)
+    ]
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int4"}])
+def test_a_storm_has_the_bits_of_engines_without_a_head(
+    target: Path, method: str, head: Path, settings: dict[str, str]
+) -> None:
+    requests = storm(3, 12)
+    common = {"max_num_seqs": 6, "max_num_batched_tokens": 40, "block_size": 8, **settings}
+    expected, _ = results_of(target, requests, 200, **common)
+    got, stats = results_of(target, requests, 40, **common, speculative_config=speculating(method, head))
+    assert got == expected
+    assert stats.spec_decode_num_draft_tokens > 0
+
+
+def test_a_head_that_knows_its_model_is_right(tmp_path: Path) -> None:
+    """The model's next token depends on the last one only, and so does the head's."""
+    target, head = make_tiny("LlamaForCausalLM", tmp_path / "model"), make_head("eagle", tmp_path / "head")
+    for directory in (target, head):
+        weights = load_file(directory / "model.safetensors")
+        for name, tensor in weights.items():
+            if name.endswith(("o_proj.weight", "down_proj.weight")):
+                tensor.zero_()
+            elif name == "fc.weight":
+                tensor.copy_(torch.eye(*tensor.shape))
+            elif name == "model.norm.weight":
+                tensor.fill_(1.0)
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    requests = [TimedRequest(prompt(9, seed=1), spec(max_tokens=40))]
+    got, stats = results_of(target, requests, 20, speculative_config=speculating("eagle", head))
+    expected, _ = results_of(target, requests, 20)
+    assert got == expected
+    assert stats.spec_decode_num_accepted_tokens == stats.spec_decode_num_draft_tokens > 20
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings", "message"),
+    [
+        ({"hidden_size": 96}, {}, "hidden_size is 96, the model's is 48"),
+        ({"vocab_size": 999}, {}, "vocab_size is 999, the model's is 320"),
+        ({}, {"tensor_parallel_size": 2}, "one worker"),
+        ({}, {"enable_prompt_embeds": True}, "not prompt embeddings"),
+        ({"hidden_act": "gelu"}, {}, "'hidden_act' is 'gelu'"),
+        (
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]}},
+            {},
+            r"layers \[2, 3, 9\], of a model with 4",
+        ),
+        ({"intermediate_size": 96}, {}, "_proj.weight' has shape"),
+    ],
+)
+def test_heads_that_do_not_fit_are_refused(
+    target: Path, tmp_path: Path, overrides: dict[str, Any], settings: dict[str, Any], message: str
+) -> None:
+    head = make_head("eagle3", tmp_path / "head", **overrides)
+    with pytest.raises(ConfigError, match=message) as refused:
+        loaded(worker_config(target, speculative_config=speculating("eagle3", head), **settings))
+    assert "speculative_config" in str(refused.value)

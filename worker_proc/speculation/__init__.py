@@ -1,0 +1,1 @@
+"""Drafts of the workers, for speculative decoding."""

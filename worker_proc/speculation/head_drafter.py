@@ -1,0 +1,175 @@
+"""`HeadDrafter`: follows every step of a model with its head, and drafts what comes after the sampled tokens.
+
+The head has keys and values of its own, in the blocks of the model's first cache group without a window. So they are
+found, shared and copied with the model's. A draft is a guess that a later step verifies: it may depend on anything.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.ids import IdArray, SlotId, pack_ids
+from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.runner import Accepted, Runner
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.heads.base import DraftHead
+from octavo.worker_proc.runners.host import Forward, HostRunner
+from octavo.worker_proc.runners.registry import open_runner
+from octavo.worker_proc.sampling.sampler import Draw, Sampler
+
+Drafts = list[tuple[SlotId, IdArray]]
+
+
+class HeadDrafter:
+    """Drafts for the requests of a batch, after each step of its runner.
+
+    The noise of a draft is that of the token it guesses, so at any temperature it is right if head and model agree.
+
+    Args:
+        head: with its weights.
+        forward: of the head, over its cache.
+        model_forward: of the model.
+        group: the cache group of the model whose blocks the head uses.
+        batch: of the requests.
+        sampler: of the model's vocabulary.
+        vocab_size: of the model.
+        max_model_len: longest request, in tokens.
+    """
+
+    def __init__(
+        self,
+        head: DraftHead,
+        forward: Forward,
+        model_forward: Forward,
+        group: int,
+        batch: BatchState,
+        sampler: Sampler,
+        vocab_size: int,
+        max_model_len: int,
+    ) -> None:
+        self._head, self._forward, self._model_forward = head, forward, model_forward
+        self._group, self._batch, self._sampler, self._vocab_size = group, batch, sampler, vocab_size
+        self._max_model_len = max_model_len
+
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """The head's keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
+        return self._forward.cache_buffers
+
+    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+        """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
+
+        Args:
+            entries: of the step.
+            query_starts: of its rows.
+            accepted: how many of them are tokens, if some verify guesses.
+            num_drafts: 0: only follow.
+        """
+        sampled_E = (entries.num_samples_R > 0).nonzero()[0]
+        counts_R = entries.counts_R.copy()
+        if accepted is not None:  # keys of rejected guesses would be wrong, and the next step stores the right ones
+            counts_R[sampled_E] -= entries.num_samples_R[sampled_E] - np.array(accepted.counts, dtype=np.int64)
+        starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
+        rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
+        self._run(entries.slots_R, starts_R, counts_R, self._model_forward.features_TD[torch.from_numpy(rows_T)], None)
+        if not num_drafts or not len(sampled_E):
+            return []
+        slots_E, next_E = entries.slots_R[sampled_E], (starts_R + counts_R)[sampled_E]
+        return self._rounds(slots_E, next_E, (offsets_R + counts_R - 1)[sampled_E], num_drafts)
+
+    def _rounds(self, slots_E: Ints, next_E: Ints, rows_E: Ints, num_drafts: int) -> Drafts:
+        """Draft tokens one after another.
+
+        Args:
+            slots_E: of the requests.
+            next_E: the position of the last token of each, which the next row of the head would follow.
+            rows_E: the row in the head's last step that the first draft comes from.
+            num_drafts: at most, for each request.
+        """
+        drafts: dict[int, list[int]] = {slot: [] for slot in slots_E.tolist()}
+        columns, batch = self._batch.columns, self._batch
+        for index in range(num_drafts):
+            tokens_E = np.array(self._draw(slots_E, next_E + 1, rows_E), dtype=np.int64)
+            for slot, token_id in zip(slots_E.tolist(), tokens_E.tolist(), strict=True):
+                if token_id >= 0:
+                    drafts[slot].append(token_id)
+            # The head's cache ends with the blocks of the request.
+            ends_E = np.minimum(columns.capacity_S[slots_E], self._max_model_len)
+            is_next_E = (tokens_E >= 0) & (next_E < ends_E)
+            if index + 1 == num_drafts or not is_next_E.any():
+                break
+            features_ED = self._forward.features_TD[torch.from_numpy(rows_E[is_next_E])]
+            slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
+            self._run(slots_E, next_E, np.ones_like(slots_E), features_ED, tokens_E)
+            next_E, rows_E = next_E + 1, np.arange(len(slots_E))
+        return [(slot, pack_ids(token_ids)) for slot, token_ids in drafts.items() if token_ids and slot in batch.rows]
+
+    def _run(self, slots_R: Ints, starts_R: Ints, counts_R: Ints, features_TD: Tensor, tokens_T: Ints | None) -> None:
+        """Compute some positions; `tokens_T`: the tokens after them, None: those that the batch knows."""
+        inputs = self._batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
+        if tokens_T is None:
+            tokens_T = self._batch.tokens_at(inputs.slots_T, inputs.positions_T + 1)
+        self._head.inputs_XD[: len(features_TD)] = features_TD
+        self._forward.run(
+            StepInputs(
+                token_ids_T=tokens_T,
+                positions_T=inputs.positions_T,
+                query_starts=inputs.query_starts,
+                context_lens=inputs.context_lens,
+                slots_T=inputs.slots_T,
+                groups=(inputs.groups[self._group],),
+            )
+        )
+
+    def _draw(self, slots_E: Ints, positions_E: Ints, rows_E: Ints) -> list[int]:
+        """Return a token for each of some rows of the head's last step, with the noise of its position."""
+        logits_EV = self._forward.logits(rows_E)
+        if (token_ids_V := self._head.token_ids_V) is not None:
+            all_EV = torch.full((len(rows_E), self._vocab_size), -torch.inf)
+            logits_EV = all_EV.index_copy_(1, token_ids_V, logits_EV)
+        rows = [self._batch.rows[slot] for slot in slots_E.tolist()]
+        draws = [
+            Draw(row.sampling, position, position - row.num_prompt_tokens)
+            for row, position in zip(rows, positions_E.tolist(), strict=True)
+        ]
+        return self._sampler.sample(logits_EV, draws)
+
+
+def open_drafter(
+    model: Model, config: ResolvedConfig, runner: Runner, batch: BatchState, *, num_blocks: int, max_model_len: int
+) -> HeadDrafter | None:
+    """Make the cache of a model's head, and the drafter that computes with both; None: the model has no head.
+
+    Args:
+        model: with its weights.
+        config: of the engine.
+        runner: of the model.
+        batch: of the runner.
+        num_blocks: of the cache.
+        max_model_len: longest request, in tokens.
+
+    Raises:
+        ConfigError: no layer of the model keeps blocks of all tokens of a request.
+        MemoryError, RuntimeError: there is no memory for the cache.
+    """
+    head = model.head
+    if not isinstance(head, DraftHead):
+        return None
+    full = [
+        index for index, group in enumerate(model.cache_groups) if group.shape.is_causal and group.shape.window is None
+    ]
+    if not full:
+        raise ConfigError(
+            "speculative_config: a head needs a model with layers that attend to all tokens",
+            hint='use {"method": "suffix"}',
+        )
+    head_runner = open_runner(head, config, None, num_blocks=num_blocks, max_model_len=max_model_len)
+    assert isinstance(runner, HostRunner) and isinstance(head_runner, HostRunner), "heads draft on CPUs"
+    vocab_size = config.model.vocab_size
+    sampler = Sampler(vocab_size, head.library, config.num_threads, head_runner.forward.choose_threads)
+    return HeadDrafter(head, head_runner.forward, runner.forward, full[0], batch, sampler, vocab_size, max_model_len)
