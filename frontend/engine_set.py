@@ -90,7 +90,8 @@ class EngineSet:
             self._on_given_up,
         )
         engine.link.on_stats = partial(self._listener.on_stats, index)
-        self.link.add(index, engine.link)
+        transfer = engine.config.kv_transfer
+        self.link.add(index, engine.link, is_for_prefill=transfer is not None and not transfer.takes)
         num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]
         self._router.max_spans = max(1, sum(num_spans))  # at least as many as the caches hold
         return engine

@@ -29,7 +29,7 @@ from octavo.frontend.generation.spec import (
     request_seed,
 )
 from octavo.frontend.pooling.spec import require_generation
-from octavo.frontend.routing.base import RequestLink
+from octavo.frontend.routing.base import PrefillingLink
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.adapters import Adapter
@@ -64,7 +64,7 @@ class RequestPreparer:
 
     def __init__(
         self,
-        link: RequestLink,
+        link: PrefillingLink,
         tokenizer: Tokenizer,
         config: ResolvedConfig,
         grammars: GrammarMaker,
@@ -140,6 +140,9 @@ class RequestPreparer:
             keeps_all = kind is not OutputKind.DELTA
             sequence = Sequence(index, self._tokenizer, tokenized.tokens, params, own_spec, keeps_all=keeps_all)
             children.append((submit, sequence))
+        moved = await self._link.prefill(children[0][0])
+        if moved is not None:
+            children = [(msgspec.structs.replace(one, kv_transfer=moved), sequence) for one, sequence in children]
         return Generation(self._link, request_id, tokenized.text, params, children, kind, arrived, self._live)
 
     async def beam_generation(

@@ -7,6 +7,7 @@ from octavo.frontend.wake_event import WakeEvent, WakeQueue
 from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.ids import RequestId
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.requests import Submit
 
 
@@ -32,3 +33,10 @@ class RequestLink(Protocol):
 
     def abort(self, request_ids: list[RequestId]) -> None:
         """See `CoreLink.abort`."""
+
+
+class PrefillingLink(RequestLink, Protocol):
+    """A link to engines of which some may only compute prompts."""
+
+    async def prefill(self, submit: Submit) -> KVTransfer | None:
+        """See `ModelLink.prefill`."""

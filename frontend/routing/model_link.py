@@ -3,10 +3,12 @@
 from typing import TYPE_CHECKING
 
 from octavo.frontend.request_stream import RequestStream
+from octavo.frontend.routing.prefill import prefill
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.ids import RequestId
+from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.requests import ModelVocabulary, Submit
 
 if TYPE_CHECKING:
@@ -39,6 +41,10 @@ class ModelLink:
     def send_vocabulary(self, vocabulary: ModelVocabulary) -> None:
         """See `CoreLink.send_vocabulary`."""
         self._routed.send_vocabulary(vocabulary)
+
+    async def prefill(self, submit: Submit) -> KVTransfer | None:
+        """Have an engine for prefills compute a prompt, if there is one. See `prefill.prefill`."""
+        return await prefill(self._routed, submit, self.identity) if self._routed.prefilling else None
 
     def submit(self, submit: Submit, arrived: WakeEvent, beside: RequestId | None = None) -> RequestStream:
         """See `RoutedLink.submit`."""

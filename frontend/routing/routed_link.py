@@ -42,6 +42,8 @@ class RoutedLink:
         """Of the engines that serve."""
         self._links: dict[int, CoreLink] = {}
         self._serving: frozenset[int] = frozenset()
+        self.prefilling: set[int] = set()
+        """Engines that compute prompts for others, and generate only if no other engine can."""
         self._leaving: set[int] = set()
         """Engines whose requests move away though they could finish there."""
         self._link_of: dict[RequestId, CoreLink] = {}
@@ -108,10 +110,12 @@ class RoutedLink:
         """The latest reports of all engines, added up."""
         return total([link.latest_stats for link in self._links.values()])
 
-    def add(self, index: int, link: CoreLink) -> None:
+    def add(self, index: int, link: CoreLink, *, is_for_prefill: bool = False) -> None:
         """Add an engine. It gets no requests until it serves."""
         assert index not in self._links, "an index belongs to one engine"
         self._links[index] = link
+        if is_for_prefill:
+            self.prefilling.add(index)
         link.index = index
         link.link_of = self._link_of
         link.on_load = partial(self._on_load, index)
@@ -153,6 +157,7 @@ class RoutedLink:
         link.on_up = link.on_down = link.on_load = link.on_facts = lambda: None
         self._on_change()
         self._leaving.discard(index)
+        self.prefilling.discard(index)
         self._router.forget(index)
         if len(self._links) == 1:  # nothing to choose: it need not report what it has cached
             (last,) = self._links
@@ -254,7 +259,29 @@ class RoutedLink:
     def _members(self, identity: str) -> list[int]:
         """Return the engines of an identity that may get its requests: once others serve, all that are left."""
         own = [index for index, link in self._links.items() if link.facts.identity == identity]
-        return [index for index in own if index in self._serving] if identity == self.identity else own
+        members = [index for index in own if index in self._serving] if identity == self.identity else own
+        generating = [index for index in members if index not in self.prefilling]
+        return generating if any(not self._links[index].failure for index in generating) else members
+
+    def choose_prefill(self, submit: Submit, identity: str, min_tokens: int) -> int | None:
+        """Return the engine that is best to compute a prompt for others; None: those that generate had better do it.
+
+        Args:
+            submit: the request.
+            identity: of the engines for which it was prepared.
+            min_tokens: an engine that lacks fewer tokens of the prompt computes them itself.
+        """
+        generating = tuple([index for index in self._find_usable(identity) if index not in self.prefilling])
+        links = {index: self._links[index] for index in sorted(self.prefilling & self._serving)}
+        able = tuple([index for index, link in links.items() if link.is_up and link.facts.identity == identity])
+        is_short = len(submit.prompt_token_ids) < min_tokens
+        if is_short or not generating or not able or self._choose(submit, generating)[1] < min_tokens:
+            return None
+        return self._choose(submit, able)[0]
+
+    def submit_to(self, index: int, submit: Submit, arrived: WakeEvent) -> RequestStream:
+        """Send a request to one engine. See `CoreLink.submit`."""
+        return self._links[index].submit(submit, arrived, len(submit.prompt_token_ids))
 
     def _find_usable(self, identity: str) -> tuple[int, ...]:
         """Return the engines of an identity that are up; if none is, those that may come back."""

@@ -1,5 +1,6 @@
 """KV blocks move from a prefill engine to a decode engine: the same bits, whatever happens on the way."""
 
+import asyncio
 import json
 import os
 import signal
@@ -13,7 +14,7 @@ import pytest
 from servers import descendants, serve
 from waiting import wait_until
 
-from octavo import LLM, SamplingParams
+from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.cli.main import main
 
 PROMPT = [number % 90 + 1 for number in range(100)]
@@ -120,6 +121,37 @@ def test_workers_of_the_decode_engine_die_after_the_blocks_have_come(engines: tu
     outputs = taker.generate(prompts, moved, use_tqdm=False)
     killer.join()
     assert [output.outputs[0].token_ids for output in outputs] == expected
+
+
+def test_a_client_of_both_has_prompts_computed_by_one(engines: tuple[LLM, LLM]) -> None:
+    giver, taker = engines
+    prompts = [[number, *PROMPT, *PROMPT] for number in range(10, 14)]
+    expected = [decode(taker, prompt, None)[0][0][0] for prompt in prompts]
+    taker.reset_prefix_cache()
+
+    async def ask(client: AsyncClient, prompt: list[int]) -> list[int]:
+        tokens: list[int] = []
+        params = SamplingParams(max_tokens=16, seed=5, temperature=1.0, ignore_eos=True)
+        async for output in client.generate(prompt, params):
+            tokens += output.outputs[0].token_ids
+        return tokens
+
+    async def ask_all() -> None:
+        addresses = ",".join(llm.client.address for llm in engines)
+        async with AsyncClient.connect(addresses) as client:
+            before = await client.engine_stats()
+            assert await ask(client, PROMPT) == (await ask(client, PROMPT)), "too short to be sent elsewhere"
+            assert (await client.engine_stats()).kv_transfer_saved_bytes == before.kv_transfer_saved_bytes
+            assert await asyncio.gather(*(ask(client, prompt) for prompt in prompts[:3])) == expected[:3]
+            after = await client.engine_stats()
+            assert after.kv_transfer_loaded_bytes > before.kv_transfer_loaded_bytes
+            assert await ask(client, prompts[0]) == expected[0]
+            again = await client.engine_stats()
+            assert again.kv_transfer_saved_bytes == after.kv_transfer_saved_bytes, "it is cached"
+            os.kill(core_pid(giver), signal.SIGKILL)
+            assert await ask(client, prompts[3]) == expected[3]
+
+    asyncio.run(ask_all())
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Prefill on engines of its own: they compute the prompts of requests, whose tokens other engines generate."""
+
+import logging
+from typing import TYPE_CHECKING
+
+from octavo.frontend.wake_event import WakeEvent
+from octavo.protocol.errors import OctavoError
+from octavo.protocol.events import Finished
+from octavo.protocol.kv_transfer import KVTransfer
+from octavo.protocol.log import LimitedLog
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+
+if TYPE_CHECKING:
+    from octavo.frontend.routing.routed_link import RoutedLink
+
+logger = logging.getLogger(__name__)
+_log = LimitedLog(logger)
+
+MIN_PREFILL_TOKENS = 128
+"""A prompt of which fewer tokens are to be computed is computed where its tokens are generated: a step does it."""
+
+
+async def prefill(routed: "RoutedLink", submit: Submit, identity: str) -> KVTransfer | None:
+    """Have an engine compute a prompt whose tokens another one will generate.
+
+    Args:
+        routed: the engines.
+        submit: the request.
+        identity: of the engines for which it was prepared.
+
+    Returns:
+        How the other engine takes the prompt's blocks; None: it computes the prompt, as it does whatever happens here.
+    """
+    params = submit.params
+    if submit.kv_transfer is not None or not isinstance(params, SamplingSpec) or params.skip_reading_prefix_cache:
+        return None
+    index = routed.choose_prefill(submit, identity, MIN_PREFILL_TOKENS)
+    if index is None:
+        return None
+    alone = Submit(
+        f"{submit.request_id}:prefill",
+        submit.prompt_token_ids,
+        SamplingSpec(max_tokens=1, seed=params.seed, temperature=0.0),
+        submit.priority,
+        submit.cache_salt,
+        submit.adapter,
+        prompt_embeds=submit.prompt_embeds,
+        kv_transfer=KVTransfer(leaves=True),
+    )
+    arrived = WakeEvent(routed.wake_queue)
+    try:
+        stream = routed.submit_to(index, alone, arrived)
+        try:
+            while True:
+                await arrived.wait()
+                arrived.clear()
+                for event in stream.take():
+                    if isinstance(event, Finished):
+                        return event.kv_transfer
+        finally:
+            if not stream.is_over:
+                routed.abort([alone.request_id])
+    except OctavoError as error:
+        _log.warning("a prompt is computed where its tokens are generated, as engine %d did not: %s", index, error)
+        return None
