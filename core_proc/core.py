@@ -34,6 +34,7 @@ from octavo.core_proc.transfer.open import open_connector
 from octavo.core_proc.waiter import Waiter
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
+from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.launch import WORKER_MODULE, launch_workers
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
@@ -211,14 +212,13 @@ class EngineCore:
         record: WeightsRecord,
         workers: Sequence[DeviceFacts],
     ) -> WeightsControl:
-        control = WeightsControl(
-            scheduler,
-            supervisor,
+        state = WeightsState(
             record,
             WeightsJournal(Path(self._spec.run_dir)),
             lambda digest, version: identity_of(config, digest, workers, version),
             self._spec.weights_dir,
         )
+        control = WeightsControl(scheduler, supervisor, state)
         supervisor.on_replaced = control.on_replaced
         return control
 

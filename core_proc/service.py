@@ -3,12 +3,8 @@
 Decides nothing about steps, and never blocks. The work of one iteration is bounded for any input.
 """
 
-# long: a method for each message of a frontend, and what jobs about weights need of the same state
-
 import logging
-import os
 from collections.abc import Callable
-from itertools import islice
 from typing import assert_never
 
 import msgspec
@@ -17,20 +13,20 @@ from octavo.core_proc.cache_feed import CacheFeed
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.outbox import Outbox
+from octavo.core_proc.pending_aborts import PendingAborts
 from octavo.core_proc.recovery.crash_attribution import CrashAttribution
 from octavo.core_proc.recovery.quarantine import Quarantine
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.transfer.connector import KVConnector
+from octavo.core_proc.utility_calls import UtilityCalls
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.channel import FrontendRouter
 from octavo.protocol.events import (
-    BoolResult,
     CallFailed,
     EngineDying,
     EngineFacts,
@@ -40,7 +36,6 @@ from octavo.protocol.events import (
     Refused,
     Reply,
     StatsReport,
-    UtilityResult,
     Welcome,
     reject_version,
 )
@@ -54,12 +49,7 @@ from octavo.protocol.requests import (
     Call,
     Connect,
     FrontendMessage,
-    GetSnapshot,
-    GetStats,
     ModelVocabulary,
-    ResetPrefixCache,
-    StartProfile,
-    StopProfile,
     Submit,
     WatchCache,
 )
@@ -71,8 +61,6 @@ STATS_INTERVAL_S = 1.0
 WAITING_LOG_INTERVAL_S = 10.0
 BACKLOG_RETRY_S = 0.02
 """Interval of attempts to send to a slow frontend: its socket does not signal that it has room again."""
-MAX_ABORTS_AT_ONCE = 256
-"""Requests aborted per iteration of the loop, so that losing a frontend with many requests does not delay steps."""
 DROPPED_RETRY_S = 1.0
 """Interval of attempts, in an idle engine, to tell a dropped frontend that it was dropped."""
 FLUSH_TIMEOUT_S = 2.0
@@ -103,20 +91,17 @@ class FrontendService:
         self._outbox = outbox
         self._scheduler = scheduler
         self._grammars = grammars
-        self._workers = workers
         self._facts = facts
         self._stop = stop
         self._clock = clock
         self._quarantine = Quarantine(attribution, self._accept, self._is_live, scheduler.config.max_num_queued_reqs)
-        self._aborting: dict[bytes, dict[RequestId, None]] = {}
-        """Requests that later iterations abort, by client."""
-        self._num_aborts_left = 0
-        """Requests that this iteration may still abort."""
+        self._aborts = PendingAborts(self._end)
         self._cache_feed = CacheFeed(scheduler.cache, outbox, lambda: self._quarantine.num_live, clock)
         self._rejections = LimitedLog(logger)
         self._weights = weights
         if weights is not None:
             weights.serve(self)
+        self._calls = UtilityCalls(scheduler, workers, weights, outbox, self._stats, clock)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
@@ -141,7 +126,7 @@ class FrontendService:
 
     @property
     def _own_timeout_s(self) -> float | None:
-        if self._outbox.has_lost or self._aborting or self._quarantine.has_ready:
+        if self._outbox.has_lost or self._aborts or self._quarantine.has_ready:
             return 0.0
         is_done = self._state is ProcessState.DRAINING and not self._has_requests
         if self._outbox.has_backlog or (is_done and self._awaits_frontends):
@@ -170,7 +155,7 @@ class FrontendService:
         Args:
             has_messages: whether frontends may have sent messages; otherwise the socket is not read.
         """
-        self._num_aborts_left = MAX_ABORTS_AT_ONCE
+        self._aborts.begin_iteration()
         if self._stop.count:
             self._handle_signals()
         if has_messages:
@@ -185,8 +170,8 @@ class FrontendService:
         self._report()
         if self._outbox.has_lost:
             self._abort_lost()
-        if self._aborting:
-            self._continue_aborts()
+        if self._aborts:
+            self._aborts.proceed()
         if self._state is ProcessState.DRAINING:
             self._drain()
         self._cache_feed.flush()
@@ -201,7 +186,7 @@ class FrontendService:
     @property
     def has_forwarded(self) -> bool:
         """Whether a request lives that is not held back."""
-        return self._scheduler.has_requests or self._num_preparing > 0 or bool(self._aborting)
+        return self._scheduler.has_requests or self._num_preparing > 0 or bool(self._aborts)
 
     def is_connected(self, client: bytes) -> bool:
         """Whether a frontend is there."""
@@ -210,7 +195,7 @@ class FrontendService:
     def abort_all(self) -> None:
         """End all live requests with finish reason "abort", now or in later iterations."""
         for client in self._quarantine.clients:
-            self._abort(client, self._quarantine.requests_of(client))
+            self._aborts.add(client, self._quarantine.requests_of(client))
 
     def hold(self, *, is_open: bool) -> None:
         """Hold new requests back, or none any more."""
@@ -243,7 +228,7 @@ class FrontendService:
             logger.info("draining: waiting for %d requests to finish", self._quarantine.num_live)
         if self._stop.count > 1:
             for client in self._quarantine.clients:
-                self._abort(client, self._quarantine.requests_of(client))
+                self._aborts.add(client, self._quarantine.requests_of(client))
 
     def _drain(self) -> None:
         """Stop once all requests have ended and frontends have read their last events, or had time to."""
@@ -265,13 +250,13 @@ class FrontendService:
             case Submit():
                 self.deliver(self._submit(client, message))
             case Abort():
-                self._abort(client, message.request_ids)
+                self._aborts.add(client, message.request_ids)
             case ModelVocabulary():
                 self._grammars.set_vocabulary(message)
             case WatchCache(number):
                 self._cache_feed.watch(client, number)
             case Call():
-                self._call(client, message)
+                self._calls.answer(client, message)
             case Malformed():
                 self._answer_malformed(client, message)
             case _:
@@ -307,9 +292,9 @@ class FrontendService:
         if is_late:
             message = "the engine is shutting down and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
-        if submit.request_id in self._aborting.get(client, ()):
+        if self._aborts.is_waiting(client, submit.request_id):
             # The frontend has aborted the request with this id, so it may use the id again.
-            self._end(client, [submit.request_id])
+            self._aborts.finish(client, [submit.request_id])
         return self._quarantine.submit(client, submit)
 
     def _accept(self, client: bytes, submit: Submit) -> list[ClientEvent]:
@@ -342,66 +327,18 @@ class FrontendService:
         is_fetching = self._connector is not None and self._connector.is_waiting(key)
         return is_fetching or key in self._scheduler.requests or self._grammars.is_waiting(key)
 
-    def _call(self, client: bytes, call: Call) -> None:
-        """Answer a utility call, now or once the workers have answered."""
-
-        def answer(result: UtilityResult) -> None:
-            self._outbox.reply(client, Reply(call.call_id, result))
-
-        def answer_profile(fault: str) -> None:
-            answer(CallFailed(fault) if fault else BoolResult(True))
-
-        match call.utility:
-            case GetStats():
-                answer(self._stats())
-            case GetSnapshot():
-                answer(take_snapshot(self._scheduler, self._stats(), self._clock()))
-            case ResetPrefixCache():
-                answer(BoolResult(self._scheduler.reset_prefix_cache()))
-            case StartProfile(directory):
-                if fault := _fault_of_directory(directory):
-                    answer(CallFailed(fault))
-                    return
-                self._workers.profile(directory, answer_profile)
-            case StopProfile():
-                self._workers.profile(None, answer_profile)
-            case _ if self._weights is None:
-                answer(CallFailed("the weights of this engine cannot change"))
-            case _:
-                self._weights.call(client, call.utility, answer)
-
     def _abort_lost(self) -> None:
         """Abort everything of the frontends that are gone."""
         for client in self._outbox.take_lost():
             if request_ids := self._quarantine.requests_of(client):
                 logger.info("aborting %d requests of frontend %s, which is gone", len(request_ids), client.hex())
-                self._abort(client, request_ids)
+                self._aborts.add(client, request_ids)
             self._quarantine.disconnect(client)
             if self._weights is not None:
                 self._weights.on_lost(client)
 
-    def _abort(self, client: bytes, request_ids: list[RequestId]) -> None:
-        """Abort requests, as many as this iteration allows; later ones abort the others."""
-        if not self._aborting and len(request_ids) <= self._num_aborts_left:
-            self._num_aborts_left -= len(request_ids)
-            self._end(client, request_ids)
-        else:
-            self._aborting.setdefault(client, {}).update(dict.fromkeys(request_ids))
-
-    def _continue_aborts(self) -> None:
-        while self._aborting and self._num_aborts_left:
-            client, pending = next(iter(self._aborting.items()))
-            request_ids = list(islice(pending, self._num_aborts_left))
-            self._num_aborts_left -= len(request_ids)
-            self._end(client, request_ids)
-
     def _end(self, client: bytes, request_ids: list[RequestId]) -> None:
         """Abort requests now, and tell their frontend unless it is gone."""
-        if pending := self._aborting.get(client):
-            for request_id in request_ids:
-                pending.pop(request_id, None)
-            if not pending:
-                del self._aborting[client]
         events = self._quarantine.abort(client, request_ids)
         if self._connector is not None:
             events += self._connector.abort(client, request_ids)
@@ -448,15 +385,3 @@ class FrontendService:
         if any(reasons):
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%s", "; ".join(filter(None, reasons)))
-
-
-def _fault_of_directory(path: str) -> str:
-    """Create a directory if needed, and return why it is not writable, "" if it is.
-
-    Checked here because a worker that cannot write its trace would fail, and the engine with it.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        return f"cannot make the directory {path!r}: {error}"
-    return "" if os.access(path, os.W_OK | os.X_OK) else f"cannot write in the directory {path!r}"

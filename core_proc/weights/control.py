@@ -4,26 +4,18 @@ Each call is a job: a generator that yields what it waits for. Workers that are 
 the engine was started, so the updates since then are repeated before the next step.
 """
 
-# long: one job for each call, and all of them change the same record
-
-import hashlib
 import logging
-import shutil
 from collections import deque
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeAlias, assert_never
-
-from msgspec.structs import replace
 
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.weights.journal import WeightsJournal
+from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.commands import Answer, CommandExecutor, MakeCommand
 from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
-from octavo.protocol.identity import DIGEST_BYTES
 from octavo.protocol.steps import AllocateCache, JoinWeightTransfer, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp
 from octavo.protocol.weights import (
     WAKE_TAGS,
@@ -38,9 +30,6 @@ from octavo.protocol.weights import (
     UpdateWeights,
     WakeUp,
     WeightsCall,
-    WeightSource,
-    WeightsRecord,
-    WeightsStatus,
 )
 
 logger = logging.getLogger(__name__)
@@ -88,27 +77,18 @@ class WeightsControl:
     Args:
         scheduler: holds the requests.
         workers: get commands.
-        record: of the core that this one succeeds, or a fresh one.
-        journal: of this core.
-        identity_of: returns the identity of the engine with weights of a digest and a version.
-        weights_dir: where clients put weights; those that no longer serve are removed. "": nowhere.
+        state: of the weights.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
         workers: CommandExecutor,
-        record: WeightsRecord,
-        journal: WeightsJournal,
-        identity_of: Callable[[str, int], str],
-        weights_dir: str = "",
+        state: WeightsState,
     ) -> None:
         self._scheduler = scheduler
         self._workers = workers
-        self._record = record
-        self._journal = journal
-        self._identity_of = identity_of
-        self._weights_dir = Path(weights_dir) if weights_dir else None
+        self._state = state
         self._host: Host | None = None
         self._jobs: deque[_Running] = deque()
         self._restoring: _Running | None = None
@@ -117,38 +97,30 @@ class WeightsControl:
         """Whether a job needs that no step is planned."""
         self._holders: set[bytes] = set()
         """The frontends that hold steps back."""
-        scheduler.weight_version = record.version
+        scheduler.weight_version = state.record.version
 
     def serve(self, host: Host) -> None:
         """Begin: restore what the core before this one had."""
         self._host = host
-        host.hold(is_open=self._record.pause in (None, "keep"))
-        if self._record.version or self._record.pause or self._record.asleep:
-            self._journal.save(self._record)
+        host.hold(is_open=self._state.record.pause in (None, "keep"))
+        if self._state.record.version or self._state.record.pause or self._state.record.asleep:
+            self._state.save()
             self.on_replaced()
 
     @property
-    def status(self) -> WeightsStatus:
-        """The present state."""
-        record = self._record
-        return WeightsStatus(
-            record.version,
-            record.label,
-            record.pause is not None,
-            record.sleep_level if record.asleep else 0,
-            record.asleep,
-            record.fault,
-        )
+    def facts(self) -> FactsChanged:
+        """What frontends must know about the weights."""
+        return self._state.facts
 
     @property
     def refusal(self) -> str:
         """Why new requests are rejected; "": they are not."""
-        return "" if self._record.is_dropped else self._record.fault
+        return self._state.refusal
 
     @property
     def may_plan(self) -> bool:
         """Whether steps may be planned."""
-        record = self._record
+        record = self._state.record
         is_stopped = record.pause == "keep" or bool(record.asleep) or bool(record.fault)
         return not (is_stopped or self._is_changing or self._restoring or self._holders)
 
@@ -167,7 +139,7 @@ class WeightsControl:
         """Carry out a call of a frontend, after those before it; `reply` gets its result."""
         match call:
             case GetWeights():
-                reply(self.status)
+                reply(self._state.status)
                 return
             case PauseGeneration(mode, clear_cache):
                 job = self._pause(mode, clear_cache=clear_cache)
@@ -189,7 +161,7 @@ class WeightsControl:
 
     def on_replaced(self) -> None:
         """Bring new workers, which have the weights that the engine was started with, to the present state."""
-        record = self._record
+        record = self._state.record
         if record.version or record.asleep:
             self._restoring = _Running(self._restore(), lambda result: None)
 
@@ -213,10 +185,6 @@ class WeightsControl:
         scheduler = self._scheduler
         return self._workers.is_ready and not scheduler.num_in_flight and not scheduler.cache.loads.in_flight
 
-    def _save(self, **changes: object) -> None:
-        self._record = replace(self._record, **changes)
-        self._journal.save(self._record)
-
     def _command(self, make: MakeCommand) -> Generator[Condition, None, Answer]:
         """Send a command to all ranks and return what they have answered."""
         answers: list[Answer] = []
@@ -226,7 +194,7 @@ class WeightsControl:
 
     def _pause(self, mode: PauseMode, *, clear_cache: bool) -> Job:
         assert self._host is not None, "jobs begin after `serve`"
-        self._save(pause=mode)
+        self._state.save(pause=mode)
         self._host.hold(is_open=mode == "keep")
         if mode == "abort":
             self._host.abort_all()
@@ -235,8 +203,8 @@ class WeightsControl:
         else:
             yield lambda: self._is_quiet() and not self._has_forwarded
         if clear_cache:
-            self._host.deliver(self._scheduler.set_weights(self._record.version, recomputes=True))
-        return self.status
+            self._host.deliver(self._scheduler.set_weights(self._state.record.version, recomputes=True))
+        return self._state.status
 
     @property
     def _has_forwarded(self) -> bool:
@@ -245,12 +213,12 @@ class WeightsControl:
     def _resume(self) -> Job:
         assert self._host is not None, "jobs begin after `serve`"
         yield lambda: True
-        if not self._record.asleep:
-            self._save(pause=None)
+        if not self._state.record.asleep:
+            self._state.save(pause=None)
             self._host.hold(is_open=True)
-        elif self._record.pause is not None:
+        elif self._state.record.pause is not None:
             return CallFailed("the engine is asleep: wake it up")
-        return self.status
+        return self._state.status
 
     def _hold(self, client: bytes, *, is_held: bool) -> Job:
         assert self._host is not None, "jobs begin after `serve`"
@@ -258,7 +226,7 @@ class WeightsControl:
         if is_held and self._host.is_connected(client):
             self._holders.add(client)
             yield self._is_quiet
-        return self.status
+        return self._state.status
 
     def _join_transfer(self, group: TransferGroup) -> Job:
         self._is_changing = True
@@ -267,12 +235,12 @@ class WeightsControl:
             joined = yield from self._command(partial(JoinWeightTransfer, group=group))
         finally:
             self._is_changing = False
-        return CallFailed(joined.fault) if joined.fault else self.status
+        return CallFailed(joined.fault) if joined.fault else self._state.status
 
     def _update(self, call: UpdateWeights) -> Job:
-        record = self._record
+        record = self._state.record
         if call.update_id == record.update_id:  # the core before this one was not able to answer
-            return self.status
+            return self._state.status
         if "weights" in record.asleep:
             return CallFailed("the weights are asleep: wake them up before the update, wake_up(tags=['weights'])")
         if call.is_partial and record.fault:
@@ -285,19 +253,19 @@ class WeightsControl:
             if checked.fault:
                 return CallFailed(f"{checked.fault}; the engine still has version {record.version}")
             if call.is_check:
-                return self.status
+                return self._state.status
             loaded = yield from self._command(load)
             if loaded.fault:
                 return self._broken(loaded)
             self._changed(call, loaded.digest)
         finally:
             self._is_changing = False
-        return self.status
+        return self._state.status
 
     def _broken(self, loaded: Answer) -> CallFailed:
         """Handle an update that has failed in the middle."""
         if not self._workers.is_ready:
-            version = self._record.version
+            version = self._state.record.version
             return CallFailed(f"{loaded.fault}; the workers come back with version {version} of the weights")
         fault = f"an update of the weights failed, and all of them must be updated again: {loaded.fault}"
         self._refuse(fault)
@@ -306,56 +274,23 @@ class WeightsControl:
     def _refuse(self, fault: str) -> None:
         assert self._host is not None, "jobs begin after `serve`"
         logger.error("%s", fault)
-        self._save(fault=fault, is_dropped=False)
+        self._state.save(fault=fault, is_dropped=False)
         requests = list(self._scheduler.requests.values())
         self._host.deliver([event for request in requests for event in self._scheduler.fail(request, fault)])
 
     def _changed(self, call: UpdateWeights, digest: str) -> None:
         """Note that all workers have other weights."""
         assert self._host is not None, "jobs begin after `serve`"
-        record, source = self._record, WeightSource(call.path, call.is_partial)
-        if call.transfer is not None:  # no file says what came; engines that got it together have the same weights
-            digest = hashlib.blake2b(call.transfer.transfer_id.encode(), digest_size=DIGEST_BYTES).hexdigest()
-        if call.is_partial:
-            both = f"{record.digest} {digest}".encode()
-            digest = hashlib.blake2b(both, digest_size=DIGEST_BYTES).hexdigest()
-        sources = [*record.sources, source] if call.is_partial else [source]
-        is_lost = not call.is_kept or call.transfer is not None or (call.is_partial and record.is_lost)
-        self._save(
-            version=record.version + 1,
-            label=call.label,
-            digest=digest,
-            sources=[] if is_lost else sources,
-            is_lost=is_lost,
-            update_id=call.update_id,
-            fault="",
-            is_dropped=False,
-        )
-        self._remove_unused(record.sources)
-        self._host.announce(self.facts)
+        self._state.update(call, digest)
+        self._host.announce(self._state.facts)
         recomputes = call.in_flight == "recompute"
-        self._host.deliver(self._scheduler.set_weights(self._record.version, recomputes=recomputes))
+        self._host.deliver(self._scheduler.set_weights(self._state.record.version, recomputes=recomputes))
         source_name = call.path or "from a trainer"
-        logger.info("weights have version %d %s: %s", self._record.version, call.label, source_name)
-
-    @property
-    def facts(self) -> FactsChanged:
-        """What frontends must know about the weights."""
-        record = self._record
-        identity = self._identity_of(record.digest, record.version)
-        return FactsChanged(identity, record.digest, record.version, record.label)
-
-    def _remove_unused(self, sources: list[WeightSource]) -> None:
-        """Remove weights that a client had put into our directory, and that no worker will read again."""
-        used = {source.path for source in self._record.sources}
-        for source in sources:
-            path = Path(source.path)
-            if self._weights_dir is not None and path.parent == self._weights_dir and source.path not in used:
-                shutil.rmtree(path, ignore_errors=True)
+        logger.info("weights have version %d %s: %s", self._state.record.version, call.label, source_name)
 
     def _sleep(self, level: int, mode: PauseMode) -> Job:
-        if self._record.asleep:
-            return CallFailed(f"the engine is asleep already, at level {self._record.sleep_level}")
+        if self._state.record.asleep:
+            return CallFailed(f"the engine is asleep already, at level {self._state.record.sleep_level}")
         if level not in (1, 2):
             return CallFailed(f"there is no sleep of level {level}: use 1 or 2")
         yield from self._pause(mode, clear_cache=False)
@@ -363,30 +298,32 @@ class WeightsControl:
         try:
             yield self._is_quiet
             self._scheduler.lose_workers()
-            self._save(sleep_level=level, asleep=list(WAKE_TAGS))
+            self._state.save(sleep_level=level, asleep=list(WAKE_TAGS))
             if level == 2:
-                self._save(is_dropped=True, fault="the weights were dropped by sleep(level=2): update all of them")
+                self._state.save(
+                    is_dropped=True, fault="the weights were dropped by sleep(level=2): update all of them"
+                )
             answer = yield from self._command(partial(ReleaseMemory, level=level))
         finally:
             self._is_changing = False
-        return CallFailed(answer.fault) if answer.fault and self._workers.is_ready else self.status
+        return CallFailed(answer.fault) if answer.fault and self._workers.is_ready else self._state.status
 
     def _wake_up(self, tags: list[str]) -> Job:
         if unknown := [tag for tag in tags if tag not in WAKE_TAGS]:
             return CallFailed(f"nothing is called {unknown[0]!r}: the tags are {', '.join(WAKE_TAGS)}")
         self._is_changing = True
         try:
-            for tag in [tag for tag in WAKE_TAGS if tag in tags and tag in self._record.asleep]:
+            for tag in [tag for tag in WAKE_TAGS if tag in tags and tag in self._state.record.asleep]:
                 yield self._is_quiet
                 answer = yield from self._woken(tag)
                 if answer.fault and self._workers.is_ready:
                     return CallFailed(answer.fault)
-                self._save(asleep=[other for other in self._record.asleep if other != tag])
+                self._state.save(asleep=[other for other in self._state.record.asleep if other != tag])
         finally:
             self._is_changing = False
-        if not self._record.asleep:
+        if not self._state.record.asleep:
             yield from self._resume()
-        return self.status
+        return self._state.status
 
     def _woken(self, tag: str) -> Generator[Condition, None, Answer]:
         if tag == "weights":
@@ -399,25 +336,25 @@ class WeightsControl:
 
     def _restore(self) -> Job:
         """Repeat, in new workers, the updates since the start of the engine, and put them to sleep if they were."""
-        record = self._record
+        record = self._state.record
         yield self._is_quiet
         if record.is_lost:
             self._refuse(
                 f"weights of version {record.version} were lost with the workers that had them, as they were not kept: "
                 "update all weights"
             )
-            return self.status
+            return self._state.status
         for source in [] if record.is_dropped else record.sources:
             load = partial(LoadWeights, path=source.path, is_partial=source.is_partial)
             answer = yield from self._command(load)
             if answer.fault:
                 if self._workers.is_ready:
                     self._refuse(f"weights of version {record.version} cannot be loaded again: {answer.fault}")
-                return self.status
+                return self._state.status
         if record.asleep:
             level = record.sleep_level if "weights" in record.asleep else 1
             yield from self._command(partial(ReleaseMemory, level=level))
             if "weights" not in record.asleep:
                 yield from self._command(RestoreWeights)
         logger.info("the workers have version %d of the weights again", record.version)
-        return self.status
+        return self._state.status

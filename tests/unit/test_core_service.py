@@ -10,9 +10,10 @@ from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
 from octavo.core_proc.outbox import MAX_BACKLOG_EVENTS, Outbox
+from octavo.core_proc.pending_aborts import MAX_ABORTS_AT_ONCE
 from octavo.core_proc.request_map import RequestMap
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.service import MAX_ABORTS_AT_ONCE, FrontendService
+from octavo.core_proc.service import FrontendService
 from octavo.protocol.events import Events, Failed, Finished, Reply
 from octavo.protocol.malformed import Malformed
 from octavo.protocol.params import SamplingSpec

@@ -8,6 +8,7 @@ from core_fakes import CLIENT, FakeEngine
 
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
+from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.commands import Answer
 from octavo.protocol.events import CallFailed, Failed
 from octavo.protocol.steps import (
@@ -63,13 +64,10 @@ class Front:
         self.workers = Workers()
         self.journal = WeightsJournal(folder)
         self.folder = folder
-        self.control = WeightsControl(
-            self.engine.scheduler,
-            self.workers,
-            record or WeightsRecord(digest="old"),
-            self.journal,
-            lambda digest, version: f"{digest} {version}",
+        self.state = WeightsState(
+            record or WeightsRecord(digest="old"), self.journal, lambda digest, version: f"{digest} {version}"
         )
+        self.control = WeightsControl(self.engine.scheduler, self.workers, self.state)
         self.connected = {CLIENT}
         self.is_open, self.events, self.announced, self.replies = True, [], [], []
         self.control.serve(self)
@@ -103,7 +101,7 @@ class Front:
 
     @property
     def status(self) -> WeightsStatus:
-        return self.control.status
+        return self.state.status
 
 
 @pytest.fixture

@@ -1,0 +1,101 @@
+"""`WeightsState`: which weights the workers have, and whether they are paused or asleep; kept for the next core."""
+
+import hashlib
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from octavo.core_proc.weights.journal import WeightsJournal
+from octavo.protocol.events import FactsChanged
+from octavo.protocol.identity import DIGEST_BYTES
+from octavo.protocol.weights import UpdateWeights, WeightSource, WeightsRecord, WeightsStatus
+
+
+class WeightsState:
+    """The record of the weights, and the journal that keeps it.
+
+    Args:
+        record: of the core that this one succeeds, or a fresh one.
+        journal: of this core.
+        identity_of: returns the identity of the engine with weights of a digest and a version.
+        weights_dir: where clients put weights; those that no longer serve are removed. "": nowhere.
+    """
+
+    def __init__(
+        self,
+        record: WeightsRecord,
+        journal: WeightsJournal,
+        identity_of: Callable[[str, int], str],
+        weights_dir: str = "",
+    ) -> None:
+        self.record = record
+        self._journal = journal
+        self._identity_of = identity_of
+        self._weights_dir = Path(weights_dir) if weights_dir else None
+
+    @property
+    def status(self) -> WeightsStatus:
+        """The present state."""
+        record = self.record
+        return WeightsStatus(
+            record.version,
+            record.label,
+            record.pause is not None,
+            record.sleep_level if record.asleep else 0,
+            record.asleep,
+            record.fault,
+        )
+
+    @property
+    def refusal(self) -> str:
+        """Why new requests are rejected; "": they are not."""
+        return "" if self.record.is_dropped else self.record.fault
+
+    def save(self, **changes: object) -> None:
+        """Change the record, and write it for the next core."""
+        self.record = replace(self.record, **changes)
+        self._journal.save(self.record)
+
+    def update(self, call: UpdateWeights, digest: str) -> None:
+        """Note that all workers have other weights.
+
+        Args:
+            call: that has brought them.
+            digest: of the files that it has read.
+        """
+        record, source = self.record, WeightSource(call.path, call.is_partial)
+        if call.transfer is not None:  # no file says what came; engines that got it together have the same weights
+            digest = hashlib.blake2b(call.transfer.transfer_id.encode(), digest_size=DIGEST_BYTES).hexdigest()
+        if call.is_partial:
+            both = f"{record.digest} {digest}".encode()
+            digest = hashlib.blake2b(both, digest_size=DIGEST_BYTES).hexdigest()
+        sources = [*record.sources, source] if call.is_partial else [source]
+        is_lost = not call.is_kept or call.transfer is not None or (call.is_partial and record.is_lost)
+        self.save(
+            version=record.version + 1,
+            label=call.label,
+            digest=digest,
+            sources=[] if is_lost else sources,
+            is_lost=is_lost,
+            update_id=call.update_id,
+            fault="",
+            is_dropped=False,
+        )
+        self._remove_unused(record.sources)
+
+    @property
+    def facts(self) -> FactsChanged:
+        """What frontends must know about the weights."""
+        record = self.record
+        identity = self._identity_of(record.digest, record.version)
+        return FactsChanged(identity, record.digest, record.version, record.label)
+
+    def _remove_unused(self, sources: list[WeightSource]) -> None:
+        """Remove weights that a client had put into our directory, and that no worker will read again."""
+        used = {source.path for source in self.record.sources}
+        for source in sources:
+            path = Path(source.path)
+            if self._weights_dir is not None and path.parent == self._weights_dir and source.path not in used:
+                shutil.rmtree(path, ignore_errors=True)
