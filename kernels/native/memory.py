@@ -22,6 +22,8 @@ SMALL_PAGE_BYTES = 4 << 10
 SLAB_BYTES = 32 << 20
 ALIGNMENT = 64
 """A cache line, and the widest vector."""
+_MADV_POPULATE_WRITE = 23
+"""Of Linux 5.14 and newer."""
 _MADV_PAGEOUT = 21
 """Of Linux 5.4 and newer; Python's mmap has no name for it."""
 
@@ -87,6 +89,18 @@ def give_back_pages(buffers: Sequence[Tensor]) -> None:
         end = (buffer.data_ptr() + buffer.nbytes) // SMALL_PAGE_BYTES * SMALL_PAGE_BYTES
         if end > start:  # an error means that the kernel does not know the advice: the pages stay
             libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_PAGEOUT)
+
+
+def populate(buffer: Tensor) -> bool:
+    """Have the system find the pages of a buffer before they are written; changes no content.
+
+    Returns:
+        False if the kernel does not know the advice: it finds pages when they are written.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    start = -(-buffer.data_ptr() // SMALL_PAGE_BYTES) * SMALL_PAGE_BYTES
+    end = (buffer.data_ptr() + buffer.nbytes) // SMALL_PAGE_BYTES * SMALL_PAGE_BYTES
+    return end <= start or not libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)
 
 
 class _Slab:

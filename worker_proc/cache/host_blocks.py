@@ -1,6 +1,7 @@
 """`HostBlocks`: host memory for contents that blocks of the cache lose to others. Does not decide which."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -11,6 +12,7 @@ from octavo.kernels.copy_blocks import native
 from octavo.kernels.native import memory
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.steps import BlockCopy, LoadBlocks, StepPlan
+from octavo.worker_proc.cache.prefault import IDLE_MS
 from octavo.worker_proc.device.stream import Stream
 
 
@@ -41,12 +43,15 @@ class HostBlocks:
         stream: Stream | None = None,
     ) -> None:
         self._stream = stream
+        self._unpopulated: deque[Tensor] = deque()
+        """Parts of the memory that nobody has written."""
         self._cache = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
         block_bytes = sum(buffer.shape[1] for buffer in self._cache)
         if buffers and buffers[0].device.type != "cpu":
             memory_B = torch.empty(num_host_blocks * block_bytes, dtype=torch.uint8, pin_memory=True)
         else:
             memory_B = memory.allocate(num_host_blocks * block_bytes)
+            self._unpopulated.extend(memory_B.split(memory.HUGE_PAGE_BYTES))
         self._host_PB = memory_B.view(num_host_blocks, block_bytes)
         self._parts = copy_blocks.parts_of(self._host_PB, self._cache)
         is_native = library is not None and not self._host_PB.is_pinned()
@@ -54,6 +59,18 @@ class HostBlocks:
         if library is not None and is_native:
             self._copy = partial(native.copy_blocks, library, num_threads=num_threads)
             self._copy_aside = partial(native.copy_blocks, library)
+
+    def on_idle(self, wait_for_command: Callable[[int], object]) -> None:
+        """Have the system find memory while nothing is computed: a step would wait 3 ms for each huge page.
+
+        Args:
+            wait_for_command: see `Prefaulter.touch_pages`.
+        """
+        wait_ms = IDLE_MS
+        while self._unpopulated and not wait_for_command(wait_ms):
+            if not memory.populate(self._unpopulated.popleft()):
+                self._unpopulated.clear()
+            wait_ms = 0
 
     def apply(self, plan: StepPlan | LoadBlocks) -> None:
         """Make the copies of a plan, which come before its step. On a GPU: begin them."""

@@ -194,6 +194,8 @@ class PipelinedExecutor:
         """Prepare for later steps when no command has come for a moment, and stop as soon as one comes."""
         if not self._in_flight:
             self.runner.on_idle(wait_for_command)
+            if self._host_blocks is not None:
+                self._host_blocks.on_idle(wait_for_command)
 
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
