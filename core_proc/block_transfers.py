@@ -16,7 +16,7 @@ class LoadingWorkers(Protocol):
     """What `BlockTransfers` needs of the workers."""
 
     def load_blocks(self, make: MakeCommand, on_done: OnDone) -> None:
-        """Have every rank fill blocks while steps go on.
+        """Have every rank fill or store blocks while steps go on.
 
         Args:
             make: returns the command.
@@ -29,9 +29,10 @@ class BlockTransfers:
 
     wake_fds: Sequence[int] = ()
 
-    def __init__(self, scheduler: Scheduler, workers: LoadingWorkers) -> None:
+    def __init__(self, scheduler: Scheduler, workers: LoadingWorkers, folder: str = "") -> None:
         self._scheduler = scheduler
         self._workers = workers
+        self._folder = folder
 
     def on_step(self) -> list[ClientEvent]:
         """See `StepHook`."""
@@ -47,9 +48,9 @@ class BlockTransfers:
         def finish(answer: Answer) -> None:
             self._scheduler.finish_load(load.number, load.block_ids if answer.fault else answer.missing)
 
-        self._workers.load_blocks(lambda sequence: load_command(sequence, load), finish)
+        self._workers.load_blocks(lambda sequence: load_command(sequence, load, self._folder), finish)
 
 
-def load_command(sequence: int, load: BlockLoad) -> LoadBlocks:
+def load_command(sequence: int, load: BlockLoad, folder: str = "") -> LoadBlocks:
     """Return the command that begins a load."""
-    return LoadBlocks(sequence, load.copies_out, load.copies_in, load.from_host)
+    return LoadBlocks(sequence, load.copies_out, load.copies_in, load.from_host, load.from_files, folder)

@@ -15,6 +15,8 @@ from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.core_proc.collector import IdleCollector
+from octavo.core_proc.file_store import FileStore, folder_name, open_files
+from octavo.core_proc.file_watch import FileWatch
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.kv_events import KVEventPublisher
@@ -83,6 +85,7 @@ class EngineCore:
         self._journal: CrashJournal | None = None
         self._publisher: KVEventPublisher | None = None
         self._connector: KVConnector | None = None
+        self._watch: FileWatch | None = None
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
         with reporter.phase("binding sockets"):
@@ -140,7 +143,8 @@ class EngineCore:
         attribution = self._make_attribution(scheduler)
         supervisor = self._make_supervisor(config, plan, scheduler, attribution, time.monotonic() - start_s)
         grammars = Grammars(scheduler, supervisor, self._compiler)
-        scheduler.hooks.add(BlockTransfers(scheduler, supervisor))
+        folder = self._store_files(config, plan, scheduler, supervisor, facts.identity)
+        scheduler.hooks.add(BlockTransfers(scheduler, supervisor, folder))
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
         self._connector = open_connector(
             self._spec,
@@ -251,6 +255,25 @@ class EngineCore:
             scheduler.cache.host.observers.append(self._publisher)
         scheduler.hooks.add(self._publisher)
 
+    def _store_files(
+        self, config: ResolvedConfig, plan: CachePlan, scheduler: Scheduler, workers: WorkerSupervisor, identity: str
+    ) -> str:
+        """Keep KV blocks in files, if they are wanted; returns their folder."""
+        if not config.kv_offloading_path:
+            return ""
+        if scheduler.cache.states is not None:
+            raise StartupError(
+                "--kv-offloading-path: states of this hybrid model are not kept in files, so no block would be found; "
+                "leave it out",
+                phase="opening the files of KV blocks",
+            )
+        name = folder_name(config, plan, identity)
+        folder, self._watch = open_files(Path(config.kv_offloading_path), name, config.kv_offloading_disk_bytes)
+        files = FileStore(scheduler, workers, folder, self._watch, plan.host_block_bytes)
+        scheduler.cache.add_observer(files)
+        scheduler.hooks.add(files)
+        return folder
+
     def _engine_facts(
         self, config: ResolvedConfig, plan: CachePlan, record: WeightsRecord, workers: Sequence[DeviceFacts]
     ) -> EngineFacts:
@@ -293,6 +316,8 @@ class EngineCore:
             self._publisher.close()
         if self._connector:
             self._connector.close()
+        if self._watch:
+            self._watch.close()
         self._context.term()
 
 

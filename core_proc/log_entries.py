@@ -87,6 +87,13 @@ class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finis
     missing: list[BlockId]
 
 
+class FilesChanged(msgspec.Struct, array_like=True, frozen=True, tag="files_changed"):
+    """`change_files` was called."""
+
+    added: list[bytes]
+    removed: list[bytes]
+
+
 LogEntry = (
     Opened
     | Submitted
@@ -100,4 +107,5 @@ LogEntry = (
     | Planned
     | Committed
     | LoadFinished
+    | FilesChanged
 )

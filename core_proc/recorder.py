@@ -19,6 +19,7 @@ from octavo.core_proc.log_entries import (
     CacheReset,
     Committed,
     Ended,
+    FilesChanged,
     LoadFinished,
     LogEntry,
     Opened,
@@ -182,9 +183,16 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.set_weights(entry.version, recomputes=entry.recomputes)
         case Committed():
             scheduler.commit(entry.result)
-        case LoadFinished():
-            scheduler.finish_load(entry.number, entry.missing)
+        case LoadFinished() | FilesChanged():
+            _repeat_transfer(scheduler, entry)
         case Opened() | Planned():
             raise ProtocolError(f"a recording has no {type(entry).__name__} here")
         case _:
             assert_never(entry)
+
+
+def _repeat_transfer(scheduler: Scheduler, entry: LoadFinished | FilesChanged) -> None:
+    if isinstance(entry, LoadFinished):
+        scheduler.finish_load(entry.number, entry.missing)
+    else:
+        scheduler.change_files(entry.added, entry.removed)

@@ -158,6 +158,21 @@ class LoadBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="lo
     copies_in: list[BlockCopy] = []
     from_host: list[BlockCopy] = []
     """To be filled from host memory, while steps go on: (host block, block)."""
+    from_files: list[tuple[bytes, BlockId]] = []
+    """To be filled from files: (key of the content, block). A block is missing if its file is not there or damaged."""
+    folder: str = ""
+    """Of these files: each rank has its own below it."""
+
+
+class StoreBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="store_blocks"):
+    """Write contents of blocks to files, as they are after the steps sent before; answered by `BlocksLoaded`, in which
+    blocks are missing that were not written."""
+
+    sequence: int
+    blocks: list[tuple[BlockId, bytes]]
+    """With the keys of their contents."""
+    folder: str
+    """See `LoadBlocks`."""
 
 
 class SaveBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="save_block_files"):
@@ -257,6 +272,7 @@ WorkerCommand = (
     StepPlan
     | TokenMasks
     | LoadBlocks
+    | StoreBlocks
     | BlockFilesCommand
     | AllocateCache
     | WarmUp
@@ -307,12 +323,12 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):
-    """Answer to `LoadBlocks`, from every rank."""
+    """Answer to `LoadBlocks` and `StoreBlocks`, from every rank."""
 
     sequence: int
     rank: int
     missing: list[BlockId] = []
-    """Blocks that could not be filled."""
+    """Blocks that could not be filled, or written."""
     elapsed_s: float = 0.0
     """What the copies took, without the time for which they waited."""
 

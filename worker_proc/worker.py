@@ -39,6 +39,7 @@ from octavo.protocol.steps import (
     StepPlan,
     StepResult,
     StopWorker,
+    StoreBlocks,
     TokenMask,
     TokenMasks,
     WarmedUp,
@@ -191,8 +192,7 @@ class Worker:
             with self._failures_reported():
                 self._executor.deliver_results()
                 for load in self._executor.loader.take_finished() if self._executor.loader else ():
-                    answer = BlocksLoaded(load.sequence, self._spec.rank, load.missing, load.elapsed_s)
-                    self._results.send(answer)
+                    self._results.send(BlocksLoaded(load.sequence, self._spec.rank, load.missing, load.elapsed_s))
 
     def _deliver(self, result: StepResult) -> None:
         if self._spec.rank == self._spec.config.answering_rank:
@@ -259,8 +259,8 @@ class Worker:
             case StepPlan():
                 self._ready_executor.begin(command, self._receive_masks)
                 return None
-            case LoadBlocks():
-                self._ready_executor.load_blocks(command)
+            case LoadBlocks() | StoreBlocks():
+                self._ready_executor.transfer_blocks(command)
                 return None
             case TokenMasks() if not self._live.stage.is_last:
                 return None
@@ -349,6 +349,7 @@ class Worker:
                 num_blocks=num_blocks,
                 num_states=num_states,
                 num_host_blocks=command.num_host_blocks,
+                rank=self._spec.rank,
                 max_model_len=command.max_model_len,
                 processors=self._processors,
                 adapters=self._adapters,

@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.states import StateSlots
-from octavo.core_proc.request import Request
+from octavo.core_proc.request import Request, RequestState
 from octavo.protocol.ids import BlockId
 
 
@@ -18,7 +19,7 @@ class Hits(NamedTuple):
     num_blocks: int
     """Of each group, with those that its window has passed."""
     block_ids: Sequence[list[BlockId]]
-    """Of each group, without those that its window has passed; `NULL_BLOCK` for one that only the host tier has."""
+    """Of each group, without those that its window has passed; `NULL_BLOCK` for one that is elsewhere."""
     first_blocks: Sequence[int]
     """The index of the first block that the request then holds in each group; () if all groups keep every token."""
     keys: Sequence[bytes]
@@ -38,13 +39,23 @@ class HitFinder:
         groups: of the model.
         states: None: the model has no recurrent states.
         host: None: nothing is kept in host memory.
+        files: None: nothing is kept in files.
     """
 
-    def __init__(self, pool: BlockPool, groups: CacheGroups, states: StateSlots | None, host: HostTier | None) -> None:
+    def __init__(
+        self,
+        pool: BlockPool,
+        groups: CacheGroups,
+        states: StateSlots | None,
+        host: HostTier | None,
+        files: FileTier | None,
+    ) -> None:
         self._pool = pool
         self._groups = groups
         self._states = states
         self._host = host
+        self._files = files
+        self._reads_files = False
         self._block_size = groups.block_size
 
     def find(self, request: Request) -> Hits:
@@ -57,6 +68,8 @@ class HitFinder:
         end = (len(request.token_ids) - 1) // self._block_size
         if partial or first != request.num_blocks or end <= first:
             return NO_HITS
+        # Contents of files are loaded before a request starts, never for one that runs.
+        self._reads_files = self._files is not None and request.state is RequestState.WAITING
         keys: list[bytes] = []
         # A request that has begun needs hits in all groups at once, or each step would search its whole prompt.
         groups = range(self._groups.num_groups) if first else self._groups.full
@@ -78,10 +91,13 @@ class HitFinder:
         return Hits(end - first, found, starts if self._groups.windowed else (), keys, slot)
 
     def _find(self, key: bytes) -> BlockId | None:
-        """Return the block with a content, `NULL_BLOCK` if only the host tier has it, None if nobody has."""
+        """Return the block with a content, `NULL_BLOCK` if it is elsewhere, None if nobody has it."""
         block_id = self._pool.find(key)
-        if block_id is None and self._host is not None and key in self._host:
-            return NULL_BLOCK
+        if block_id is None:
+            if self._host is not None and key in self._host:
+                return NULL_BLOCK
+            if self._reads_files and self._files is not None and key in self._files:
+                return NULL_BLOCK
         return block_id
 
     def _find_cached(self, key: bytes) -> BlockId:

@@ -78,14 +78,14 @@ class HostTier:
             self._by_key.move_to_end(key)
             self._pinned.add(self._by_key[key])
 
-    def pin_for_load(self, keys: Sequence[bytes]) -> list[BlockId]:
-        """Keep contents until `unpin`; they must be here. Returns their host blocks."""
-        for key in keys:
+    def pin_for_load(self, keys: Sequence[bytes]) -> dict[bytes, BlockId]:
+        """Keep those contents that are here until `unpin`. Returns their host blocks."""
+        host = {key: self._by_key[key] for key in keys if key in self._by_key}
+        for key in host:
             self._by_key.move_to_end(key)
-        host_ids = [self._by_key[key] for key in keys]
-        self._loading.update(host_ids)
-        self.num_loaded += len(host_ids)
-        return host_ids
+        self._loading.update(host.values())
+        self.num_loaded += len(host)
+        return host
 
     def unpin(self, host_ids: Sequence[BlockId]) -> None:
         """Note the end of a load from these blocks."""

@@ -6,6 +6,7 @@ Knows no bytes and decides nothing. Where contents come from is a detail of each
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request, RequestState
@@ -35,6 +36,8 @@ class BlockLoad:
     copies_out: list[BlockCopy] = field(default_factory=list)
     """Copies that no plan makes before it, and which must be made before: see `StepPlan`."""
     copies_in: list[BlockCopy] = field(default_factory=list)
+    from_files: list[tuple[bytes, BlockId]] = field(default_factory=list)
+    """Blocks that files have, by key."""
     is_stale: bool = False
     """The weights have changed: nobody may find what arrives."""
 
@@ -46,11 +49,13 @@ class BlockLoads:
     stay in the cache as long as nobody else takes them.
     """
 
-    def __init__(self, pool: BlockPool, host: HostTier | None) -> None:
+    def __init__(self, pool: BlockPool, host: HostTier | None, files: FileTier | None) -> None:
         self._pool = pool
         self._host = host
+        self._files = files
         self.in_flight: dict[int, BlockLoad] = {}
         self._landed: dict[Request, list[BlockId]] = {}
+        self._num_arrived: dict[Request, int] = {}
         self._begun: list[BlockLoad] = []
         self._num_begun = 0
 
@@ -77,20 +82,23 @@ class BlockLoads:
         Args:
             request: waits for them.
             places: index and group of each block.
-            keys: of the contents; host memory has them.
+            keys: of the contents, which host memory or files have.
             held: cached blocks that the request can use with them.
 
         Raises:
             OutOfBlocks: not enough are free.
         """
-        assert self._host is not None
         for block_id in held:
             self._pool.incref(block_id)
         # Before blocks are allocated: these may lose contents, which must not take the places of what is loaded.
-        host_ids = self._host.pin_for_load(keys)
+        host = {} if self._host is None else self._host.pin_for_load(keys)
         block_ids = [self._pool.allocate() for _ in keys]
         load = BlockLoad(self._num_begun, request, places, keys, block_ids, held)
-        load.from_host = list(zip(host_ids, block_ids, strict=True))
+        for key, block_id in zip(keys, block_ids, strict=True):
+            if key in host:
+                load.from_host.append((host[key], block_id))
+            else:
+                load.from_files.append((key, block_id))
         self._num_begun += 1
         self.in_flight[load.number] = load
         self._begun.append(load)
@@ -115,6 +123,8 @@ class BlockLoads:
             return None
         if self._host is not None:
             self._host.unpin([host_id for host_id, _ in load.from_host])
+        if self._files is not None and missing:
+            self._files.change((), [key for key, block_id in load.from_files if block_id in missing])
         arrived = []
         if not load.is_stale:
             arrived = [
@@ -123,6 +133,7 @@ class BlockLoads:
                 if block_id not in missing and self._pool.set_hash(block_id, key)
             ]
         if load.request.state is RequestState.SWAPPED and not load.is_stale:
+            self._num_arrived[load.request] = len({load.places[place][0] for place in arrived})
             self._landed[load.request] = [*load.held, *(load.block_ids[place] for place in arrived)]
             self._pool.release([load.block_ids[place] for place in sorted({*range(len(load.keys))} - {*arrived})])
         else:
@@ -132,6 +143,11 @@ class BlockLoads:
     def release(self, request: Request) -> None:
         """Give up the blocks that have arrived for a request, which has its own references to them or needs none."""
         self._pool.release(self._landed.pop(request, ()))
+        self._num_arrived.pop(request, None)
+
+    def num_arrived(self, request: Request) -> int:
+        """Return how many blocks of each group have arrived for a request and are kept for it."""
+        return self._num_arrived.get(request, 0)
 
     def release_landed(self, *, besides: Request | None = None) -> bool:
         """Give up the blocks that have arrived for any other request; returns whether there were any."""

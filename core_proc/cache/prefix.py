@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits
@@ -46,7 +47,14 @@ class PrefixCache:
     """
 
     def __init__(
-        self, pool: BlockPool, groups: CacheGroups, *, num_states: int = 0, num_host_blocks: int = 0, is_enabled: bool
+        self,
+        pool: BlockPool,
+        groups: CacheGroups,
+        *,
+        num_states: int = 0,
+        num_host_blocks: int = 0,
+        has_files: bool = False,
+        is_enabled: bool,
     ) -> None:
         self.pool = pool
         self.groups = groups
@@ -57,10 +65,12 @@ class PrefixCache:
         """None: nothing is kept in host memory."""
         if self.host is not None:
             pool.on_evicted = self.host.on_evicted
-        self.loads = BlockLoads(pool, self.host)
-        self._finder = HitFinder(pool, groups, self.states, self.host)
+        self.files = FileTier() if has_files and is_enabled else None
+        """None: nothing is kept in files."""
+        self.loads = BlockLoads(pool, self.host, self.files)
+        self._finder = HitFinder(pool, groups, self.states, self.host, self.files)
         self.num_loaded_tokens = 0
-        """Tokens among the hits that were attached last which the host tier had."""
+        """Tokens among the hits that were attached last which host memory or files had."""
         self.block_size = groups.block_size
         self.is_enabled = is_enabled
         self.has_windows = bool(groups.windowed)
@@ -120,6 +130,8 @@ class PrefixCache:
             pool.forget_contents()
         if self.host is not None:
             self.host.clear()
+        if self.files is not None:
+            self.files.close()
         if self.states is not None:
             self.states.forget()
 
@@ -172,8 +184,9 @@ class PrefixCache:
         keys = frozenset(hits.keys)
         for pool in self.pools:
             pool.watch(keys)
-        if self.host is not None:
-            self.host.watch(keys)
+        for tier in (self.host, self.files):
+            if tier is not None:
+                tier.watch(keys)
         self._counted = request, len(request.token_ids)
         self._counts = hits, [sum(map(self._takes_free_block, block_ids)) for block_ids in hits.block_ids]
         return self._counts
@@ -184,10 +197,10 @@ class PrefixCache:
     def _is_counted(self, request: Request) -> bool:
         """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
         # perf: the first waiting request is checked in every step.
-        is_same = self._counted == (request, len(request.token_ids)) and not self.pool.has_watched_changed
-        if is_same and self.host is not None and self.host.has_watched_changed:
+        if self._counted != (request, len(request.token_ids)) or self.pool.has_watched_changed:
             return False
-        return is_same and not (self.states and self.states.pool.has_watched_changed)
+        places = self.host, self.files, None if self.states is None else self.states.pool
+        return not any(place is not None and place.has_watched_changed for place in places)
 
     def attach_hits(self, request: Request) -> int:
         """Attach the cached blocks that follow the request's own.
@@ -210,7 +223,9 @@ class PrefixCache:
                     self.pool.incref(block_id)
             own += [NULL_BLOCK] * (hits.num_blocks - len(found))
             own += found
-        self.num_loaded_tokens = 0 if self.host is None else self._copy_in(self.host, request, hits)
+        self.num_loaded_tokens = self.loads.num_arrived(request) * self.block_size
+        if self.host is not None:
+            self.num_loaded_tokens += self._copy_in(self.host, request, hits)
         if self.states is not None:
             self.states.attach(request, hits.num_blocks, hits.state)
         request.num_blocks += hits.num_blocks
@@ -237,9 +252,15 @@ class PrefixCache:
 
     def num_absent_blocks(self, request: Request) -> int:
         """Return how many blocks of a waiting request must be copied to the device before it can continue from them."""
-        if self.host is None:
-            return 0
         return sum([block_ids.count(NULL_BLOCK) for block_ids in self.count_hits(request)[0].block_ids])
+
+    def has_file_hits(self, request: Request) -> bool:
+        """Return whether a waiting request can continue from contents that only files have."""
+        if self.files is None:
+            return False
+        hits, files = self.count_hits(request)[0], self.files
+        keys = self._keys(request, absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK))
+        return any(key in files and (self.host is None or key not in self.host) for key in keys)
 
     def begin_load(self, request: Request) -> None:
         """Begin to load the blocks of a waiting request that are not on the device."""
@@ -348,6 +369,8 @@ class PrefixCache:
                 self.pool.drop_hash(block_hash + suffix)
                 if self.host is not None:
                     self.host.drop(block_hash + suffix)
+                if self.files is not None:
+                    self.files.discard(block_hash + suffix)
         if self.states is not None:
             self.states.invalidate(request)
         request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one

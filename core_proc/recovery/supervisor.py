@@ -5,7 +5,6 @@ continues. The loop calls `poll` in each iteration. The supervisor itself never 
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Sequence
 from enum import Enum
 from itertools import islice
@@ -85,8 +84,9 @@ class WorkerSupervisor:
         """Deadline of the current state: for a reply, the end of the delay, or the start of the group."""
         self._ending: list[WorkerGroup] = []
         """Groups that were killed and have not exited yet."""
-        self._loads_due_s: deque[float] = deque()
-        """Deadlines of the answers to `load_blocks`, which come in order."""
+        self._loads_due_s: dict[int, float] = {}
+        """Deadlines of the answers to `load_blocks`, the earliest first."""
+        self._num_loads = 0
         self._lost_s: float | None = None
         """When the workers were lost; None while they compute."""
         self._interrupted: set[RequestKey] = set()
@@ -119,7 +119,7 @@ class WorkerSupervisor:
     @property
     def timeout_s(self) -> float | None:
         """How long the core may sleep before the next `poll`; None: until something happens."""
-        due_s = min(filter(None, (self._due_s, *islice(self._loads_due_s, 1))), default=None)
+        due_s = min(filter(None, (self._due_s, *islice(self._loads_due_s.values(), 1))), default=None)
         return None if due_s is None else max(0.0, due_s - self._clock())
 
     def execute(self, plan: StepPlan) -> None:
@@ -183,7 +183,7 @@ class WorkerSupervisor:
         self._command(make, on_done, max(self._step_timeout_s, self._start_timeout_s))
 
     def load_blocks(self, make: MakeCommand, on_done: OnDone) -> None:
-        """Have every rank fill blocks while steps go on. Steps that end meanwhile do not extend its deadline.
+        """Have every rank fill or store blocks while steps go on. Steps that end meanwhile do not extend its deadline.
 
         Args:
             make: returns the command.
@@ -192,10 +192,11 @@ class WorkerSupervisor:
         assert self._group is not None
 
         def done(answer: Answer) -> None:
-            self._loads_due_s.popleft()
+            del self._loads_due_s[number]
             on_done(answer)
 
-        self._loads_due_s.append(self._clock() + self._step_timeout_s)
+        number = self._num_loads = self._num_loads + 1
+        self._loads_due_s[number] = self._clock() + self._step_timeout_s
         self._commands.command(make, done)
 
     def _command(self, make: MakeCommand, on_done: OnDone, timeout_s: float) -> None:
@@ -229,8 +230,8 @@ class WorkerSupervisor:
             self._start()
         elif is_due:
             self._check_timeout()
-        elif self._loads_due_s and self._clock() >= self._loads_due_s[0]:
-            self._check_loads()
+        elif (due_s := next(iter(self._loads_due_s.values()), None)) is not None and self._clock() >= due_s:
+            self._check_loads(due_s)
         # With nothing left to compute, no result will come to end the pause.
         if self._lost_s is not None and self.is_ready and not self._scheduler.requests:
             self._note_recovery(self._lost_s)
@@ -336,10 +337,10 @@ class WorkerSupervisor:
         )
         self._lose(WorkerFailed(message, "hung"))
 
-    def _check_loads(self) -> None:
+    def _check_loads(self, due_s: float) -> None:
         """Handle an overdue load as `_check_timeout` does."""
-        if self._clock() - self._loads_due_s[0] > SUSPENDED_S:
-            self._loads_due_s = deque([self._clock() + self._step_timeout_s] * len(self._loads_due_s))
+        if self._clock() - due_s > SUSPENDED_S:
+            self._loads_due_s = dict.fromkeys(self._loads_due_s, self._clock() + self._step_timeout_s)
             return
         message = f"the workers have not loaded blocks for {self._step_timeout_s:g} s (--execute-model-timeout)"
         self._lose(WorkerFailed(message, "hung"))

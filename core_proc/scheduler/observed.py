@@ -8,6 +8,7 @@ from octavo.core_proc.log_entries import (
     CacheReset,
     Committed,
     Ended,
+    FilesChanged,
     LoadFinished,
     LogEntry,
     Planned,
@@ -114,6 +115,11 @@ class ObservedScheduler(Scheduler):
         """Take the end of a load."""
         super().finish_load(number, missing)
         self._show(LoadFinished(number, sorted(missing)))
+
+    def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
+        """Note which files there are."""
+        super().change_files(added, removed)
+        self._show(FilesChanged(list(added), list(removed)))
 
     def _show(self, entry: LogEntry) -> None:
         for observer in self._observers:

@@ -72,6 +72,7 @@ class Scheduler:
             groups,
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
+            has_files=bool(config.kv_offloading_path) and cache_plan.num_states == 0,
             is_enabled=config.enable_prefix_caching,
         )
         self.requests = RequestMap[LiveRequest]()
@@ -317,6 +318,11 @@ class Scheduler:
         if (request := self.cache.finish_load(number, missing)) is not None:
             self._return(request)
 
+    def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
+        """Note the contents of which files were found or written, and of which there are no more."""
+        if self.cache.files is not None:
+            self.cache.files.change(added, removed)
+
     def _return(self, request: Request) -> None:
         """Put a request back into the queue that has waited for a load."""
         request.move(RequestState.WAITING)
@@ -404,8 +410,10 @@ class Scheduler:
 
     def _must_load(self, request: Request) -> bool:
         """Return whether copies for a request would take too long before a step in which others are."""
-        if self.cache.host is None or self.cache.states is not None:
+        if self.cache.states is not None:
             return False
+        if self.cache.has_file_hits(request):
+            return True
         has_others = self.running.first is not None or bool(self.cache.loads.in_flight)
         return has_others and self.cache.num_absent_blocks(request) > self._max_copied_blocks
 
@@ -425,7 +433,7 @@ class Scheduler:
             request.time_scheduled = self._clock()
             if self.cache.is_enabled and request.reads_prefix_cache:
                 self.counters.prefix_cache_queries += request.num_prompt_tokens
-                if self.cache.host is not None:
+                if self.cache.host is not None or self.cache.files is not None:
                     num_missed = request.num_prompt_tokens + num_local_hits - self.counters.prefix_cache_hits
                     self.counters.external_prefix_cache_queries += num_missed
         self.batch.add(request)

@@ -71,6 +71,17 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             '{"kv_connector": "OctavoConnector", "kv_role": "kv_both"}. docs/disaggregation.md lists the fields.'
         ),
     ] = None
+    kv_offloading_path: Annotated[
+        str | None,
+        Meta(
+            description="Directory for files of all full KV blocks. They survive restarts, and engines of one machine "
+            "share them. Default: none."
+        ),
+    ] = None
+    kv_offloading_disk_size: Annotated[
+        Annotated[float, Meta(gt=0)],
+        Meta(description="Most GiB of all files under --kv-offloading-path; those used least recently are deleted."),
+    ] = 32.0
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,5 +1,7 @@
 """Where the contents of evicted KV blocks are kept."""
 
+import os
+
 from octavo.protocol.config.engine import DeviceName, EngineConfig
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.pooling import is_computed_whole
@@ -24,23 +26,39 @@ def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName
             hint="use --kv-offloading-size only",
         )
     num_bytes = int((total + per_worker * world_size) * 2**30)
-    if num_bytes and not config.cache.enable_prefix_caching:
+    if num_bytes:
+        _check("--kv-offloading-size", config, facts, device)
+    return num_bytes
+
+
+def offloading_path(config: EngineConfig, facts: ModelFacts, device: DeviceName) -> str:
+    """Return the directory for files of KV blocks, as an absolute path; "": none.
+
+    Raises:
+        ConfigError: blocks cannot be copied, or nothing could find them again.
+    """
+    if not config.cache.kv_offloading_path:
+        return ""
+    _check("--kv-offloading-path", config, facts, device)
+    return os.path.abspath(os.path.expanduser(config.cache.kv_offloading_path))
+
+
+def _check(flag: str, config: EngineConfig, facts: ModelFacts, device: DeviceName) -> None:
+    if not config.cache.enable_prefix_caching:
         raise ConfigError(
-            "--kv-offloading-size needs the prefix cache, which finds offloaded blocks",
+            f"{flag} needs the prefix cache, which finds offloaded blocks",
             phase=_PHASE,
-            hint="leave out --no-enable-prefix-caching or --kv-offloading-size",
+            hint=f"leave out --no-enable-prefix-caching or {flag}",
         )
-    if num_bytes and is_computed_whole(facts):
+    if is_computed_whole(facts):
         raise ConfigError(
-            f"--kv-offloading-size: {facts.architecture} computes prompts whole and keeps no KV blocks",
+            f"{flag}: {facts.architecture} computes prompts whole and keeps no KV blocks",
             phase=_PHASE,
             hint="leave it out",
         )
-    if num_bytes and device == "cpu" and config.cache.block_size % BLOCK_MULTIPLE:
+    if device == "cpu" and config.cache.block_size % BLOCK_MULTIPLE:
         raise ConfigError(
-            f"--kv-offloading-size on a CPU needs blocks of a multiple of {BLOCK_MULTIPLE} tokens, not "
-            f"{config.cache.block_size}",
+            f"{flag} on a CPU needs blocks of a multiple of {BLOCK_MULTIPLE} tokens, not {config.cache.block_size}",
             phase=_PHASE,
             hint=f"use --block-size {-(-config.cache.block_size // BLOCK_MULTIPLE) * BLOCK_MULTIPLE}",
         )
-    return num_bytes

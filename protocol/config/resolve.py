@@ -21,7 +21,7 @@ from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.model import DtypeName, QuantizationName
 from octavo.protocol.config.nodes import check_nodes
-from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes
+from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes, offloading_path
 from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.speculation import ResolvedSpeculation, check_head_engine, resolve_speculation
@@ -148,6 +148,10 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Host memory of all workers for evicted KV blocks; 0: none."""
     kv_transfer: ResolvedKVTransfer | None = None
     """None: KV blocks stay in their engine."""
+    kv_offloading_path: str = ""
+    """Directory for files of KV blocks; "": there are none."""
+    kv_offloading_disk_bytes: int = 0
+    """Most bytes of all files there."""
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -269,6 +273,8 @@ def resolve(
         num_blocks_override=config.cache.num_gpu_blocks_override,
         kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
         kv_transfer=kv_transfer,
+        kv_offloading_path=offloading_path(config, facts, chosen_device),
+        kv_offloading_disk_bytes=int(config.cache.kv_offloading_disk_size * 2**30),
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
         max_num_seqs=steps.max_num_seqs,
         max_num_batched_tokens=steps.max_num_batched_tokens,

@@ -5,16 +5,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, cast
 
 import msgspec
 from client_events import by_request
 from simulation.worker import ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc import invariants
-from octavo.core_proc.block_transfers import load_command
-from octavo.core_proc.cache.loads import BlockLoad
+from octavo.core_proc.block_transfers import BlockTransfers
+from octavo.core_proc.file_store import FileStore
+from octavo.core_proc.file_watch import FileChanges
 from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.hooks import StepHook
 from octavo.core_proc.scheduler.scheduler import MAX_COPIED_BYTES, Scheduler
+from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone
 from octavo.protocol.config import (
     CacheGroupSpec,
     CachePlan,
@@ -27,7 +31,7 @@ from octavo.protocol.config import (
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.steps import BlocksLoaded, LoadBlocks, StepPlan, StepResult, StoreBlocks
 
 VOCAB_SIZE = 50
 CLIENT = b"client"
@@ -84,6 +88,28 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
     )
 
 
+class FakeWatch:
+    """Reports no files but those that the worker writes; replaces `FileWatch`."""
+
+    def __init__(self, files: dict[bytes, list[int | None]]) -> None:
+        self.changes: list[FileChanges] = []
+        self._files = files
+
+    def fileno(self) -> int:
+        return -1
+
+    def take(self) -> list[FileChanges]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            self._files.pop(key, None)
+
+    def note_written(self, num_bytes: int) -> None:
+        assert num_bytes > 0
+
+
 @dataclass
 class Output:
     """What a client has received for one request."""
@@ -102,14 +128,25 @@ class FakeEngine:
         self.config = core_config(**changes)
         plan = cache_plan(self.config, num_blocks, groups)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
-        self._make_worker = partial(SimulatedWorker, self.config, num_blocks, groups, plan.num_host_blocks)
+        self.files: dict[bytes, list[int | None]] = {}
+        """The contents of files, which outlive workers."""
+        self._make_worker = partial(
+            SimulatedWorker, self.config, num_blocks, groups, plan.num_host_blocks, files=self.files
+        )
         self.worker = self._make_worker()
         self.depth = self.config.pipeline_parallel_size + self.config.async_scheduling
         self.plans: list[StepPlan] = []
         self.outputs: dict[str, Output] = {}
         self._results: deque[StepResult] = deque()
-        self.loads: deque[BlockLoad] = deque()
-        """Those that the worker has begun, the oldest first."""
+        self.loads: deque[tuple[int, BlocksLoaded | None, OnDone]] = deque()
+        """What the worker loads and stores, the oldest first; with the answer if there is one already."""
+        self._numbers = itertools.count()
+        self._transfers: list[StepHook] = [BlockTransfers(self.scheduler, self)]
+        self.watch = FakeWatch(self.files)
+        if self.config.kv_offloading_path:
+            files = FileStore(self.scheduler, self, "files", cast(Any, self.watch), 1000)
+            self.scheduler.cache.add_observer(files)
+            self._transfers.append(files)
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Output:
         """Queue a request; sampling fields and `Submit` fields alike."""
@@ -130,27 +167,41 @@ class FakeEngine:
         if plan is not None:
             self.plans.append(plan)
             self._results.append(self.worker.execute(plan))
-        for load in self.scheduler.take_loads():
-            self.worker.begin_load(load_command(load.number, load))
-            self.loads.append(load)
+        self._transfer()
         return plan
 
     def commit(self) -> None:
         """Commit the oldest result."""
         self._take(self.scheduler.commit(self._results.popleft()))
+        self._transfer()
+
+    def load_blocks(self, make: MakeCommand, on_done: OnDone) -> None:
+        """See `LoadingWorkers`."""
+        command, answer = make(next(self._numbers)), None
+        if isinstance(command, StoreBlocks):
+            answer = self.worker.store(command)
+        elif isinstance(command, LoadBlocks):
+            self.worker.begin_load(command)
+        self.loads.append((command.sequence, answer, on_done))
 
     def finish_load(self) -> None:
-        """Finish the oldest load."""
-        load = self.loads.popleft()
-        self.scheduler.finish_load(load.number, self.worker.finish_load(load.number).missing)
+        """Finish the oldest load or store."""
+        sequence, answer, on_done = self.loads.popleft()
+        answer = answer or self.worker.finish_load(sequence)
+        on_done(Answer(missing=set(answer.missing)))
         invariants.check(self.scheduler)
+
+    def _transfer(self) -> None:
+        for hook in self._transfers:
+            hook.on_step()
 
     def replace_worker(self) -> None:
         """Lose the worker with its steps in flight, and go on with a new one."""
+        while self.loads:
+            self.loads.popleft()[-1](Answer("the worker is lost"))
         self.scheduler.lose_workers()
         invariants.check_loss(self.scheduler)
         self._results.clear()
-        self.loads.clear()
         next_sequence, self.worker = self.worker.next_sequence, self._make_worker()
         self.worker.next_sequence = next_sequence
 

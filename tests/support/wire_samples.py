@@ -157,6 +157,8 @@ _COMMANDS = [
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.LoadBlocks(6, [(5, 0)], [(1, 4)], [(2, 3), (3, 9)]),
+    steps.LoadBlocks(7, from_files=[(b"\xab" * 32, 4)], folder="/kv/1"),
+    steps.StoreBlocks(8, [(5, b"\xab" * 32)], "/kv/1"),
     steps.AllocateCache(0, [10], 100),
     steps.AllocateCache(0, [10], 100, 7),
     steps.WarmUp(1),

@@ -3,10 +3,11 @@
 import random
 
 import pytest
-from core_fakes import FakeEngine, alone
+from core_fakes import CLIENT, FakeEngine, alone
 
 from octavo.core_proc.cache.host_tier import HostTier
-from octavo.core_proc.request import RequestState
+from octavo.core_proc.file_watch import FileChanges
+from octavo.core_proc.request import Request, RequestState
 from octavo.protocol.config import CacheGroupSpec
 
 FULL = CacheGroupSpec(num_layers=1, block_bytes=1000)
@@ -63,7 +64,9 @@ def test_an_evicted_prefix_comes_back() -> None:
 @pytest.mark.parametrize(("num_host_blocks", "max_copied"), [(1, 0), (7, 1), (300, 0), (300, 1), (300, 3)])
 def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int, max_copied: int) -> None:
     rng = random.Random(num_host_blocks)
-    engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_copied, max_num_batched_tokens=24)
+    path = "/files" if max_copied == 3 and mix != "states" else ""
+    changes = {"max_num_batched_tokens": 24, "kv_offloading_path": path}
+    engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_copied, **changes)
     turns = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))] for _ in range(8)]
     for number in range(80):
         turn = rng.choice(turns)
@@ -76,6 +79,8 @@ def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_block
                 engine.turn()
         if number % 20 == 7:
             engine.abort(f"request {number}")
+        if engine.files and rng.random() < 0.2:
+            del engine.files[rng.choice(list(engine.files))]
         if number == 50:
             engine.replace_worker()
     engine.run()
@@ -142,6 +147,76 @@ def test_a_load_ends_after_its_request_or_its_weights(event: str) -> None:
     if event != "abort":
         assert engine.outputs["again"].token_ids == alone([1] * 45).token_ids
         assert engine.outputs["again"].num_cached_tokens == 0
+
+
+def with_files(num_blocks: int = 16, num_host_blocks: int = 0, **changes) -> FakeEngine:
+    return offloading(num_blocks, num_host_blocks, kv_offloading_path="/files", **changes)
+
+
+@pytest.mark.parametrize("num_host_blocks", [0, 3, 100])
+def test_other_workers_find_files(num_host_blocks: int) -> None:
+    engine = with_files(num_host_blocks=num_host_blocks)
+    ask_in_turn(engine, "abc", num_tokens=33)
+    engine.replace_worker()
+    before = engine.worker.num_computed_tokens
+    output = engine.submit("again", [1] * 33)
+    engine.run()
+    assert output.num_cached_tokens == 32
+    assert output.token_ids == alone([1] * 33).token_ids
+    assert engine.worker.num_computed_tokens - before == 4
+    stats = engine.scheduler.stats()
+    assert stats.external_prefix_cache_hits >= 32
+
+
+def test_a_request_is_computed_whose_files_have_vanished() -> None:
+    engine = with_files()
+    ask_in_turn(engine, "abc", num_tokens=33)
+    engine.replace_worker()
+    for key in list(engine.files)[3:]:
+        del engine.files[key]
+    output = engine.submit("again", [1] * 33)
+    engine.run()
+    assert output.token_ids == alone([1] * 33).token_ids
+    assert output.num_cached_tokens <= 12
+    assert len(engine.files) >= 8  # they were written again
+
+
+def test_files_of_other_engines_are_found() -> None:
+    engine, other = with_files(), with_files()
+    ask_in_turn(other, "a", num_tokens=33)
+    engine.files.update(other.files)
+    engine.watch.changes.append(FileChanges(list(other.files), []))
+    ask_in_turn(engine, "b")
+    output = engine.submit("again", [1] * 33)
+    engine.run()
+    assert output.num_cached_tokens == 32
+
+
+def test_files_are_not_for_other_weights() -> None:
+    engine = with_files()
+    ask_in_turn(engine, "ab", num_tokens=33)
+    engine.scheduler.set_weights(1, recomputes=False)
+    num_files = len(engine.files)
+    ask_in_turn(engine, "abc", num_tokens=33)
+    assert engine.scheduler.stats().external_prefix_cache_hits == 0
+    assert len(engine.files) == num_files
+
+
+def test_contents_with_nan_leave_no_files() -> None:
+    engine = with_files(async_scheduling=False)
+    engine.submit("nan", [1] * 33)
+    engine.plan()
+    request = engine.scheduler.requests[CLIENT, "nan"]
+    assert isinstance(request, Request)
+    while engine.scheduler.in_flight:
+        engine.commit()
+    engine.scheduler.cache.invalidate_blocks(request)
+    engine.abort("nan")
+    engine.run()
+    engine.plan()
+    assert not engine.files
+    assert engine.scheduler.cache.files is not None
+    assert len(engine.scheduler.cache.files) == 0
 
 
 def test_lost_workers_lose_host_memory() -> None:

@@ -1,10 +1,11 @@
-"""`BlockLoader`: fills blocks of the cache on a thread of its own, while steps go on."""
+"""`BlockLoader`: fills blocks of the cache and writes blocks to files on threads of its own, while steps go on."""
 
 import contextlib
 import os
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +13,15 @@ from pathlib import Path
 import torch
 
 from octavo.protocol.ids import BlockId
-from octavo.protocol.steps import LoadBlocks
+from octavo.protocol.steps import LoadBlocks, StoreBlocks
+from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
 
 
 @dataclass(frozen=True, slots=True)
-class FinishedLoad:
-    """What one command has loaded."""
+class FinishedTransfer:
+    """What one command has loaded or stored."""
 
     sequence: int
     missing: list[BlockId]
@@ -27,60 +29,99 @@ class FinishedLoad:
 
 
 class BlockLoader:
-    """Executes `LoadBlocks` commands in order. A file descriptor tells when one is done.
+    """Executes `LoadBlocks` commands in order, and `StoreBlocks` commands. A file descriptor tells when one is done.
 
     Args:
-        host: what it copies from.
+        host: what it copies from, and through which it reads and writes files.
+        files: None: there are none.
     """
 
-    def __init__(self, host: HostBlocks) -> None:
+    def __init__(self, host: HostBlocks, files: ContentFiles | None = None) -> None:
         self._host = host
+        self._files = files
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
-        self._thread = ThreadPoolExecutor(1, "block loader", initializer=_use_all_processors)
-        self._loads: deque[Future[FinishedLoad]] = deque()
+        self._load_thread = ThreadPoolExecutor(1, "load blocks", initializer=_use_all_processors)
+        self._store_thread = ThreadPoolExecutor(1, "store blocks", initializer=_use_all_processors)
+        self._transfers: deque[Future[FinishedTransfer]] = deque()
+        num_rows = host.num_staging_rows
+        self._load_rows = range(host.first_staging_row, host.first_staging_row + num_rows // 4)
+        self._store_rows = deque(range(host.first_staging_row + num_rows // 4, host.first_staging_row + num_rows))
+        """Free rows for contents that are written to files."""
 
     def fileno(self) -> int:
         """Return the file descriptor to poll."""
         return self._fd
 
-    def begin(self, command: LoadBlocks, event: DeviceEvent) -> None:
+    def load(self, command: LoadBlocks, event: DeviceEvent) -> None:
         """Begin a load.
 
         Args:
             command: names its blocks.
             event: the steps before are over when it is done.
         """
-        load = self._thread.submit(self._load, command, event)
-        self._loads.append(load)
-        load.add_done_callback(lambda _: os.eventfd_write(self._fd, 1))
+        self._submit(self._load_thread, lambda: self._load(command, event))
 
-    def take_finished(self) -> list[FinishedLoad]:
-        """Return the loads that have ended since the last call. Never blocks.
+    def store(self, command: StoreBlocks, record_event: Callable[[], DeviceEvent]) -> None:
+        """Copy blocks for files and begin to write them. What does not fit into the rows is missing in the answer."""
+        free = [self._store_rows.popleft() for _ in range(min(len(self._store_rows), len(command.blocks)))]
+        blocks = command.blocks[: len(free)]
+        self._host.copy_out([(block_id, row) for (block_id, _), row in zip(blocks, free, strict=True)])
+        event = record_event()
+        self._submit(self._store_thread, lambda: self._store(command, free, event))
+
+    def take_finished(self) -> list[FinishedTransfer]:
+        """Return what has ended since the last call. Never blocks.
 
         Raises:
-            Exception: whatever a load has raised.
+            Exception: whatever a transfer has raised.
         """
-        if not self._loads:  # perf: the command loop asks after each command
+        if not self._transfers:  # perf: the command loop asks after each command
             return []
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
-        finished = []
-        while self._loads and self._loads[0].done():
-            finished.append(self._loads.popleft().result())
-        return finished
+        done = [transfer for transfer in self._transfers if transfer.done()]
+        for transfer in done:
+            self._transfers.remove(transfer)
+        return [transfer.result() for transfer in done]
 
     def close(self) -> None:
-        """End the thread. Blocks until: the loads before are done."""
-        self._thread.shutdown()
+        """End the threads. Blocks until: the transfers before are done."""
+        self._load_thread.shutdown()
+        self._store_thread.shutdown()
         self._close_fd()
 
+    def _submit(self, thread: ThreadPoolExecutor, body: Callable[[], FinishedTransfer]) -> None:
+        transfer = thread.submit(body)
+        self._transfers.append(transfer)
+        transfer.add_done_callback(lambda _: os.eventfd_write(self._fd, 1))
+
     @torch.inference_mode()
-    def _load(self, command: LoadBlocks, event: DeviceEvent) -> FinishedLoad:
+    def _load(self, command: LoadBlocks, event: DeviceEvent) -> FinishedTransfer:
         event.wait()
         started_s = time.perf_counter()
         self._host.load(command.from_host)
-        return FinishedLoad(command.sequence, [], time.perf_counter() - started_s)
+        missing: list[BlockId] = []
+        num_rows = len(self._load_rows)
+        for start in range(0, len(command.from_files), num_rows or 1):
+            part, copies = command.from_files[start : start + num_rows], []
+            for row, (key, block_id) in zip(self._load_rows, part, strict=False):
+                if self._files is not None and self._files.read(command.folder, key, self._host.row(row)):
+                    copies.append((row, block_id))
+                else:
+                    missing.append(block_id)
+            self._host.load(copies)
+        return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
+
+    def _store(self, command: StoreBlocks, rows: list[int], event: DeviceEvent) -> FinishedTransfer:
+        event.wait()
+        started_s = time.perf_counter()
+        missing = [block_id for block_id, _ in command.blocks[len(rows) :]]
+        for row, (block_id, key) in zip(rows, command.blocks, strict=False):
+            if self._files is None or not self._files.write(command.folder, key, self._host.row(row)):
+                missing.append(block_id)
+            self._store_rows.append(row)
+        return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
 
 
 def _use_all_processors() -> None:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ class HostBlocks:
         library: copies on several threads; None: torch or a GPU copies.
         num_threads: of the library.
         stream: of the device; None: the host computes.
+        num_staging_rows: blocks in host memory through which files are read and written.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
@@ -41,7 +43,12 @@ class HostBlocks:
         library: NativeLibrary | None = None,
         num_threads: int = 1,
         stream: Stream | None = None,
+        num_staging_rows: int = 0,
     ) -> None:
+        self.first_staging_row = num_host_blocks
+        """Staging rows are used like further blocks."""
+        self.num_staging_rows = num_staging_rows
+        num_host_blocks += num_staging_rows
         self._stream = stream
         self._unpopulated: deque[Tensor] = deque()
         """Parts of the memory that nobody has written."""
@@ -76,6 +83,15 @@ class HostBlocks:
         """Make the copies of a plan, which come before its step. On a GPU: begin them."""
         self._copy(self._cache, self._parts, plan.copies_out)
         self._copy(self._parts, self._cache, plan.copies_in)
+
+    def copy_out(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy blocks to host memory as they are after the steps before. On a GPU: begin to."""
+        self._copy(self._cache, self._parts, copies)
+
+    def row(self, index: int) -> memoryview:
+        """Return the bytes of a block in host memory."""
+        content: Any = self._host_PB[index].numpy()
+        return memoryview(content)
 
     def load(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks in from another thread than that of the steps, which go on.

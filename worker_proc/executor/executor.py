@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan
+from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader
+from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
@@ -45,6 +46,7 @@ class PipelinedExecutor:
         adapters: fills the slots of LoRA adapters; None: the engine has none.
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
+        content_files: keeps them in files, by way of `host_blocks`; None: the engine has no files.
         drafter: drafts tokens with a head; None: the model has none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
@@ -60,6 +62,7 @@ class PipelinedExecutor:
         pooler: Pooler | None = None,
         *,
         host_blocks: HostBlocks | None = None,
+        content_files: ContentFiles | None = None,
         drafter: HeadDrafter | None = None,
         answers: bool = True,
     ) -> None:
@@ -69,7 +72,7 @@ class PipelinedExecutor:
         self._adapters = adapters
         self._pooler = pooler
         self._host_blocks = host_blocks
-        self.loader = None if host_blocks is None else BlockLoader(host_blocks)
+        self.loader = None if host_blocks is None else BlockLoader(host_blocks, content_files)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
         self._batch = batch
@@ -139,16 +142,19 @@ class PipelinedExecutor:
             self._watcher.add(step.event)
 
     @torch.inference_mode()
-    def load_blocks(self, command: LoadBlocks) -> None:
-        """Begin to fill blocks, which `loader` reports. Never blocks longer than copies of a plan do.
+    def transfer_blocks(self, command: LoadBlocks | StoreBlocks) -> None:
+        """Begin to fill or to store blocks, which `loader` reports. Blocks until: the copies are made that come first.
 
         Raises:
             ProtocolError: no host memory was allocated.
         """
         if self._host_blocks is None or self.loader is None:
-            raise ProtocolError("blocks are to be loaded from host memory, but no block of it was allocated")
-        self._host_blocks.apply(command)
-        self.loader.begin(command, self.runner.record_event())
+            raise ProtocolError("blocks are to be copied through host memory, but no block of it was allocated")
+        if isinstance(command, StoreBlocks):
+            self.loader.store(command, self.runner.record_event)
+        else:
+            self._host_blocks.apply(command)
+            self.loader.load(command, self.runner.record_event())
 
     @torch.inference_mode()
     def use_model(self, model: Model | None) -> None:

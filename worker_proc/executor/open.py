@@ -1,18 +1,27 @@
 """Makes the executor of a loaded model, whatever its device: the seam for the worker and for benchmarks."""
 
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
+from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
-from octavo.worker_proc.executor.runner import Deliver
+from octavo.worker_proc.executor.runner import Deliver, Runner
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.head_drafter import open_drafter
+
+STAGING_BYTES = 64 << 20
+"""Host memory through which files are read and written: what a disk takes in the time of a long step."""
+MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
 
 
 def open_executor(
@@ -25,6 +34,7 @@ def open_executor(
     max_model_len: int,
     num_states: int = 0,
     num_host_blocks: int = 0,
+    rank: int = 0,
     processors: Processors | None = None,
     adapters: AdapterLoader | None = None,
 ) -> PipelinedExecutor:
@@ -39,6 +49,7 @@ def open_executor(
         max_model_len: longest request, in tokens.
         num_states: slots for recurrent states.
         num_host_blocks: in host memory, for contents that blocks of the cache lose to others.
+        rank: names its files of blocks.
         processors: of logits.
         adapters: fills the slots of LoRA adapters; None: the engine has none.
 
@@ -48,7 +59,54 @@ def open_executor(
     runner = open_runner(
         model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states
     )
-    batch = BatchState(
+    batch = _open_batch(model, config, runner, max_model_len)
+    pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
+    drafter = open_drafter(model, config, runner, batch, num_blocks=num_blocks, max_model_len=max_model_len)
+    buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
+    content_files = ContentFiles(rank) if config.kv_offloading_path else None
+    host_blocks = None
+    if num_host_blocks or content_files is not None:
+        host_blocks = _open_host_blocks(
+            buffers, config, model, stream, num_blocks, num_host_blocks, has_files=bool(content_files)
+        )
+    executor = PipelinedExecutor(
+        batch,
+        runner,
+        deliver,
+        processors,
+        adapters,
+        pooler,
+        host_blocks=host_blocks,
+        content_files=content_files,
+        drafter=drafter,
+        answers=model.stage.is_last,
+    )
+    if config.kv_transfer is not None:
+        executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
+    return executor
+
+
+def _open_host_blocks(
+    buffers: Sequence[Tensor],
+    config: ResolvedConfig,
+    model: Model,
+    stream: Stream | None,
+    num_blocks: int,
+    num_host_blocks: int,
+    *,
+    has_files: bool,
+) -> HostBlocks:
+    num_rows = 0
+    if has_files:
+        block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
+        num_rows = min(max(MIN_STAGING_ROWS, STAGING_BYTES // max(1, block_bytes)), MAX_STAGING_ROWS)
+    return HostBlocks(
+        buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream, num_staging_rows=num_rows
+    )
+
+
+def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_len: int) -> BatchState:
+    return BatchState(
         num_slots=config.max_num_seqs,
         max_model_len=max_model_len,
         block_size=config.block_size,
@@ -59,16 +117,3 @@ def open_executor(
         num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
         segment_stride=model.segment_stride,
     )
-    pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
-    drafter = open_drafter(model, config, runner, batch, num_blocks=num_blocks, max_model_len=max_model_len)
-    buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
-    host_blocks = None
-    if num_host_blocks:
-        host_blocks = HostBlocks(buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream)
-    answers = model.stage.is_last
-    executor = PipelinedExecutor(
-        batch, runner, deliver, processors, adapters, pooler, host_blocks=host_blocks, drafter=drafter, answers=answers
-    )
-    if config.kv_transfer is not None:
-        executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
-    return executor

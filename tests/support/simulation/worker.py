@@ -23,6 +23,7 @@ from octavo.protocol.steps import (
     Scheduled,
     StepPlan,
     StepResult,
+    StoreBlocks,
     TokenMask,
 )
 from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state, vector
@@ -71,7 +72,9 @@ class SimulatedWorker:
         num_blocks: int,
         groups: Sequence[CacheGroupSpec] = ONE_GROUP,
         num_host_blocks: int = 0,
+        files: dict[bytes, list[int | None]] | None = None,
     ) -> None:
+        self._files = {} if files is None else files
         self.rows: dict[int, Row] = {}
         self.next_sequence = 0
         self.num_computed_tokens = 0
@@ -176,14 +179,27 @@ class SimulatedWorker:
         """Begin to fill blocks: until `finish_load` they hold what nobody may read."""
         self._copy_blocks(command)
         self._loading[command.sequence] = command
-        for _, block_id in command.from_host:
+        for _, block_id in (*command.from_host, *command.from_files):
             self._cache[block_id * self._block_size : (block_id + 1) * self._block_size] = [None] * self._block_size
 
     def finish_load(self, sequence: int) -> BlocksLoaded:
         """Fill the blocks of a load, with what host memory has by now."""
-        for host_id, block_id in self._loading.pop(sequence).from_host:
+        command = self._loading.pop(sequence)
+        for host_id, block_id in command.from_host:
             self._copy_in(host_id, block_id)
-        return BlocksLoaded(sequence, 0)
+        for key, block_id in command.from_files:
+            place = block_id * self._block_size
+            self._cache[place : place + self._block_size] = self._files.get(key, [None] * self._block_size)
+        missing = [block_id for key, block_id in command.from_files if key not in self._files]
+        return BlocksLoaded(sequence, 0, missing)
+
+    def store(self, command: StoreBlocks) -> BlocksLoaded:
+        """Write blocks to files."""
+        for block_id, key in command.blocks:
+            states = self._cache[block_id * self._block_size : (block_id + 1) * self._block_size]
+            require(None not in states, f"block {block_id} is stored before it is full")
+            require(self._files.setdefault(key, states) == states, f"block {block_id} is stored under a foreign key")
+        return BlocksLoaded(command.sequence, 0)
 
     def _copy_in(self, host_id: int, block_id: int) -> None:
         states = self._host[host_id]

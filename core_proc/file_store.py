@@ -1,0 +1,156 @@
+"""`FileStore`: has the workers write full blocks to files, and tells the scheduler which files there are."""
+
+import hashlib
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from octavo.core_proc.block_transfers import LoadingWorkers
+from octavo.core_proc.file_watch import FileWatch
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.scheduler import Scheduler
+from octavo.core_proc.scheduler.stop import FinishCause
+from octavo.core_proc.workers.commands import Answer
+from octavo.protocol.config import CachePlan, ResolvedConfig
+from octavo.protocol.errors import StartupError
+from octavo.protocol.ids import BlockId
+from octavo.protocol.steps import StoreBlocks
+
+logger = logging.getLogger(__name__)
+
+LAYOUT_VERSION = 1
+"""Of the files; raise it when they change."""
+
+
+class FileStore:
+    """A step hook and a `CacheObserver`: what can be found in the cache is written to files.
+
+    Contents are written when they are complete, not when they are evicted: what was computed before a crash is what
+    makes a restart fast. Workers write them as they are after the latest plan, on a thread of their own.
+
+    Args:
+        scheduler: of the engine.
+        workers: write.
+        folder: of this engine's files.
+        watch: of the directory.
+        block_bytes: of a block, all ranks together.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, workers: LoadingWorkers, folder: str, watch: FileWatch, block_bytes: int
+    ) -> None:
+        self.folder = folder
+        self._scheduler = scheduler
+        self._workers = workers
+        self._block_bytes = block_bytes
+        self._watch = watch
+        self._wanted: dict[bytes, BlockId] = {}
+        """Contents that the latest plan makes complete."""
+        self._storing: set[bytes] = set()
+        """Contents that workers write now."""
+
+    @property
+    def wake_fds(self) -> Sequence[int]:
+        """See `StepHook`."""
+        return [self._watch.fileno()]
+
+    def on_stored(self, request: Request, index: int, group: int) -> None:
+        """See `CacheObserver`."""
+        if request.block_ids:  # none: it was loaded
+            key = request.block_hashes[index] + self._scheduler.cache.groups.key_suffixes[group]
+            self._wanted[key] = request.block_ids[group][index]
+
+    def on_removed(self, block_hash: bytes) -> None:
+        """See `ContentObserver`."""
+
+    def on_cleared(self) -> None:
+        """See `ContentObserver`."""
+
+    def on_step(self) -> list[ClientEvent]:
+        """See `StepHook`."""
+        files = self._scheduler.cache.files
+        if files is None:
+            return []
+        if self._wanted:
+            find, wanted, self._wanted = self._scheduler.cache.pool.find, self._wanted, {}
+            missing = [key for key in wanted if key not in files and key not in self._storing]
+            # A preemption may have given a block to another request since it was complete.
+            self._store({key: wanted[key] for key in missing if find(key) == wanted[key]})
+        for changes in self._watch.take():
+            self._scheduler.change_files(changes.added, changes.removed)
+        if files.discarded:
+            self._storing.difference_update(files.discarded)
+            self._watch.delete(files.discarded)
+            files.discarded = []
+        return []
+
+    def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
+        """See `StepHook`."""
+        return cause
+
+    def _store(self, blocks: dict[bytes, BlockId]) -> None:
+        files = self._scheduler.cache.files
+        if not blocks or files is None or not files.is_open:
+            return
+
+        def finish(answer: Answer) -> None:
+            written = [] if answer.fault else [key for key in blocks if blocks[key] not in answer.missing]
+            wanted = [key for key in written if key in self._storing]
+            if len(wanted) < len(written):  # something was discarded meanwhile
+                self._watch.delete([key for key in written if key not in self._storing])
+            self._storing.difference_update(blocks)
+            if wanted:
+                self._scheduler.change_files(wanted, ())
+                self._watch.note_written(len(wanted) * self._block_bytes)
+
+        self._storing.update(blocks)
+        pairs = [(block_id, key) for key, block_id in blocks.items()]
+        self._workers.load_blocks(lambda sequence: StoreBlocks(sequence, pairs, self.folder), finish)
+
+
+def open_files(directory: Path, name: str, max_bytes: int) -> tuple[str, FileWatch]:
+    """Make the folder of an engine's files, and watch the directory.
+
+    Args:
+        directory: of all files.
+        name: of the folder: see `folder_name`.
+        max_bytes: of all files.
+
+    Raises:
+        StartupError: the directory cannot be used.
+    """
+    root = directory / f"octavo-kv-{LAYOUT_VERSION}"
+    try:
+        (root / name).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise StartupError(
+            f"cannot keep KV blocks in {directory}: {error.strerror} (--kv-offloading-path)",
+            phase="opening the files of KV blocks",
+        ) from error
+    return str(root / name), FileWatch(root, root / name, max_bytes)
+
+
+def folder_name(config: ResolvedConfig, plan: CachePlan, identity: str) -> str:
+    """Return the folder of an engine's files, in hexadecimal digits.
+
+    Engines with one folder read one another's files: they compute the same bits and divide them alike.
+
+    Args:
+        config: of the engine.
+        plan: of its cache.
+        identity: see `octavo.protocol.identity`.
+    """
+    layout = [
+        identity,
+        msgspec.to_builtins(config.model.hf_config),
+        config.block_size,
+        config.tensor_parallel_size,
+        config.pipeline_parallel_size,
+        msgspec.to_builtins(plan.cache_groups),
+        plan.host_block_bytes,
+        msgspec.to_builtins(config.speculation),  # heads that draft have a part of each block
+    ]
+    return hashlib.blake2b(msgspec.json.encode(layout, order="sorted"), digest_size=16).hexdigest()
