@@ -1,7 +1,5 @@
 """`LLM`: offline batches, for programs without an event loop."""
 
-# long: the public API of one class, whose methods are thin
-
 import asyncio
 import itertools
 import threading
@@ -15,7 +13,6 @@ from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import Prompt, conversation_prompt
-from octavo.frontend.live_weights import Weights
 from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
@@ -23,11 +20,11 @@ from octavo.frontend.pooling.llm import PoolingLLM, as_prompts, one_per_prompt
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.weights_llm import WeightsLLM
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError
 from octavo.protocol.params import BeamSearchParams, OutputKind, SamplingParams
 from octavo.protocol.snapshot import EngineSnapshot
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.weights import InFlightMode, PauseMode, WakeTag, WeightsStatus
 
 T = TypeVar("T")
 
@@ -35,7 +32,7 @@ MAX_IN_FLIGHT = 1024
 """Most sequences in flight: enough to fill every batch, few enough for the engine's queue limit."""
 
 
-class LLM(PoolingLLM):
+class LLM(PoolingLLM, WeightsLLM):
     """An engine and the thread that communicates with it. Close it, use `with`, or let it be garbage-collected.
 
     Args:
@@ -237,49 +234,6 @@ class LLM(PoolingLLM):
     def reset_prefix_cache(self) -> bool:
         """Drop all cached prefixes; returns False while blocks are in use."""
         return self._run(self.client.reset_prefix_cache())
-
-    def pause_generation(self, *, mode: PauseMode = "abort", clear_cache: bool = True) -> None:
-        """Draw no more tokens until `resume_generation`; see `AsyncClient.pause_generation`."""
-        self._run(self.client.pause_generation(mode=mode, clear_cache=clear_cache))
-
-    def resume_generation(self) -> None:
-        """End a pause."""
-        self._run(self.client.resume_generation())
-
-    def is_paused(self) -> bool:
-        """Return whether the engine is paused, or asleep."""
-        return self._run(self.client.is_paused())
-
-    def update_weights(
-        self,
-        weights: Weights,
-        *,
-        label: str = "",
-        is_partial: bool = False,
-        in_flight: InFlightMode = "recompute",
-        is_kept: bool = True,
-    ) -> int:
-        """Exchange the weights in place and return their version; see `AsyncClient.update_weights`."""
-        update = self.client.update_weights(
-            weights, label=label, is_partial=is_partial, in_flight=in_flight, is_kept=is_kept
-        )
-        return self._run(update)
-
-    def sleep(self, level: int = 1, *, mode: PauseMode = "abort") -> None:
-        """Free the memory of the KV cache and of weights; see `AsyncClient.sleep`."""
-        self._run(self.client.sleep(level, mode=mode))
-
-    def wake_up(self, tags: Sequence[WakeTag] | None = None) -> None:
-        """Take memory again; see `AsyncClient.wake_up`."""
-        self._run(self.client.wake_up(tags))
-
-    def is_sleeping(self) -> bool:
-        """Return whether the engine lacks anything that `wake_up` brings back."""
-        return self._run(self.client.is_sleeping())
-
-    def weights_status(self) -> dict[int, WeightsStatus]:
-        """Return the version of the weights of each engine, by index, and whether it is paused or asleep."""
-        return self._run(self.client.weights_status())
 
     def close(self) -> None:
         """Stop the engine. Safe to call twice."""
