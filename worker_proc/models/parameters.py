@@ -1,9 +1,6 @@
 """A model's tensors and linear weights, and how a checkpoint's tensors fill them. Does not read files."""
 
-# long: one class, whose methods share the tables of names
-
 import math
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,18 +9,16 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
-from octavo.worker_proc.models.checkpoint import Rule, apply_rules
+from octavo.worker_proc.models.checkpoint import Rule
 from octavo.worker_proc.models.layers.adapters import AdapterStack, LayerAdapters
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
-from octavo.worker_proc.models.origins import Origins, UnreadTensorError, missing_tensors
+from octavo.worker_proc.models.origins import UnreadTensorError, missing_tensors
 from octavo.worker_proc.models.places import Place, fill, oriented
+from octavo.worker_proc.models.tensor_names import TensorNames
 from octavo.worker_proc.parallel.group import TensorParallelGroup
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.parallel.sharding import Role, Shard, Sharding, role_of
 from octavo.worker_proc.parallel.stages import Stage, layer_of
-
-Split = Callable[[str, Tensor | QuantizedMatrix], Iterable[tuple[str, Tensor | QuantizedMatrix]]]
-"""Takes a tensor with its name in the checkpoint apart: names without prefixes, and their tensors."""
 
 
 class Parameters:
@@ -50,9 +45,8 @@ class Parameters:
         self.placement = placement
         self._dtype = placement.dtype
         self._device = placement.device
-        self._prefixes = sorted(prefixes, key=len, reverse=True)
-        self._ignored = list(ignored)
-        self._rules = rules
+        self.names = TensorNames(prefixes, ignored, rules)
+        """What becomes of the tensors of a checkpoint."""
         self._tensors: dict[str, Tensor] = {}
         self._biases: dict[str, Tensor] = {}
         self._linears: dict[str, LinearWeight] = {}
@@ -60,8 +54,6 @@ class Parameters:
         self._absent: dict[str, Tensor] = {}
         """The tensors of other stages, without memory."""
         self._places: dict[str, Place] = {}
-        self._splits: dict[str, Split] = {}
-        self._origins = Origins()
         self.adaptable: list[LayerAdapters] = []
         """The layers that LoRA adapters can change, those of other stages included."""
         self.stacks: dict[str, AdapterStack] = {}
@@ -223,13 +215,13 @@ class Parameters:
 
     def parts_of(self, full_name: str, values: Tensor) -> Iterable[tuple[str, Tensor | QuantizedMatrix]]:
         """Yield the tensors here that a tensor of the checkpoint becomes, as `load` would, and the rows of each."""
-        for name, part in apply_rules(self._rules, self._without_prefix(full_name), values):
+        for name, part in self.names.apply_rules(full_name, values):
             stack = self.stacks.get(name)
             yield from [(name, part)] if stack is None or not isinstance(part, Tensor) else stack.split(name, part)
 
     def stack_of(self, full_name: str) -> AdapterStack | None:
         """Return the stack that a tensor of the checkpoint holds; None: it is none."""
-        ((name, _),) = apply_rules(self._rules, self._without_prefix(full_name), torch.empty(0))
+        ((name, _),) = self.names.apply_rules(full_name, torch.empty(0))
         return self.stacks.get(name)
 
     def _bias(
@@ -327,8 +319,9 @@ class Parameters:
         self._let_go()
 
     def _let_go(self) -> None:
-        for loading in (self._places, self._absent, self._splits, self._biases, self._tied):
+        for loading in (self._places, self._absent, self._biases, self._tied):
             loading.clear()
+        self.names.forget_splits()
 
     @property
     def num_bytes(self) -> int:
@@ -351,7 +344,7 @@ class Parameters:
 
     def wants(self, full_name: str) -> bool:
         """Return False for a tensor of a checkpoint that only other stages hold: it need not be read."""
-        place = self._places.get(self._without_prefix(full_name))
+        place = self._places.get(self.names.without_prefix(full_name))
         return place is None or place.is_here
 
     def load(
@@ -369,19 +362,17 @@ class Parameters:
             ConfigError: a tensor is missing, unexpected, or of another shape.
         """
         missing = {name for name, place in self._places.items() if place.is_here}
-        for full_name, own_name, values in self._apart(weights):
-            for name, part in apply_rules(self._rules, own_name, values):
-                self._take(name, part, full_name)
-                self._origins.see(full_name, name)
-                missing.discard(name)
-                on_taken(name)
+        for full_name, name, part in self.names.read(weights):
+            self._take(name, part, full_name)
+            missing.discard(name)
+            on_taken(name)
         if missing:
-            raise missing_tensors(self._origins.of(missing))
+            raise missing_tensors(self.names.origins_of(missing))
 
     def _take(self, name: str, values: Tensor | QuantizedMatrix, full_name: str) -> None:
         """Fill the tensor `name` from what the checkpoint calls `full_name`, or from a part of it."""
         if name not in self._places:
-            if any(re.search(pattern, name) for pattern in self._ignored):
+            if self.names.is_ignored(name):
                 return
             raise UnreadTensorError(full_name)
         if not self._places[name].is_here:
@@ -390,39 +381,3 @@ class Parameters:
         self._places[name].take(own)
         if name in self._tied and not isinstance(own, Tensor):
             self._tied[name].take(name, own)
-
-    def ignore(self, pattern: str) -> None:
-        """Do not load tensors whose names, without prefixes, match a pattern."""
-        self._ignored.append(pattern)
-
-    def takes_apart(self, names: Sequence[str], split: Split, parts: Iterable[str], *, is_usual: bool = True) -> None:
-        """Accept tensors `names` of the checkpoint in place of those that `split` makes of them.
-
-        Args:
-            names: without prefixes; `split` is called with one after the other.
-            split: returns the tensors as soon as it can.
-            parts: the names of those tensors.
-            is_usual: False: checkpoints may hold the parts themselves.
-        """
-        self._splits.update(dict.fromkeys(names, split))
-        self._origins.declare(names, parts, is_usual=is_usual)
-
-    def _apart(
-        self, weights: Iterable[tuple[str, Tensor | QuantizedMatrix]]
-    ) -> Iterator[tuple[str, str, Tensor | QuantizedMatrix]]:
-        """Yield tensors with their names in the checkpoint and those, without prefix, of which the rules know."""
-        for full_name, values in weights:
-            name = self._without_prefix(full_name)
-            split = self._splits.get(name)
-            if split is None:
-                yield full_name, name, values
-                continue
-            self._origins.see(full_name, name)
-            for part, part_values in split(full_name, values):
-                yield full_name, self._without_prefix(part), part_values
-
-    def _without_prefix(self, name: str) -> str:
-        for prefix in self._prefixes:
-            if name.startswith(prefix):
-                return name.removeprefix(prefix)
-        return name

@@ -87,5 +87,5 @@ def _token_scores(parameters: Parameters, facts: ModelFacts, width: int) -> Dens
         if is_tied:
             yield name, table_VD
 
-    parameters.takes_apart([table], split, [part] + [table] * is_tied)
+    parameters.names.takes_apart([table], split, [part] + [table] * is_tied)
     return head

@@ -175,7 +175,7 @@ def build_eagle3(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple
         max_rows=max_rows,
     )
     if not is_reduced:
-        parameters.ignore(r"^d2t$")
+        parameters.names.ignore(r"^d2t$")
     return head, Features(layers, lambda taken: _sum_of_products(combine, taken))
 
 

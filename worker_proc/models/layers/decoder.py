@@ -125,7 +125,7 @@ def embedding_and_output(
     """Make `embed_tokens` and `lm_head`, or one table that is both; no `lm_head` if the model pools."""
     embedding = TokenEmbedding(parameters, "embed_tokens.weight", facts.vocab_size, width)
     if facts.pooling is not None:
-        parameters.ignore(r"^lm_head\.")
+        parameters.names.ignore(r"^lm_head\.")
         return embedding, None
     if is_tied:
         return embedding, Linear.tied(parameters, embedding.table_VD)

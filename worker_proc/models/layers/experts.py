@@ -17,7 +17,8 @@ from octavo.worker_proc.models.hf_config import optional, reject_unless, require
 from octavo.worker_proc.models.layers.adapters import AdapterStack, LayerAdapters
 from octavo.worker_proc.models.layers.linear import Linear, adapters_of
 from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatrix
-from octavo.worker_proc.models.parameters import Parameters, Split
+from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.models.tensor_names import Split
 from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
 
 
@@ -275,7 +276,7 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
         return [f"{prefix}.{expert}.{layer}.{kind}" for expert in range(num_experts) for layer in layers if layer]
 
     def accept(stack: Sequence[str], split: Split, parts: Iterable[str]) -> None:
-        parameters.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
+        parameters.names.takes_apart([f"{name}.{tensor}" for tensor in stack], split, parts, is_usual=names.is_stacked)
 
     parameters.stacks |= {
         f"{name}.{names.stacked_gate_up}": AdapterStack(stacked.gates_and_ups, names.is_turned),
