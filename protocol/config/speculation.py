@@ -9,7 +9,7 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import MAX_SPECULATION
 
-SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "eagle", "eagle3"]
+SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "eagle", "eagle3", "mtp"]
 
 DEFAULT_DEPTH = 8
 """The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
@@ -17,8 +17,11 @@ DEFAULT_HEAD_DEPTH = 3
 """Each token that a head drafts is one more pass over its layers and the output weight."""
 
 _HEADS = ("eagle", "eagle3")
-_MISSING_METHODS = ("draft_model", "mtp", "medusa", "mlp_speculator")
+_MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
+"""vLLM's names for the layers that a model brings itself."""
+_MISSING_METHODS = ("draft_model", "medusa", "mlp_speculator")
 
+_NO_MODEL = "leave the model out"
 _HINT = 'use {"method": "ngram"}, {"method": "suffix"}, or with a head {"method": "eagle3", "model": PATH}'
 
 
@@ -54,7 +57,7 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     suffix_max_spec_factor: float = 1.0
     suffix_min_token_prob: float = 0.1
     head: ModelFacts | None = None
-    """The layers that workers draft with, of `eagle` and `eagle3`; None: the core guesses."""
+    """The layers that workers draft with, of `eagle` and `eagle3`; of `mtp` the model's own; None: the core guesses."""
 
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
@@ -113,6 +116,9 @@ def resolve_speculation(
         depth = min(depth or MAX_SPECULATION, given.suffix_decoding_max_tree_depth)
     if method in _HEADS:
         _check_head(facts, head)
+    elif method == "mtp":
+        head = _own_head(facts)
+    if head is not None:
         depth = depth or DEFAULT_HEAD_DEPTH
     return ResolvedSpeculation(
         method=method,
@@ -153,6 +159,21 @@ def check_head_engine(
         )
     if has_embeds:
         raise _error(f"method {method} reads tokens, not prompt embeddings", "leave --enable-prompt-embeds out")
+
+
+def _own_head(facts: ModelFacts) -> ModelFacts:
+    if not facts.hf_config.get("num_nextn_predict_layers"):
+        raise _error(
+            f"method mtp needs a model with layers for it, and config.json of {facts.architecture} has no "
+            "num_nextn_predict_layers",
+            'use {"method": "suffix"}, or a head',
+        )
+    if facts.load_format not in ("safetensors", "pt"):
+        raise _error(
+            f"method mtp reads its layers from safetensors or *.bin files, not from {facts.load_format}",
+            "name such a checkpoint as model",
+        )
+    return facts
 
 
 def _check_head(facts: ModelFacts, head: ModelFacts | None) -> None:
@@ -197,15 +218,19 @@ def _method(given: _SpeculativeConfig) -> SpeculationMethod:
     method = given.method or (given.model if given.model in ("ngram", "suffix") else None)
     if method in ("ngram", "suffix"):
         if given.model not in (None, method, f"[{method}]"):
-            raise _error(f"method {method} reads no model, but model is {given.model!r}", "leave the model out")
+            raise _error(f"method {method} reads no model, but model is {given.model!r}", _NO_MODEL)
         return "ngram" if method == "ngram" else "suffix"
+    if method in _MTP:
+        if given.model is not None:
+            raise _error(f"method {method} reads layers of the model itself, but model is {given.model!r}", _NO_MODEL)
+        return "mtp"
     if method in _HEADS:
         if given.model is None:
             raise _error(f"method {method} needs the model of a head", "add its path or name as model")
         return "eagle" if method == "eagle" else "eagle3"
     if method in _MISSING_METHODS or (method is None and given.model is not None):
         what = f"method {method}" if method else f"model {given.model!r} without a method"
-        raise _error(f"{what}: this release guesses by lookups and with EAGLE heads only", _HINT)
+        raise _error(f"{what}: this release guesses by lookups, with EAGLE heads and with MTP layers only", _HINT)
     if method is None:
         raise _error("no method is given", _HINT)
     raise _error(f"there is no method {method!r}", _HINT)

@@ -1,6 +1,8 @@
 """Heads that draft: the formulas as published, and the same tokens and bits as without them."""
 
 import random
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from small_engine import Result, SmallEngine, TimedRequest
-from tiny_heads import AUX_LAYERS, head_rows, make_head
+from tiny_heads import AUX_LAYERS, head_rows, make_head, make_mtp
 from tiny_models import VOCAB_SIZE, make_tiny
 from transformers import AutoModelForCausalLM
 from worker_plans import Driver, loaded, spec, worker_config
@@ -45,58 +47,80 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
 
 
+Rows = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 @torch.inference_mode()
-def expected_drafts(target: Path, head: Path, token_ids: list[int], num_known: int) -> tuple[torch.Tensor, list[int]]:
+def expected_drafts(target: Path, head: Path | Rows, token_ids: list[int]) -> tuple[torch.Tensor, list[int]]:
     """The logits of the head after each known token but the last, by the published formulas, and greedy drafts."""
     model = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32)
-    weights = load_file(head / "model.safetensors")
-    states = model(torch.tensor([token_ids[: num_known - 1]]), output_hidden_states=True).hidden_states
+    states = model(torch.tensor([token_ids[:-1]]), output_hidden_states=True).hidden_states
+    weights = load_file(head / "model.safetensors") if isinstance(head, Path) else {}
+    rows: Rows = partial(head_rows, weights) if isinstance(head, Path) else head
     if "d2t" in weights:
         aux_TX = torch.cat([states[layer][0] for layer in AUX_LAYERS], dim=1)
         features_TD = aux_TX @ weights["fc.weight"].T
     else:
         features_TD = states[-1][0]  # after the final norm
-    known, drafts, first_logits_TV = token_ids[1:num_known], [], None
+    known, drafts, all_logits = token_ids[1:], [], []
     for _ in range(NUM_DRAFTS):
-        hidden_TD, own_TD = head_rows(weights, model.model.embed_tokens(torch.tensor(known)), features_TD)
+        hidden_TD, own_TD = rows(model.model.embed_tokens(torch.tensor(known)), features_TD)
         if "d2t" in weights:
             logits_TV = torch.full((len(known), VOCAB_SIZE), -torch.inf)
             places_V = torch.arange(len(weights["d2t"])) + weights["d2t"]
             logits_TV[:, places_V] = hidden_TD @ weights["lm_head.weight"].T
         else:
             logits_TV = model.lm_head(hidden_TD)
-        first_logits_TV = logits_TV if first_logits_TV is None else first_logits_TV
+        all_logits.append(logits_TV)
         drafts.append(int(logits_TV[-1].argmax()))
         known, features_TD = [*known, drafts[-1]], torch.cat([features_TD, own_TD[-1:]])
-    assert first_logits_TV is not None
-    return first_logits_TV, drafts
+    return all_logits[0], drafts
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_heads_compute_the_published_formulas(target: Path, method: str, head: Path, kernels: str) -> None:
-    config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculating(method, head))
+def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str, Any], kernels: str) -> None:
+    """Compare logits after a prompt, and drafts after chunks, guesses and decodes."""
+    config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculative_config)
     driver = Driver(loaded(config, is_native=kernels == "native"), config)
     drafter = driver.executor._executor._drafter  # type: ignore[attr-defined]
     request = driver.admit(0, prompt(21), spec())
     assert not driver.step().drafts
-    logits_TV, _ = expected_drafts(target, head, request.token_ids, 22)
+    logits_TV, _ = expected_drafts(target, head, request.token_ids)
     got_TV = drafter._forward.logits(np.arange(21))
     places_V = drafter._head.token_ids_V
     torch.testing.assert_close(got_TV, logits_TV if places_V is None else logits_TV[:, places_V], rtol=0, atol=1e-4)
-    # A second prompt in two chunks, and a step that verifies right and wrong guesses beside it.
+    # A second prompt in two chunks, and a step that verifies wrong guesses beside it.
     other = driver.admit(1, prompt(30, seed=1), spec())
     driver.step(chunks={1: 17}, num_drafts=1)
     result = driver.step(num_drafts=NUM_DRAFTS, guesses={0: [5, 6]})
     for running, (slot, token_ids) in zip([request, other], result.drafts, strict=True):
-        _, drafts = expected_drafts(target, head, running.token_ids, len(running.token_ids))
+        _, drafts = expected_drafts(target, head, running.token_ids)
         assert (slot, list(token_ids)) == (running.slot, drafts)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("arch", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
+def test_layers_for_multi_token_prediction(tmp_path: Path, arch: str, kernels: str) -> None:
+    target, layer = make_mtp(arch, tmp_path, num_layers=2)
+    speculative_config = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS}
+    check_formula(target, layer.rows, speculative_config, kernels)
+    requests = storm(5, 6)
+    expected, _ = results_of(target, requests, 100, cpu_kernels=kernels)
+    got, stats = results_of(target, requests, 40, cpu_kernels=kernels, speculative_config=speculative_config)
+    assert got == expected
+    assert stats.spec_decode_num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_heads_compute_the_published_formulas(target: Path, method: str, head: Path, kernels: str) -> None:
+    check_formula(target, head, speculating(method, head), kernels)
 
 
 def results_of(
     target: Path, requests: list[TimedRequest], num_blocks: int, **settings: Any
 ) -> tuple[list[Result], Any]:
     config = worker_config(target, max_model_len=128, **settings)
-    engine = SmallEngine(loaded(config), config, num_blocks, num_host_blocks=20)
+    is_native = config.cpu_kernels != "torch"
+    engine = SmallEngine(loaded(config, is_native=is_native), config, num_blocks, num_host_blocks=20)
     return engine.run(requests), engine.scheduler.stats()
 
 

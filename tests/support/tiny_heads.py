@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
-from tiny_models import MAX_POSITIONS, VOCAB_SIZE
+from safetensors.torch import load_file, save_file
+from tiny_models import MAX_POSITIONS, VOCAB_SIZE, make_tiny
 from torch import Tensor
 from torch.nn.functional import rms_norm, silu
+from transformers import AutoModelForCausalLM
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_DIM = 48, 80, 6, 2, 16
 EPS, THETA = 1e-5, 10000.0
@@ -113,3 +114,41 @@ def _rotated(x_NTH: Tensor) -> Tensor:
     cos, sin = angles_TC.cos(), angles_TC.sin()
     first, second = x_NTH.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+
+
+def make_mtp(arch: str, directory: Path, num_layers: int) -> tuple[Path, "MtpLayer"]:
+    """Write a tiny model with a layer for multi-token prediction behind the last one; returns both."""
+    longer = make_tiny(arch, directory / "longer", seed=1, num_hidden_layers=num_layers + 1)
+    model = make_tiny(arch, directory / "model", num_hidden_layers=num_layers, num_nextn_predict_layers=1)
+    name, generator = f"model.layers.{num_layers}", torch.Generator().manual_seed(2)
+    last = load_file(longer / "model.safetensors")
+    own = {f"{name}.{part}.weight": torch.rand(WIDTH, generator=generator) + 0.5 for part in MtpLayer.NORMS}
+    own[f"{name}.eh_proj.weight"] = torch.randn(WIDTH, 2 * WIDTH, generator=generator) * 0.2
+    own |= {f"{name}.{part}.weight": torch.zeros(VOCAB_SIZE, WIDTH) for part in ("embed_tokens", "shared_head.head")}
+    own |= {key: value for key, value in last.items() if key.startswith(f"{name}.")}
+    weights = load_file(model / "model.safetensors") | own
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    return model, MtpLayer(AutoModelForCausalLM.from_pretrained(longer, dtype=torch.float32), own, name)
+
+
+class MtpLayer:
+    """The formula of multi-token prediction, around a decoder layer of transformers."""
+
+    NORMS = ("enorm", "hnorm", "shared_head.norm")
+
+    def __init__(self, longer: Any, weights: dict[str, Tensor], name: str) -> None:
+        self._model, self._weights, self._name = longer.model, weights, name
+        self._eps = longer.config.rms_norm_eps
+
+    def rows(self, embedded_TD: Tensor, features_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """See `head_rows`."""
+        parts = [self._norm("enorm", embedded_TD), self._norm("hnorm", features_TD)]
+        x_1TD = (torch.cat(parts, dim=1) @ self._weights[f"{self._name}.eh_proj.weight"].T)[None]
+        positions_1T = torch.arange(x_1TD.shape[1])[None]
+        angles = self._model.rotary_emb(x_1TD, positions_1T)
+        out = self._model.layers[-1](x_1TD, attention_mask=None, position_ids=positions_1T, position_embeddings=angles)
+        residual_TD = (out if isinstance(out, Tensor) else out[0])[0]
+        return self._norm("shared_head.norm", residual_TD), residual_TD
+
+    def _norm(self, part: str, x_TD: Tensor) -> Tensor:
+        return rms_norm(x_TD, (WIDTH,), self._weights[f"{self._name}.{part}.weight"], self._eps)

@@ -1,16 +1,18 @@
 """Loads the head that a model drafts with."""
 
 from collections.abc import Callable
+from functools import partial
 
 from octavo.kernels.linear import Packer
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.errors import ConfigError, StartupError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.eagle import build_eagle, build_eagle3
+from octavo.worker_proc.models.heads.mtp import build_mtp, is_of_mtp, own_weights
 from octavo.worker_proc.models.layers.decoder import DecoderModel
 from octavo.worker_proc.weights.reader import read_weights
 
-_BUILDERS = {"eagle": build_eagle, "eagle3": build_eagle3}
+_BUILDERS = {"eagle": build_eagle, "eagle3": build_eagle3, "mtp": build_mtp}
 
 
 def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, report: Callable[[float], None]) -> None:
@@ -34,7 +36,10 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
         )
     try:
         head, features = _BUILDERS[speculation.method](facts, model, max_rows)
-        head.load_weights(read_weights(facts, report, head.parameters.wants))
+        if speculation.method == "mtp":
+            head.load_weights(own_weights(facts, read_weights(facts, report, partial(is_of_mtp, facts))))
+        else:
+            head.load_weights(read_weights(facts, report, head.parameters.wants))
     except StartupError as error:
         raise ConfigError(f"speculative_config: {facts.model_path}: {error.message}", hint=error.hint) from error
     head.pack(Packer(model.device, native=model.library))

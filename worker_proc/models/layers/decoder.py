@@ -182,6 +182,11 @@ class DecoderModel(LayeredModel):
         """Of the tokens, before `after_embedding`."""
         return self._embedding
 
+    @property
+    def rotaries(self) -> Sequence[Rotary]:
+        """Whose angles the layers use."""
+        return self._rotaries
+
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
         for rotary in self._rotaries:
