@@ -3,6 +3,7 @@
 It neither decides nor handles messages: see `scheduler/`, `service.py` and `loop.py`.
 """
 
+import functools
 import logging
 import time
 from collections.abc import Sequence
@@ -219,7 +220,7 @@ class EngineCore:
         state = WeightsState(
             record,
             WeightsJournal(Path(self._spec.run_dir)),
-            lambda digest, version: identity_of(config, digest, workers, version),
+            functools.cache(lambda digest, version: identity_of(config, digest, workers, version)),
             self._spec.weights_dir,
         )
         control = WeightsControl(scheduler, supervisor, state)

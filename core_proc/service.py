@@ -303,9 +303,11 @@ class FrontendService:
         if self._connector is not None:
             accepted = self._connector.submit(client, submit)
             return self._start(client, accepted) if isinstance(accepted, Submit) else accepted
-        if submit.kv_transfer is not None:
+        if submit.kv_transfer is not None and not submit.is_continued:
             message = f"{PARAMS}: this engine exchanges no KV blocks: start it with --kv-transfer-config"
             return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
+        if submit.kv_transfer is not None:  # it was accepted by another engine, which has died
+            submit = msgspec.structs.replace(submit, kv_transfer=None)
         return self._start(client, submit)
 
     def _start(self, client: bytes, submit: Submit) -> list[ClientEvent]:

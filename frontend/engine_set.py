@@ -91,7 +91,7 @@ class EngineSet:
         )
         engine.link.on_stats = partial(self._listener.on_stats, index)
         transfer = engine.config.kv_transfer
-        self.link.add(index, engine.link, is_for_prefill=transfer is not None and not transfer.takes)
+        self.link.add(index, engine.link, None if transfer is None else transfer.role)
         num_spans = [one.link.facts.num_blocks // span_blocks(one.config.block_size) for one in self._engines.values()]
         self._router.max_spans = max(1, sum(num_spans))  # at least as many as the caches hold
         return engine

@@ -117,11 +117,17 @@ class KVConnector:
         transfer = submit.kv_transfer
         if transfer is None:
             return submit
-        if fault := self._fault_of(transfer):
-            return [(client, Failed(submit.request_id, FailureKind.INVALID, f"{PARAMS}: {fault}", PARAMS))]
-        if not transfer.takes or self._puller is None:
-            return submit
         own = msgspec.structs.replace(submit, kv_transfer=None)
+        if transfer.leaves:
+            if self._config.gives:
+                return submit
+            if submit.is_continued:  # an engine that gives has died
+                return own
+            message = f"{PARAMS}: this engine takes blocks and gives none (kv_role of --kv-transfer-config)"
+            return [(client, Failed(submit.request_id, FailureKind.INVALID, message, PARAMS))]
+        if self._puller is None:
+            # Its prompt is computed: it may have come because no engine that takes blocks is left.
+            return own
         request = Request(client, own, 0, 0.0)
         num_blocks = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
         has_all = self._scheduler.cache.count_hits(request)[0].num_blocks >= num_blocks
@@ -134,13 +140,6 @@ class KVConnector:
         if len(waiters) == 1:
             self._puller.start(transfer, self._fingerprint())
         return []
-
-    def _fault_of(self, transfer: KVTransfer) -> str:
-        if transfer.leaves and not self._config.gives:
-            return "this engine takes blocks and gives none (kv_role of --kv-transfer-config)"
-        if transfer.takes and not self._config.takes:
-            return "this engine gives blocks and takes none (kv_role of --kv-transfer-config)"
-        return ""
 
     def abort(self, client: bytes, request_ids: Sequence[RequestId]) -> list[ClientEvent]:
         """End requests that wait here; others are not known here."""

@@ -6,6 +6,7 @@ import logging
 import os
 import queue
 import threading
+import time
 import zlib
 from collections import deque
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from octavo.protocol.kv_transfer import Answer, Ask, KVTransfer, Part, Question,
 logger = logging.getLogger(__name__)
 
 NUM_THREADS = 4
+SILENCE_S = 2.0
+"""For how long an engine that did not answer is not asked again."""
 LINGER_MS = 1000
 """For the last message of a connection."""
 READ_AHEAD = 4
@@ -33,6 +36,10 @@ _Reply = TypeVar("_Reply", Answer, Part)
 
 class PullFailed(Exception):
     """The blocks cannot be had; the message says why."""
+
+
+class PeerSilent(PullFailed):
+    """The engine that has the blocks does not answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,8 @@ class Puller:
         self._done: deque[Pulled] = deque()
         self._threads: list[threading.Thread] = []
         self._counter = itertools.count()
+        self._silent: dict[str, float] = {}
+        """Until when nothing is asked of engines that did not answer, by address: others must not wait behind them."""
 
     def start(self, transfer: KVTransfer, fingerprint: str) -> None:
         """Begin to fetch blocks."""
@@ -133,9 +142,17 @@ class Puller:
             os.eventfd_write(self.wake_fd, 1)
 
     def _pull(self, transfer: KVTransfer, fingerprint: str, path: str) -> list[bytes]:
-        with _Connection(self._context, address_of(transfer, self._directory), self._keys, self._timeout_s) as peer:
+        address = address_of(transfer, self._directory)
+        if time.monotonic() < self._silent.get(address, 0.0):
+            raise PullFailed("the engine that has them was silent lately")
+        with _Connection(self._context, address, self._keys, self._timeout_s) as peer:
             peer.send(Ask(transfer.transfer_id, fingerprint))
-            answer, _ = peer.receive(Answer)
+            try:
+                answer, _ = peer.receive(Answer)
+            except PeerSilent:
+                self._silent = {address: time.monotonic() + SILENCE_S}  # one is enough: it is for bursts
+                raise
+            self._silent.pop(address, None)
             if answer.fault:
                 raise PullFailed(answer.fault)
             if len(answer.sizes) != self._num_ranks:
@@ -190,8 +207,10 @@ class _Connection:
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._monitor, zmq.POLLIN)
         ready = dict(poller.poll(self._timeout_ms))
+        if not ready:
+            raise PeerSilent("the engine that has them is silent")
         if self._socket not in ready:
-            raise PullFailed("the engine that has them is gone" if ready else "the engine that has them is silent")
+            raise PullFailed("the engine that has them is gone")
         body, *data = self._socket.recv_multipart()
         try:
             return msgspec.msgpack.decode(body, type=kind), b"".join(data)

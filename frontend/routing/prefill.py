@@ -35,9 +35,12 @@ async def prefill(routed: "RoutedLink", submit: Submit, identity: str) -> KVTran
     params = submit.params
     if submit.kv_transfer is not None or not isinstance(params, SamplingSpec) or params.skip_reading_prefix_cache:
         return None
-    index = routed.choose_prefill(submit, identity, MIN_PREFILL_TOKENS)
-    if index is None:
+    taking, giving = routed.by_role(identity)
+    if len(submit.prompt_token_ids) < MIN_PREFILL_TOKENS or not (taking and giving):
         return None
+    if routed.choose(submit, taking)[1] < MIN_PREFILL_TOKENS:
+        return None
+    index, _ = routed.choose(submit, giving)
     alone = Submit(
         f"{submit.request_id}:prefill",
         submit.prompt_token_ids,

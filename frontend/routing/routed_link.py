@@ -12,6 +12,7 @@ from octavo.frontend.recovery.downtime import Downtime
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.router import PrefixRouter
 from octavo.frontend.wake_event import WakeEvent, WakeQueue
+from octavo.protocol.config.kv_transfer import KVRole
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, RequestFailedError
 from octavo.protocol.events import BoolResult, CacheUpdate, EngineFacts, UtilityResult
 from octavo.protocol.ids import RequestId
@@ -44,6 +45,8 @@ class RoutedLink:
         self._serving: frozenset[int] = frozenset()
         self.prefilling: set[int] = set()
         """Engines that compute prompts for others, and generate only if no other engine can."""
+        self._taking: set[int] = set()
+        """Engines that can take the KV blocks of these prompts."""
         self._leaving: set[int] = set()
         """Engines whose requests move away though they could finish there."""
         self._link_of: dict[RequestId, CoreLink] = {}
@@ -110,12 +113,14 @@ class RoutedLink:
         """The latest reports of all engines, added up."""
         return total([link.latest_stats for link in self._links.values()])
 
-    def add(self, index: int, link: CoreLink, *, is_for_prefill: bool = False) -> None:
+    def add(self, index: int, link: CoreLink, kv_role: KVRole | None = None) -> None:
         """Add an engine. It gets no requests until it serves."""
         assert index not in self._links, "an index belongs to one engine"
         self._links[index] = link
-        if is_for_prefill:
+        if kv_role == "kv_producer":
             self.prefilling.add(index)
+        elif kv_role is not None:
+            self._taking.add(index)
         link.index = index
         link.link_of = self._link_of
         link.on_load = partial(self._on_load, index)
@@ -158,6 +163,7 @@ class RoutedLink:
         self._on_change()
         self._leaving.discard(index)
         self.prefilling.discard(index)
+        self._taking.discard(index)
         self._router.forget(index)
         if len(self._links) == 1:  # nothing to choose: it need not report what it has cached
             (last,) = self._links
@@ -200,7 +206,7 @@ class RoutedLink:
         if not candidates:
             assert self.failure is not None, "an engine that has not failed is usable"
             raise self.failure
-        index, num_new_tokens = self._choose(submit, candidates)
+        index, num_new_tokens = self.choose(submit, candidates)
         return self._links[index].submit(submit, arrived, num_new_tokens)
 
     def abort(self, request_ids: list[RequestId]) -> None:
@@ -263,21 +269,12 @@ class RoutedLink:
         generating = [index for index in members if index not in self.prefilling]
         return generating if any(not self._links[index].failure for index in generating) else members
 
-    def choose_prefill(self, submit: Submit, identity: str, min_tokens: int) -> int | None:
-        """Return the engine that is best to compute a prompt for others; None: those that generate had better do it.
-
-        Args:
-            submit: the request.
-            identity: of the engines for which it was prepared.
-            min_tokens: an engine that lacks fewer tokens of the prompt computes them itself.
-        """
-        generating = tuple([index for index in self._find_usable(identity) if index not in self.prefilling])
-        links = {index: self._links[index] for index in sorted(self.prefilling & self._serving)}
-        able = tuple([index for index, link in links.items() if link.is_up and link.facts.identity == identity])
-        is_short = len(submit.prompt_token_ids) < min_tokens
-        if is_short or not generating or not able or self._choose(submit, generating)[1] < min_tokens:
-            return None
-        return self._choose(submit, able)[0]
+    def by_role(self, identity: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the engines that may take blocks for requests of an identity, and those that may leave them some."""
+        taking = tuple([index for index in self._find_usable(identity) if index not in self.prefilling])
+        links = [(index, self._links[index]) for index in sorted(self.prefilling & self._serving)]
+        giving = tuple([index for index, link in links if link.is_up and link.facts.identity == identity])
+        return (taking if self._taking.issuperset(taking) else ()), giving
 
     def submit_to(self, index: int, submit: Submit, arrived: WakeEvent) -> RequestStream:
         """Send a request to one engine. See `CoreLink.submit`."""
@@ -289,7 +286,8 @@ class RoutedLink:
         is_up = [index for index in members if self._links[index].is_up]
         return tuple(is_up or [index for index in members if not self._links[index].failure])
 
-    def _choose(self, submit: Submit, candidates: tuple[int, ...]) -> tuple[int, int]:
+    def choose(self, submit: Submit, candidates: tuple[int, ...]) -> tuple[int, int]:
+        """See `PrefixRouter.choose`."""
         return self._router.choose(submit.prompt_token_ids, extra_keys_of(submit), candidates)
 
     def _on_load(self, index: int) -> None:
@@ -369,7 +367,7 @@ class RoutedLink:
             return True
         moved = source.release(MAX_MOVED_AT_ONCE)
         for entry, stream in moved:
-            target, num_new_tokens = self._choose(entry.submit, targets)
+            target, num_new_tokens = self.choose(entry.submit, targets)
             self._links[target].adopt(entry, stream, num_new_tokens)
         if moved:
             logger.info("%d requests of engine %d continue on other engines", len(moved), index)

@@ -140,6 +140,18 @@ def test_offers_are_bounded() -> None:
     assert offers.has_room(100)
 
 
+def test_a_silent_engine_is_waited_for_once(pair: Pair) -> None:
+    pair.offer(is_written=False)
+    pair.puller._timeout_s = 0.05
+    assert "is silent" in pair.pull().fault
+    assert "was silent lately" in pair.pull().fault
+    pair.puller._silent.clear()
+    pair.puller._timeout_s = 5.0
+    pair.offers.drop(NAME)
+    pair.offer()
+    assert pair.pull().fault == ""
+
+
 @pytest.mark.parametrize("remote", [False, True])
 def test_an_engine_that_is_gone_is_not_waited_for(pair: Pair, remote: bool) -> None:
     pair.offer()
