@@ -301,8 +301,8 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     start = time.monotonic()
     env = Env.read()
     facts = read_model_facts(config.model, env)
-    device = detect_device(hides_gpus=env.hides_gpus)
-    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores(), head=read_head_facts(config, env))
+    head, device = read_head_facts(config, facts, env), detect_device(hides_gpus=env.hides_gpus)
+    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores(), head=head)
     timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 

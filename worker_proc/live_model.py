@@ -17,6 +17,7 @@ from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.steps import LoadWeights
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.load import packer_of
 from octavo.worker_proc.weights.transfer import WeightReceiver
@@ -52,6 +53,8 @@ class LiveModel:
         self._library: NativeLibrary | None = model.library
         self._exchange = model.exchange
         self._cache_scales = model.cache_scales
+        self._head = model.head
+        """A draft model keeps its weights."""
         self.stage = model.stage
         """The layers that are here."""
 
@@ -79,7 +82,7 @@ class LiveModel:
         Returns:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
-        if self._config.speculation is not None and self._config.speculation.head is not None:
+        if isinstance(self._head, DraftHead):
             return "speculative_config: weights cannot change while a head drafts, which was trained for these", ""
         try:
             source = self._source(command)
@@ -159,7 +162,7 @@ class LiveModel:
         return store
 
     def _use(self, model: Model) -> None:
-        model.library, model.exchange = self._library, self._exchange
+        model.library, model.exchange, model.head = self._library, self._exchange, self._head
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
         if self._config.enable_prompt_embeds:
             model.take_given_rows(self._config.max_num_batched_tokens)

@@ -156,7 +156,7 @@ def make_proposer(config: ResolvedSpeculation) -> Proposer:
             return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
         case "suffix":
             return SuffixProposer(config)
-        case "eagle" | "eagle3" | "mtp":
+        case "draft_model" | "eagle" | "eagle3" | "mtp":
             return DraftProposer()
 
 

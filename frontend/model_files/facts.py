@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.model_files import mistral
+from octavo.frontend.model_files.draft import check_draft_vocabulary
 from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
 from octavo.frontend.model_files.pooling import read_pooling_facts
 from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts
-from octavo.protocol.config.speculation import head_path
+from octavo.protocol.config.speculation import head_path, is_draft_model
 from octavo.protocol.env import Env, set_default
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import LAYOUTS, has_weights
@@ -98,11 +99,11 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     )
 
 
-def read_head_facts(config: EngineConfig, env: Env) -> ModelFacts | None:
-    """Read the files of the head that workers draft with; None: they draft with none.
+def read_head_facts(config: EngineConfig, facts: ModelFacts, env: Env) -> ModelFacts | None:
+    """Read the files of the draft model or head that workers draft with for a model; None: they draft with none.
 
     Raises:
-        ConfigError: a setting or a file is invalid.
+        ConfigError: a setting or a file is invalid, or a draft model has other tokens than the model.
     """
     path = head_path(config.speculation)
     if path is None:
@@ -114,7 +115,10 @@ def read_head_facts(config: EngineConfig, env: Env) -> ModelFacts | None:
         download_dir=config.model.download_dir,
         hf_token=config.model.hf_token,
     )
-    return read_model_facts(own, env)
+    head = read_model_facts(own, env)
+    if is_draft_model(config.speculation):
+        check_draft_vocabulary(facts, head)
+    return head
 
 
 def _load_format(config: ModelConfig, path: Path) -> str:

@@ -6,23 +6,29 @@ import msgspec
 from msgspec import Meta, Struct
 
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.model import QuantizationChoice
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import MAX_SPECULATION
 
-SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "eagle", "eagle3", "mtp"]
+SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
 
 DEFAULT_DEPTH = 8
 """The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
 DEFAULT_HEAD_DEPTH = 3
-"""Each token that a head drafts is one more pass over its layers and the output weight."""
+"""Each token that a head or a draft model drafts is one more pass over its weights."""
 
 _HEADS = ("eagle", "eagle3")
+_DRAFTERS = ("draft_model", *_HEADS)
+"""Methods whose layers `model` names."""
 _MTP = ("mtp", "deepseek_mtp", "glm4_moe_mtp")
 """vLLM's names for the layers that a model brings itself."""
-_MISSING_METHODS = ("draft_model", "medusa", "mlp_speculator")
+_MISSING_METHODS = ("medusa", "mlp_speculator")
 
 _NO_MODEL = "leave the model out"
-_HINT = 'use {"method": "ngram"}, {"method": "suffix"}, or with a head {"method": "eagle3", "model": PATH}'
+_HINT = (
+    'use {"method": "ngram"}, {"method": "suffix"}, {"method": "draft_model", "model": PATH} or, with a head, '
+    '{"method": "eagle3", "model": PATH}'
+)
 
 
 class SpeculationConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,7 +63,10 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     suffix_max_spec_factor: float = 1.0
     suffix_min_token_prob: float = 0.1
     head: ModelFacts | None = None
-    """The layers that workers draft with, of `eagle` and `eagle3`; of `mtp` the model's own; None: the core guesses."""
+    """What workers draft with: a smaller model, the layers of `eagle` and `eagle3`; of `mtp` the model itself.
+    None: the core guesses."""
+    quantization: QuantizationChoice | None = None
+    """Of the weights of the draft model; None: as its checkpoint has them."""
 
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
@@ -69,6 +78,8 @@ class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
     method: str | None = None
     model: str | None = None
+    quantization: QuantizationChoice | None = None
+    draft_tensor_parallel_size: _Count | None = None
     num_speculative_tokens: _Depth | None = None
     prompt_lookup_max: _Count | None = None
     prompt_lookup_min: _Count | None = None
@@ -79,13 +90,23 @@ class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 def head_path(config: SpeculationConfig) -> str | None:
-    """Return the model of the head that workers draft with; None: there is none.
+    """Return the draft model or the head that workers draft with; None: there is none.
 
     Raises:
         ConfigError: see `resolve_speculation`.
     """
     given = _read(config)
-    return given.model if given is not None and _method(given) in _HEADS else None
+    return given.model if given is not None and _method(given) in _DRAFTERS else None
+
+
+def is_draft_model(config: SpeculationConfig) -> bool:
+    """Return whether the model at `head_path` is a whole one, with a vocabulary of its own.
+
+    Raises:
+        ConfigError: see `resolve_speculation`.
+    """
+    given = _read(config)
+    return given is not None and _method(given) == "draft_model"
 
 
 def resolve_speculation(
@@ -110,12 +131,13 @@ def resolve_speculation(
     lookup = (given.prompt_lookup_min, given.prompt_lookup_max)
     shortest, longest = (3, 5) if lookup == (None, None) else (lookup[0] or lookup[1], lookup[1] or lookup[0])
     assert shortest and longest
+    _check_draft_settings(given, method)
     if shortest > longest:
         raise _error(f"prompt_lookup_min {shortest} is above prompt_lookup_max {longest}", "exchange them")
     if method == "suffix":
         depth = min(depth or MAX_SPECULATION, given.suffix_decoding_max_tree_depth)
-    if method in _HEADS:
-        _check_head(facts, head)
+    if method in _DRAFTERS:
+        _check_head(method, facts, head)
     elif method == "mtp":
         head = _own_head(facts)
     if head is not None:
@@ -130,13 +152,14 @@ def resolve_speculation(
         suffix_max_spec_factor=given.suffix_decoding_max_spec_factor,
         suffix_min_token_prob=given.suffix_decoding_min_token_prob,
         head=head,
+        quantization=given.quantization,
     )
 
 
 def check_head_engine(
     speculation: ResolvedSpeculation | None, *, device: str, world_size: int, has_embeds: bool
 ) -> None:
-    """Reject engines that cannot draft with a head.
+    """Reject engines that cannot draft with a head or a draft model.
 
     Args:
         speculation: of the engine.
@@ -145,7 +168,7 @@ def check_head_engine(
         has_embeds: whether prompts may have embeddings in place of tokens.
 
     Raises:
-        ConfigError: the engine has a head and cannot.
+        ConfigError: the engine is to and cannot.
     """
     if speculation is None or speculation.head is None:
         return
@@ -176,17 +199,31 @@ def _own_head(facts: ModelFacts) -> ModelFacts:
     return facts
 
 
-def _check_head(facts: ModelFacts, head: ModelFacts | None) -> None:
+def _check_head(method: SpeculationMethod, facts: ModelFacts, head: ModelFacts | None) -> None:
     assert head is not None, "facts of the model at `head_path`"
-    if head.embedding_width != facts.embedding_width:
+    is_head = method in _HEADS
+    if is_head and head.embedding_width != facts.embedding_width:
         raise _error(
             f"model: the head's hidden_size is {head.embedding_width}, the model's is {facts.embedding_width}",
             "name the head that was trained for this model",
         )
     if head.vocab_size != facts.vocab_size:
         raise _error(
-            f"model: the head's vocab_size is {head.vocab_size}, the model's is {facts.vocab_size}",
-            "name the head that was trained for this model",
+            f"model: the {'head' if is_head else 'draft model'}'s vocab_size is {head.vocab_size}, "
+            f"the model's is {facts.vocab_size}",
+            "name the head that was trained for this model" if is_head else "name a smaller model of the same family",
+        )
+
+
+def _check_draft_settings(given: _SpeculativeConfig, method: SpeculationMethod) -> None:
+    if given.quantization is not None and method != "draft_model":
+        raise _error(f"quantization is for method draft_model, and this is {method}", "leave it out")
+    if given.draft_tensor_parallel_size is not None and method not in _DRAFTERS:
+        raise _error(f"draft_tensor_parallel_size is for methods that draft, and this is {method}", "leave it out")
+    if (size := given.draft_tensor_parallel_size or 1) > 1:
+        raise _error(
+            f"draft_tensor_parallel_size is {size}, but drafts are made by one worker in this release",
+            "leave draft_tensor_parallel_size out",
         )
 
 
@@ -228,9 +265,15 @@ def _method(given: _SpeculativeConfig) -> SpeculationMethod:
         if given.model is None:
             raise _error(f"method {method} needs the model of a head", "add its path or name as model")
         return "eagle" if method == "eagle" else "eagle3"
-    if method in _MISSING_METHODS or (method is None and given.model is not None):
-        what = f"method {method}" if method else f"model {given.model!r} without a method"
-        raise _error(f"{what}: this release guesses by lookups, with EAGLE heads and with MTP layers only", _HINT)
+    if method == "draft_model" or (method is None and given.model is not None):
+        if given.model is None:
+            raise _error("method draft_model needs a smaller model", "add its path or name as model")
+        return "draft_model"
+    if method in _MISSING_METHODS:
+        raise _error(
+            f"method {method}: this release guesses by lookups, with draft models, EAGLE heads and MTP layers only",
+            _HINT,
+        )
     if method is None:
         raise _error("no method is given", _HINT)
     raise _error(f"there is no method {method!r}", _HINT)

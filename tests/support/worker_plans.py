@@ -31,7 +31,8 @@ def worker_config(model: Path | str, **settings: Any) -> ResolvedConfig:
     """The configuration of a worker for a model on disk, in float32 by default."""
     said = engine_config({"model": str(model), "dtype": "float32", **settings})
     env = Env.read()
-    facts, head = read_model_facts(said.model, env), read_head_facts(said, env)
+    facts = read_model_facts(said.model, env)
+    head = read_head_facts(said, facts, env)
     return resolve(said, facts, device="cpu", num_cores=2, head=head)
 
 

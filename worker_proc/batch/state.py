@@ -215,6 +215,10 @@ class BatchState:
         tokens_T: Ints = self._token_ids[slots_T, positions_T]
         return tokens_T
 
+    def block_table(self, group: int) -> npt.NDArray[np.int32]:
+        """Return the blocks of all slots in a cache group; valid until a slot is added."""
+        return self._block_ids[group]
+
     def entries_of(self, scheduled: Sequence[Scheduled]) -> StepEntries:
         """Return what a plan schedules, which must be something, as arrays."""
         entries = StepEntries.of(scheduled)

@@ -29,7 +29,7 @@ from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
-from octavo.worker_proc.speculation.head_drafter import Drafts, HeadDrafter
+from octavo.worker_proc.speculation.draws import Drafter, Drafts
 
 
 class PipelinedExecutor:
@@ -47,7 +47,7 @@ class PipelinedExecutor:
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
         content_files: keeps them in files, by way of `host_blocks`; None: the engine has no files.
-        drafter: drafts tokens with a head; None: the model has none.
+        drafter: drafts tokens; None: the workers draft none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -63,7 +63,7 @@ class PipelinedExecutor:
         *,
         host_blocks: HostBlocks | None = None,
         content_files: ContentFiles | None = None,
-        drafter: HeadDrafter | None = None,
+        drafter: Drafter | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner

@@ -17,7 +17,7 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
-from octavo.worker_proc.speculation.head_drafter import open_drafter
+from octavo.worker_proc.speculation.open import open_drafter
 
 STAGING_BYTES = 64 << 20
 """Host memory through which files are read and written: what a disk takes in the time of a long step."""

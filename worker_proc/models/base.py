@@ -117,7 +117,7 @@ class Model(ABC):
         self.features: Features | None = None
         """What a head reads of this model; None: there is no head."""
         self.head: Model | None = None
-        """Drafts tokens for speculative decoding; None: there is none."""
+        """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
         self.stage = parameters.stage
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import ConfigError
-from octavo.protocol.ids import IdArray, SlotId, pack_ids
+from octavo.protocol.ids import pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.runner import Accepted, Runner
@@ -20,9 +19,8 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.host import Forward, HostRunner
 from octavo.worker_proc.runners.registry import open_runner
-from octavo.worker_proc.sampling.sampler import Draw, Sampler
-
-Drafts = list[tuple[SlotId, IdArray]]
+from octavo.worker_proc.sampling.sampler import Sampler
+from octavo.worker_proc.speculation.draws import Drafts, draw_drafts, num_accepted, shared_group
 
 
 class HeadDrafter:
@@ -71,9 +69,8 @@ class HeadDrafter:
             num_drafts: 0: only follow.
         """
         sampled_E = (entries.num_samples_R > 0).nonzero()[0]
-        counts_R = entries.counts_R.copy()
-        if accepted is not None:  # keys of rejected guesses would be wrong, and the next step stores the right ones
-            counts_R[sampled_E] -= entries.num_samples_R[sampled_E] - np.array(accepted.counts, dtype=np.int64)
+        # Keys of rejected guesses would be wrong, and the next step stores the right ones.
+        counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
         rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
         self._run(entries.slots_R, starts_R, counts_R, self._model_forward.features_TD[torch.from_numpy(rows_T)], None)
@@ -132,21 +129,24 @@ class HeadDrafter:
         if (token_ids_V := self._head.token_ids_V) is not None:
             all_EV = torch.full((len(rows_E), self._vocab_size), -torch.inf)
             logits_EV = all_EV.index_copy_(1, token_ids_V, logits_EV)
-        rows = [self._batch.rows[slot] for slot in slots_E.tolist()]
-        draws = [
-            Draw(row.sampling, position, position - row.num_prompt_tokens)
-            for row, position in zip(rows, positions_E.tolist(), strict=True)
-        ]
-        return self._sampler.sample(logits_EV, draws)
+        return draw_drafts(self._sampler, self._batch, logits_EV, slots_E, positions_E)
 
 
-def open_drafter(
-    model: Model, config: ResolvedConfig, runner: Runner, batch: BatchState, *, num_blocks: int, max_model_len: int
-) -> HeadDrafter | None:
-    """Make the cache of a model's head, and the drafter that computes with both; None: the model has no head.
+def open_head_drafter(
+    model: Model,
+    head: DraftHead,
+    config: ResolvedConfig,
+    runner: Runner,
+    batch: BatchState,
+    *,
+    num_blocks: int,
+    max_model_len: int,
+) -> HeadDrafter:
+    """Make the cache of a head, and the drafter that computes with both.
 
     Args:
-        model: with its weights.
+        model: that it drafts for.
+        head: with its weights.
         config: of the engine.
         runner: of the model.
         batch: of the runner.
@@ -157,19 +157,9 @@ def open_drafter(
         ConfigError: no layer of the model keeps blocks of all tokens of a request.
         MemoryError, RuntimeError: there is no memory for the cache.
     """
-    head = model.head
-    if not isinstance(head, DraftHead):
-        return None
-    full = [
-        index for index, group in enumerate(model.cache_groups) if group.shape.is_causal and group.shape.window is None
-    ]
-    if not full:
-        raise ConfigError(
-            "speculative_config: a head needs a model with layers that attend to all tokens",
-            hint='use {"method": "suffix"}',
-        )
+    group = shared_group(model)
     head_runner = open_runner(head, config, None, num_blocks=num_blocks, max_model_len=max_model_len)
     assert isinstance(runner, HostRunner) and isinstance(head_runner, HostRunner), "heads draft on CPUs"
     vocab_size = config.model.vocab_size
     sampler = Sampler(vocab_size, head.library, config.num_threads, head_runner.forward.choose_threads)
-    return HeadDrafter(head, head_runner.forward, runner.forward, full[0], batch, sampler, vocab_size, max_model_len)
+    return HeadDrafter(head, head_runner.forward, runner.forward, group, batch, sampler, vocab_size, max_model_len)

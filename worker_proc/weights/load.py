@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from octavo.kernels.experts import ExpertExchange
@@ -11,8 +12,9 @@ from octavo.kernels.linear import Packer
 from octavo.kernels.linear.quantization import Quantization
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.config.weight_format import checkpoint_quantization
-from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
+from octavo.protocol.config.speculation import ResolvedSpeculation
+from octavo.protocol.config.weight_format import checkpoint_quantization, resolve_quantization
+from octavo.protocol.errors import ConfigError, NotEnoughMemoryError, StartupError
 from octavo.worker_proc.device.cpu import freed_memory_returns
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.origins import UnreadTensorError
@@ -94,7 +96,10 @@ def load_model(
         model = _load(config, report, placement, library, cache_dir)
         model.exchange = exchange
         if config.speculation is not None and config.speculation.head is not None:
-            load_head(config.speculation, model, config.max_num_batched_tokens, report)
+            if config.speculation.method == "draft_model":
+                model.head = _load_draft_model(config, config.speculation, report, placement, library, cache_dir)
+            else:
+                load_head(config.speculation, model, config.max_num_batched_tokens, report)
         if config.enable_prompt_embeds:
             model.take_given_rows(config.max_num_batched_tokens)
         return model
@@ -159,6 +164,43 @@ def _load(
     log_formats(model.parameters.linears)
     if cache:
         cache.keep(model.parameters, packer)
+    return model
+
+
+def _load_draft_model(
+    config: ResolvedConfig,
+    speculation: ResolvedSpeculation,
+    report: Callable[[float], None],
+    placement: Placement,
+    library: NativeLibrary | None,
+    cache_dir: Path | None,
+) -> Model:
+    """Return the draft model with its weights, packed.
+
+    Raises:
+        ConfigError: it cannot be loaded, or cannot draft.
+    """
+    facts = speculation.head
+    assert facts is not None, "the files of the draft model"
+    try:
+        quantization = resolve_quantization(speculation.quantization, facts, config.dtype)
+        own = msgspec.structs.replace(config, model=facts, quantization=quantization)
+        model = _load(own, report, placement, library, cache_dir)
+    except StartupError as error:
+        raise ConfigError(f"speculative_config: model {facts.model_path}: {error.message}", hint=error.hint) from error
+    obstacle = ""
+    if model.state_group is not None:
+        obstacle = "has recurrent states, which cannot be taken back"
+    elif len(model.cache_groups) != 1:
+        obstacle = f"has {len(model.cache_groups)} kinds of attention layers; one is supported"
+    elif not model.cache_groups[0].shape.is_causal:
+        obstacle = "attends in both directions"
+    elif model.segment_stride:
+        obstacle = "rotates long requests in another way than short ones"
+    if obstacle:
+        raise ConfigError(
+            f"speculative_config: model: {facts.architecture} {obstacle}", hint="name a draft model like Llama or Qwen"
+        )
     return model
 
 

@@ -1,0 +1,77 @@
+"""What the drafters of all methods share: draws with the noise of the request, and whose blocks their keys are in."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.ids import IdArray, SlotId
+from octavo.worker_proc.batch.inputs import Ints, StepEntries
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.runner import Accepted
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.sampling.sampler import Draw, Sampler
+
+Drafts = list[tuple[SlotId, IdArray]]
+
+
+class Drafter(Protocol):
+    """Drafts for the requests of a batch, after each step of its runner."""
+
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """Its keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
+
+    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+        """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
+
+        Args:
+            entries: of the step.
+            query_starts: of its rows.
+            accepted: how many of them are tokens, if some verify guesses.
+            num_drafts: 0: none.
+        """
+
+
+def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | None) -> Ints:
+    """Return how many positions of each entry of a step follow no wrong guess.
+
+    Args:
+        entries: of the step.
+        sampled_E: those that sample.
+        accepted: None: no entry verifies guesses.
+    """
+    counts_R = entries.counts_R.copy()
+    if accepted is not None:
+        counts_R[sampled_E] -= entries.num_samples_R[sampled_E] - np.array(accepted.counts, dtype=np.int64)
+    return counts_R
+
+
+def draw_drafts(sampler: Sampler, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
+    """Return a token for each of some positions, with the noise of the position: of the token that it guesses.
+
+    So at any temperature a draft is right if drafter and model agree.
+    """
+    rows = [batch.rows[slot] for slot in slots_E.tolist()]
+    draws = [
+        Draw(row.sampling, position, position - row.num_prompt_tokens)
+        for row, position in zip(rows, positions_E.tolist(), strict=True)
+    ]
+    return sampler.sample(logits_EV, draws)
+
+
+def shared_group(model: Model) -> int:
+    """Return the cache group of a model whose blocks have the keys of a drafter too.
+
+    Raises:
+        ConfigError: no layer of the model keeps blocks of all tokens of a request.
+    """
+    for index, group in enumerate(model.cache_groups):
+        if group.shape.is_causal and group.shape.window is None:
+            return index
+    raise ConfigError(
+        "speculative_config: drafts need a model with layers that attend to all tokens",
+        hint='use {"method": "suffix"}',
+    )

@@ -1,0 +1,188 @@
+"""`ModelDrafter`: drafts what comes after the sampled tokens with a smaller model of the same vocabulary.
+
+The draft model has keys and values of its own, in the blocks of the model's first cache group without a window. So they
+are found, shared and copied with the model's. It computes nothing until drafts are wanted, and then what it lacks of
+these requests: a full batch, which guesses nothing, pays nothing.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from torch import Tensor
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.ids import pack_ids
+from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.runner import Accepted
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.host import Forward, HostRunner
+from octavo.worker_proc.runners.registry import open_runner
+from octavo.worker_proc.sampling.sampler import Sampler
+from octavo.worker_proc.speculation.draws import Drafts, draw_drafts, num_accepted, shared_group
+
+
+class ModelDrafter:
+    """Drafts for the requests of a batch, after each step of its runner.
+
+    Args:
+        forward: of the draft model, over its cache.
+        group: the cache group of the model whose blocks the draft model uses.
+        batch: of the requests.
+        sampler: of the vocabulary.
+        num_blocks: of the cache.
+        block_size: in tokens.
+        max_rows: of a step.
+        max_len: tokens of a request that the draft model can attend to.
+    """
+
+    def __init__(
+        self,
+        forward: Forward,
+        group: int,
+        batch: BatchState,
+        sampler: Sampler,
+        *,
+        num_blocks: int,
+        block_size: int,
+        max_rows: int,
+        max_len: int,
+    ) -> None:
+        self._forward, self._group, self._batch, self._sampler = forward, group, batch, sampler
+        self._block_size, self._max_rows, self._max_len = block_size, max_rows, max_len
+        self._num_keys_B = np.zeros(num_blocks, dtype=np.int64)
+        """How many keys of the draft model a block has, from its beginning. Contents that come from elsewhere into a
+        block may make a number wrong: then drafts are."""
+
+    @property
+    def cache_buffers(self) -> Sequence[Tensor]:
+        """See `Drafter.cache_buffers`."""
+        return self._forward.cache_buffers
+
+    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+        """See `Drafter.draft`."""
+        self._forget_old_blocks(entries)
+        if not num_drafts:
+            return []
+        sampled_E = (entries.num_samples_R > 0).nonzero()[0]
+        ends_R = entries.starts_R + num_accepted(entries, sampled_E, accepted)
+        ends_R[sampled_E] += 1  # the last token, which the model has not computed yet
+        wanted_E = ends_R[sampled_E]
+        ends_R = np.minimum(ends_R, self._limits(entries.slots_R))
+        sampled_E = sampled_E[ends_R[sampled_E] == wanted_E]
+        rows_R = self._follow(entries.slots_R, entries.starts_R, ends_R)
+        return self._rounds(entries.slots_R[sampled_E], ends_R[sampled_E], rows_R[sampled_E], num_drafts)
+
+    def _limits(self, slots_R: Ints) -> Ints:
+        limits_R: Ints = np.minimum(self._batch.columns.capacity_S[slots_R], self._max_len)
+        return limits_R
+
+    def _forget_old_blocks(self, entries: StepEntries) -> None:
+        """Blocks that the step began to fill have no keys yet, whatever they had for another request."""
+        size = self._block_size
+        firsts_R, ends_R = -(-entries.starts_R // size), -(-(entries.starts_R + entries.counts_R) // size)
+        table = self._batch.block_table(self._group)
+        for index in (firsts_R < ends_R).nonzero()[0].tolist():
+            self._num_keys_B[table[entries.slots_R[index], firsts_R[index] : ends_R[index]]] = 0
+
+    def _num_followed(self, slots_R: Ints, starts_R: Ints) -> Ints:
+        """Return how many positions of each request have keys, up to the block of the position `starts_R`."""
+        num_blocks = int(starts_R.max()) // self._block_size + 1
+        table_RP = self._batch.block_table(self._group)[slots_R, :num_blocks]
+        is_whole_RP = self._num_keys_B[table_RP] == self._block_size
+        is_whole_RP &= np.arange(num_blocks) < (starts_R // self._block_size)[:, None]
+        firsts_R = is_whole_RP.argmin(axis=1)  # the last block of each row counts as not whole
+        keys_R = self._num_keys_B[table_RP[np.arange(len(slots_R)), firsts_R]]
+        followed_R: Ints = firsts_R * self._block_size + keys_R
+        return followed_R
+
+    def _follow(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> Ints:
+        """Compute what lacks of each request before `ends_R`, its last position in the last run; return its row there.
+
+        Requests that have no room for it are left out.
+        """
+        next_R = np.minimum(self._num_followed(slots_R, starts_R), ends_R - 1)
+        counts_R = np.where(ends_R > starts_R, ends_R - next_R, 0)
+        while counts_R.sum() > self._max_rows:
+            early_R = np.maximum(counts_R - 1, 0)
+            parts_R = np.clip(self._max_rows - (early_R.cumsum() - early_R), 0, early_R)
+            self._run_known(slots_R, next_R, parts_R)
+            next_R, counts_R = next_R + parts_R, counts_R - parts_R
+        self._run_known(slots_R, next_R, counts_R)
+        rows_R: Ints = counts_R.cumsum() - 1
+        return rows_R
+
+    def _run_known(self, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> None:
+        is_in_R = counts_R > 0
+        if not is_in_R.any():
+            return
+        inputs = self._inputs(slots_R[is_in_R], starts_R[is_in_R], counts_R[is_in_R])
+        self._forward.run(inputs)
+        blocks_T, offsets_T = np.divmod(inputs.groups[0].slot_mapping_T, self._block_size)
+        self._num_keys_B[blocks_T] = offsets_T + 1  # of equal blocks, the last position counts
+
+    def _inputs(self, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> StepInputs:
+        inputs = self._batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
+        inputs.groups, inputs.states, inputs.adapters = (inputs.groups[self._group],), None, None
+        return inputs
+
+    def _rounds(self, slots_E: Ints, next_E: Ints, rows_E: Ints, num_drafts: int) -> Drafts:
+        """Draft tokens one after another.
+
+        Args:
+            slots_E: of the requests.
+            next_E: the position of the first draft of each.
+            rows_E: the row in the last run that it comes from.
+            num_drafts: at most, for each request.
+        """
+        drafts: dict[int, list[int]] = {}
+        while len(slots_E):
+            logits_EV = self._forward.logits(rows_E)
+            tokens_E = np.array(draw_drafts(self._sampler, self._batch, logits_EV, slots_E, next_E), dtype=np.int64)
+            is_drawn_E = tokens_E >= 0
+            for slot, token_id in zip(slots_E[is_drawn_E].tolist(), tokens_E[is_drawn_E].tolist(), strict=True):
+                drafts.setdefault(slot, []).append(token_id)
+            num_drafts -= 1
+            is_next_E = is_drawn_E & (next_E < self._limits(slots_E)) & (num_drafts > 0)
+            slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
+            if len(slots_E):
+                inputs = self._inputs(slots_E, next_E, np.ones_like(slots_E))
+                inputs.token_ids_T = tokens_E
+                self._forward.run(inputs)
+            next_E, rows_E = next_E + 1, np.arange(len(slots_E))
+        return [(slot, pack_ids(token_ids)) for slot, token_ids in drafts.items()]
+
+
+def open_model_drafter(
+    model: Model, draft_model: Model, config: ResolvedConfig, batch: BatchState, *, num_blocks: int, max_model_len: int
+) -> ModelDrafter:
+    """Make the cache of a draft model, and the drafter that computes with both.
+
+    Args:
+        model: that it drafts for.
+        draft_model: with its weights.
+        config: of the engine.
+        batch: of the model's runner.
+        num_blocks: of the cache.
+        max_model_len: longest request, in tokens.
+
+    Raises:
+        ConfigError: no layer of the model keeps blocks of all tokens of a request.
+        MemoryError, RuntimeError: there is no memory for the cache.
+    """
+    group = shared_group(model)
+    assert config.speculation is not None and config.speculation.head is not None, "the files of the draft model"
+    max_len = min(max_model_len, config.speculation.head.max_position_embeddings)
+    runner = open_runner(draft_model, config, None, num_blocks=num_blocks, max_model_len=max_len)
+    assert isinstance(runner, HostRunner), "models draft on CPUs"
+    choose_threads = runner.forward.choose_threads
+    return ModelDrafter(
+        runner.forward,
+        group,
+        batch,
+        Sampler(config.model.vocab_size, draft_model.library, config.num_threads, choose_threads),
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_rows=config.max_num_batched_tokens,
+        max_len=max_len,
+    )
