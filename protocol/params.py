@@ -8,12 +8,8 @@ import msgspec
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling import PoolingTask, PoolingType
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
-from octavo.protocol.sampling_table import (
-    MAX_LOGPROB_TOKEN_IDS,
-    ROWS,
-    check_integer,
-    check_number,
-)
+from octavo.protocol.sampling_parameter import check_integer, check_number
+from octavo.protocol.sampling_table import MAX_LOGPROB_TOKEN_IDS, ROWS
 from octavo.protocol.structured import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5

@@ -4,15 +4,10 @@
 docs/sampling-parameters.md show them. docs/sampling.md says how a parameter is added. Holds no values of requests.
 """
 
-# long: one table
-
 import sys
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any, TypeAlias
+from collections.abc import Collection
 
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.sampling_parameter import Kind, Parameter, Stage
 
 MAX_N = 16384
 MAX_TOKEN_IDS = 2**18
@@ -21,104 +16,6 @@ MAX_LOGPROB_TOKEN_IDS = 128
 MAX_STREAM_INTERVAL = 2**31 - 1
 
 _LARGEST = sys.float_info.max
-
-
-class Stage(Enum):
-    """Where a parameter acts, in the order of a request's life."""
-
-    REQUEST = "request"
-    """In the frontend: how many sequences there are, and how they are shown."""
-    LOGITS = "logits"
-    """Changes logits before the temperature divides them."""
-    FILTER = "filter"
-    """Rules tokens out by their probability."""
-    DRAW = "draw"
-    """Decides which of the remaining tokens is drawn."""
-    STOP = "stop"
-    """Decides when the sequence ends."""
-    REPORT = "report"
-    """Decides what is reported beside a token."""
-
-
-class Kind(Enum):
-    """The type of a parameter's value, as documented."""
-
-    INTEGER = "integer"
-    NUMBER = "number"
-    SWITCH = "switch"
-    TEXTS = "texts"
-    TOKEN_IDS = "token ids"
-    OBJECT = "object"
-
-
-Ids: TypeAlias = Callable[[Any], Collection[int]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parameter:
-    """A field of `SamplingParams`, and of `SamplingSpec` if the engine needs it."""
-
-    name: str
-    kind: Kind
-    stage: Stage
-    default: Any = None
-    is_optional: bool = False
-    """Whether None is a value although it is not the default."""
-    minimum: float | None = None
-    """None: no bound."""
-    maximum: float | None = None
-    is_minimum_excluded: bool = False
-    max_entries: int | None = None
-    """Of a list."""
-    engine_range: tuple[float, float] | None = None
-    """What a worker can compute with, both ends included. The core rejects everything else; NaN is in no range."""
-    token_ids: Ids | None = None
-    """Returns the token ids in the value of the `SamplingSpec`, which must lie in the vocabulary."""
-    is_copied: bool = False
-    """Whether the engine gets the caller's number as it is. `make_spec` computes the others."""
-    is_request_field: bool = False
-    """Whether a field of the HTTP API with this name and meaning sets it."""
-    columns: tuple[str, ...] = ()
-    """Columns of `kernels.sample.RequestTable` that exist for it: what a device must know."""
-    meaning: str = ""
-    """For the documentation."""
-
-    def check(self, value: object) -> None:
-        """Check a caller's value against the bounds.
-
-        Raises:
-            InvalidRequestError: naming the parameter.
-        """
-        if value is None and (self.default is None or self.is_optional):
-            return
-        if self.kind is Kind.INTEGER:
-            check_integer(self.name, value, self.minimum, self.maximum)
-        elif self.kind is Kind.NUMBER:
-            check_number(self.name, value, self.minimum, self.maximum, is_minimum_excluded=self.is_minimum_excluded)
-        elif self.max_entries is not None and isinstance(value, list | dict):
-            if len(value) > self.max_entries:
-                message = f"{self.name} may hold at most {self.max_entries} tokens, got {len(value)}"
-                raise InvalidRequestError(message, self.name)
-            check_token_ids(self.name, value)
-
-    def engine_fault(self, value: Any, vocab_size: int) -> str | None:
-        """Return why a worker cannot compute with the value of a `SamplingSpec`, None if it can."""
-        if self.engine_range is not None:
-            low, high = self.engine_range
-            if not low <= value <= high:
-                return f"{self.name} must be from {low:g} to {high:g}, got {value}"
-        if self.token_ids is not None and value:
-            token_ids = self.token_ids(value)
-            if not 0 <= min(token_ids) <= max(token_ids) < vocab_size:
-                return f"the token ids of {self.name} must be from 0 to {vocab_size - 1}"
-        return None
-
-    @property
-    def json_bounds(self) -> dict[str, float]:
-        """The bounds as JSON Schema keywords."""
-        lowest = "exclusiveMinimum" if self.is_minimum_excluded else "minimum"
-        bounds = {lowest: self.minimum, "maximum": self.maximum}
-        return {name: bound for name, bound in bounds.items() if bound is not None}
 
 
 def _themselves(token_ids: Collection[int]) -> Collection[int]:
@@ -441,49 +338,3 @@ PARAMETERS: dict[str, Parameter] = {row.name: row for row in ROWS}
 FILTERS = tuple(row for row in ROWS if row.stage is Stage.FILTER)
 PENALTIES = tuple(row for row in ROWS if "output_counts_SL" in row.columns)
 """Parameters for which the tokens of a request are counted."""
-
-
-def check_integer(name: str, value: object, low: float | None, high: float | None) -> None:
-    """Check that a value is an integer in a range.
-
-    Raises:
-        InvalidRequestError: naming the parameter.
-    """
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequestError(f"{name} must be an integer, got {value!r}", name)
-    _check_range(name, value, low, high, is_minimum_excluded=False)
-
-
-def check_number(
-    name: str, value: object, low: float | None, high: float | None, *, is_minimum_excluded: bool = False
-) -> None:
-    """Check that a value is a finite number in a range.
-
-    Raises:
-        InvalidRequestError: naming the parameter.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
-        raise InvalidRequestError(f"{name} must be a number, got {value!r}", name)
-    if abs(value) > _LARGEST:
-        raise InvalidRequestError(f"{name} must be finite, got {value!r}", name)
-    _check_range(name, value, low, high, is_minimum_excluded=is_minimum_excluded)
-
-
-def check_token_ids(name: str, token_ids: Collection[int]) -> None:
-    """Check that values are token ids.
-
-    Raises:
-        InvalidRequestError: naming the parameter and the first wrong one.
-    """
-    # perf: with a call for each of a hundred thousand, one request would hold up all others.
-    if token_ids and not (set(map(type, token_ids)) == {int} and min(token_ids) >= 0):
-        for token_id in token_ids:
-            check_integer(name, token_id, 0, None)
-
-
-def _check_range(name: str, value: float, low: float | None, high: float | None, *, is_minimum_excluded: bool) -> None:
-    if low is not None and (value < low or (is_minimum_excluded and value == low)):
-        least = "above" if is_minimum_excluded else "at least"
-        raise InvalidRequestError(f"{name} must be {least} {low}, got {value}", name)
-    if high is not None and value > high:
-        raise InvalidRequestError(f"{name} must be at most {high}, got {value}", name)

@@ -1,6 +1,7 @@
 """`render_sampling_docs`: the table of sampling parameters as the page `docs/sampling-parameters.md`."""
 
-from octavo.protocol.sampling_table import ROWS, Parameter, Stage
+from octavo.protocol.sampling_parameter import Parameter, Stage
+from octavo.protocol.sampling_table import ROWS
 
 _INTRODUCTION = """\
 # Sampling parameters

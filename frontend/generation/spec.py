@@ -20,7 +20,8 @@ from octavo.protocol.params import (
     SamplingParams,
     SamplingSpec,
 )
-from octavo.protocol.sampling_table import ROWS, Kind, Stage
+from octavo.protocol.sampling_parameter import Kind, Stage
+from octavo.protocol.sampling_table import ROWS
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.kernels.sample.table import COLUMNS, RequestTable
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import SamplingParams, SamplingSpec
-from octavo.protocol.sampling_table import PARAMETERS, ROWS, Kind, Parameter, Stage
+from octavo.protocol.sampling_parameter import Kind, Parameter, Stage
+from octavo.protocol.sampling_table import PARAMETERS, ROWS
 
 
 def missing_places(rows: tuple[Parameter, ...]) -> list[str]:

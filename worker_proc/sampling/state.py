@@ -14,7 +14,8 @@ from octavo.kernels.penalties.native import Penalties
 from octavo.kernels.sample import SampledRequest
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.sampling_table import FILTERS, PENALTIES, Parameter
+from octavo.protocol.sampling_parameter import Parameter
+from octavo.protocol.sampling_table import FILTERS, PENALTIES
 from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
 
