@@ -6,10 +6,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from core_fakes import CLIENT, cache_plan, core_config
+from core_fakes import CLIENT, FakeEngine, cache_plan, core_config
 from simulation.worker import SimulatedWorker
 from source_tree import ROOT
 
+from octavo.core_proc.cache.exchange import blocks_to_give
 from octavo.core_proc.log_entries import CacheReset, Ended, Planned
 from octavo.core_proc.recorder import Recorder, read_recording, replay
 from octavo.core_proc.replay import main
@@ -59,6 +60,24 @@ def test_a_recording_contains_requests_that_were_ended_from_outside(tmp_path: Pa
     recorder.close()
     assert sum(isinstance(entry, Ended) for entry in read_recording(path)) == 2
     assert replay(read_recording(path)).is_identical
+
+
+def test_blocks_of_another_engine_are_in_a_recording(tmp_path: Path):
+    config = core_config()
+    prompt = Submit("a", pack_ids([1] * 30), SamplingSpec(max_tokens=2, seed=1))
+    giver = FakeEngine()
+    giver.submit("a", [1] * 30, 40)
+    giver.plan()
+    (request,) = giver.scheduler.running
+    keys = [key for key, _ in blocks_to_give(giver.scheduler.cache, request)]
+    recorder = Recorder(tmp_path / "steps", config, cache_plan(config))
+    scheduler = ObservedScheduler(config, cache_plan(config), itertools.count().__next__, [recorder])
+    assert len(scheduler.take_blocks(CLIENT, prompt, keys)) == 7
+    scheduler.submit(CLIENT, prompt)
+    step = scheduler.plan()
+    assert step is not None and [part.start for part in step.scheduled] == [28]
+    recorder.close()
+    assert replay(read_recording(tmp_path / "steps")).is_identical
 
 
 def test_a_recording_replays_identically(recording: Path):

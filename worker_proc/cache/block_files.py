@@ -94,6 +94,7 @@ class BlockFiles:
         sources, blocks = torch.tensor(list(rows)).T
         for part, buffer in zip(parts, self._cache, strict=True):
             buffer[blocks.to(buffer.device)] = part[sources].to(buffer.device)
+        torch.cuda.synchronize(self._cache[0].device)  # steps run on a stream of their own
 
     def _rows(self, path: str, num_rows: int, *, shared: bool) -> list[Tensor]:
         """Return the file's parts of blocks, one tensor for each buffer; the tensors keep it mapped."""
