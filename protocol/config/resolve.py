@@ -217,8 +217,14 @@ def resolve(
     check_lock_step(config.parallel, chosen_device, config.device.cpu_kernels)
     check_tp_invariance(config, facts, chosen_device)
     speculation = resolve_speculation(config.speculation, facts, head)
-    has_embeds = bool(config.model.enable_prompt_embeds)
-    check_head_engine(speculation, device=chosen_device, world_size=world_size, has_embeds=has_embeds)
+    check_head_engine(
+        speculation,
+        device=chosen_device,
+        num_ranks=config.parallel.tensor_parallel_size,
+        num_stages=num_stages,
+        is_lock_step=config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1,
+        has_embeds=bool(config.model.enable_prompt_embeds),
+    )
     stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
     binding, num_threads = resolve_threads(config, num_cores, num_local * config.parallel.data_parallel_size)

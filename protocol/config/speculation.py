@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
+from octavo.protocol.config.division import division_problem
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.model import QuantizationChoice
 from octavo.protocol.errors import ConfigError
@@ -157,14 +158,22 @@ def resolve_speculation(
 
 
 def check_head_engine(
-    speculation: ResolvedSpeculation | None, *, device: str, world_size: int, has_embeds: bool
+    speculation: ResolvedSpeculation | None,
+    *,
+    device: str,
+    num_ranks: int,
+    num_stages: int,
+    is_lock_step: bool,
+    has_embeds: bool,
 ) -> None:
     """Reject engines that cannot draft with a head or a draft model.
 
     Args:
         speculation: of the engine.
         device: "cpu" or "cuda".
-        world_size: workers of an engine.
+        num_ranks: that share each layer.
+        num_stages: of the pipeline.
+        is_lock_step: whether engines divide the experts of the model.
         has_embeds: whether prompts may have embeddings in place of tokens.
 
     Raises:
@@ -175,11 +184,23 @@ def check_head_engine(
     method = speculation.method
     if device != "cpu":
         raise _error(f"method {method} drafts on CPUs only in this release", 'use --device cpu or {"method": "suffix"}')
-    if world_size > 1:
+    if num_stages > 1:
         raise _error(
-            f"method {method} drafts in engines of one worker only in this release",
-            'use --tensor-parallel-size 1 and --pipeline-parallel-size 1, or {"method": "suffix"}',
+            f"method {method} does not draft across pipeline stages in this release",
+            'use --tensor-parallel-size, or {"method": "suffix"}',
         )
+    if method == "draft_model" and num_ranks > 1:
+        raise _error(
+            "method draft_model drafts in engines of one worker only in this release",
+            'use --tensor-parallel-size 1, or {"method": "suffix"}',
+        )
+    if is_lock_step:
+        raise _error(
+            f"method {method} does not draft in engines that divide the experts in this release",
+            'leave --enable-expert-parallel out, or use {"method": "suffix"}',
+        )
+    if problem := division_problem(speculation.head, num_ranks):
+        raise _error(f"model: --tensor-parallel-size {num_ranks} {problem} of the head", "use another number of ranks")
     if has_embeds:
         raise _error(f"method {method} reads tokens, not prompt embeddings", "leave --enable-prompt-embeds out")
 
@@ -222,7 +243,7 @@ def _check_draft_settings(given: _SpeculativeConfig, method: SpeculationMethod) 
         raise _error(f"draft_tensor_parallel_size is for methods that draft, and this is {method}", "leave it out")
     if (size := given.draft_tensor_parallel_size or 1) > 1:
         raise _error(
-            f"draft_tensor_parallel_size is {size}, but drafts are made by one worker in this release",
+            f"draft_tensor_parallel_size is {size}, but a draft model has one rank, and a head those of its model",
             "leave draft_tensor_parallel_size out",
         )
 

@@ -179,7 +179,8 @@ def test_a_head_that_knows_its_model_is_right(tmp_path: Path) -> None:
     [
         ({"hidden_size": 96}, {}, "hidden_size is 96, the model's is 48"),
         ({"vocab_size": 999}, {}, "vocab_size is 999, the model's is 320"),
-        ({}, {"tensor_parallel_size": 2}, "one worker"),
+        ({}, {"pipeline_parallel_size": 2}, "across pipeline stages"),
+        ({"num_attention_heads": 5, "num_key_value_heads": 5}, {"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
         ({}, {"enable_prompt_embeds": True}, "not prompt embeddings"),
         ({"hidden_act": "gelu"}, {}, "'hidden_act' is 'gelu'"),
         (

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from servers import descendants
+from tiny_heads import make_head
 from waiting import until, wait_until
 from workloads import Ask, ask, ask_all, random_requests
 
@@ -135,11 +136,31 @@ def test_a_storm_over_dying_workers(
     rank: int,
 ) -> None:
     """The expected answers are those of one rank, whatever the sizes."""
-    requests = storm_requests()
     sizes = {"tensor_parallel_size": size, "pipeline_parallel_size": num_stages}
+    storm_over_dying_workers(model, expected, sizes, number, cause, seed, num_strikes, rank)
+
+
+def test_a_storm_over_a_dying_rank_that_drafts(model: Path, expected: list[list[Any]], tmp_path: Path) -> None:
+    config = {"method": "eagle", "model": str(make_head("eagle", tmp_path / "head"))}
+    settings = {"tensor_parallel_size": 2, "speculative_config": config}
+    stats = storm_over_dying_workers(model, expected, settings, signal.SIGKILL, "exited", 3, 1, 1)
+    assert stats.spec_decode_num_draft_tokens > 0
+
+
+def storm_over_dying_workers(
+    model: Path,
+    expected: list[list[Any]],
+    sizes: dict[str, Any],
+    number: signal.Signals,
+    cause: str,
+    seed: int,
+    num_strikes: int,
+    rank: int,
+) -> EngineStats:
+    requests = storm_requests()
     settings = {**SETTINGS, "execute_model_timeout": 2.0, **sizes}
 
-    async def main() -> None:
+    async def main() -> EngineStats:
         async with AsyncClient.launch(str(model), **settings) as client:
             rng = random.Random(seed)
             striking = asyncio.create_task(strike_at_random(client, number, rng, num_strikes, rank))
@@ -153,8 +174,9 @@ def test_a_storm_over_dying_workers(
             assert stats.requests_resumed >= 1
             assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
             assert stats.num_running == stats.num_waiting == 0
+            return stats
 
-    asyncio.run(main())
+    return asyncio.run(main())
 
 
 @pytest.mark.parametrize("cache", [{}, {"kv_cache_dtype": "fp8", "calculate_kv_scales": True}], ids=str)

@@ -28,6 +28,7 @@ from octavo.worker_proc.models.layers.mlp import GatedMlp
 from octavo.worker_proc.models.layers.norm import RMSNorm
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.sharding import facts_of_rank
 
 _IGNORED = [r"rotary_emb\.inv_freq$", r"^embed_tokens\.weight$", r"^t2d$"]
 """Heads are trained with the embeddings of their model, and some checkpoints have a copy of them."""
@@ -95,6 +96,7 @@ def build_eagle(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple[
     Raises:
         ConfigError: something in its configuration is not supported.
     """
+    facts = facts_of_rank(facts, model.parameters.sharding.size)
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     has_bias = optional(config, "eagle_fc_bias", optional(config, "bias", False))
     parts = ["embedded", "hidden"]
@@ -128,6 +130,7 @@ def build_eagle3(facts: ModelFacts, model: DecoderModel, max_rows: int) -> tuple
     Raises:
         ConfigError: something in its configuration is not supported.
     """
+    facts = facts_of_rank(facts, model.parameters.sharding.size)
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     eps, has_bias = optional(config, "rms_norm_eps", 1e-6), optional(config, "attention_bias", False)
     reject_unless(config, "norm_before_fc", [False, None])
