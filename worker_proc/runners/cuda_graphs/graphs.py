@@ -3,18 +3,14 @@
 Knows no request: arrays go in, one token per sampled row comes out. Kernels read only static buffers of the device.
 """
 
-# long: launching and capturing share the buffers of a step
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs.memory import LogprobsMemory
-from octavo.kernels.paged_attention.gpu_prefixes import Prefixes
 from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
@@ -27,18 +23,14 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     SampleRows,
     StepSize,
     Views,
-    fill_inputs,
-    fill_samples,
-    idle_step,
     slot_mapping_name,
     state_slots,
 )
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields, StepBuffer
+from octavo.worker_proc.runners.cuda_graphs.upload import AttentionPlans, StepUpload
 from octavo.worker_proc.sampling.state import LARGEST
-
-NO_SAMPLES = SampleRows(*(np.empty(0, np.int64) for _ in range(4)))
 
 
 class GraphKind(Enum):
@@ -88,18 +80,6 @@ class Sampled:
     """Of the rows whose requests report any; None: the step does not report."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """The attention plans of a step in a host buffer."""
-
-    num_tiles: Sequence[int]
-    """In each cache group."""
-    num_words: int
-    """Of all plans."""
-    num_item_words: int
-    """The words before the last plan's tiles."""
-
-
 class StepGraphs:
     """The kernels of one model's steps.
 
@@ -138,6 +118,7 @@ class StepGraphs:
         self._stream = stream
         self._table = table
         self._buffer = buffer
+        self._upload = StepUpload(attention, table, buffer, has_states=model.state_group is not None)
         self._sizes: dict[GraphKind, Sizes] = {
             GraphKind.PROMPTS: sizes.prompts,
             GraphKind.DECODES: sizes.decodes,
@@ -175,8 +156,7 @@ class StepGraphs:
 
         The step that was staged `NUM_HOST_BUFFERS` calls ago must be over.
         """
-        self._buffer.advance()
-        plans = self._write_plans(inputs)
+        plans = self._upload.write_plans(inputs)
         num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
         compute = None if self.is_eager else self._compute_graph(num_tokens, num_requests, plans)
         kind = GraphKind.REPORTS if reports else GraphKind.SAMPLES
@@ -185,7 +165,9 @@ class StepGraphs:
         sample_fields = sample.fields if sample else self._buffer.samples(num_samples)
         # A graph of prompts reads where the tiles end even if there are none.
         has_tiles = any(plans.num_tiles) or bool(compute and compute.num_tiles)
-        self._send(inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words)
+        self._upload.send(
+            inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words
+        )
         graphs = (compute.graph if compute else None, sample.graph if sample else None)
         self._staged = _Staged(input_fields, sample_fields, *graphs, reports, num_tokens)
 
@@ -256,7 +238,7 @@ class StepGraphs:
         """
         input_fields = self._buffer.inputs(size.num_tokens, size.num_requests)
         sample_fields = self._buffer.samples(size.num_samples)
-        self._send_idle(input_fields, sample_fields, [1] * len(self._attention))
+        self._upload.send_idle(input_fields, sample_fields, [1] * len(self._attention))
         self._staged = _Staged(input_fields, sample_fields, None, None, reports=False)
         self._compute()
         if self.has_samples:
@@ -280,13 +262,13 @@ class StepGraphs:
         num_tiles: Sequence[int] = ()
         if kind in (GraphKind.SAMPLES, GraphKind.REPORTS):
             fields = self._buffer.samples(size)
-            self._send_idle(self._buffer.inputs(1, 1), fields, num_tiles)
+            self._upload.send_idle(self._buffer.inputs(1, 1), fields, num_tiles)
             body = self._sample_body(kind, fields, size)
         else:
             fields = self._buffer.inputs(size, min(size, self._table.idle_slot))
             if kind is GraphKind.PROMPTS:
                 num_tiles = [attention.usual_tiles(size) for attention in self._attention]
-            self._send_idle(fields, self._buffer.samples(0), num_tiles)
+            self._upload.send_idle(fields, self._buffer.samples(0), num_tiles)
             body = self._compute_body(fields, size)
         body()
         self._stream.record_event().wait()  # the next steps use both host buffers
@@ -301,7 +283,7 @@ class StepGraphs:
         """Return the smallest graph that holds a size, if there is one."""
         return self._graphs[kind].get(self._sizes[kind].fit(size) or 0)
 
-    def _compute_graph(self, num_tokens: int, num_requests: int, plans: _Plans) -> _Captured | None:
+    def _compute_graph(self, num_tokens: int, num_requests: int, plans: AttentionPlans) -> _Captured | None:
         """Return the smallest graph that computes a step with these attention plans, if there is one."""
         # A recurrence has other kernels for several tokens.
         has_decode = not any(plans.num_tiles) and (num_tokens == num_requests or self._model.state_group is None)
@@ -334,42 +316,6 @@ class StepGraphs:
             self._sampled(fields.views, logits_NV, self._tokens_N[:size], memory)
 
         return sample
-
-    def _write_plans(self, inputs: StepInputs) -> _Plans:
-        """Write the attention plans of a step to the current host buffer."""
-        words, start, end, num_tiles = self._buffer.attention_plan(), 0, 0, []
-        slots_R = inputs.slots_T[inputs.query_starts[:-1]]
-        for attention, labels in zip(self._attention, self._table.segment_labels, strict=True):
-            plan = words[start : start + attention.layout.num_words]
-            prefixes = Prefixes(labels.labels_SX, slots_R)
-            counts = attention.write_plan(plan, inputs.query_starts, inputs.context_lens, prefixes)
-            num_tiles.append(counts.num_tiles)
-            end = start + counts.num_split_words
-            start += attention.layout.num_words
-        return _Plans(num_tiles, start, end)
-
-    def _send(
-        self, inputs: StepInputs, samples: SampleRows, input_fields: Fields, sample_fields: Fields, num_words: int
-    ) -> None:
-        """Fill the current host buffer, which has the attention plans, and copy it with the changes of the slots."""
-        fill_inputs(self._buffer.arrays(input_fields), inputs, self._table.idle_slot)
-        fill_samples(self._buffer.arrays(sample_fields), samples, self._table.idle_slot)
-        lists, memory = self._table.memories
-        self._buffer.send_changes(lists)
-        self._buffer.send(input_fields, num_words, memory)
-
-    def _send_idle(self, input_fields: Fields, sample_fields: Fields, num_tiles: Sequence[int]) -> None:
-        """Send a token of the idle slot and padding; attention will launch what so many tiles need, or none.
-
-        All work before must be finished.
-        """
-        self._buffer.advance()
-        inputs = idle_step(self._table.idle_slot, len(self._attention), has_states=self._model.state_group is not None)
-        plans = self._write_plans(inputs)
-        if num_tiles:
-            for attention, num in zip(self._attention, num_tiles, strict=True):
-                attention.launch_for(num)
-        self._send(inputs, NO_SAMPLES, input_fields, sample_fields, plans.num_words)
 
     def _hidden_of(self, views: Views) -> Tensor | None:
         """Launch the model over a step whose fields are on the device; returns hidden_TD of the last stage."""

@@ -17,12 +17,13 @@ from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
 from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.given_rows import GivenRows
-from octavo.worker_proc.runners.cuda_graphs.graphs import NO_SAMPLES, GraphKind, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
 from octavo.worker_proc.runners.cuda_graphs.sizes import idle_sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
+from octavo.worker_proc.runners.cuda_graphs.upload import NO_SAMPLES
 from octavo.worker_proc.runners.host import HostSamples
 from octavo.worker_proc.sampling.columns import is_reported_with_draw
 
