@@ -106,7 +106,9 @@ def open_connector(
 
 def _layout(config: ResolvedConfig, plan: CachePlan, facts: Sequence[DeviceFacts]) -> str:
     """Return a digest of how the workers divide the cache and lay out a block."""
+    head = config.speculation.head if config.speculation else None  # it may have a part of each block
     parts = [
+        None if head is None else [head.architecture, head.hf_config],
         config.block_size,
         config.world_size,
         config.pipeline_parallel_size,

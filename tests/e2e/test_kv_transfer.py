@@ -207,6 +207,9 @@ def test_storm(engines: tuple[LLM, LLM], seed: int) -> None:
         pytest.param({"dtype": "float32", "cpu_kernels": "torch"}, id="torch", marks=pytest.mark.long),
         pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, id="fp8", marks=pytest.mark.long),
         pytest.param({"dtype": "float32", "kv_offloading_size": 0.01}, id="offloading", marks=pytest.mark.long),
+        pytest.param(
+            {"dtype": "float32", "speculative_config": {"method": "ngram"}}, id="guesses", marks=pytest.mark.long
+        ),
     ],
 )
 def test_blocks_leave_and_come_back_to_any_kind_of_workers(model: Path, settings: dict[str, Any]) -> None:
