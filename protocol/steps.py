@@ -320,6 +320,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """One for each `POOLED` among `token_ids`, in their order."""
     drafts: list[tuple[SlotId, IdArray]] = []
     """What the workers guess to follow the last token of some requests: at least one token, at most `num_drafts`."""
+    drafts_s: float = 0.0
+    """The part of `elapsed_s` that the workers have drafted."""
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):

@@ -12,6 +12,9 @@ FIRST_ACCEPTANCE = 0.7
 MIN_GAIN = 0.05
 """Tokens that the first guess must be worth beyond its row: the step after it cannot be planned ahead."""
 
+PROBE_STEPS = 64
+"""After so many steps without drafts, the workers draft one token: the text may have become easier to guess."""
+
 DOUBLING_ROWS = 64.0
 """A step of so many rows takes twice as long as the smallest one, as long as nothing is measured."""
 
@@ -56,6 +59,24 @@ class StepCost:
         return min(1.0, slope_s * num_requests / max(step_s, 0.1 * self._mean_s))
 
 
+class DraftCost:
+    """The time in which the workers draft one token of each request, as a part of the time of a step without drafts."""
+
+    def __init__(self) -> None:
+        self.price = 0.0
+        """How many tokens of a request a step would deliver in the time of one draft."""
+
+    def observe(self, num_drafts: int, drafts_s: float, elapsed_s: float) -> None:
+        """Learn from a step of `elapsed_s` seconds, `drafts_s` of which went into `num_drafts` tokens of a request."""
+        if drafts_s <= 0.0 or elapsed_s <= drafts_s:
+            return
+        price = drafts_s / num_drafts / (elapsed_s - drafts_s)
+        if not self.price:
+            self.price = min(1.0, price)
+        # A draft model that lacks keys computes them before it drafts, which says nothing of the next drafts.
+        self.price += LEARNING_RATE / 4 * (min(price, 1.0, MAX_STEP_FACTOR * self.price) - self.price)
+
+
 class Depth:
     """How many tokens of one request are guessed."""
 
@@ -76,7 +97,7 @@ class Depth:
             self.acceptance -= LEARNING_RATE * self.acceptance
 
     def choose(self, row_price: float) -> int:
-        """Return how many tokens to guess: each must be worth more than its row."""
+        """Return how many tokens to guess: each must be worth more than its row, and than the draft if it is one."""
         value = self.acceptance
         if value < row_price + MIN_GAIN:
             return 0

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delta import StepRecord
-from octavo.core_proc.speculation.depth import Depth, StepCost
+from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
 from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.proposer import Proposer
@@ -42,7 +42,9 @@ class Speculation:
         self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
         """Guesses that come from the workers; None: they make none."""
         self._default_depth = Depth(config.max_depth)
-        self._cost = StepCost()
+        self._cost, self._draft_cost = StepCost(), DraftCost()
+        self._num_undrafted = 0
+        """Steps since the workers have drafted."""
         self._depths: dict[Request, Depth] = {}
         self._guesses: dict[Request, IdArray] = {}
         """For requests of which the next step may compute more than one token."""
@@ -59,22 +61,30 @@ class Speculation:
         """Return how many tokens the workers are to draft for these requests after the next step."""
         if self._drafts is None:
             return 0
-        row_price = self._cost.row_price(max(1, self._batch.num_decoding))
-        depths = (self._depths.get(request, self._default_depth) for request in requests)
-        return max((depth.choose(row_price) for depth in depths if depth.max_depth), default=0)
+        price = self._price()
+        depths = [self._depths.get(request, self._default_depth) for request in requests]
+        num_drafts = max((depth.choose(price) for depth in depths if depth.max_depth), default=0)
+        self._num_undrafted = 0 if num_drafts else self._num_undrafted + 1
+        if self._num_undrafted == PROBE_STEPS and any(depth.max_depth for depth in depths):
+            self._num_undrafted = 0
+            return min(1, self._default_depth.choose(price))  # in a batch that would draft if drafts were good
+        return num_drafts
 
     def observe(self, record: StepRecord, result: StepResult) -> None:
         """Learn from the result of a step that has been accepted, and guess how its requests continue."""
         if record.num_tokens == record.num_decode_tokens:
-            self._cost.observe(record.num_tokens, result.elapsed_s)
+            self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
+            if result.drafts:
+                num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
+                self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
         if record.has_guesses:
             self._learn(record, result)
         if self._drafts is not None:
             self._drafts.keep(record, result)
-        row_price = self._cost.row_price(max(1, self._batch.num_decoding))
+        price = self._price()
         for request in record.sampling:
             if request.state is RequestState.RUNNING and request.is_decoding:
-                self._guess(request, row_price)
+                self._guess(request, price)
 
     def withdraw(self, request: Request) -> None:
         """Drop the guesses for a request that is preempted."""
@@ -85,6 +95,10 @@ class Speculation:
         self._guesses.pop(request, None)
         if self._depths.pop(request, None) is not None:
             self._proposer.forget(request)
+
+    def _price(self) -> float:
+        """Return how many tokens of a request a step would deliver in the time that one more guess takes."""
+        return min(1.0, self._cost.row_price(max(1, self._batch.num_decoding)) + self._draft_cost.price)
 
     def _learn(self, record: StepRecord, result: StepResult) -> None:
         counters, counts = self._counters, iter(result.counts or [1] * len(record.sampling))
@@ -105,7 +119,7 @@ class Speculation:
             if (depth := self._depths.get(request)) is not None:
                 depth.learn(num_right, was_wrong=num_right < num_guesses)
 
-    def _guess(self, request: Request, row_price: float) -> None:
+    def _guess(self, request: Request, price: float) -> None:
         depth = self._depths.get(request)
         if depth is None:
             depth = self._depths[request] = Depth(self._max_depth(request))
@@ -119,7 +133,7 @@ class Speculation:
         guess = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
         if not guess:
             return
-        num_guesses = depth.choose(row_price)
+        num_guesses = depth.choose(price)
         if num_guesses and not request.num_pending_tokens:
             self._guesses[request] = until_stop(request, guess[:num_guesses])
             return

@@ -179,7 +179,7 @@ _REPLIES = [
     steps.StepResult(3, pack_ids([4]), [], [], adapter_faults=[adapters.AdapterFault(1, "ab", "r: too large")]),
     steps.StepResult(4, pack_ids([steps.POOLED]), [], [], pooled=[POOLED]),
     steps.BlocksLoaded(6, 1, [9], 0.25),
-    steps.StepResult(5, pack_ids([4]), [], [], drafts=[(0, pack_ids([5, 6]))]),
+    steps.StepResult(5, pack_ids([4]), [], [], drafts=[(0, pack_ids([5, 6]))], drafts_s=0.25),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),
     steps.Acknowledged(0, 1, "the disk is full", "ab12"),

@@ -1,14 +1,17 @@
 """Guesses: what is proposed, how steps verify it, and that outputs are those without."""
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from core_fakes import FakeEngine
 from specs import some_facts
 
 from octavo.core_proc.request import Request
-from octavo.core_proc.speculation.depth import Depth, StepCost
+from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
 from octavo.core_proc.speculation.ngram import NgramProposer
+from octavo.core_proc.speculation.speculation import Speculation
 from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config import EngineConfig
 from octavo.protocol.config.sources import engine_config
@@ -18,6 +21,7 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.pooling import PoolingFacts
 from octavo.protocol.requests import Submit
+from octavo.protocol.stats import EngineStats
 
 NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
 SUFFIX = ResolvedSpeculation(method="suffix", max_depth=6)
@@ -148,6 +152,34 @@ def test_depth_follows_acceptance_and_price() -> None:
         depth.learn(0, was_wrong=True)
     assert depth.choose(0.1) == 0
     assert Depth(8).choose(0.9) == 0
+
+
+def test_the_price_of_a_draft_is_its_share_of_a_step() -> None:
+    cost = DraftCost()
+    cost.observe(0, 0.0, 0.010)
+    assert cost.price == 0.0
+    for _ in range(200):
+        cost.observe(3, 0.006, 0.016)
+    assert cost.price == pytest.approx(0.2)
+    cost.observe(1, 5.0, 5.01)  # the draft model has read a long prompt
+    assert cost.price < 0.25
+
+
+def test_slow_and_wrong_drafts_are_asked_for_seldom() -> None:
+    batch: Any = SimpleNamespace(num_decoding=1)
+    speculation = Speculation(ResolvedSpeculation(method="draft_model", max_depth=4), batch, EngineStats())
+    request = one_request([1, 2])
+    assert speculation.num_drafts([]) == 0
+    assert speculation.num_drafts([request]) == 4
+    speculation._draft_cost.price = 0.4
+    assert 0 < speculation.num_drafts([request]) < 4
+    depth = speculation._depths[request] = Depth(4)
+    for _ in range(9):
+        depth.learn(0, was_wrong=True)
+    assert [speculation.num_drafts([request]) for _ in range(2 * PROBE_STEPS)].count(1) == 2
+    assert speculation.num_drafts([request]) == 0
+    speculation._draft_cost.price = 0.9
+    assert not any(speculation.num_drafts([request]) for _ in range(2 * PROBE_STEPS))
 
 
 def one_request(prompt: list[int], output: list[int] = (), **fields) -> Request:

@@ -274,12 +274,14 @@ class PipelinedExecutor:
             token_ids = step.output.token_ids()
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
         drafts: Drafts = []
+        sampled_s = time.perf_counter()
         if self._drafter is not None and step.entries is not None and step.query_starts is not None:
             drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         end_s = time.perf_counter()
         elapsed_s = end_s - max(step.started_s, self._last_end_s)
         self._last_end_s = end_s
-        self._deliver(step_result(step, token_ids, elapsed_s, accepted, drafts))
+        drafts_s = end_s - sampled_s if drafts else 0.0
+        self._deliver(step_result(step, token_ids, elapsed_s, accepted, drafts, drafts_s))
         self.runner.after_step(step.num_tokens)
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:

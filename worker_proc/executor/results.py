@@ -17,6 +17,7 @@ def step_result(
     elapsed_s: float,
     accepted: Accepted | None = None,
     drafts: Sequence[tuple[SlotId, IdArray]] = (),
+    drafts_s: float = 0.0,
 ) -> StepResult:
     """Return the answer to a plan.
 
@@ -26,6 +27,7 @@ def step_result(
         elapsed_s: its time.
         accepted: which of that follows no wrong guess; None: all.
         drafts: what may come next.
+        drafts_s: the part of the time that they took.
     """
     logprobs = _sampled_logprobs(step, token_ids)
     if accepted is not None:
@@ -44,6 +46,7 @@ def step_result(
         adapter_faults=list(step.adapter_faults),
         pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],
         drafts=list(drafts),
+        drafts_s=drafts_s,
     )
 
 
