@@ -25,6 +25,7 @@ from octavo.protocol.stats import EngineStats
 
 NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
 SUFFIX = ResolvedSpeculation(method="suffix", max_depth=6)
+HEAD = ResolvedSpeculation(method="eagle", max_depth=3)
 ECHO = 2
 """A seed with which the simulated model repeats itself."""
 
@@ -52,7 +53,7 @@ def run_random(engine: FakeEngine, seed: int, num_requests: int = 30, aborts: bo
     return {name: output.token_ids for name, output in engine.outputs.items() if output.end.reason.name != "ABORT"}
 
 
-@pytest.mark.parametrize("speculation", [NGRAM, SUFFIX])
+@pytest.mark.parametrize("speculation", [NGRAM, SUFFIX, HEAD])
 @pytest.mark.parametrize(("num_blocks", "num_stages", "is_async"), [(64, 1, True), (24, 1, False), (64, 2, True)])
 def test_outputs_are_those_without_guesses(speculation, num_blocks, num_stages, is_async) -> None:
     settings = {"pipeline_parallel_size": num_stages, "world_size": num_stages, "async_scheduling": is_async}
@@ -85,6 +86,22 @@ def test_a_request_may_choose_a_smaller_depth(wanted: int, most: int) -> None:
     engine.submit("r", [1, 2, 3, 4, 5, 1, 2, 3], max_tokens=40, seed=ECHO, speculation=wanted)
     engine.run()
     assert max(part.num_tokens for plan in engine.plans[1:] for part in plan.scheduled) == most
+
+
+def test_workers_draft_as_many_tokens_as_are_worth_it() -> None:
+    engine = FakeEngine(speculation=HEAD)
+    engine.submit("r", [1, 2, 3], max_tokens=40)
+    engine.run()
+    assert engine.plans[0].num_drafts == HEAD.max_depth
+    assert len(engine.plans) < 20
+    silent = FakeEngine(speculation=HEAD)
+    silent.submit("r", [1, 2, 3], max_tokens=40, speculation=0)
+    silent.run()
+    assert not any(plan.guesses for plan in silent.plans)
+    assert not any(plan.num_drafts for plan in silent.plans[2:]), "a request that does not speculate needs no drafts"
+    assert outputs(silent) == outputs(engine)
+    assert not silent.scheduler._speculation._drafts._drafts
+    assert not engine.scheduler._speculation._drafts._drafts
 
 
 def test_the_same_calls_make_the_same_guesses() -> None:

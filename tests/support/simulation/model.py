@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import PooledOutput, TokenLogprobs
+from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 
 _WORD = 2**64 - 1
@@ -70,6 +71,21 @@ def draw(
         if token_id not in banned and (mask is None or mask[token_id >> 3] >> (token_id & 7) & 1):
             return token_id
     return first % vocab_size
+
+
+def draft(
+    token_ids: Sequence[int], num_prompt: int, state: int, sampling: SamplingSpec, vocab_size: int, num_drafts: int
+) -> IdArray:
+    """Return what will be drawn after some tokens, with every seventh position wrong.
+
+    `state`: before the last token.
+    """
+    drafts = [token_ids[-1]]
+    for position in range(len(token_ids), len(token_ids) + num_drafts):
+        state = next_state(state, drafts[-1])
+        token_id = draw(state, position, position - num_prompt, sampling, vocab_size, None)
+        drafts.append((token_id + (position % 7 == 0)) % vocab_size)
+    return pack_ids(drafts[1:])
 
 
 def vector(states: Sequence[int], spec: PoolingSpec) -> PooledOutput:

@@ -4,6 +4,8 @@ Its cache holds the model's states in blocks, written and read where the block t
 `tests/support/core_fake_worker.py` is one around it, `group.py` the simulated kind.
 """
 
+# long: its checks share rows and cache
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -13,7 +15,7 @@ from msgspec.structs import replace
 from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.events import PooledOutput, TokenLogprobs
-from octavo.protocol.ids import ID_BYTES, pack_ids, unpack_ids
+from octavo.protocol.ids import ID_BYTES, IdArray, pack_ids, unpack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.steps import (
     POOLED,
@@ -26,7 +28,7 @@ from octavo.protocol.steps import (
     StoreBlocks,
     TokenMask,
 )
-from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, root_state, vector
+from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, root_state, vector
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
@@ -332,6 +334,7 @@ class SimulatedWorker:
         pooled: list[PooledOutput] = []
         logprobs: list[TokenLogprobs | None] = []
         prompt_logprobs: list[tuple[int, list[TokenLogprobs]]] = []
+        drafts: list[tuple[int, IdArray]] = []
         for part in plan.scheduled:
             row = self.rows[part.slot]
             sampling = row.admitted.params
@@ -350,6 +353,9 @@ class SimulatedWorker:
             own_masks = [masks.pop((part.slot, index), None) for index in range(part.num_samples)]
             accepted = self._verify(row, sampling, own_masks)
             sampled += accepted
+            if plan.num_drafts:
+                known = row.token_ids, row.admitted.num_prompt_tokens, row.states[-1]
+                drafts.append((part.slot, draft(*known, sampling, self._vocab_size, plan.num_drafts)))
             counts.append(len(accepted))
             states = row.states[-len(accepted) :]
             logprobs += [
@@ -365,6 +371,7 @@ class SimulatedWorker:
             prompt_logprobs,
             counts=counts if plan.guesses else [],
             pooled=pooled,
+            drafts=drafts,
         )
 
     def _verify(self, row: Row, sampling: SamplingSpec, masks: Sequence[bytes | None]) -> list[int]:
