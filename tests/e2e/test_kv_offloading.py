@@ -1,9 +1,12 @@
-"""Evicted blocks in host memory, in whole engines: the same bits as without, on each kind of worker group."""
+"""Blocks in host memory and in files, in whole engines: the same bits as without, on each kind of worker group."""
 
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from servers import descendants
 
 from octavo import LLM, SamplingParams
 
@@ -42,3 +45,37 @@ def test_conversations_continue_from_host_memory(model: Path, settings: dict[str
         talks, num_found = converse(llm)
     assert talks == expected
     assert num_found >= NUM_CONVERSATIONS * (64 + 80) > num_cached
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "int8", "tensor_parallel_size": 2}, id="int8, two ranks"),
+        pytest.param({"dtype": "float32", "kv_offloading_size": 0.01}, id="and host memory", marks=pytest.mark.long),
+        pytest.param({"dtype": "bfloat16", "pipeline_parallel_size": 2}, id="two stages", marks=pytest.mark.long),
+    ],
+)
+def test_conversations_continue_from_files(
+    model: Path, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+    with LLM(str(model), **SETTINGS, **settings) as llm:
+        expected, _ = converse(llm)
+    most = NUM_CONVERSATIONS * (64 + 80)
+    with LLM(str(model), **SETTINGS, **settings, kv_offloading_path=str(tmp_path)) as llm:
+        talks, num_found = converse(llm)
+        assert talks == expected
+        assert num_found >= most
+        for pid in descendants(os.getpid()):
+            if b"octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                os.kill(pid, signal.SIGKILL)
+        talks, num_found = converse(llm)
+        assert talks == expected
+        assert num_found >= most
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    for path in files[::3]:
+        os.truncate(path, path.stat().st_size // 2)
+    with LLM(str(model), **SETTINGS, **settings, kv_offloading_path=str(tmp_path)) as llm:
+        talks, num_found = converse(llm)
+    assert talks == expected
+    assert num_found

@@ -1,0 +1,196 @@
+"""Conversations whose contexts exceed the KV cache, with host memory, with files and without both; and a restart.
+
+The same conversations run on one engine after the other; their tokens must be equal. Each conversation sends its next
+turn when it has its answer, and all of them run at once, so a turn's blocks are evicted before the next turn comes.
+
+With --recovery the workers are killed instead while streams are generated, and the time is measured until all of them
+go on. The same prompts are used with and without files.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from octavo import AsyncClient, SamplingParams
+from octavo.frontend.cli.bench.chaos.processes import descendants, send_signal
+
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Run:
+    """What one engine has done."""
+
+    first_token_s: list[float] = field(default_factory=list)
+    """Of all turns but the first of each conversation."""
+    num_cached: int = 0
+    num_prompt: int = 0
+    elapsed_s: float = 0.0
+    conversations: list[list[int]] = field(default_factory=list)
+
+
+def main() -> None:
+    """Run the engines, compare tokens, and print what each has done."""
+    args = _arguments()
+    with tempfile.TemporaryDirectory(dir=args.path) as folder:
+        variants: dict[str, dict[str, Any]] = {
+            "neither": {},
+            f"{args.size:g} GiB of host memory": {"kv_offloading_size": args.size},
+            "files": {"kv_offloading_path": folder},
+        }
+        if args.recovery:
+            del variants[f"{args.size:g} GiB of host memory"]
+            _compare_recoveries(args, variants)
+        else:
+            _compare_conversations(args, variants)
+
+
+def _compare_conversations(args: argparse.Namespace, variants: dict[str, dict[str, Any]]) -> None:
+    num_context = args.first_tokens + (args.turns - 1) * args.prompt_tokens + args.turns * args.output_tokens
+    num_blocks = max(args.conversations * num_context // args.excess, 2 * num_context) // BLOCK_SIZE
+    print(f"{args.conversations} conversations of {num_context} tokens, a cache of {num_blocks * BLOCK_SIZE} tokens")
+    runs: dict[str, Run] = {}
+    for name, settings in variants.items():
+        run = runs[name] = asyncio.run(_converse(args, settings, num_blocks, num_context))
+        reference = runs["neither"]
+        if run.conversations != reference.conversations:
+            raise SystemExit(f"{name}: the tokens differ")
+        first_s = statistics.median(run.first_token_s)
+        print(
+            f"{name:20}: later turns' first token after {first_s * 1e3:7.1f} ms, "
+            f"{args.conversations * args.turns / run.elapsed_s:6.2f} turns/s, "
+            f"{100 * run.num_cached / run.num_prompt:.1f} % of prompts cached; first token "
+            f"{statistics.median(reference.first_token_s) / first_s:.2f} x, throughput "
+            f"{reference.elapsed_s / run.elapsed_s:.2f} x",
+            flush=True,
+        )
+
+
+async def _converse(args: argparse.Namespace, settings: dict[str, Any], num_blocks: int, num_context: int) -> Run:
+    run, rng = Run(), random.Random(0)
+    starting = AsyncClient.launch(
+        args.model,
+        dtype=args.dtype,
+        max_model_len=num_context,
+        max_num_seqs=args.max_num_seqs,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=num_blocks,
+        **settings,
+    )
+    async with starting as client:
+        prompts = [
+            [_tokens(rng, args.prompt_tokens if turn else args.first_tokens) for turn in range(args.turns)]
+            for _ in range(args.conversations)
+        ]
+        started = time.perf_counter()
+        conversations = [_have_conversation(client, turns, args.output_tokens, run) for turns in prompts]
+        run.conversations = list(await asyncio.gather(*conversations))
+        run.elapsed_s = time.perf_counter() - started
+    return run
+
+
+async def _have_conversation(
+    client: AsyncClient, turns: Sequence[list[int]], output_tokens: int, run: Run
+) -> list[int]:
+    tokens: list[int] = []
+    for number, turn in enumerate(turns):
+        tokens += turn
+        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+        sent, is_first, answer = time.perf_counter(), True, list[int]()
+        async for output in client.generate({"prompt_token_ids": tokens[:]}, params):
+            if is_first and number:
+                run.first_token_s.append(time.perf_counter() - sent)
+                run.num_cached += output.num_cached_tokens or 0
+                run.num_prompt += len(tokens)
+            is_first = False
+            answer += output.outputs[0].token_ids
+        tokens += answer
+    return tokens
+
+
+def _compare_recoveries(args: argparse.Namespace, variants: dict[str, dict[str, Any]]) -> None:
+    outputs: dict[str, list[list[int]]] = {}
+    for name, settings in variants.items():
+        outputs[name], pause_s, start_s = asyncio.run(_recover(args, settings))
+        print(
+            f"{name:8}: all {args.streams} streams of {args.first_tokens} tokens go on {pause_s:.2f} s after their "
+            f"workers were killed; the first one after {start_s:.2f} s",
+            flush=True,
+        )
+    if outputs["neither"] != outputs["files"]:
+        raise SystemExit("the tokens differ")
+
+
+async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[list[int]], float, float]:
+    """Return the tokens of all streams, and after how many seconds the last and the first of them went on."""
+    rng = random.Random(0)
+    starting = AsyncClient.launch(
+        args.model,
+        dtype=args.dtype,
+        max_model_len=args.first_tokens + args.output_tokens,
+        max_num_seqs=args.streams,
+        block_size=BLOCK_SIZE,
+        num_gpu_blocks_override=args.streams * (args.first_tokens + args.output_tokens + BLOCK_SIZE) // BLOCK_SIZE + 1,
+        **settings,
+    )
+    async with starting as client:
+        counts, have_begun = [0] * args.streams, asyncio.Event()
+        killed_s, went_on_s = float("inf"), dict[int, float]()
+
+        async def stream(index: int, prompt: list[int]) -> list[int]:
+            tokens: list[int] = []
+            params = SamplingParams(max_tokens=args.output_tokens, temperature=0.0, ignore_eos=True)
+            async for output in client.generate({"prompt_token_ids": prompt}, params):
+                tokens += output.outputs[0].token_ids
+                counts[index] = len(tokens)
+                if min(counts) > 0:
+                    have_begun.set()
+                if time.perf_counter() > killed_s:
+                    went_on_s.setdefault(index, time.perf_counter() - killed_s)
+            return tokens
+
+        tasks = [asyncio.create_task(stream(index, _tokens(rng, args.first_tokens))) for index in range(args.streams)]
+        await have_begun.wait()
+        for process in descendants(os.getpid()):
+            if "worker_proc" in process.module:
+                send_signal(process, signal.SIGKILL)
+        killed_s = time.perf_counter() + 0.1  # what was sent before has arrived by then
+        outputs = list(await asyncio.gather(*tasks))
+    if len(went_on_s) < args.streams:
+        raise SystemExit("some streams ended before the kill: use more --output-tokens")
+    return outputs, max(went_on_s.values()), min(went_on_s.values())
+
+
+def _tokens(rng: random.Random, number: int) -> list[int]:
+    return [rng.randrange(10, 1000) for _ in range(number)]
+
+
+def _arguments() -> argparse.Namespace:
+    assert __doc__
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", help="directory, .gguf file or hub id")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--conversations", type=int, default=32)
+    parser.add_argument("--turns", type=int, default=8)
+    parser.add_argument("--first-tokens", type=int, default=512, help="of the first turn, or of each stream's prompt")
+    parser.add_argument("--prompt-tokens", type=int, default=32, help="of a later turn")
+    parser.add_argument("--output-tokens", type=int, default=16, help="of an answer")
+    parser.add_argument("--excess", type=int, default=4, help="all contexts together, as a multiple of the cache")
+    parser.add_argument("--max-num-seqs", type=int, default=8)
+    parser.add_argument("--size", type=float, default=4.0, help="GiB of host memory")
+    parser.add_argument("--path", default=None, help="directory for files (default: the system's for temporary files)")
+    parser.add_argument("--recovery", action="store_true", help="kill the workers and measure how long streams pause")
+    parser.add_argument("--streams", type=int, default=16, help="with --recovery")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
