@@ -1,10 +1,12 @@
 """`/v1/embeddings`, `/pooling`, `/classify`, `/score` and `/rerank`: requests and responses."""
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Generic, Literal, TypeAlias, TypeVar
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from octavo.protocol.pooling import PoolingTask
+
+T = TypeVar("T")
 
 Text: TypeAlias = str | dict[str, Any]
 """A text, or an object with it: {"text": ...}."""
@@ -119,6 +121,15 @@ class PoolingUsage(Struct):
     completion_tokens: int = 0
 
 
+class _Results(Struct, Generic[T], kw_only=True):
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[T]
+    usage: PoolingUsage
+
+
 class EmbeddingData(Struct, kw_only=True):
     """The vector of one text."""
 
@@ -128,15 +139,8 @@ class EmbeddingData(Struct, kw_only=True):
     index: int
 
 
-class EmbeddingResponse(Struct, kw_only=True):
+class EmbeddingResponse(_Results[EmbeddingData], kw_only=True):
     """The vectors of all texts, in their order."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[EmbeddingData]
-    usage: PoolingUsage
 
 
 class PoolingData(Struct, kw_only=True):
@@ -148,15 +152,8 @@ class PoolingData(Struct, kw_only=True):
     """A list, or for tasks of tokens a list for each token; or base64 of all of their bytes."""
 
 
-class PoolingResponse(Struct, kw_only=True):
+class PoolingResponse(_Results[PoolingData], kw_only=True):
     """The numbers of all texts, in their order."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[PoolingData]
-    usage: PoolingUsage
 
 
 class ClassificationData(Struct, kw_only=True):
@@ -169,15 +166,8 @@ class ClassificationData(Struct, kw_only=True):
     num_classes: int
 
 
-class ClassificationResponse(Struct, kw_only=True):
+class ClassificationResponse(_Results[ClassificationData], kw_only=True):
     """The class scores of all texts, in their order."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[ClassificationData]
-    usage: PoolingUsage
 
 
 class ScoreData(Struct, kw_only=True):
@@ -188,15 +178,8 @@ class ScoreData(Struct, kw_only=True):
     score: float
 
 
-class ScoreResponse(Struct, kw_only=True):
+class ScoreResponse(_Results[ScoreData], kw_only=True):
     """The scores of all pairs, in their order."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[ScoreData]
-    usage: PoolingUsage
 
 
 class RerankDocument(Struct):
