@@ -97,6 +97,7 @@ class FileStore:
             return
 
         def finish(answer: Answer) -> None:
+            files.num_storing -= len(blocks)
             written = [] if answer.fault else [key for key in blocks if blocks[key] not in answer.missing]
             wanted = [key for key in written if key in self._storing]
             if len(wanted) < len(written):  # something was discarded meanwhile
@@ -106,6 +107,7 @@ class FileStore:
                 self._scheduler.change_files(wanted, ())
                 self._watch.note_written(len(wanted) * self._block_bytes)
 
+        files.num_storing += len(blocks)
         self._storing.update(blocks)
         pairs = [(block_id, key) for key, block_id in blocks.items()]
         self._workers.load_blocks(lambda sequence: StoreBlocks(sequence, pairs, self.folder), finish)

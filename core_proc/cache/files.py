@@ -16,6 +16,8 @@ class FileTier:
         """False once the weights have changed: the files are for those of the start."""
         self.discarded: list[bytes] = []
         """Contents whose files must not be read any more, and are to be deleted."""
+        self.num_storing = 0
+        """Blocks that workers write to files now."""
         self._watched: Set[bytes] = frozenset()
         self._keys: set[bytes] = set()
 

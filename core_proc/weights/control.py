@@ -182,8 +182,10 @@ class WeightsControl:
         return False
 
     def _is_quiet(self) -> bool:
-        scheduler = self._scheduler
-        return self._workers.is_ready and not scheduler.num_in_flight and not scheduler.cache.loads.in_flight
+        cache = self._scheduler.cache
+        # Workers that give up their memory could not answer these any more.
+        has_transfers = bool(cache.loads.in_flight) or (cache.files is not None and cache.files.num_storing > 0)
+        return self._workers.is_ready and not self._scheduler.num_in_flight and not has_transfers
 
     def _command(self, make: MakeCommand) -> Generator[Condition, None, Answer]:
         """Send a command to all ranks and return what they have answered."""

@@ -195,6 +195,8 @@ def test_files_of_other_engines_are_found() -> None:
 def test_files_are_not_for_other_weights() -> None:
     engine = with_files()
     ask_in_turn(engine, "ab", num_tokens=33)
+    assert engine.scheduler.cache.files is not None
+    assert engine.scheduler.cache.files.num_storing == 0
     engine.scheduler.set_weights(1, recomputes=False)
     num_files = len(engine.files)
     ask_in_turn(engine, "abc", num_tokens=33)
