@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta, Struct
 
-from octavo.protocol.config.division import division_problem
+from octavo.protocol.config.division import division_problem, has_experts
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.model import QuantizationChoice
 from octavo.protocol.errors import ConfigError
@@ -68,6 +68,8 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     None: the core guesses."""
     quantization: QuantizationChoice | None = None
     """Of the weights of the draft model; None: as its checkpoint has them."""
+    draft_ranks: int | None = None
+    """`draft_tensor_parallel_size`, which must be that of the model; None: it was not given."""
 
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
@@ -154,6 +156,7 @@ def resolve_speculation(
         suffix_min_token_prob=given.suffix_decoding_min_token_prob,
         head=head,
         quantization=given.quantization,
+        draft_ranks=given.draft_tensor_parallel_size,
     )
 
 
@@ -189,18 +192,21 @@ def check_head_engine(
             f"method {method} does not draft across pipeline stages in this release",
             'use --tensor-parallel-size, or {"method": "suffix"}',
         )
-    if method == "draft_model" and num_ranks > 1:
-        raise _error(
-            "method draft_model drafts in engines of one worker only in this release",
-            'use --tensor-parallel-size 1, or {"method": "suffix"}',
-        )
     if is_lock_step:
         raise _error(
             f"method {method} does not draft in engines that divide the experts in this release",
             'leave --enable-expert-parallel out, or use {"method": "suffix"}',
         )
+    if speculation.draft_ranks not in (None, num_ranks):
+        raise _error(
+            f"draft_tensor_parallel_size is {speculation.draft_ranks}, and --tensor-parallel-size is {num_ranks}: what "
+            "drafts has the ranks of the model",
+            "leave draft_tensor_parallel_size out",
+        )
+    if num_ranks > 1 and method == "draft_model" and has_experts(speculation.head):
+        raise _error("model: ranks do not divide a draft model that is a mixture of experts", "name a dense one")
     if problem := division_problem(speculation.head, num_ranks):
-        raise _error(f"model: --tensor-parallel-size {num_ranks} {problem} of the head", "use another number of ranks")
+        raise _error(f"model: --tensor-parallel-size {num_ranks} {problem} that drafts", "use another number of ranks")
     if has_embeds:
         raise _error(f"method {method} reads tokens, not prompt embeddings", "leave --enable-prompt-embeds out")
 
@@ -241,11 +247,6 @@ def _check_draft_settings(given: _SpeculativeConfig, method: SpeculationMethod) 
         raise _error(f"quantization is for method draft_model, and this is {method}", "leave it out")
     if given.draft_tensor_parallel_size is not None and method not in _DRAFTERS:
         raise _error(f"draft_tensor_parallel_size is for methods that draft, and this is {method}", "leave it out")
-    if (size := given.draft_tensor_parallel_size or 1) > 1:
-        raise _error(
-            f"draft_tensor_parallel_size is {size}, but a draft model has one rank, and a head those of its model",
-            "leave draft_tensor_parallel_size out",
-        )
 
 
 def _read(config: SpeculationConfig) -> _SpeculativeConfig | None:

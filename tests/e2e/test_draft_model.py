@@ -121,7 +121,8 @@ def test_keys_that_lack_are_computed_when_drafts_are_wanted(target: Path) -> Non
         ({"draft_tensor_parallel_size": 2}, {}, "draft_tensor_parallel_size is 2"),
         ({"method": "ngram", "model": None, "quantization": "int8"}, {}, "quantization is for method draft_model"),
         ({"model": None}, {}, "needs a smaller model"),
-        ({}, {"tensor_parallel_size": 2}, "one worker"),
+        ({"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}, "draft_tensor_parallel_size is 1"),
+        ({}, {"pipeline_parallel_size": 2}, "across pipeline stages"),
         ({}, {"enable_prompt_embeds": True}, "not prompt embeddings"),
     ],
 )

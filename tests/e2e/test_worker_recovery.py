@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from servers import descendants
 from tiny_heads import make_head
+from tiny_models import make_tiny
 from waiting import until, wait_until
 from workloads import Ask, ask, ask_all, random_requests
 
@@ -140,9 +141,16 @@ def test_a_storm_over_dying_workers(
     storm_over_dying_workers(model, expected, sizes, number, cause, seed, num_strikes, rank)
 
 
-def test_a_storm_over_a_dying_rank_that_drafts(model: Path, expected: list[list[Any]], tmp_path: Path) -> None:
-    config = {"method": "eagle", "model": str(make_head("eagle", tmp_path / "head"))}
-    settings = {"tensor_parallel_size": 2, "speculative_config": config}
+@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+def test_a_storm_over_a_dying_rank_that_drafts(
+    model: Path, expected: list[list[Any]], tmp_path: Path, method: str
+) -> None:
+    draft = tmp_path / "draft"
+    if method == "eagle":
+        make_head("eagle", draft)
+    else:
+        make_tiny("Qwen2ForCausalLM", draft, hidden_size=64, seed=1)
+    settings = {"tensor_parallel_size": 2, "speculative_config": {"method": method, "model": str(draft)}}
     stats = storm_over_dying_workers(model, expected, settings, signal.SIGKILL, "exited", 3, 1, 1)
     assert stats.spec_decode_num_draft_tokens > 0
 

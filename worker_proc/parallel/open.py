@@ -202,9 +202,12 @@ def _area_bytes(config: ResolvedConfig) -> int:
 
 
 def _width(config: ResolvedConfig) -> int:
-    """Return the largest width of the residual stream."""
+    """Return the largest width of the residual stream, of a draft model too."""
     keys = ("hidden_size", "n_embd", "d_model", "word_embed_proj_dim")
-    return max(int(config.model.hf_config.get(key) or 0) for key in keys)
+    models = [config.model]
+    if config.speculation is not None and config.speculation.head is not None:
+        models.append(config.speculation.head)
+    return max(int(facts.hf_config.get(key) or 0) for facts in models for key in keys)
 
 
 def _num_chosen_experts(config: ResolvedConfig) -> int:

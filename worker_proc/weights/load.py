@@ -1,5 +1,6 @@
 """Builds a model and loads its weights, whatever their format."""
 
+import dataclasses
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -185,7 +186,8 @@ def _load_draft_model(
     try:
         quantization = resolve_quantization(speculation.quantization, facts, config.dtype)
         own = msgspec.structs.replace(config, model=facts, quantization=quantization)
-        model = _load(own, report, placement, library, cache_dir)
+        sharding = Sharding.of(own, placement.sharding.rank)
+        model = _load(own, report, dataclasses.replace(placement, sharding=sharding), library, cache_dir)
     except StartupError as error:
         raise ConfigError(f"speculative_config: model {facts.model_path}: {error.message}", hint=error.hint) from error
     obstacle = ""
