@@ -1,0 +1,131 @@
+"""Speculative decoding beside the same engine without it, on texts that repeat themselves and texts that do not.
+
+Both engines stay loaded and answer the same prompts in turn, for some rounds, so that ratios are of the same minutes.
+A first answer to each prompt fills the prefix caches: what is timed are almost only decode steps. The tokens of both
+engines are compared too, and must be the same.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import fetch_default_model
+from bench_report import random_prompt, report, write
+
+from octavo import LLM, SamplingParams
+
+TEXT = (
+    "The harbour of Lindwick was built in 1874 by a company of seven merchants. Its two piers enclose a basin of "
+    "forty acres, deep enough for ships of nine feet. In winter the lamp on the northern pier is lit at four, and a "
+    "bell is rung in fog. Fishermen sell their catch on the stone quay each morning, while the ferry to Marrow Island "
+    "leaves at eight and returns at dusk. A storm in 1921 broke the southern pier, and it was rebuilt within a year."
+)
+CASES = ("repeat", "edit", "chat", "random")
+
+
+@dataclass(frozen=True)
+class Case:
+    """Requests that are sent at once."""
+
+    prompts: list[list[int]]
+    params: SamplingParams
+
+
+def main() -> None:
+    """Measure the chosen cases and print a table."""
+    args = _arguments()
+    settings: dict[str, Any] = {"model": args.model, "kv_cache_memory_bytes": 1 << 30, **args.engine}
+    with LLM(**settings) as plain, LLM(**settings, speculative_config=args.speculative_config) as guessing:
+        cases = {name: _case(name, plain, args) for name in args.cases.split(",")}
+        results = [_measure(name, case, plain, guessing, args.rounds) for name, case in cases.items()]
+    write(report("bench_speculation", {**settings, "speculative_config": args.speculative_config}, results), args.json)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/bench_speculation", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
+    parser.add_argument("--cases", default=",".join(CASES), help="separated by commas; default: all")
+    parser.add_argument(
+        "--speculative-config", type=json.loads, default={"method": "ngram"}, metavar="JSON", help="default: ngram"
+    )
+    parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="settings of both engines")
+    parser.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
+    parser.add_argument("--num-random", type=int, default=64, help="requests at once of the case random")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
+    args = parser.parse_args()
+    args.model = args.model or str(fetch_default_model.fetch())
+    if unknown := set(args.cases.split(",")) - set(CASES):
+        parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
+    return args
+
+
+def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
+    temperature = 1.0 if name in ("chat", "random") else 0.0
+    params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.output_len, ignore_eos=True)
+    if name == "random":
+        rng = random.Random(0)
+        return Case([random_prompt(rng, 64) for _ in range(args.num_random)], params)
+    question = {
+        "repeat": f"Repeat this text word by word:\n\n{TEXT}",
+        "edit": f"Write this text again, with Lindwick replaced by Aldermouth:\n\n{TEXT}",
+        "chat": "What should I see on a first visit to Lisbon, and why?",
+    }[name]
+    (output,) = llm.chat([{"role": "user", "content": question}], params.clone(max_tokens=1), use_tqdm=False)
+    assert output.prompt_token_ids is not None
+    return Case([list(output.prompt_token_ids)], params)
+
+
+def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> dict[str, Any]:
+    """Answer in both engines in turn; print and return rates, acceptance and tokens per step."""
+    (expected, _), (tokens, _) = _answer(plain, case), _answer(guessing, case)
+    assert tokens == expected, f"{name}: speculation has changed the tokens"
+    before = guessing.stats()
+    times = [_round(case, plain, guessing, is_reversed=bool(number % 2)) for number in range(rounds)]
+    after = guessing.stats()
+    num_tokens = sum(map(len, expected))
+    drafts, drafted, accepted = (
+        getattr(after, field) - getattr(before, field)
+        for field in ("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens")
+    )
+    row = {
+        "case": name,
+        "plain_tokens_per_s": num_tokens / statistics.median(seconds for seconds, _ in times),
+        "guessing_tokens_per_s": num_tokens / statistics.median(seconds for _, seconds in times),
+        "ratio": statistics.median(without / with_guesses for without, with_guesses in times),
+        "ratios": [without / with_guesses for without, with_guesses in times],
+        "accepted_share": accepted / drafted if drafted else None,
+        "guessed_share_of_tokens": (accepted + drafts) / (rounds * num_tokens),
+        "tokens_per_guessing_step": 1 + accepted / drafts if drafts else None,
+    }
+    print(
+        f"{name:8} {row['plain_tokens_per_s']:8.1f} -> {row['guessing_tokens_per_s']:8.1f} tokens/s  "
+        f"{row['ratio']:5.2f} x ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})  "
+        f"accepted {accepted} of {drafted} guesses in {drafts} drafts",
+        flush=True,
+    )
+    return row
+
+
+def _round(case: Case, plain: LLM, guessing: LLM, *, is_reversed: bool) -> tuple[float, float]:
+    """Return the seconds of both engines; they take turns at being the first."""
+    if is_reversed:
+        guessing_s = _answer(guessing, case)[1]
+        return _answer(plain, case)[1], guessing_s
+    return _answer(plain, case)[1], _answer(guessing, case)[1]
+
+
+def _answer(llm: LLM, case: Case) -> tuple[list[list[int]], float]:
+    """Return the tokens of each request, and the seconds of all."""
+    started = time.perf_counter()
+    outputs = llm.generate(case.prompts, case.params, use_tqdm=False)
+    elapsed = time.perf_counter() - started
+    return [list(output.outputs[0].token_ids) for output in outputs], elapsed
+
+
+if __name__ == "__main__":
+    main()
