@@ -19,8 +19,8 @@ def stored_tokens(endpoint: str) -> list[int]:
         client.connect(endpoint)
         client.send_multipart((b"", bytes(8)))
         tokens: list[int] = []
-        while client.poll(10_000) and (frames := client.recv_multipart())[2]:
-            _, events, _ = msgspec.msgpack.decode(frames[2])
+        while client.poll(10_000) and (frames := client.recv_multipart())[-1]:
+            _, events, _ = msgspec.msgpack.decode(frames[-1])
             tokens += [token for event in events for token in event.get("token_ids", ())]
         return tokens
 
