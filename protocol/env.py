@@ -18,7 +18,7 @@ class Env:
     log_level: str
     """`OCTAVO_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
     api_key: str | None
-    """`OCTAVO_API_KEY`: the same as `--api-key`."""
+    """`OCTAVO_API_KEY`, else `VLLM_API_KEY`: the same as `--api-key`."""
     check_invariants: bool
     """`OCTAVO_CHECK=1`: the core verifies its state after every step."""
     runtime_dir: Path
@@ -52,7 +52,7 @@ class Env:
         return cls(
             cache_dir=Path(get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo"),
             log_level=(get("OCTAVO_LOG_LEVEL") or "INFO").upper(),
-            api_key=get("OCTAVO_API_KEY") or None,
+            api_key=get("OCTAVO_API_KEY") or get("VLLM_API_KEY") or None,
             admin_api_key=get("OCTAVO_ADMIN_API_KEY") or None,
             check_invariants=get("OCTAVO_CHECK") == "1",
             runtime_dir=runtime if os.access(runtime, os.W_OK) else Path("/tmp"),

@@ -19,8 +19,8 @@ is given as several values after the flag, or by repeating the flag.
 
 Environment variables describe the machine: `OCTAVO_CACHE` (downloaded and converted models, packed weights and compiled
 kernels, default `~/.cache/octavo`), `CXX` (the C++ compiler of the kernels; default: g++, clang++, c++ or ziglang),
-`OCTAVO_LOG_LEVEL`, `OCTAVO_API_KEY` (the same as `--api-key`), `OCTAVO_CHECK=1` (the core verifies its state after
-every step), `OCTAVO_GROUP_SECRET_KEY` (the text of a file for `--group-secret-key-file`, instead of its path),
+`OCTAVO_LOG_LEVEL`, `OCTAVO_API_KEY` or else `VLLM_API_KEY` (the same as `--api-key`), `OCTAVO_CHECK=1` (the core
+verifies its state after every step), `OCTAVO_GROUP_SECRET_KEY` (the text of a file for `--group-secret-key-file`),
 `OCTAVO_EARLY_LAUNCH=1` (GPU kernels may begin before the kernel ahead of them ends: see
 [gpu.md](gpu.md#launches-before-the-kernel-ahead-ends)), `OCTAVO_ONE_SHOT_ALL_REDUCE=1` (GPUs add up small tensors
 without NCCL: see [gpu.md](gpu.md#sums-over-gpus)), `HF_HUB_OFFLINE=1` (never access the model hub).

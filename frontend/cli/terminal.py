@@ -84,7 +84,9 @@ def add_connection_flags(parser: CommandParser) -> None:
         help=f"http://HOST:PORT, with or without /v1, or unix:PATH; default: {DEFAULT_URL}",
     )
     group.add_argument("--model-name", metavar="NAME", help="model name; default: the server's first model")
-    group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY, else VLLM_API_KEY"
+    )
 
 
 def add_sampling_flags(parser: CommandParser) -> None:

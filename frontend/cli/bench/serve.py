@@ -58,7 +58,9 @@ def _add_server_flags(parser: CommandParser) -> None:
     group.add_argument(
         "--header", action="append", default=[], metavar="NAME=VALUE", help="extra request header (repeatable)"
     )
-    group.add_argument("--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY")
+    group.add_argument(
+        "--api-key", metavar="KEY", help="sent as the bearer token; default: OCTAVO_API_KEY, else VLLM_API_KEY"
+    )
     group.add_argument("--model", metavar="NAME", help="model name; default: the server's first model")
     group.add_argument("--tokenizer", metavar="DIR", help="tokenizer of the model; default: the server's")
     group.add_argument(
