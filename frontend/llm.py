@@ -66,7 +66,7 @@ class LLM(PoolingLLM, WeightsLLM):
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
-        priority: Sequence[int] | None = None,
+        priority: int | Sequence[int] | None = None,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for every prompt; outputs are in the order of the prompts.
@@ -75,7 +75,7 @@ class LLM(PoolingLLM, WeightsLLM):
             prompts: one prompt or several; see `Prompt`.
             sampling_params: for all prompts, or one per prompt; None: the model's defaults.
             use_tqdm: show a progress bar.
-            priority: one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
+            priority: one for all prompts or one per prompt; lower runs earlier, with `scheduling_policy="priority"`.
             lora_request: the LoRA adapter, for all prompts, or one per prompt; needs `enable_lora=True`.
 
         Raises:
@@ -85,7 +85,7 @@ class LLM(PoolingLLM, WeightsLLM):
         """
         several = as_prompts(prompts)
         params = one_per_prompt("sampling_params", sampling_params, len(several))
-        priorities = one_per_prompt("priority", priority or 0, len(several))
+        priorities = one_per_prompt("priority", 0 if priority is None else priority, len(several))
         adapters = one_per_prompt("lora_request", lora_request, len(several))
         return self._run(self._generate_all(several, params, priorities, adapters, use_tqdm=use_tqdm))
 
@@ -96,6 +96,7 @@ class LLM(PoolingLLM, WeightsLLM):
         *,
         use_tqdm: bool = True,
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        priority: int | Sequence[int] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template: str | None = None,
@@ -110,6 +111,7 @@ class LLM(PoolingLLM, WeightsLLM):
             sampling_params: as for `generate`.
             use_tqdm: show a progress bar.
             lora_request: as for `generate`.
+            priority: as for `generate`.
             add_generation_prompt: end each prompt with the header of an assistant message.
             continue_final_message: continue the last message instead.
             chat_template: a file or the Jinja source, instead of the engine's template.
@@ -133,7 +135,7 @@ class LLM(PoolingLLM, WeightsLLM):
         prompts: list[Prompt] = [
             conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations
         ]
-        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request)
+        return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
 
     def beam_search(
         self,

@@ -291,11 +291,19 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
+_MAX_NAMED_IDS = 8
+"""Token ids that an error lists."""
+
+
 def _check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) -> None:
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
-    bad = next(token_id for token_id in token_ids if not 0 <= token_id < vocab_size)
-    raise InvalidRequestError(f"{param}: token id {bad} is outside the vocabulary of {vocab_size} tokens", param)
+    bad = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
+    names = ", ".join(map(str, bad[:_MAX_NAMED_IDS])) + (", ..." if len(bad) > _MAX_NAMED_IDS else "")
+    ids, are = ("id", "is") if len(bad) == 1 else ("ids", "are")
+    raise InvalidRequestError(
+        f"{param}: token {ids} {names} {are} outside the vocabulary of {vocab_size} tokens", param
+    )
 
 
 def _copied_numbers(params: SamplingParams, vocab_size: int) -> dict[str, Any]:

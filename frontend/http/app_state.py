@@ -166,7 +166,7 @@ def answer_style(
         has_token_ids=tokenizer.is_absent if request.return_token_ids is None else request.return_token_ids,
         has_weight_versions=request.return_weight_versions,
         has_usage=has_usage,
-        has_running_usage=has_usage and bool(options.continuous_usage_stats),
+        has_running_usage=state.forces_usage or (has_usage and bool(options.continuous_usage_stats)),
         has_metrics=settings.has_metrics,
         recorder=recorder,
     )

@@ -115,6 +115,10 @@ def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:
         case AllowedToolsChoice(allowed_tools=allowed):
             return ToolChoice(allowed.mode, allowed=frozenset(tool.function.name for tool in allowed.tools))
         case mode:
+            if mode == "auto" and not body.tools:
+                raise InvalidRequestError(
+                    "tool_choice needs tools to choose from: add tools, or leave it out", "tool_choice"
+                )
             return ToolChoice(mode or "auto")
 
 

@@ -229,6 +229,10 @@ class Tokenizer:
         """Return the text a token adds inside a text; part of a character shows as U+FFFD."""
         return self._bytes[token_id].decode("utf-8", errors="replace")
 
+    def token_name(self, token_id: int) -> str:
+        """Return the name of a token in the vocabulary (not its text): of ` the`, `Ġthe` or `▁the`."""
+        return self._fast.id_to_token(token_id) or ""
+
     def token_id(self, token: str) -> int | None:
         """Return the id of a token by its name in the vocabulary (not its text)."""
         found: int | None = self._fast.token_to_id(token)

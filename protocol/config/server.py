@@ -100,7 +100,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         ),
     ] = 30.0
     enable_force_include_usage: Annotated[
-        bool, Meta(description="Streams end with usage even if stream_options does not ask for it.")
+        bool, Meta(description="All chunks of streams have usage, even if stream_options does not ask for it.")
     ] = False
     enable_per_request_metrics: Annotated[
         bool, Meta(description="Responses with one choice report their times in the engine, under metrics.")

@@ -1,16 +1,20 @@
 """--structured-outputs-config: vLLM's settings of structured output."""
 
+import logging
 from typing import Literal
 
 import msgspec
 
 from octavo.protocol.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 
 class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
     """The fields of vLLM's class of this name that apply here: octavo has one backend."""
 
-    backend: Literal["auto", "guidance"] = "auto"
+    backend: Literal["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"] = "auto"
+    """vLLM's names; llguidance does the work of all of them."""
     disable_fallback: bool = False
     disable_any_whitespace: bool = False
     disable_additional_properties: bool = False
@@ -30,4 +34,6 @@ def resolve_structured_outputs(text: str | None) -> tuple[bool, bool]:
             phase="configuration",
             hint=f"it is a JSON object with some of {', '.join(_StructuredOutputsConfig.__struct_fields__)}",
         ) from None
+    if overrides.backend not in ("auto", "guidance"):
+        logger.info("--structured-outputs-config: llguidance does the work of the backend %s", overrides.backend)
     return overrides.disable_any_whitespace, overrides.disable_additional_properties

@@ -39,6 +39,18 @@ def test_parameters_for_each_prompt(llm: LLM) -> None:
         llm.generate(["a", "b", "c"], params[:2], use_tqdm=False)
 
 
+def test_priorities_are_for_all_prompts_or_one_for_each(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=1)
+    with pytest.raises(InvalidRequestError, match="0 entries for 1 prompts"):
+        llm.generate("one", params, priority=[])
+    for call in (
+        lambda: llm.generate(["one", "two"], params, priority=1),
+        lambda: llm.chat([{"role": "user", "content": "one"}], params, priority=1),
+    ):
+        with pytest.raises(InvalidRequestError, match="--scheduling-policy priority"):
+            call()
+
+
 def test_a_bad_prompt_fails_the_call_and_leaves_nothing_running(llm: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="vocabulary"):
         llm.generate([[1], [10**6], [2]], GREEDY.clone(max_tokens=200), use_tqdm=False)

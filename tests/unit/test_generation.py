@@ -135,6 +135,8 @@ def test_allowed_tokens_are_sorted_and_checked() -> None:
     with pytest.raises(InvalidRequestError, match="outside the vocabulary") as caught:
         spec_of(SamplingParams(allowed_token_ids=[3, 100]))
     assert caught.value.param == "allowed_token_ids"
+    with pytest.raises(InvalidRequestError, match="token ids 100, 200 are outside the vocabulary"):
+        spec_of(SamplingParams(logit_bias={3: 1.0, 100: 1.0, 200: 1.0}))
 
 
 @pytest.mark.parametrize(

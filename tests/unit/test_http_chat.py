@@ -73,7 +73,8 @@ def test_whole_answer_byte_for_byte() -> None:
         f'{{"id":"chatcmpl-r1","object":"chat.completion","created":{created},"model":"org/fake","choices":'
         '[{"index":0,"message":{"content":"Hi","role":"assistant","refusal":null},"logprobs":null,'
         '"finish_reason":"stop","stop_reason":null}],"usage":{"prompt_tokens":19,"total_tokens":21,'
-        '"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":null}'
+        '"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":0}},"system_fingerprint":null,'
+        '"prompt_logprobs":null}'
     )
 
 
@@ -116,6 +117,8 @@ def test_continuous_usage_counts_up() -> None:
     chunks = events(post(FakeClient(), PATH, ask(stream=True, stream_options=options)))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
     assert all(before <= after for before, after in itertools.pairwise(counts))
+    assert counts[0] == 0, "the chunk with the role counted a token"
+    assert chunks[0]["usage"]["total_tokens"] == USAGE["prompt_tokens"]
     assert chunks[-1]["usage"] == USAGE
 
 

@@ -45,7 +45,8 @@ def test_whole_answer_byte_for_byte() -> None:
     created = response.json()["created"]
     assert response.text == (
         f'{{"id":"cmpl-r1","object":"text_completion","created":{created},"model":"org/fake","choices":'
-        '[{"index":0,"text":"H","logprobs":null,"finish_reason":"length","stop_reason":null}],'
+        '[{"index":0,"text":"H","logprobs":null,"finish_reason":"length","stop_reason":null,'
+        '"prompt_token_ids":null,"prompt_logprobs":null}],'
         '"system_fingerprint":null,"usage":{"prompt_tokens":3,"total_tokens":4,"completion_tokens":1,'
         '"prompt_tokens_details":{"cached_tokens":0}}}'
     )
@@ -160,7 +161,12 @@ def test_echo_leads_with_the_prompt_and_its_logprobs() -> None:
     assert choice["logprobs"]["token_logprobs"] == [None, -1.5, -1.5]
     assert choice["logprobs"]["top_logprobs"] == [None, {"b": -1.5}, {"c": -1.5}]
     assert client.requests[0]["params"].prompt_logprobs == 0
-    assert "prompt_logprobs" not in choice
+    assert choice["prompt_logprobs"] is None
+
+
+def test_echo_shows_the_special_tokens_of_token_ids() -> None:
+    body = post(FakeClient("c"), PATH, ask(prompt=[BOS, 97, 98], echo=True)).json()
+    assert body["choices"][0]["text"] == "<bos>abc"
 
 
 def test_echo_with_no_tokens_scores_the_prompt() -> None:

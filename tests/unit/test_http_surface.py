@@ -171,6 +171,7 @@ def test_usage_can_be_told_of_unasked() -> None:
         config = ServerConfig(enable_force_include_usage=forced)
         chunks = events(post(FakeClient(), PATH, ASK | {"stream": True}, config=config))
         assert (chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == 3) is forced
+        assert all(("usage" in chunk and chunk["usage"] is not None) is forced for chunk in chunks)
 
 
 def test_the_server_can_set_variables_of_the_template() -> None:

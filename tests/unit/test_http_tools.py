@@ -126,6 +126,7 @@ def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
     ("fields", "param"),
     [
         ({"tools": TOOLS}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
         ({"tools": TOOLS, "tool_choice": "sometimes"}, "tool_choice"),

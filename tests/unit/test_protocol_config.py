@@ -302,7 +302,13 @@ def test_the_settings_of_structured_output() -> None:
     assert (said.max_grammar_bytes, said.grammar_timeout_s) == (100, 9)
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"backend": "xgrammar"}', '{"reasoning": 1}'])
+@pytest.mark.parametrize("backend", ["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"])
+def test_vllms_backends_of_structured_output_are_accepted(backend: str) -> None:
+    said = resolved(structured_outputs_config=f'{{"backend": "{backend}", "disable_any_whitespace": true}}')
+    assert said.disable_any_whitespace
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"backend": "invented"}', '{"reasoning": 1}'])
 def test_settings_of_structured_output_that_mean_nothing_are_rejected(text: str) -> None:
     with pytest.raises(ConfigError, match="structured_outputs_config") as caught:
         resolved(structured_outputs_config=text)

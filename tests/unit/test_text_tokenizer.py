@@ -77,6 +77,7 @@ def test_token_string_is_what_a_token_adds_inside_a_text() -> None:
     assert [tokenizer.token_string(token_id) for token_id in tokenizer.encode("the a")] == [" the", " a"]
     assert tokenizer.token_bytes(1 + 0xF0) == b"\xf0"
     assert tokenizer.token_string(1 + 0xF0) == "\ufffd"
+    assert [tokenizer.token_name(token_id) for token_id in tokenizer.encode("the a")] == ["▁the", "▁a"]
 
 
 @pytest.mark.parametrize("token_id", [-1, 10**6, 2**40])

@@ -44,7 +44,7 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
         system_fingerprint=style.fingerprint,
         metrics=usage.metrics() if style.has_metrics else UNSET,
         prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
-        prompt_logprobs=UNSET if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
+        prompt_logprobs=None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
         receipt=style.receipt,
         kv_transfer_params=UNSET if output.kv_transfer_params is None else output.kv_transfer_params,
     )
@@ -106,7 +106,7 @@ class ChatChunks:
         prompt_token_ids = output.prompt_token_ids if self._style.has_token_ids else UNSET
         for index in range(self._n):
             choice = ChunkChoice(index=index, delta=Delta(role=self._style.chat.role, content=""))
-            chunks.append(self._chunk(choice, prompt_token_ids))
+            chunks.append(self._chunk(choice, prompt_token_ids, is_opening=True))
         if self._style.chat.echo:
             echo = Delta(content=self._style.chat.echo)
             chunks += [self._chunk(ChunkChoice(index=index, delta=echo)) for index in range(self._n)]
@@ -145,10 +145,14 @@ class ChatChunks:
             weight_versions=self._style.weight_versions(choice),
         )
 
-    def _chunk(self, choice: ChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET) -> bytes:
+    def _chunk(
+        self, choice: ChunkChoice, prompt_token_ids: list[int] | UnsetType = UNSET, *, is_opening: bool = False
+    ) -> bytes:
         usage: Usage | UnsetType | None = UNSET
-        if self._style.has_usage:
-            usage = self._usage.total() if self._style.has_running_usage else None
+        if self._style.has_running_usage:
+            usage = self._usage.at_start() if is_opening else self._usage.total()
+        elif self._style.has_usage:
+            usage = None
         chunk = self._with_choices([choice], usage)
         chunk.prompt_token_ids = prompt_token_ids
         return _encode(chunk)

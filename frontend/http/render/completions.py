@@ -64,6 +64,11 @@ class CompletionAnswer:
         for prompt_index, output in enumerate(outputs):
             self._note(output, prompt_index)
             choices += [self._choice(output, choice, prompt_index) for choice in output.outputs]
+        for choice in choices:
+            if choice.prompt_token_ids is UNSET:
+                choice.prompt_token_ids = None
+            if choice.prompt_logprobs is UNSET:
+                choice.prompt_logprobs = None
         response = self._response(choices, self._usage.total())
         response.system_fingerprint = self._style.fingerprint
         if len(outputs) == 1 and outputs[0].kv_transfer_params is not None:

@@ -1,5 +1,6 @@
 """Counts the tokens and the time of a request from its outputs."""
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.http.render.timings import request_metrics
@@ -36,6 +37,11 @@ class UsageCount:
     def metrics(self) -> RequestMetrics | UnsetType:
         """Return the times of the request if it generated one sequence, else UNSET: several have no common time."""
         return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
+
+    def at_start(self) -> Usage:
+        """Return the usage before the first generated token."""
+        total = self.total()
+        return msgspec.structs.replace(total, total_tokens=total.prompt_tokens, completion_tokens=0)
 
     def total(self) -> Usage:
         """Return the usage so far."""

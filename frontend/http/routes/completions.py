@@ -142,7 +142,9 @@ def _echo_style(state: AppState, body: CompletionRequest, generations: list[Prep
     tokenizer = state.client.tokenizer
     tokenizer.require("echo")
     texts = [
-        one.text if one.text is not None and body.truncate_prompt_tokens is None else tokenizer.decode(one.token_ids)
+        one.text
+        if one.text is not None and body.truncate_prompt_tokens is None
+        else tokenizer.decode(one.token_ids, skip_special_tokens=False)
         for one in generations
     ]
     return EchoStyle(texts, shows_completion=body.max_tokens != 0)

@@ -40,7 +40,7 @@ async def tokenize(state: CurrentState, http_request: ApiRequest) -> Response:
         count=len(tokens),
         max_model_len=state.client.facts.max_model_len,
         tokens=tokens,
-        token_strs=[tokenizer.token_string(token) for token in tokens] if request.return_token_strs else None,
+        token_strs=[tokenizer.token_name(token) for token in tokens] if request.return_token_strs else None,
     )
     return Response(msgspec.json.encode(answer), media_type=JSON)
 

@@ -154,7 +154,7 @@ class ChatCompletion(Struct, kw_only=True):
     usage: Usage
     system_fingerprint: str | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
     metrics: RequestMetrics | UnsetType = UNSET
     receipt: Receipt | UnsetType = UNSET
     kv_transfer_params: dict[str, Any] | UnsetType = UNSET

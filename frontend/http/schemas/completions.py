@@ -59,8 +59,9 @@ class CompletionChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
     weight_versions: list[WeightRange] | UnsetType = UNSET
     """Which weights drew the tokens: first index, index after the last, version."""
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType | None = UNSET
+    """Null in whole answers that were not asked for it, as vLLM has it; absent in chunks."""
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
 
 
 class CompletionResponse(Struct, kw_only=True):
