@@ -64,6 +64,14 @@ class Api:
         """
         return self._whole("GET", path, None)
 
+    def get_text(self, path: str) -> str:
+        """Return the text of the response to a GET.
+
+        Raises:
+            CommandError: the server does not respond, or responds with an error.
+        """
+        return self._read("GET", path, None).decode("utf-8", "replace")
+
     def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Return the JSON response to a POST.
 
@@ -98,10 +106,13 @@ class Api:
             connection.close()
 
     def _whole(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        return self._object(self._read(method, path, body))
+
+    def _read(self, method: str, path: str, body: bytes | None) -> bytes:
         connection = self._connection()
         try:
             with self._ask(connection, method, path, body) as response:
-                return self._object(response.read())
+                return response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._broken(error) from None
         finally:

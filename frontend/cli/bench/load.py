@@ -44,6 +44,7 @@ def measure(
     max_in_flight: int | None,
     *,
     has_bar: bool,
+    on_warm: Callable[[], None] = lambda: None,
 ) -> tuple[float, list[Outcome]]:
     """Send the warm-ups, then every body at its arrival time; return the duration of the latter and all outcomes.
 
@@ -54,11 +55,14 @@ def measure(
         arrivals_s: arrival time of each body after the start, ascending.
         max_in_flight: None: no limit.
         has_bar: show a progress bar, if standard error is a terminal.
+        on_warm: called between the warm-ups and the rest, when no request is in flight; it may block.
 
     Raises:
         CommandError: the first request failed.
     """
-    return asyncio.run(_measure(Load(target), bodies, warmups, arrivals_s, max_in_flight, has_bar=has_bar))
+    return asyncio.run(
+        _measure(Load(target), bodies, warmups, arrivals_s, max_in_flight, has_bar=has_bar, on_warm=on_warm)
+    )
 
 
 async def _measure(
@@ -69,12 +73,14 @@ async def _measure(
     max_in_flight: int | None,
     *,
     has_bar: bool,
+    on_warm: Callable[[], None],
 ) -> tuple[float, list[Outcome]]:
     try:
         first = await load.send(warmups[0])
         if first.error:
             raise CommandError(f"the first warm-up request failed: {first.error}")
         await load.run(warmups[1:], [0.0] * len(warmups[1:]), max_in_flight, lambda: None)
+        on_warm()
         with tqdm(total=len(bodies), unit="request", disable=None if has_bar else True) as bar:
             started = time.monotonic()
             outcomes = await load.run(bodies, arrivals_s, max_in_flight, bar.update)

@@ -12,6 +12,7 @@ from octavo.frontend.cli.bench.arrivals import add_arrival_flags, arrivals_of
 from octavo.frontend.cli.bench.datasets import SampleRequest, add_dataset_flags, draw_samples
 from octavo.frontend.cli.bench.figures import METRICS, Outcome, summarize
 from octavo.frontend.cli.bench.report import context, say, say_table, write_json
+from octavo.frontend.cli.bench.speculation import SpeculationMeter, speculation_rows
 from octavo.frontend.cli.bench.tokenizers import tokenizer_for
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.parser import CommandParser
@@ -154,6 +155,7 @@ def run(argv: list[str]) -> int:
     # Imported late: `--help` and completion need no asyncio.
     from octavo.frontend.cli.bench.load import Target, measure
 
+    meter = SpeculationMeter(api)
     duration_s, outcomes = measure(
         Target(url, endpoint, headers, is_streamed=options.backend != "openai-embeddings"),
         bodies,
@@ -161,11 +163,16 @@ def run(argv: list[str]) -> int:
         arrivals_s,
         options.max_concurrency,
         has_bar=not options.disable_tqdm,
+        on_warm=meter.start,
     )
+    speculation = meter.figures()
     figures = summarize(
         outcomes, duration_s, options.percentile_metrics, options.metric_percentiles, dict(options.goodput)
     )
     say_table("Serving benchmark", _rows(figures, options))
+    if speculation:
+        say_table("Speculative decoding", speculation_rows(speculation))
+        figures |= speculation
     if options.save_result or options.result_filename:
         _save(options, model, figures, outcomes)
     if error := next((outcome.error for outcome in outcomes if outcome.error), None):

@@ -123,6 +123,7 @@ export class EngineView {
       ["KV cache used", percent(1 - stats.num_free_blocks / stats.num_blocks)],
       ["prefix hits, last minute", asked ? percent(found / asked) : "–"],
       ...(stats.num_host_blocks ? [["prompt tokens from host memory", stats.external_prefix_cache_hits]] : []),
+      ...speculation(stats, first),
       ["preemptions", stats.num_preemptions],
     ];
     byId("numbers").replaceChildren(...figures.map(([label, value]) =>
@@ -144,6 +145,18 @@ export class EngineView {
 }
 
 const percent = (fraction) => `${(100 * fraction).toFixed(fraction && fraction < 0.1 ? 1 : 0)} %`;
+
+/** Figures of speculative decoding in the last minute; none if the engine has never guessed. */
+function speculation(stats, first) {
+  if (!stats.spec_decode_num_drafts) return [];
+  const grown = (name) => stats[`spec_decode_num_${name}`] - first[`spec_decode_num_${name}`];
+  const drafts = grown("drafts");
+  const accepted = grown("accepted_tokens");
+  return [
+    ["guesses accepted, last minute", drafts ? percent(accepted / grown("draft_tokens")) : "–"],
+    ["tokens per guessing step", drafts ? (1 + accepted / drafts).toFixed(2) : "–"],
+  ];
+}
 
 function seconds(value) {
   if (value === null) return "–";
