@@ -1,13 +1,13 @@
 """Splits an answer into reasoning, content and tool calls, as a whole or as deltas of a stream.
 
-A stream parses the whole text so far and emits what is new, so that its result always equals the parse of the whole
-text. Independent of HTTP.
+A stream parses the whole text so far and emits what is new, so that its result equals the parse of the whole text,
+except for malformed calls, whose beginning it has sent. Independent of HTTP.
 """
 
 from dataclasses import dataclass, field
 
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
-from octavo.frontend.tools.parser import ToolParser
+from octavo.frontend.tools.parser import Parsed, ToolParser
 
 EAGER_CHARS = 2048
 """Up to this length, a text that may be a call is parsed again after every piece."""
@@ -103,6 +103,8 @@ class AnswerStream:
             return
         assert self._style.tools is not None
         parsed = self._style.tools.parse(self._text, is_final)
+        if is_final and any(call.is_malformed for call in parsed.calls):
+            parsed = self._without_malformed(parsed)
         delta.content = parsed.content[self._num_content :]
         if parsed.calls:
             self._num_content = len(parsed.content)
@@ -120,6 +122,17 @@ class AnswerStream:
             elif fresh := call.arguments[self._num_arguments[index] :]:
                 delta.calls.append(CallDelta(index, fresh))
                 self._num_arguments[index] = len(call.arguments)
+
+    def _without_malformed(self, parsed: Parsed) -> Parsed:
+        """Return an answer without its malformed calls; if there are no others, its whole text is content.
+
+        A stream cannot take back a call that it has begun. It sends the text as well, and the call does not count.
+        """
+        calls = [call for call in parsed.calls if not call.is_malformed]
+        if not calls:
+            self._num_arguments.clear()
+            return Parsed(self._text)
+        return parsed if self._num_arguments else Parsed(parsed.content, calls)
 
 
 def read_answer(text: str, style: AnswerFormat) -> AnswerDelta:

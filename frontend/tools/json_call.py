@@ -46,6 +46,7 @@ def read_call(
         return CallMatch(CallStatus.OPEN if is_open else CallStatus.NO_CALL, None if is_open else position)
     name: str | None = None
     arguments: str | None = None
+    is_malformed = False
     whole = Span(position, position, is_whole=False)
     for key, span in read_members(text, position):
         if key is None:
@@ -53,14 +54,14 @@ def read_call(
         elif key == "name" and name is None:
             name = string_text(text, span) if span.is_whole and text[span.start] == '"' else ""
         elif key in argument_keys and arguments is None:
-            arguments = arguments_text(text, span, is_final)
+            arguments, is_malformed = arguments_text(text, span, is_final), span.is_broken
             if arguments is None and span.limit < len(text):
                 name = ""  # not a valid type for arguments
     end = whole.limit if whole.is_whole or whole.is_broken else None
     if arguments is None and whole.is_whole and not needs_arguments:
         arguments = "{}"
     if name and arguments is not None:
-        return CallMatch(CallStatus.CALL, end, ToolCall(name, arguments))
+        return CallMatch(CallStatus.CALL, end, ToolCall(name, arguments, is_malformed))
     if end is not None or is_final:
         return CallMatch(CallStatus.NO_CALL, len(text) if end is None else end)
     return CallMatch(CallStatus.OPEN, None)
@@ -109,7 +110,8 @@ def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
     return None
 
 
-def read_arguments(text: str, position: int, is_final: bool) -> tuple[str, int | None]:
-    """Parse a bare object of arguments; return its text and its end, None while it is incomplete."""
+def read_named_call(text: str, position: int, is_final: bool, name: str) -> tuple[ToolCall, int | None]:
+    """Parse a bare object of arguments; return the call and the object's end, None while it is incomplete."""
     span = read_value(text, position)
-    return arguments_text(text, span, is_final) or "", span.limit if span.is_whole or span.is_broken else None
+    call = ToolCall(name, arguments_text(text, span, is_final) or "", span.is_broken)
+    return call, span.limit if span.is_whole or span.is_broken else None

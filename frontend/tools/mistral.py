@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.frontend.tools.call_id import new_mistral_call_id
-from octavo.frontend.tools.json_call import CallStatus, read_arguments, read_calls
+from octavo.frontend.tools.json_call import CallStatus, read_calls, read_named_call
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
 
@@ -71,5 +71,4 @@ def _read_named(text: str, position: int, is_final: bool) -> tuple[ToolCall | No
     if text[position : position + 1] != "{":
         rest = text[position:]
         return None, None if any(mark.startswith(rest) for mark in _MARKS) else position
-    arguments, end = read_arguments(text, position, is_final)
-    return ToolCall(name[0], arguments), end
+    return read_named_call(text, position, is_final, name[0])

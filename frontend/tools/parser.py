@@ -15,6 +15,8 @@ class ToolCall:
     name: str
     arguments: str
     """JSON text; incomplete while the call is being written or if it was truncated."""
+    is_malformed: bool = False
+    """The text after `arguments` cannot be part of them: the model wrote something other than a call."""
 
 
 @dataclass(slots=True)

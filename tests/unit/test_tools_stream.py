@@ -37,7 +37,7 @@ PIECES = [
 ]  # fmt: skip
 
 
-def add_up(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, str]]]:
+def add_up(deltas: list[AnswerDelta], *, is_malformed: bool = False) -> tuple[str, str, list[tuple[str, str]]]:
     """Put an answer together as a client would, checking the rules of streams on the way."""
     reasoning, content = "", ""
     names: list[str] = []
@@ -45,7 +45,7 @@ def add_up(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, str]]]:
     ids: set[str] = set()
     for delta in deltas:
         assert not (delta.reasoning and names), "reasoning behind a call"
-        assert not (delta.content and names), "content behind a call"
+        assert is_malformed or not (delta.content and names), "content behind a call"
         reasoning += delta.reasoning
         content += delta.content
         for call in delta.calls:
@@ -64,7 +64,25 @@ def add_up(deltas: list[AnswerDelta]) -> tuple[str, str, list[tuple[str, str]]]:
 def stream(pieces: list[str], style: AnswerFormat) -> tuple[str, str, list[tuple[str, str]]]:
     reader = AnswerStream(style)
     deltas = [reader.push(piece) for piece in pieces]
-    return add_up([*deltas, reader.push("", is_final=True)])
+    deltas.append(reader.push("", is_final=True))
+    return add_up(deltas, is_malformed=has_malformed_call("".join(pieces), style))
+
+
+def has_malformed_call(text: str, style: AnswerFormat) -> bool:
+    rest: str | None = text
+    if style.reasoning is not None:
+        rest = style.reasoning.split(text, style.initial_state, True).rest
+    return rest is not None and any(call.is_malformed for call in style.tools.parse(rest, True).calls)
+
+
+def check_stream(pieces: list[str], style: AnswerFormat) -> None:
+    """A stream has what the whole text has; it may also have sent the beginning of a malformed call."""
+    whole, streamed = add_up([read_answer("".join(pieces), style)]), stream(pieces, style)
+    if not has_malformed_call("".join(pieces), style):
+        assert streamed == whole
+        return
+    assert streamed[:2] == whole[:2]
+    assert style.max_calls is not None or all(call in streamed[2] for call in whole[2])
 
 
 def check_all_cuts(text: str, style: AnswerFormat) -> None:
@@ -84,10 +102,29 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 def test_any_text_in_any_pieces(name: str, text: str, place: int, dice: random.Random) -> None:
     reasoning, state = REASONING[place]
     style = AnswerFormat(reasoning, state, PARSERS[name])
-    whole = add_up([read_answer(text, style)])
-    assert stream(list(text), style) == whole
+    check_stream(list(text), style)
     cuts = sorted(dice.choices(range(len(text) + 1), k=3))
-    assert stream([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)], style) == whole
+    check_stream([text[a:b] for a, b in zip([0, *cuts], [*cuts, None], strict=True)], style)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("hermes", 'so <tool_call>{"name": "f", "arguments": {"a": tru}}</tool_call> then'),
+        ("llama3_json", 'so {"name": "f", "parameters": {"a": tru}} then'),
+        ("mistral", 'so [TOOL_CALLS][{"name": "f", "arguments": {"a": tru}}] then'),
+        ("mistral", 'so [TOOL_CALLS]f{"a": tru} then'),
+    ],
+)
+def test_the_text_of_a_malformed_call_is_content(name: str, text: str) -> None:
+    style = AnswerFormat(tools=PARSERS[name])
+    assert add_up([read_answer(text, style)]) == ("", text, [])
+    assert stream(list(text), style) == ("", text, [("f", '{"a": ')])
+    reader = AnswerStream(style)
+    for character in text:
+        reader.push(character)
+    reader.push("", is_final=True)
+    assert reader.num_calls == 0, "the finish reason would be tool_calls"
 
 
 json_values = st.recursive(
