@@ -13,6 +13,7 @@ from servers import Server, serve
 from waiting import until
 from workloads import Ask, ask_all, ask_one_by_one
 
+from octavo.core_proc.recorder import read_recording, replay
 from octavo.frontend.cli import main
 from octavo.frontend.cli.api import Api
 from octavo.frontend.cli.bench.speculation import SpeculationMeter
@@ -56,9 +57,14 @@ def expected(model: Path) -> list[list[Any]]:
         pytest.param({"pipeline_parallel_size": 2}, id="two stages", marks=pytest.mark.long),
     ],
 )
-def test_answers_beside_other_features(model: Path, expected: list[list[Any]], settings: dict[str, Any]) -> None:
+def test_answers_beside_other_features(
+    model: Path, expected: list[list[Any]], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "steps"
+    common: dict[str, Any] = {**SETTINGS, "speculative_config": NGRAM, "record_steps": str(path)}
+
     async def run() -> EngineStats:
-        async with AsyncClient.launch(str(model), **SETTINGS, **settings, speculative_config=NGRAM) as client:
+        async with AsyncClient.launch(str(model), **common, **settings) as client:
             for _ in range(2):  # the second time with prefixes from the cache
                 assert await ask_all(client, requests()) == expected
             return await client.engine_stats()
@@ -66,6 +72,9 @@ def test_answers_beside_other_features(model: Path, expected: list[list[Any]], s
     stats = asyncio.run(run())
     assert stats.spec_decode_num_accepted_tokens > 20
     assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
+    # Depths depend on the times of steps, which are in the recording.
+    replayed = replay(read_recording(path))
+    assert replayed.is_identical and replayed.num_plans > 20
     if "kv_offloading_size" in settings:
         assert stats.num_preemptions > 0 and stats.external_prefix_cache_hits > 0
 
