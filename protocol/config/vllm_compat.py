@@ -47,6 +47,8 @@ def translate_vllm_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
             continue
         elif name == "profiler_config":
             own |= _profiler(value)
+        elif name == "reasoning_config" and _has_marks_of_parsers(value):
+            continue
         elif setting.accepted is None:
             logger.info("--%s has no effect: %s", name.replace("_", "-"), setting.why)
         elif _text(value) not in setting.accepted:
@@ -80,6 +82,16 @@ def _profiler(value: Any) -> dict[str, Any]:
     return {"torch_profiler_dir": directory} if directory else {}
 
 
+def _has_marks_of_parsers(value: Any) -> bool:
+    """True if a reasoning_config has only the marks that all of our reasoning parsers have."""
+    try:
+        marks = json.loads(value) if isinstance(value, str) else dict(value)
+    except (ValueError, TypeError):
+        return False
+    return isinstance(marks, dict) and marks.items() <= _REASONING_MARKS.items()
+
+
+_REASONING_MARKS = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
 _PROFILER_HINT = "use --torch-profiler-dir DIRECTORY"
 
 
@@ -307,7 +319,9 @@ def _unsupported() -> Iterator[VllmSetting]:
         "watchdog_config",
     )
     yield from _group("value", "texts have no watermark", _EMPTY, "watermark_config")
-    yield from _group("value", "--reasoning-parser extracts the reasoning", _EMPTY, "reasoning_config")
+    yield from _group(
+        "value", "the marks are those of --reasoning-parser, <think> and </think>", _EMPTY, "reasoning_config"
+    )
     yield from _group("value", "only the parsers of --reasoning-parser exist", _EMPTY, "reasoning_parser_plugin")
     yield from _group("value", "each tool's own field strict applies", ("auto",), "tool_strict_level")
     yield from _group("value", "tool calls are returned to the client and never run here", _EMPTY, "tool_server")

@@ -1,5 +1,6 @@
 """Command lines and keyword arguments that were written for vLLM."""
 
+import json
 import logging
 
 import pytest
@@ -8,6 +9,7 @@ from source_tree import ROOT
 from octavo.frontend.cli.argv import normalize_argv
 from octavo.frontend.cli.flags import configurations, read_config_file
 from octavo.frontend.cli.serve import parser, read_settings
+from octavo.frontend.reasoning.parser import reasoning_parser
 from octavo.protocol.config.sources import engine_config, engine_fields, server_fields
 from octavo.protocol.config.vllm_compat import VLLM_SETTINGS
 from octavo.protocol.errors import ConfigError
@@ -63,6 +65,16 @@ def test_what_is_not_here_is_rejected_with_its_reason(line: str, message: str, h
         configured(line)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_reasoning_config_with_the_marks_of_the_parsers_is_accepted() -> None:
+    marks = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
+    assert {reasoning_parser(name).tags for name in ("deepseek_r1", "qwen3")} == {tuple(marks.values())}
+    configured(f"M --reasoning-config {json.dumps(marks, separators=(',', ':'))}")
+    configured("M --reasoning-config.reasoning_end_str </think>")
+    for other in ('{"reasoning_end_str":"I_must_answer.</think>"}', "[]x", '{"reasoning_end_str":[]}'):
+        with pytest.raises(ConfigError, match="the marks are those of --reasoning-parser"):
+            configured(f"M --reasoning-config {other}")
 
 
 def test_a_setting_without_effect_is_logged(caplog: pytest.LogCaptureFixture) -> None:
