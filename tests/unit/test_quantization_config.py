@@ -146,6 +146,15 @@ def test_missing_and_wrong_tensors_are_named() -> None:
         matrix.dequantized() if isinstance(matrix, StoredMatrix) else None
 
 
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_stacks_of_quantized_experts_are_refused(dtype: torch.dtype) -> None:
+    """Without their scales they would be read as plain numbers."""
+    name = "model.layers.0.mlp.experts.gate_up_proj"
+    tensors = {name: torch.zeros(2, 4, 16).to(dtype), f"{name}_scale_inv": torch.ones(2, 1, 1)}
+    with pytest.raises(ConfigError, match=rf"{name}' of type {dtype} .*stack of quantized experts"):
+        assembled({"quant_method": "fp8"}, tensors)
+
+
 def test_scales_of_the_cache_are_left_out() -> None:
     names = ("self_attn.k_scale", "self_attn.v_scale", "self_attn.k_proj.output_scale")
     assert assembled(GPTQ, {f"model.layers.0.{name}": torch.ones(1) for name in names}) == []

@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
@@ -143,6 +144,13 @@ class Assembly:
 
 def _plain(name: str, tensor: Tensor) -> Tensor:
     is_weight = name.endswith(".weight") and tensor.ndim > 1
+    # Stacks of experts have other names (experts.gate_up_proj), and without their scales would be read as numbers.
+    if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+        raise ConfigError(
+            f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
+            "quantized experts, which octavo reads in the format mxfp4 only",
+            hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
+        )
     if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype}, without scales",
