@@ -148,7 +148,7 @@ def test_missing_and_wrong_tensors_are_named() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
 def test_stacks_of_quantized_experts_are_refused(dtype: torch.dtype) -> None:
-    """Without their scales they would be read as plain numbers."""
+    """By the stack and with the remedy, and not by the tensor of scales, which no model has."""
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors = {name: torch.zeros(2, 4, 16).to(dtype), f"{name}_scale_inv": torch.ones(2, 1, 1)}
     with pytest.raises(ConfigError, match=rf"{name}' of type {dtype} .*stack of quantized experts"):

@@ -144,7 +144,7 @@ class Assembly:
 
 def _plain(name: str, tensor: Tensor) -> Tensor:
     is_weight = name.endswith(".weight") and tensor.ndim > 1
-    # Stacks of experts have other names (experts.gate_up_proj), and without their scales would be read as numbers.
+    # Models take stacks of numbers under these names: without this, the error would be about the tensor of scales.
     if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
