@@ -63,7 +63,7 @@ class WithCache(nn.Module):
             def update(self, keys: Tensor, values: Tensor, layer: int, *more: Any, **named: Any) -> Any:
                 return super().update(rounding(keys, layer, 0), rounding(values, layer, 1), layer, *more, **named)
 
-        return self._model(tokens, past_key_values=Cache())
+        return self._model(tokens, None, None, Cache())  # by position: transformers 5.24 renamed it
 
 
 def in_8_bits(x: Tensor, layer: int, kind: int) -> Tensor:

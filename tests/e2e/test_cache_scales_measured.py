@@ -59,7 +59,7 @@ def wanted_scales(path: Path) -> CacheScales:
             return super().update(key_states, value_states, layer_idx, *more, **named)
 
     with torch.inference_mode():
-        model(torch.tensor([tokens]), past_key_values=Cache())
+        model(torch.tensor([tokens]), None, None, Cache())  # by position: transformers 5.24 renamed it
     return {
         layer: tuple(2.0 ** math.ceil(math.log2(2 * largest / 448)) for largest in pair)
         for layer, pair in enumerate(found)

@@ -267,24 +267,18 @@ def test_configurations_that_transformers_refuses(change: dict[str, object], rea
 def test_masks_say_which_keys_they_show() -> None:
     config = transformers.LlamaConfig(sliding_window=7, attention_chunk_size=5)
     config._attn_implementation = PROBE
-    arguments = {
-        "config": config,
-        "inputs_embeds": torch.zeros(1, 8, 4),
-        "attention_mask": None,
-        "past_key_values": None,
-        "position_ids": torch.arange(8)[None],
-    }
+    arguments = (config, torch.zeros(1, 8, 4), None, None, torch.arange(8)[None])  # by position: 5.24 renamed the cache
     masks = [
-        masking_utils.create_causal_mask(**arguments),
-        masking_utils.create_sliding_window_causal_mask(**arguments),
-        masking_utils.create_chunked_causal_mask(**arguments),
+        masking_utils.create_causal_mask(*arguments),
+        masking_utils.create_sliding_window_causal_mask(*arguments),
+        masking_utils.create_chunked_causal_mask(*arguments),
     ]
     assert [(mask.window, mask.is_chunked, mask.is_known) for mask in masks] == [
         (None, False, True),
         (7, False, True),
         (5, True, True),
     ]
-    changed = masking_utils.create_causal_mask(**arguments, or_mask_function=lambda batch, head, query, key: key == 0)
+    changed = masking_utils.create_causal_mask(*arguments, or_mask_function=lambda batch, head, query, key: key == 0)
     assert not changed.is_known
     assert masks[1][..., :4].is_known
     assert not (masks[1] + 1).is_known

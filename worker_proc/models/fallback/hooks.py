@@ -58,7 +58,10 @@ OWN_METHODS: dict[str, Callable[[nn.Module], dict[str, Any]]] = {
     "GPTNeoSelfAttention": _gpt_neo,
     "GPTNeoXJapaneseAttention": _scaled_by("norm_factor"),
 }
-"""Modules older than the attention interface: the arguments of their method `_attn(q, k, v, mask)`."""
+"""Modules older than the attention interface: the arguments of their method `_attn(q, k, v, mask)`.
+
+Later releases of `transformers` move them to the interface, and then they have no such method.
+"""
 
 
 def use_attention(model: PreTrainedModel, name: str) -> None:
@@ -67,7 +70,8 @@ def use_attention(model: PreTrainedModel, name: str) -> None:
         config = getattr(module, "config", None)
         if config is not None:
             config._attn_implementation = name
-        if arguments := OWN_METHODS.get(type(module).__name__):
+        arguments = OWN_METHODS.get(type(module).__name__)
+        if arguments is not None and hasattr(module, "_attn"):
             module._attn = partial(_attend_in_method, module, arguments(module))
 
 
