@@ -277,18 +277,20 @@ struct Product {
         }
     }
 
-    // Threads take pieces, a block of rows by a panel, until there are none.
+    // Threads take pieces, a block of rows by a panel, until there are none: first those of their own rows, which they
+    // have computed before and will read next, so that these stay in their caches.
     void many_rows(int64_t num_rows, const Thread& thread) const {
         const int64_t num_panels = (width + kPanelOutputs - 1) / kPanelOutputs;
-        const int64_t least = (num_rows + kMaxRowBlock - 1) / kMaxRowBlock;
-        const int64_t for_threads = (kPiecesPerThread * thread.count + num_panels - 1) / num_panels;
-        const int64_t num_blocks = std::max(least, std::min(for_threads, num_rows / kMinRowBlock));
-        const int64_t num_pieces = num_blocks * num_panels;
+        const int64_t num_zones = std::min({thread.count, kMaxZones, num_rows / kMinRowBlock});
+        const int64_t zone_rows = num_rows / num_zones, least = (zone_rows + kMaxRowBlock) / kMaxRowBlock;
+        const int64_t for_threads = (kPiecesPerThread * thread.count + num_panels - 1) / num_panels / num_zones;
+        const int64_t num_blocks = std::max(least, std::min(for_threads, zone_rows / kMinRowBlock)) * num_zones;
+        ZonePieces pieces(thread, num_zones, num_blocks / num_zones * num_panels);
         const MatrixRegisters registers;
-        int64_t next = thread.take();
-        for (int64_t piece = next; piece < num_pieces; piece = next) {
-            next = thread.take();
-            const int64_t block = piece / num_panels, next_panel = (next < num_pieces ? next : piece) % num_panels;
+        int64_t next = pieces.take();
+        for (int64_t piece = next; piece >= 0; piece = next) {
+            next = pieces.take();
+            const int64_t block = piece / num_panels, next_panel = std::max(next, int64_t{0}) % num_panels;
             compute({num_rows * block / num_blocks, num_rows * (block + 1) / num_blocks},
                     {piece % num_panels, 0, false}, args.weight.blocks_of(next_panel, 0));
         }

@@ -78,6 +78,38 @@ struct Thread {
     void wait_for_all() const;
 };
 
+// Most zones of `ZonePieces`: each has 16 bits of a counter.
+constexpr int64_t kMaxZones = 4;
+
+// Hands out pieces of work in zones of equal size. A thread takes those of its own zone first, in their order, then what
+// is left of the others.
+class ZonePieces {
+   public:
+    ZonePieces(const Thread& thread, int64_t num_zones, int64_t zone_size)
+        : next_item_(thread.next_item), num_zones_(num_zones), zone_size_(zone_size) {
+        // Each thread finds each zone empty once; beyond 16 bits all of it is one zone.
+        if (zone_size + thread.count > 0xffff) {
+            zone_size_ *= num_zones;
+            num_zones_ = 1;
+        }
+        zone_ = thread.index * num_zones_ / thread.count;
+    }
+
+    // The next piece that no thread has taken yet; -1: there is none.
+    int64_t take() {
+        for (; num_empty_ < num_zones_; ++num_empty_, zone_ = (zone_ + 1) % num_zones_) {
+            const int64_t taken = next_item_->fetch_add(int64_t{1} << 16 * zone_, std::memory_order_relaxed) >> 16 * zone_;
+            const int64_t number = num_zones_ == 1 ? taken : taken & 0xffff;
+            if (number < zone_size_) return zone_ * zone_size_ + number;
+        }
+        return -1;
+    }
+
+   private:
+    std::atomic<int64_t>* next_item_;
+    int64_t num_zones_, zone_size_, zone_ = 0, num_empty_ = 0;
+};
+
 }  // namespace octavo
 
 // Makes `run(const Args&, const Step&, Thread&)` callable as `octavo_<name>` and tells Python the size of Args.
