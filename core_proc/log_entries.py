@@ -4,7 +4,7 @@ import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.config import CachePlan, ResolvedConfig
-from octavo.protocol.ids import BlockId, RequestId
+from octavo.protocol.ids import BlockId, IdArray, RequestId
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, StepResult
 
@@ -80,6 +80,14 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
+class Guessed(msgspec.Struct, array_like=True, frozen=True, tag="guessed"):
+    """`guess` was called."""
+
+    client: bytes
+    request_id: RequestId
+    token_ids: IdArray
+
+
 class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finished"):
     """`finish_load` was called."""
 
@@ -108,4 +116,5 @@ LogEntry = (
     | Committed
     | LoadFinished
     | FilesChanged
+    | Guessed
 )

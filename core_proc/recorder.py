@@ -20,6 +20,7 @@ from octavo.core_proc.log_entries import (
     Committed,
     Ended,
     FilesChanged,
+    Guessed,
     LoadFinished,
     LogEntry,
     Opened,
@@ -29,6 +30,7 @@ from octavo.core_proc.log_entries import (
     WeightsSet,
     WorkersLost,
 )
+from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.codec import wire_bytes, wire_value
@@ -183,16 +185,21 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.set_weights(entry.version, recomputes=entry.recomputes)
         case Committed():
             scheduler.commit(entry.result)
-        case LoadFinished() | FilesChanged():
-            _repeat_transfer(scheduler, entry)
+        case LoadFinished() | FilesChanged() | Guessed():
+            _repeat_hook(scheduler, entry)
         case Opened() | Planned():
             raise ProtocolError(f"a recording has no {type(entry).__name__} here")
         case _:
             assert_never(entry)
 
 
-def _repeat_transfer(scheduler: Scheduler, entry: LoadFinished | FilesChanged) -> None:
-    if isinstance(entry, LoadFinished):
-        scheduler.finish_load(entry.number, entry.missing)
-    else:
-        scheduler.change_files(entry.added, entry.removed)
+def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Guessed) -> None:
+    match entry:
+        case LoadFinished():
+            scheduler.finish_load(entry.number, entry.missing)
+        case FilesChanged():
+            scheduler.change_files(entry.added, entry.removed)
+        case Guessed():
+            request = scheduler.requests[entry.client, entry.request_id]
+            assert isinstance(request, Request), "a request with a grammar is not packed"
+            scheduler.guess(request, entry.token_ids)

@@ -119,7 +119,9 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="to
 
     sequence: int
     places: list[tuple[SlotId, int]]
-    """For each mask its slot, and the index of its draw among those of the slot. Other draws may take any token."""
+    """For each mask its slot, and the index of its draw among those of the slot. Other draws may take any token.
+
+    A mask of zeros, only for a draw after guesses: nothing may come there, so the draw is left out."""
     words: Buffer
     """The words of all masks, one after another, each of the same length."""
 

@@ -1,9 +1,12 @@
 """`Constraint`: where one output stands, first in its free prefix and then in its grammar, and what may come next."""
 
+from collections.abc import Iterator, Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from octavo.core_proc.grammar.free_prefix import FreePrefix
 from octavo.core_proc.request import Request
+from octavo.protocol.ids import IdArray, TokenId, pack_ids
 from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import GrammarSpec
 
@@ -74,11 +77,8 @@ class Constraint:
         token_ids = self.request.token_ids[self.request.num_prompt_tokens + self._num_accepted :]
         self._num_accepted = num_known
         for token_id in token_ids:
-            if not self._prefix.is_over:
-                self.has_accepted_all = self._prefix.accept(token_id)
-            elif self._matcher is not None:
-                self.has_accepted_all = self._matcher.accept(token_id)
-            if not self.has_accepted_all:
+            if not self._accept(token_id):
+                self.has_accepted_all = False
                 return
 
     def next_mask(self) -> bytes | None:
@@ -98,6 +98,48 @@ class Constraint:
             for token_id in self._ends:
                 mask[token_id >> 3] |= 1 << (token_id & 7)
         return bytes(mask)
+
+    def continuation(self, proposed: Sequence[TokenId], num_tokens: int) -> IdArray:
+        """Return a guess of the tokens that follow the known ones, at most `num_tokens`; it may be empty.
+
+        It begins with what is proposed, as far as the grammar allows that. The token that completes the output is left
+        out: it is sampled after the guesses before it, and nothing may follow it.
+        """
+        state, guess = self._fork() if proposed else self, pack_ids()
+        for token_id in proposed[:num_tokens]:
+            if not state._accept(token_id):
+                break
+            if state.is_complete:
+                return guess
+            guess.append(token_id)
+        if not state._prefix.is_over and state._prefix.forced_token_id is not None:
+            state = self._fork() if state is self else state
+            while len(guess) < num_tokens and (forced := state._prefix.forced_token_id) is not None:
+                state._prefix.accept(forced)
+                guess.append(forced)
+        if state._prefix.is_over and state._matcher is not None and len(guess) < num_tokens:
+            guess.extend(state._matcher.continuation(num_tokens - len(guess)))
+        return guess
+
+    def masks_after(self, guess: Sequence[TokenId]) -> Iterator[bytes | None]:
+        """Yield `next_mask` for the draws after 1, 2, ... tokens of a guess: b"" after a token that may not come."""
+        state, is_fitting = self._fork(), True
+        for token_id in guess:
+            is_fitting = is_fitting and state._accept(token_id) and not state.is_complete
+            yield state.next_mask() if is_fitting else b""
+
+    def _accept(self, token_id: TokenId) -> bool:
+        """Add an output; False if it may not come. The state is then the one before it."""
+        if not self._prefix.is_over:
+            return self._prefix.accept(token_id)
+        return self._matcher is None or self._matcher.accept(token_id)
+
+    def _fork(self) -> "Constraint":
+        """Return a copy that advances independently."""
+        fork = copy(self)
+        fork._prefix = copy(self._prefix)
+        fork._matcher = self._matcher and self._matcher.copy()
+        return fork
 
     def _mask_without_eos(self) -> bytes | None:
         """Return a mask without the end-of-sequence tokens, None if there are none. Stop tokens may end a prefix."""

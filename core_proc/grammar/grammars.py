@@ -23,7 +23,7 @@ from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.core_proc.workers.commands import StepExecutor
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason, StepEvent
-from octavo.protocol.ids import RequestId
+from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.requests import ModelVocabulary, Submit
 from octavo.protocol.steps import TokenMask
 from octavo.protocol.structured import GrammarKind, GrammarSpec
@@ -57,6 +57,7 @@ class Grammars:
 
         perf: the cost of a step must not grow with the number of requests that wait.
         """
+        self._num_mask_bytes = 4 * -(-scheduler.config.model.vocab_size // 32)
         scheduler.hooks.add(self)
 
     @property
@@ -150,6 +151,7 @@ class Grammars:
         for record in self._scheduler.in_flight:
             self._activate(record.unsampled)  # the workers may reject a request in the middle of its prompt
         events = self._advance()
+        self._guess()
         for record in awaiting:
             if (masked := self._masked_chunks(record)) is None:
                 break
@@ -216,9 +218,22 @@ class Grammars:
                 del self._active[key]  # until a step includes it again
         return events
 
-    def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint]] | None:
-        """Return the slots of a step that need masks; None while a token on which a mask depends is not known."""
-        masked = []
+    def _guess(self) -> None:
+        """Let the scheduler guess how outputs continue: as their grammars determine, or as it proposes."""
+        for request, proposed, num_tokens in self._scheduler.take_candidates():
+            constraint = self._constraints.get(request.key)
+            if constraint is None or constraint.request is not request:
+                continue
+            if guess := constraint.continuation(proposed, num_tokens):
+                self._scheduler.guess(request, guess)
+
+    def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint, Sequence[TokenId]]] | None:
+        """Return the slots of a step that need masks, and the guesses that it verifies of each.
+
+        None while a token on which a mask depends is not known.
+        """
+        masked: list[tuple[int, Constraint, Sequence[TokenId]]] = []
+        guesses = dict(record.guesses)
         for request, scheduled in record.chunks:
             constraint = self._constraints.get(request.key) if scheduled.num_samples else None
             if constraint is None or constraint.request is not request:
@@ -226,20 +241,30 @@ class Grammars:
             num_tokens = scheduled.start + scheduled.num_tokens
             if constraint.allows_all_after(num_tokens - request.num_prompt_tokens):
                 continue
-            if len(request.token_ids) < num_tokens:
+            guess = guesses.get(scheduled.slot, ())
+            if len(request.token_ids) < num_tokens - len(guess):
                 return None
-            if constraint.needs_mask:
-                masked.append((scheduled.slot, constraint))
+            if constraint.needs_mask or guess:
+                masked.append((scheduled.slot, constraint, guess))
         return masked
 
-    def _send_masks(self, masked: list[tuple[int, Constraint]]) -> list[ClientEvent]:
-        """Send the masks of a step, and end the requests that no token can continue."""
+    def _send_masks(self, masked: list[tuple[int, Constraint, Sequence[TokenId]]]) -> list[ClientEvent]:
+        """Send the masks of a step, and end the requests that no token can continue.
+
+        A mask after a guess may allow no token: then the step leaves this draw out, and the next one ends the request.
+        """
         events: list[ClientEvent] = []
         masks: list[TokenMask] = []
-        for slot, constraint in masked:
+        for slot, constraint, guess in masked:
             mask = constraint.next_mask()
-            if mask:
-                masks.append((slot, 0, mask))
+            if mask != b"":
+                if mask is not None:
+                    masks.append((slot, 0, mask))
+                masks += [
+                    (slot, index, later or bytes(self._num_mask_bytes))
+                    for index, later in enumerate(constraint.masks_after(guess) if guess else (), start=1)
+                    if later is not None
+                ]
             elif fault := constraint.fault:
                 message = f"the grammar cannot be followed any further: {fault}"
                 events += self._scheduler.reject(constraint.request, message, constraint.param)

@@ -7,14 +7,22 @@ the first request that has a grammar.
 import ctypes
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
+from octavo.core_proc.grammar.spelling import Speller
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 HEADER = '%llguidance {"no_forcing": true}\n'
 """Excludes a token only if no valid output continues with it. By default the library forces its own choice of tokens
 wherever the grammar determines the text, but that choice is the model's."""
+
+MAX_TAIL = 1024
+"""Bytes of an output in which its white space is looked up."""
+
+BYTES_PER_TOKEN = 8
+"""A guess of n tokens is made of about so many bytes each."""
 
 
 class GrammarFault(Exception):
@@ -42,6 +50,9 @@ class GrammarTokens:
         self.mask = (ctypes.c_uint32 * num_words)()
         """Buffer that the library writes masks to."""
         self.num_slot_mask_bytes = 4 * -(-self.vocab_size // 32)
+        self.speller = Speller(tokens, special_token_ids)
+        self.byte_bits = sum([1 << token_id for token_id in self.speller.byte_ids])
+        """Of a mask: the tokens of one byte each."""
 
     @classmethod
     def of_bytes(cls) -> "GrammarTokens":
@@ -60,9 +71,11 @@ class GrammarTokens:
 class Matcher:
     """The state of one output in a grammar."""
 
-    def __init__(self, tokens: GrammarTokens, library_form: LLMatcher) -> None:
+    def __init__(self, tokens: GrammarTokens, library_form: LLMatcher, tail: bytes = b"") -> None:
         self._tokens = tokens
         self._library_form = library_form
+        self._tail = tail
+        """The latest bytes of the output: how much white space it has where."""
 
     @classmethod
     def compile(cls, tokens: GrammarTokens, source: str) -> "Matcher":
@@ -81,12 +94,49 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return a copy that advances independently."""
-        return Matcher(self._tokens, self._library_form.deep_copy())
+        return Matcher(self._tokens, self._library_form.deep_copy(), self._tail)
 
     def accept(self, token_id: int) -> bool:
-        """Advance by one token; False if the grammar does not allow it, and then this matcher is unusable."""
-        is_accepted: bool = self._library_form.consume_token(token_id)
+        """Advance by one token; False if the grammar does not allow it, and then nothing changes."""
+        is_accepted: bool = self._library_form.try_consume_tokens([token_id]) == 1
+        if is_accepted:
+            self._tail = self._tail[-MAX_TAIL:] + self._tokens.tokens[token_id]
         return is_accepted
+
+    def continuation(self, num_tokens: int) -> list[int]:
+        """Return a guess of the next tokens, at most `num_tokens`: the text that the grammar determines.
+
+        White space that the grammar leaves open is guessed as it was before. The token that completes the output is
+        left out.
+        """
+        text, form, spell = b"", self._library_form, self._tokens.speller.spell
+        while (num_bytes := num_tokens * BYTES_PER_TOKEN - len(text)) > 0:
+            found: bytes = form.compute_ff_bytes() or self._next_byte(form, self._tail + text)
+            if not (token_ids := spell(found[:num_bytes])):
+                break
+            if form is self._library_form:
+                form = form.deep_copy()
+            if form.try_consume_tokens(token_ids) < len(token_ids):
+                break
+            text += found[:num_bytes]
+        token_ids = spell(text)
+        return (token_ids[:-1] if form.is_stopped() else token_ids)[:num_tokens]
+
+    def _next_byte(self, form: LLMatcher, output: bytes) -> bytes:
+        """Return the only byte that may follow besides white space, after the usual white space; b"": there is none."""
+        if output[-1:].isalnum():
+            return b""  # in the middle of a text or a number
+        bits = int.from_bytes(self._mask_of(form), "little") & self._tokens.byte_bits
+        found = b""
+        while bits:
+            lowest = bits & -bits
+            byte = self._tokens.tokens[lowest.bit_length() - 1]
+            bits ^= lowest
+            if not byte.isspace():
+                if found:
+                    return b""
+                found = byte
+        return found and white_space(output, found) + found
 
     @property
     def is_complete(self) -> bool:
@@ -109,13 +159,35 @@ class Matcher:
         # perf: sequential in one thread. Copies share the library's cache of their grammar behind a lock, and threads
         # that contend for it take longer together than one thread takes for all.
         tokens = self._tokens
-        self._library_form.unsafe_compute_mask_ptr(ctypes.addressof(tokens.mask), ctypes.sizeof(tokens.mask))
-        mask = bytearray(tokens.mask)
+        mask = bytearray(self._mask_of(self._library_form))
         end_byte, end_bit = divmod(tokens.vocab_size, 8)
         may_end = bool(mask[end_byte] >> end_bit & 1)
         mask[end_byte] &= ~(1 << end_bit)
         del mask[tokens.num_slot_mask_bytes :]
         return mask, may_end
+
+    def _mask_of(self, form: LLMatcher) -> Any:
+        """Return the library's mask of a state, a ctypes array that the next call overwrites."""
+        mask = self._tokens.mask
+        form.unsafe_compute_mask_ptr(ctypes.addressof(mask), ctypes.sizeof(mask))
+        return mask
+
+
+def white_space(output: bytes, next_byte: bytes) -> bytes:
+    """Return the white space that is likely before a byte: that of the same place before, or the usual one of JSON."""
+    last = output[-1:]
+    if last.isspace():
+        return b""
+    if (found := _last_space(output, re.escape(last), next_byte)) is not None:
+        return found
+    if last == b"," and (found := _last_space(output, rb"[{\[]", next_byte)) and b"\n" in found:
+        return found
+    return b" " if last in (b":", b",") else b""
+
+
+def _last_space(output: bytes, before: bytes, after: bytes) -> bytes | None:
+    places = re.findall(before + rb"(\s*)" + re.escape(after), output)
+    return places[-1] if places else None
 
 
 def source_of(spec: GrammarSpec) -> str:

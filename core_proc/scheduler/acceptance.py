@@ -88,7 +88,7 @@ class Acceptance:
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
         if result.pooled:
             events += self._accept_pooled(record, result)
-        elif record.has_guesses or result.counts or result.logprobs or result.faults:
+        elif record.guesses or result.counts or result.logprobs or result.faults:
             events += self._accept_all(record, result)
         else:
             events += self._accept_each(record, result)

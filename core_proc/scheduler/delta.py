@@ -1,7 +1,7 @@
 """A step under construction, and what it becomes: the `StepPlan` for the workers and the record for `commit()`."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, repeat
 
 from octavo.core_proc.request import Request
@@ -30,8 +30,8 @@ class StepRecord:
     """Tokens computed, of all requests."""
     num_decode_tokens: int
     """Those among them that are outputs, computed one per request, and guesses of those that follow."""
-    has_guesses: bool = False
-    """Whether it verifies guesses."""
+    guesses: list[tuple[SlotId, IdArray]] = field(default_factory=list)
+    """Those that it verifies, in the order of their requests."""
 
     @property
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
@@ -172,7 +172,7 @@ class StepDraft:
             awaits_input=awaits_input,
             num_tokens=num_tokens,
             num_decode_tokens=num_decode_tokens,
-            has_guesses=bool(self.guesses),
+            guesses=self.guesses,
         )
         return plan, record
 

@@ -9,6 +9,7 @@ from octavo.core_proc.log_entries import (
     Committed,
     Ended,
     FilesChanged,
+    Guessed,
     LoadFinished,
     LogEntry,
     Planned,
@@ -18,11 +19,12 @@ from octavo.core_proc.log_entries import (
     WorkersLost,
 )
 from octavo.core_proc.queued_request import LiveRequest
+from octavo.core_proc.request import Request
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.protocol.config import CachePlan, ResolvedConfig
-from octavo.protocol.ids import BlockId, RequestId
+from octavo.protocol.ids import BlockId, IdArray, RequestId
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import StepPlan, StepResult
 
@@ -110,6 +112,11 @@ class ObservedScheduler(Scheduler):
         events = super().commit(result)
         self._show(Committed(result))
         return events
+
+    def guess(self, request: Request, token_ids: IdArray) -> None:
+        """Take a guess."""
+        super().guess(request, token_ids)
+        self._show(Guessed(request.client, request.request_id, token_ids))
 
     def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
         """Take the end of a load."""

@@ -304,6 +304,15 @@ class Scheduler:
             self._speculation.observe(record, result)
         return events
 
+    def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
+        """Return the requests that step hooks may guess for; see `Speculation.take_candidates`."""
+        return [] if self._speculation is None else self._speculation.take_candidates()
+
+    def guess(self, request: Request, token_ids: IdArray) -> None:
+        """Let a later step verify that these tokens follow the known ones of a request, as far as that is worth it."""
+        assert self._speculation is not None, "this engine does not speculate"
+        self._speculation.choose(request, token_ids)
+
     def take_loads(self) -> list[BlockLoad]:
         """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""
         return self.cache.loads.take_begun()

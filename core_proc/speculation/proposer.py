@@ -21,3 +21,13 @@ class Proposer(Protocol):
 
     def forget(self, request: Request) -> None:
         """Drop what is kept for a request, which has ended."""
+
+
+class NoProposer:
+    """Leaves all guesses to the grammars of requests."""
+
+    def propose(self, request: Request, num_tokens: int) -> None:
+        """See `Proposer.propose`."""
+
+    def forget(self, request: Request) -> None:
+        """See `Proposer.forget`."""

@@ -12,12 +12,12 @@ from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
 from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
-from octavo.core_proc.speculation.proposer import Proposer
+from octavo.core_proc.speculation.proposer import NoProposer, Proposer
 from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config import CachePlan
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.errors import StartupError
-from octavo.protocol.ids import IdArray
+from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import StepResult
 
@@ -48,6 +48,8 @@ class Speculation:
         self._depths: dict[Request, Depth] = {}
         self._guesses: dict[Request, IdArray] = {}
         """For requests of which the next step may compute more than one token."""
+        self._candidates: dict[Request, IdArray] = {}
+        """Of requests with a grammar: proposals that nobody has looked at with the grammar yet."""
 
     def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
         """Return the guesses for requests that the next step extends; there are no further ones for them."""
@@ -77,22 +79,42 @@ class Speculation:
             if result.drafts:
                 num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
                 self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
-        if record.has_guesses:
+        if record.guesses:
             self._learn(record, result)
         if self._drafts is not None:
             self._drafts.keep(record, result)
         price = self._price()
+        self._candidates.clear()
         for request in record.sampling:
             if request.state is RequestState.RUNNING and request.is_decoding:
                 self._guess(request, price)
 
+    def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
+        """Return the requests with a grammar that may be guessed for, the proposal, and the most tokens of a guess.
+
+        `choose` takes what the grammar makes of it.
+        """
+        taken = [
+            (request, candidate, self._depths[request].max_depth + request.num_pending_tokens)
+            for request, candidate in self._candidates.items()
+        ]
+        self._candidates.clear()
+        return taken
+
+    def choose(self, request: Request, guess: IdArray) -> None:
+        """Guess as much of this as is worth it, or have the request held until it can be guessed for."""
+        depth = self._depths.get(request)
+        if depth is not None and request.state is RequestState.RUNNING and request.is_decoding:
+            self._choose(request, depth, guess, self._price())
+
     def withdraw(self, request: Request) -> None:
         """Drop the guesses for a request that is preempted."""
         self._guesses.pop(request, None)
+        self._candidates.pop(request, None)
 
     def forget(self, request: Request) -> None:
         """Drop everything about a request that has ended."""
-        self._guesses.pop(request, None)
+        self.withdraw(request)
         if self._depths.pop(request, None) is not None:
             self._proposer.forget(request)
 
@@ -131,19 +153,23 @@ class Speculation:
             depth.learn(int(is_right), was_wrong=not is_right)
         depth.expected_at = -1
         guess = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
-        if not guess:
-            return
+        if request.needs_step_input:
+            self._candidates[request] = guess or pack_ids()
+        elif guess:
+            self._choose(request, depth, guess, price)
+
+    def _choose(self, request: Request, depth: Depth, guess: IdArray, price: float) -> None:
         num_guesses = depth.choose(price)
         if num_guesses and not request.num_pending_tokens:
             self._guesses[request] = until_stop(request, guess[:num_guesses])
             return
-        depth.expected, depth.expected_at = guess[0], num_known
+        depth.expected, depth.expected_at = guess[0], len(request.token_ids)
         if num_guesses and len(guess) > request.num_pending_tokens:
             self._batch.hold(request)
 
     def _max_depth(self, request: Request) -> int:
         """Return the most tokens that are guessed of a request at a time; 0: it does not speculate."""
-        if request.is_pooled or request.needs_step_input:
+        if request.is_pooled or (self._config.method == "grammar" and not request.needs_step_input):
             return 0
         wanted = request.sampling.speculation
         return self._config.max_depth if wanted is None else min(wanted, self._config.max_depth)
@@ -170,6 +196,8 @@ def make_proposer(config: ResolvedSpeculation) -> Proposer:
             return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
         case "suffix":
             return SuffixProposer(config)
+        case "grammar":
+            return NoProposer()
         case "draft_model" | "eagle" | "eagle3" | "mtp":
             return DraftProposer()
 

@@ -11,7 +11,7 @@ from octavo.protocol.config.model import QuantizationChoice
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import MAX_SPECULATION
 
-SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"]
+SpeculationMethod: TypeAlias = Literal["ngram", "suffix", "grammar", "draft_model", "eagle", "eagle3", "mtp"]
 
 DEFAULT_DEPTH = 8
 """The depth adapts to each request; rows of a step up to about this number cost a CPU little."""
@@ -274,11 +274,11 @@ def _read(config: SpeculationConfig) -> _SpeculativeConfig | None:
 
 
 def _method(given: _SpeculativeConfig) -> SpeculationMethod:
-    method = given.method or (given.model if given.model in ("ngram", "suffix") else None)
-    if method in ("ngram", "suffix"):
+    method: str | None = given.method or (given.model if given.model in ("ngram", "suffix") else None)
+    if method in ("ngram", "suffix", "grammar"):
         if given.model not in (None, method, f"[{method}]"):
             raise _error(f"method {method} reads no model, but model is {given.model!r}", _NO_MODEL)
-        return "ngram" if method == "ngram" else "suffix"
+        return "grammar" if method == "grammar" else "ngram" if method == "ngram" else "suffix"
     if method in _MTP:
         if given.model is not None:
             raise _error(f"method {method} reads layers of the model itself, but model is {given.model!r}", _NO_MODEL)

@@ -25,6 +25,7 @@ from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
 from octavo.protocol.config.offloading import BLOCK_MULTIPLE
+from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 from octavo.worker_proc.cache.groups import StateGroup
@@ -205,6 +206,13 @@ def timed_requests(draw: st.DrawFn) -> TimedRequest:
     )
 
 
+SPECULATIONS = [
+    ResolvedSpeculation(method="ngram", max_depth=5, prompt_lookup_min=1, prompt_lookup_max=3),
+    ResolvedSpeculation(method="grammar", max_depth=8),
+]
+"""Of models without recurrent states."""
+
+
 ENGINES = st.fixed_dictionaries(
     {
         "block_size": st.sampled_from([1, 4, 16, 32, 256]),
@@ -214,6 +222,7 @@ ENGINES = st.fixed_dictionaries(
         "async_scheduling": st.booleans(),
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
         "long_prefill_token_threshold": st.sampled_from([0, 0, 5]),
+        "speculation": st.sampled_from([None, *SPECULATIONS]),
     }
 )
 
@@ -308,6 +317,7 @@ def check(
     num_host_blocks: int,
     num_threads: list[int],
 ) -> None:
+    speculation = settings.pop("speculation")
     config = model.config(**settings)
     num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
     turns = itertools.cycle(num_threads)
@@ -315,6 +325,8 @@ def check(
         # So small a model is left to one thread otherwise.
         patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
         groups = groups_of(model, config)
+        if not any(group.kind == "state" for group in groups):
+            config = msgspec.structs.replace(config, speculation=speculation)
         if config.block_size % BLOCK_MULTIPLE:
             num_host_blocks = 0
         engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups, num_host_blocks)

@@ -20,9 +20,18 @@ from octavo.frontend.cli.bench.speculation import SpeculationMeter
 from octavo.frontend.client import AsyncClient
 from octavo.protocol.params import SamplingParams
 from octavo.protocol.stats import EngineStats
+from octavo.protocol.structured import StructuredOutputsParams
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}
+FORM = StructuredOutputsParams(
+    json={
+        "type": "object",
+        "properties": {"name": {"enum": ["ab", "ac"]}, "value": {"type": "boolean"}, "kind": {"const": "none"}},
+        "required": ["name", "value", "kind"],
+        "additionalProperties": False,
+    }
+)
 
 
 def requests() -> list[Ask]:
@@ -31,6 +40,7 @@ def requests() -> list[Ask]:
         SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True, logprobs=2),
         SamplingParams(temperature=0.2, n=3, seed=4, max_tokens=80, ignore_eos=True, logprobs=1),
         SamplingParams(temperature=0.5, top_k=5, seed=5, max_tokens=80, ignore_eos=True, prompt_logprobs=1),
+        SamplingParams(temperature=0.7, n=2, seed=7, max_tokens=80, logprobs=1, structured_outputs=FORM),
         SamplingParams(temperature=0.3, seed=6, presence_penalty=0.2, repetition_penalty=1.02, max_tokens=80),
     ]
     prompts = [tuple(range(5, 25)) * 3, (7, 8, 9, 10) * 16]

@@ -170,6 +170,23 @@ def test_each_draw_has_its_own_mask(name: str, engine: tuple[Model, ResolvedConf
     assert_same(request, expected)
 
 
+@pytest.mark.parametrize("name", ["greedy", "penalized"])
+def test_a_draw_where_nothing_may_come_is_left_out(name: str, engine: tuple[Model, ResolvedConfig]) -> None:
+    model, config = engine
+    plain = Driver(model, config)
+    expected = plain.admit(0, prompt(11, 2), SPECS[name])
+    for _ in range(8):
+        plain.step()
+    driver = Driver(model, config)
+    request = driver.admit(0, prompt(11, 2), SPECS[name])
+    driver.step()
+    nothing = bytes(4 * -(-VOCAB_SIZE // 32))
+    driver.step(guesses={0: expected.outputs[1:5]}, masks=[(0, 3, nothing)])
+    assert request.outputs == expected.outputs[:4]
+    driver.step(guesses={0: expected.outputs[4:6]})
+    assert request.outputs == expected.outputs[:7]
+
+
 @pytest.mark.parametrize(
     ("guesses", "entry", "message"),
     [

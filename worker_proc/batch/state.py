@@ -126,8 +126,13 @@ class BatchState:
             self.columns.num_guessed_S[slot] = 0
             self.rows[slot].later_masks.clear()
 
-    def mask(self, masks: Sequence[TokenMask]) -> None:
-        """Restrict the next tokens of some slots to their masks."""
+    def mask(self, masks: Sequence[TokenMask]) -> list[tuple[int, int]]:
+        """Restrict the next tokens of some slots to their masks.
+
+        Returns:
+            Slots and draws after guesses that are not made, because no token may come there.
+        """
+        left_out = []
         for slot, index, words in masks:
             row = self.rows.get(slot)
             if row is None:
@@ -137,11 +142,14 @@ class BatchState:
                 raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has {1 + num_guessed}")
             if len(words) != 4 * -(-self._vocab_size // 32):
                 raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
-            if index:
+            if index and not np.frombuffer(words, dtype=np.uint32).any():
+                left_out.append((slot, index))
+            elif index:
                 row.later_masks[index] = words
             else:
                 row.sampling.mask(words)
             self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
+        return left_out
 
     def use_later_masks(self, slots_N: Ints, num_guesses: int) -> None:
         """Restrict the next token of some slots to the mask that came for the draw after so many guesses."""

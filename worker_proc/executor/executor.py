@@ -230,7 +230,7 @@ class PipelinedExecutor:
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
                 self.drain()
             if plan.awaits_masks:
-                self._batch.mask(receive_masks())
+                samples.leave_out(self._batch.mask(receive_masks()))
             change_logits = None
             if self._processors is not None:
                 change_logits = partial(self._change_logits, self._processors)

@@ -132,6 +132,12 @@ class Samples(Sequence[SampledRow]):
         part.guesses, part._rows = None, None
         return part
 
+    def leave_out(self, draws: Sequence[tuple[int, int]]) -> None:
+        """Do not make some draws after guesses, given as slots and numbers of guesses, whatever was guessed."""
+        for slot, num_guesses in draws:
+            assert self.guesses is not None, "a draw after guesses"
+            self.guesses.guesses_N[(self.slots_N == slot) & (self.guesses.offsets_N == num_guesses - 1)] = NO_GUESS
+
     def with_trait(self, trait: Trait) -> list[int]:
         """Return the places of the requests that have a trait."""
         if not self._has_traits:

@@ -246,7 +246,7 @@ def _speculation(rng: random.Random, groups: Sequence[CacheGroupSpec]) -> Resolv
         return None
     shortest = rng.randint(1, 3)
     return ResolvedSpeculation(
-        method=rng.choice(["ngram", "suffix", "eagle"]),
+        method=rng.choice(["ngram", "suffix", "grammar", "eagle"]),
         max_depth=rng.choice([1, 3, 8, 20]),
         prompt_lookup_min=shortest,
         prompt_lookup_max=shortest + rng.randint(0, 3),

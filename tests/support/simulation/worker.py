@@ -379,6 +379,8 @@ class SimulatedWorker:
         num_known = len(row.token_ids) - row.num_guesses
         guesses, accepted = row.token_ids[num_known:], list[int]()
         for index, mask in enumerate(masks):
+            if index and mask is not None and not any(mask):
+                break  # nothing may follow the guesses before
             position = num_known + index
             num_outputs = position - row.admitted.num_prompt_tokens
             state = row.states[position - 1]
