@@ -17,6 +17,7 @@ import fetch_default_model
 from bench_report import random_prompt, report, write
 
 from octavo import LLM, SamplingParams
+from octavo.protocol.structured import StructuredOutputsParams
 
 TEXT = (
     "The harbour of Lindwick was built in 1874 by a company of seven merchants. Its two piers enclose a basin of "
@@ -24,7 +25,27 @@ TEXT = (
     "bell is rung in fog. Fishermen sell their catch on the stone quay each morning, while the ferry to Marrow Island "
     "leaves at eight and returns at dusk. A storm in 1921 broke the southern pier, and it was rebuilt within a year."
 )
-CASES = ("repeat", "edit", "chat", "random")
+CASES = ("repeat", "edit", "chat", "random", "json", "json-batch")
+TEXT_FIELD = {"type": "string", "maxLength": 24}
+ORDER_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "customer_name": TEXT_FIELD,
+        "email_address": TEXT_FIELD,
+        "status": {"enum": ["delivered", "in_transit", "cancelled"]},
+        "shipping_address": {
+            "type": "object",
+            "properties": {"street": TEXT_FIELD, "city": TEXT_FIELD, "postal_code": TEXT_FIELD},
+            "required": ["street", "city", "postal_code"],
+            "additionalProperties": False,
+        },
+        "total_price": {"type": "integer", "maximum": 9999},
+        "is_paid": {"type": "boolean"},
+    },
+    "required": ["customer_name", "email_address", "status", "shipping_address", "total_price", "is_paid"],
+    "additionalProperties": False,
+}
+"""Half of such an answer is names of fields and punctuation."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +75,9 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="settings of both engines")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
-    parser.add_argument("--num-random", type=int, default=64, help="requests at once of the case random")
+    parser.add_argument(
+        "--num-random", type=int, default=64, help="requests at once of the cases random and json-batch"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     args = parser.parse_args()
@@ -65,19 +88,25 @@ def _arguments() -> argparse.Namespace:
 
 
 def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
-    temperature = 1.0 if name in ("chat", "random") else 0.0
+    temperature = 1.0 if name in ("chat", "random", "json-batch") else 0.0
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.output_len, ignore_eos=True)
     if name == "random":
         rng = random.Random(0)
         return Case([random_prompt(rng, 64) for _ in range(args.num_random)], params)
+    if name.startswith("json"):
+        params = params.clone(max_tokens=256, structured_outputs=StructuredOutputsParams(json=ORDER_SCHEMA))
     question = {
+        "json": f"Invent an order in a web shop. Answer with JSON that follows this schema: {json.dumps(ORDER_SCHEMA)}",
         "repeat": f"Repeat this text word by word:\n\n{TEXT}",
         "edit": f"Write this text again, with Lindwick replaced by Aldermouth:\n\n{TEXT}",
         "chat": "What should I see on a first visit to Lisbon, and why?",
-    }[name]
-    (output,) = llm.chat([{"role": "user", "content": question}], params.clone(max_tokens=1), use_tqdm=False)
+    }[name.removesuffix("-batch")]
+    (output,) = llm.chat(
+        [{"role": "user", "content": question}], params.clone(max_tokens=1, structured_outputs=None), use_tqdm=False
+    )
     assert output.prompt_token_ids is not None
-    return Case([list(output.prompt_token_ids)], params)
+    num_requests = args.num_random if name == "json-batch" else 1
+    return Case([list(output.prompt_token_ids)] * num_requests, params)
 
 
 def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, regex_to_lark
 
 from octavo.core_proc.grammar.spelling import Speller
+from octavo.core_proc.grammar.white_space import white_space
 from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 HEADER = '%llguidance {"no_forcing": true}\n'
@@ -171,23 +172,6 @@ class Matcher:
         mask = self._tokens.mask
         form.unsafe_compute_mask_ptr(ctypes.addressof(mask), ctypes.sizeof(mask))
         return mask
-
-
-def white_space(output: bytes, next_byte: bytes) -> bytes:
-    """Return the white space that is likely before a byte: that of the same place before, or the usual one of JSON."""
-    last = output[-1:]
-    if last.isspace():
-        return b""
-    if (found := _last_space(output, re.escape(last), next_byte)) is not None:
-        return found
-    if last == b"," and (found := _last_space(output, rb"[{\[]", next_byte)) and b"\n" in found:
-        return found
-    return b" " if last in (b":", b",") else b""
-
-
-def _last_space(output: bytes, before: bytes, after: bytes) -> bytes | None:
-    places = re.findall(before + rb"(\s*)" + re.escape(after), output)
-    return places[-1] if places else None
 
 
 def source_of(spec: GrammarSpec) -> str:

@@ -11,8 +11,9 @@ from small_tokenizers import byte_level, sentencepiece
 
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.constraint import Constraint
-from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of, white_space
+from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.core_proc.grammar.spelling import Speller
+from octavo.core_proc.grammar.white_space import white_space
 from octavo.core_proc.request import Request
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import pack_ids
@@ -68,6 +69,20 @@ def test_white_space_is_that_of_the_same_place_before() -> None:
     assert white_space(b'{"a" :1, "b"', b":") == b" "
     assert white_space(b'[\n {"a":1},\n\t{"b":1},', b"{") == b"\n\t"
     assert white_space(b"", b"{") == b""
+
+
+def test_lines_are_indented_as_those_before() -> None:
+    text = json.dumps({"a": 1, "b": {"c": "d", "e": [1, 2], "f": {}}, "g": [], "h": "i"}, indent=2).encode()
+    begins = [
+        place
+        for place in range(20, len(text))
+        if text[place : place + 1].isspace() and not text[place - 1 : place].isspace()
+    ]
+    for place in begins:
+        rest = text[place:].lstrip()
+        space = text[place : len(text) - len(rest)]
+        for done in range(len(space)):
+            assert white_space(text[: place + done], rest[:1]) == space[done:], text[: place + done]
 
 
 @pytest.mark.parametrize("make", [byte_level, sentencepiece])

@@ -39,6 +39,13 @@ class Row:
         """Prompt and outputs, including tokens that steps in flight sample; only while the row is in the batch."""
         return int(self.columns.num_known_S[self.slot])
 
+    def sampling_at(self, position: int) -> SamplingState:
+        """Return the state for the draw of a position, which may lie after guesses: with the mask of this draw."""
+        if not self.later_masks and not self.sampling.has_own_mask:
+            return self.sampling
+        num_guesses = position - self.num_known_tokens
+        return self.sampling.with_mask(self.later_masks.get(num_guesses)) if num_guesses else self.sampling
+
     @property
     def traits(self) -> Trait:
         """What steps must do for this request."""

@@ -234,8 +234,13 @@ class PipelinedExecutor:
             change_logits = None
             if self._processors is not None:
                 change_logits = partial(self._change_logits, self._processors)
-            has_processors = self._processors is not None
-            rounds = draw_rounds(samples, batch, self.runner.max_logits, has_processors=has_processors)
+            rounds = draw_rounds(
+                samples,
+                batch,
+                self.runner.max_logits,
+                has_processors=self._processors is not None,
+                masks_each_draw=self.runner.masks_each_draw,
+            )
             output = self.runner.sample(
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )

@@ -1,6 +1,7 @@
 """Speculative decoding: draws that depend on the tokens before them, made one after another.
 
-Penalties, bad words of several tokens, masks and logits processors depend on all tokens before a draw. A guess becomes
+Penalties, bad words of several tokens and logits processors depend on all tokens before a draw, and some runners have
+one mask for each request. A guess becomes
 a token of its request only if it is right. So each round makes the draws whose guesses were all right, with the very
 state that they would find in a step of their own. Nothing has to be taken back.
 """
@@ -14,8 +15,6 @@ from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.runner import Samples
-
-_DEPENDENT = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
 
 
 class DrawRounds:
@@ -49,7 +48,9 @@ class DrawRounds:
             self._batch.use_later_masks(samples.slots_N[self.places_M], num_guesses)
 
 
-def draw_rounds(samples: Samples, batch: BatchState, max_logits: int, *, has_processors: bool) -> DrawRounds | None:
+def draw_rounds(
+    samples: Samples, batch: BatchState, max_logits: int, *, has_processors: bool, masks_each_draw: bool
+) -> DrawRounds | None:
     """Return the rounds of a step; None: all its draws are independent.
 
     Args:
@@ -57,10 +58,12 @@ def draw_rounds(samples: Samples, batch: BatchState, max_logits: int, *, has_pro
         batch: of these requests.
         max_logits: rows of logits that there is room for. If there are more samples, a round has one of each request.
         has_processors: whether logits processors follow the tokens of all requests.
+        masks_each_draw: whether draws that are made together may have masks of their own.
     """
     if (guesses := samples.guesses) is None:
         return None
     is_dependent_N = guesses.counts_N > 1
     if not has_processors and len(samples) <= max_logits:
-        is_dependent_N &= (batch.columns.traits_S[samples.slots_N] & _DEPENDENT) > 0
+        dependent = Trait.TRACKS_TOKENS if masks_each_draw else Trait.TRACKS_TOKENS | Trait.IS_MASKED
+        is_dependent_N &= (batch.columns.traits_S[samples.slots_N] & int(dependent)) > 0
     return DrawRounds(samples, batch, is_dependent_N) if is_dependent_N.any() else None

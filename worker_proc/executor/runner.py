@@ -220,6 +220,9 @@ class Runner(Protocol):
     max_logits: int
     """Rows whose logits there is room for."""
 
+    masks_each_draw: bool
+    """Whether draws after guesses, made together, may have masks of their own; False: one mask for each slot."""
+
     reads_block_tables: bool
     """Whether `run` needs block tables from the host; False: the device has its own copy."""
 

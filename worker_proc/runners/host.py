@@ -128,6 +128,7 @@ class HostRunner:
     """
 
     max_in_flight = 1
+    masks_each_draw = True
     reads_block_tables = True
 
     def __init__(self, forward: Forward, sampler: Sampler, num_blocks: int, max_logits: int) -> None:
@@ -213,7 +214,9 @@ class HostRunner:
         return HostSamples(token_ids, rows if any(row is not None for row in rows) else None)
 
     def _draw(self, samples: Samples, logits_RV: Tensor, change_logits: ChangeLogits | None) -> HostSamples:
-        draws = [Draw(sample.row.sampling, sample.position, sample.num_outputs) for sample in samples]
+        draws = [
+            Draw(sample.row.sampling_at(sample.position), sample.position, sample.num_outputs) for sample in samples
+        ]
         changed_RV = logits_RV if change_logits is None else change_logits(logits_RV, samples)
         token_ids = self._sampler.sample(changed_RV, draws)
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))

@@ -4,6 +4,7 @@ Holds no logits; the arithmetic is in `sampler` and in the kernels.
 """
 
 import ctypes
+from copy import copy
 from dataclasses import dataclass, field
 
 import torch
@@ -72,6 +73,14 @@ class SamplingState:
         """Allow in the next draw only the tokens of a mask, as `pack_mask` makes it, that are allowed at all."""
         allowed_W = torch.frombuffer(bytearray(words), dtype=torch.int32)
         self._allow(allowed_W if self.always_allowed_W is None else allowed_W & self.always_allowed_W)
+
+    def with_mask(self, words: bytes | memoryview | None) -> "SamplingState":
+        """Return this state as another draw finds it, which has this mask or none. It shares everything else."""
+        state = copy(self)
+        state._native, state.allowed_W = None, self.always_allowed_W
+        if words is not None:
+            state.mask(words)
+        return state
 
     def add(self, token_id: int) -> None:
         """Append a sampled token. The mask of its draw is no longer valid."""

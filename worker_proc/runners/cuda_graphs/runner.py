@@ -81,6 +81,7 @@ class CudaGraphRunner:
     """
 
     max_in_flight = NUM_HOST_BUFFERS
+    masks_each_draw = False
     reads_block_tables = False
     programs = None
 
