@@ -53,7 +53,7 @@ class Case:
     """Requests that are sent at once."""
 
     prompts: list[list[int]]
-    params: SamplingParams
+    params: list[SamplingParams]
 
 
 def main() -> None:
@@ -92,7 +92,7 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     params = SamplingParams(temperature=temperature, seed=0, max_tokens=args.output_len, ignore_eos=True)
     if name == "random":
         rng = random.Random(0)
-        return Case([random_prompt(rng, 64) for _ in range(args.num_random)], params)
+        return Case([random_prompt(rng, 64) for _ in range(args.num_random)], [params] * args.num_random)
     if name.startswith("json"):
         params = params.clone(max_tokens=256, structured_outputs=StructuredOutputsParams(json=ORDER_SCHEMA))
     question = {
@@ -106,7 +106,9 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     )
     assert output.prompt_token_ids is not None
     num_requests = args.num_random if name == "json-batch" else 1
-    return Case([list(output.prompt_token_ids)] * num_requests, params)
+    return Case(
+        [list(output.prompt_token_ids)] * num_requests, [params.clone(seed=seed) for seed in range(num_requests)]
+    )
 
 
 def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> dict[str, Any]:

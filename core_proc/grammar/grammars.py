@@ -151,12 +151,12 @@ class Grammars:
         for record in self._scheduler.in_flight:
             self._activate(record.unsampled)  # the workers may reject a request in the middle of its prompt
         events = self._advance()
-        self._guess()
         for record in awaiting:
             if (masked := self._masked_chunks(record)) is None:
                 break
             events += self._send_masks(masked)
             record.awaits_input = False
+        self._guess()
         return events
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:

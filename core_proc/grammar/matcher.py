@@ -19,8 +19,11 @@ HEADER = '%llguidance {"no_forcing": true}\n'
 """Excludes a token only if no valid output continues with it. By default the library forces its own choice of tokens
 wherever the grammar determines the text, but that choice is the model's."""
 
-MAX_TAIL = 1024
+MAX_TAIL = 256
 """Bytes of an output in which its white space is looked up."""
+
+MAX_BYTES = 6
+"""Where more bytes may come next, more than one is no white space."""
 
 BYTES_PER_TOKEN = 8
 """A guess of n tokens is made of about so many bytes each."""
@@ -52,8 +55,11 @@ class GrammarTokens:
         """Buffer that the library writes masks to."""
         self.num_slot_mask_bytes = 4 * -(-self.vocab_size // 32)
         self.speller = Speller(tokens, special_token_ids)
-        self.byte_bits = sum([1 << token_id for token_id in self.speller.byte_ids])
-        """Of a mask: the tokens of one byte each."""
+        byte_ids = self.speller.byte_ids
+        self.byte_range = slice(min(byte_ids, default=0) // 8, max(byte_ids, default=0) // 8 + 1)
+        """The part of a mask, in bytes, with the tokens of one byte each."""
+        self.byte_bits = sum([1 << (token_id - 8 * self.byte_range.start) for token_id in byte_ids])
+        """Their bits in this part."""
 
     @classmethod
     def of_bytes(cls) -> "GrammarTokens":
@@ -77,6 +83,8 @@ class Matcher:
         self._library_form = library_form
         self._tail = tail
         """The latest bytes of the output: how much white space it has where."""
+        self._expected, self._completes = b"", False
+        """Text that is likely to follow, and whether it completes the output; b"" if that is to be found out."""
 
     @classmethod
     def compile(cls, tokens: GrammarTokens, source: str) -> "Matcher":
@@ -95,13 +103,17 @@ class Matcher:
 
     def copy(self) -> "Matcher":
         """Return a copy that advances independently."""
-        return Matcher(self._tokens, self._library_form.deep_copy(), self._tail)
+        matcher = Matcher(self._tokens, self._library_form.deep_copy(), self._tail)
+        matcher._expected, matcher._completes = self._expected, self._completes
+        return matcher
 
     def accept(self, token_id: int) -> bool:
         """Advance by one token; False if the grammar does not allow it, and then nothing changes."""
         is_accepted: bool = self._library_form.try_consume_tokens([token_id]) == 1
         if is_accepted:
-            self._tail = self._tail[-MAX_TAIL:] + self._tokens.tokens[token_id]
+            text = self._tokens.tokens[token_id]
+            self._tail = self._tail[-MAX_TAIL:] + text
+            self._expected = self._expected[len(text) :] if self._expected.startswith(text) else b""
         return is_accepted
 
     def continuation(self, num_tokens: int) -> list[int]:
@@ -110,8 +122,15 @@ class Matcher:
         White space that the grammar leaves open is guessed as it was before. The token that completes the output is
         left out.
         """
+        if not self._expected:
+            self._expected, self._completes = self._expect(num_tokens * BYTES_PER_TOKEN)
+        token_ids = self._tokens.speller.spell(self._expected)
+        return (token_ids[:-1] if self._completes else token_ids)[:num_tokens]
+
+    def _expect(self, max_bytes: int) -> tuple[bytes, bool]:
+        """Return the text that is likely to follow, and whether it completes the output."""
         text, form, spell = b"", self._library_form, self._tokens.speller.spell
-        while (num_bytes := num_tokens * BYTES_PER_TOKEN - len(text)) > 0:
+        while (num_bytes := max_bytes - len(text)) > 0:
             found: bytes = form.compute_ff_bytes() or self._next_byte(form, self._tail + text)
             if not (token_ids := spell(found[:num_bytes])):
                 break
@@ -120,19 +139,21 @@ class Matcher:
             if form.try_consume_tokens(token_ids) < len(token_ids):
                 break
             text += found[:num_bytes]
-        token_ids = spell(text)
-        return (token_ids[:-1] if form.is_stopped() else token_ids)[:num_tokens]
+        return text, form.is_stopped()
 
     def _next_byte(self, form: LLMatcher, output: bytes) -> bytes:
         """Return the only byte that may follow besides white space, after the usual white space; b"": there is none."""
         if output[-1:].isalnum():
             return b""  # in the middle of a text or a number
-        bits = int.from_bytes(self._mask_of(form), "little") & self._tokens.byte_bits
+        tokens = self._tokens
+        # perf: the tokens of one byte are next to each other; the whole mask is a very long integer.
+        bits = int.from_bytes(memoryview(self._mask_of(form)).cast("B")[tokens.byte_range], "little") & tokens.byte_bits
         found = b""
+        if bits.bit_count() > MAX_BYTES:
+            return found
         while bits:
-            lowest = bits & -bits
-            byte = self._tokens.tokens[lowest.bit_length() - 1]
-            bits ^= lowest
+            byte = tokens.tokens[8 * tokens.byte_range.start + bits.bit_length() - 1]
+            bits ^= 1 << bits.bit_length() - 1
             if not byte.isspace():
                 if found:
                     return b""

@@ -34,12 +34,15 @@ class Speller:
                 ids[text] = token_id
         ids.pop(b"", None)
         self._ids = ids
+        self.byte_ids = sorted(
+            {
+                text: token_id
+                for token_id, text in reversed(list(enumerate(tokens)))
+                if len(text) == 1 and token_id not in special
+            }.values()
+        )
+        """The tokens of one byte each, which most vocabularies have next to each other."""
         self._spell_piece = functools.lru_cache(MAX_KEPT)(self._merge)
-
-    @property
-    def byte_ids(self) -> list[TokenId]:
-        """The tokens of one byte each."""
-        return [token_id for text, token_id in self._ids.items() if len(text) == 1]
 
     def spell(self, text: bytes) -> list[TokenId]:
         """Return the tokens of a text; none if no tokens spell it."""

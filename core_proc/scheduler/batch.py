@@ -70,9 +70,9 @@ class RunningBatch:
         return len(self.decoding) + self._num_awaiting
 
     @property
-    def has_held(self) -> bool:
-        """Whether a request that decodes waits for its last token."""
-        return self._num_awaiting > 0
+    def num_held(self) -> int:
+        """Requests that decode and wait for their last token."""
+        return self._num_awaiting
 
     def hold(self, request: Request) -> None:
         """Do not extend a request until its last token is known."""

@@ -52,6 +52,10 @@ from octavo.protocol.steps import Scheduled, StepPlan, StepResult
 MAX_COPIED_BYTES = 8 << 20
 """A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
 
+MAX_SHARE_LEFT_OUT = 0.1
+"""A step is planned ahead without the requests that wait for a token if they are at most so many of all that decode.
+Planning ahead saves about this part of a step's time, and they lose a step."""
+
 QUARANTINED = "trial"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
 
@@ -244,7 +248,8 @@ class Scheduler:
 
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
-        if self.in_flight and self.batch.has_held and not self._turns.are_taken:
+        is_ahead = bool(self.in_flight) and not self._turns.are_taken
+        if is_ahead and self.batch.num_held > MAX_SHARE_LEFT_OUT * self.batch.num_decoding:
             # A step without those that speculate takes almost as long as one with them, which would come after it.
             return False
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self.batch.decoding))

@@ -19,7 +19,7 @@ DOUBLING_ROWS = 64.0
 """A step of so many rows takes twice as long as the smallest one, as long as nothing is measured."""
 
 MAX_STEP_FACTOR = 3.0
-"""A step that took longer than so many average ones counts as if it had not: something else disturbed it."""
+"""A step that took so many times as long as expected counts as if it had not: something else disturbed it."""
 
 
 class StepCost:
@@ -40,8 +40,9 @@ class StepCost:
         if not self._mean_s:
             self._mean_s, self._mean_rows = elapsed_s, float(num_rows)
             return
-        error_s = min(elapsed_s, MAX_STEP_FACTOR * self._mean_s) - self._mean_s
         error_rows = num_rows - self._mean_rows
+        expected_s = self._mean_s + max(0.0, error_rows) * self._slope_s
+        error_s = min(elapsed_s, MAX_STEP_FACTOR * expected_s) - self._mean_s
         rate, keep = LEARNING_RATE / 4, 1.0 - LEARNING_RATE / 4
         self._variance = keep * (self._variance + rate * error_rows * error_rows)
         self._covariance = keep * (self._covariance + rate * error_rows * error_s)
@@ -52,11 +53,16 @@ class StepCost:
         """Return how many tokens a step of `num_requests` rows would deliver in the time that one more row takes."""
         if not self._mean_s:
             return num_requests / (DOUBLING_ROWS + num_requests)
-        prior_s = self._mean_s / (DOUBLING_ROWS + self._mean_rows)
-        slope_s = (self._covariance + prior_s) / (self._variance + 1.0)
-        slope_s = min(max(slope_s, 0.0), self._mean_s / max(self._mean_rows, 1.0))
+        slope_s = self._slope_s
         step_s = self._mean_s + slope_s * (num_requests - self._mean_rows)
         return min(1.0, slope_s * num_requests / max(step_s, 0.1 * self._mean_s))
+
+    @property
+    def _slope_s(self) -> float:
+        """The time of one more row."""
+        prior_s = self._mean_s / (DOUBLING_ROWS + self._mean_rows)
+        slope_s = (self._covariance + prior_s) / (self._variance + 1.0)
+        return min(max(slope_s, 0.0), self._mean_s / max(self._mean_rows, 1.0))
 
 
 class DraftCost:
@@ -80,25 +86,28 @@ class DraftCost:
 class Depth:
     """How many tokens of one request are guessed."""
 
-    __slots__ = ("acceptance", "expected", "expected_at", "max_depth")
+    __slots__ = ("acceptance", "expected", "expected_at", "first_acceptance", "max_depth")
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
-        self.acceptance = FIRST_ACCEPTANCE
-        """Probability that a guess is right if those before it are."""
+        self.first_acceptance = self.acceptance = FIRST_ACCEPTANCE
+        """Probability that the first guess is right, and that a later one is if those before it are: the text that a
+        guess is from may be the wrong one, or the right one for many tokens."""
         self.expected = self.expected_at = -1
         """A guess that no step verifies, and its position: it becomes known anyway, and is learned from for free."""
 
     def learn(self, num_right: int, *, was_wrong: bool) -> None:
         """Learn from guesses: `num_right` were right, and then one was wrong or there was none left."""
-        for _ in range(num_right):
+        if num_right or was_wrong:
+            self.first_acceptance += LEARNING_RATE * ((num_right > 0) - self.first_acceptance)
+        for _ in range(num_right - 1):
             self.acceptance += LEARNING_RATE * (1.0 - self.acceptance)
-        if was_wrong:
+        if was_wrong and num_right:
             self.acceptance -= LEARNING_RATE * self.acceptance
 
     def choose(self, row_price: float) -> int:
         """Return how many tokens to guess: each must be worth more than its row, and than the draft if it is one."""
-        value = self.acceptance
+        value = self.first_acceptance
         if value < row_price + MIN_GAIN:
             return 0
         depth = 0
