@@ -147,6 +147,10 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm512_mask_blend_ps(_mm512_movepi32_mask(_mm512_castps_si512(sign.v)), b.v, a.v)};
 }
+// Entries of a table, at the whole numbers from 0 to 15 in `index`.
+inline F32x16 lookup(const float (&table)[kLanes], F32x16 index) {
+    return {_mm512_permutexvar_ps(_mm512_cvttps_epi32(index.v), _mm512_loadu_ps(table))};
+}
 // Bit i is set if lane i of `a` is at least that of `b`; if it is NaN.
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
 inline uint32_t mask_nan(F32x16 a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
@@ -241,6 +245,15 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) {
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, sign.lo), _mm256_blendv_ps(b.hi, a.hi, sign.hi)};
 }
+inline __m256 half_lookup(const float* table, __m256 index) {
+    const __m256i places = _mm256_cvttps_epi32(index);
+    const __m256 lo = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table), places);
+    const __m256 hi = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table + 8), places);
+    return _mm256_blendv_ps(lo, hi, _mm256_castsi256_ps(_mm256_slli_epi32(places, 28)));
+}
+inline F32x16 lookup(const float (&table)[kLanes], F32x16 index) {
+    return {half_lookup(table, index.lo), half_lookup(table, index.hi)};
+}
 inline uint32_t mask_of_halves(__m256 lo, __m256 hi) {
     return static_cast<uint32_t>(_mm256_movemask_ps(lo)) | static_cast<uint32_t>(_mm256_movemask_ps(hi)) << 8;
 }
@@ -317,6 +330,7 @@ inline F32x16 first(int64_t count, F32x16 a, F32x16 b) { OCTAVO_LANES(i < count 
 inline F32x16 select_negative(F32x16 sign, F32x16 a, F32x16 b) {
     OCTAVO_LANES(std::signbit(sign.v[i]) ? a.v[i] : b.v[i]);
 }
+inline F32x16 lookup(const float (&table)[kLanes], F32x16 index) { OCTAVO_LANES(table[static_cast<int>(index.v[i])]); }
 #undef OCTAVO_LANES
 inline uint32_t mask_at_least(F32x16 a, F32x16 b) {
     uint32_t mask = 0;

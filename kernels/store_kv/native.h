@@ -5,6 +5,7 @@
 
 #include "native/rows.h"
 #include "paged_attention/float8.h"
+#include "store_kv/group.h"
 
 namespace octavo::store_kv {
 
@@ -74,29 +75,51 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
     std::memcpy(v_tile + end + lane * int64_t{sizeof(float)}, &scales[1], sizeof(float));
 }
 
+inline void store_one(const Args& args, int64_t row, int64_t slot) {
+    const CacheLayout& layout = args.layout;
+    const int64_t lane = slot % kGroupSlots;
+    for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
+        const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
+        const float* const v = layout.stores_values() ? args.v.row<const float>(row) + head * layout.head_dim : nullptr;
+        char* const k_tile = static_cast<char*>(args.k_cache) + layout.tile_offset(slot, head);
+        char* const v_tile = static_cast<char*>(args.v_cache) + layout.tile_offset(slot, head);
+        if (layout.type == Type::f32)
+            store_row<float>(k, v, k_tile, v_tile, lane, layout);
+        else if (layout.type == Type::bf16)
+            store_row<bf16>(k, v, k_tile, v_tile, lane, layout);
+        else if (layout.type == Type::f16)
+            store_row<f16>(k, v, k_tile, v_tile, lane, layout);
+        else if (layout.type == Type::f8)
+            store_row<f8>(k, v, k_tile, v_tile, lane, layout, 1.0f / args.k_scale, 1.0f / args.v_scale);
+        else
+            store_quantized(k, v, k_tile, v_tile, lane, layout);
+    }
+}
+
+inline bool fill_group(const int64_t* slots, int64_t num_rows) {
+    if (num_rows < kGroupSlots || slots[0] % kGroupSlots != 0) return false;
+    for (int64_t i = 1; i < kGroupSlots; ++i)
+        if (slots[i] != slots[0] + i) return false;
+    return true;
+}
+
 inline void run(const Args& args, const Step& step, Thread& thread) {
     const CacheLayout& layout = args.layout;
     const int64_t* const slots = step.groups[layout.cache_group].slots;
-    for_each_row(step, thread, [&](int64_t row) {
-        const int64_t slot = slots[row], lane = slot % kGroupSlots;
-        for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
-            const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
-            const float* const v =
-                layout.stores_values() ? args.v.row<const float>(row) + head * layout.head_dim : nullptr;
-            char* const k_tile = static_cast<char*>(args.k_cache) + layout.tile_offset(slot, head);
-            char* const v_tile = static_cast<char*>(args.v_cache) + layout.tile_offset(slot, head);
-            if (layout.type == Type::f32)
-                store_row<float>(k, v, k_tile, v_tile, lane, layout);
-            else if (layout.type == Type::bf16)
-                store_row<bf16>(k, v, k_tile, v_tile, lane, layout);
-            else if (layout.type == Type::f16)
-                store_row<f16>(k, v, k_tile, v_tile, lane, layout);
-            else if (layout.type == Type::f8)
-                store_row<f8>(k, v, k_tile, v_tile, lane, layout, 1.0f / args.k_scale, 1.0f / args.v_scale);
-            else
-                store_quantized(k, v, k_tile, v_tile, lane, layout);
+    const Range rows = thread.share(step.num_rows);
+    for (int64_t row = rows.begin; row < rows.end;) {
+        if (kStoresGroups && layout.type == Type::bf16 && fill_group(slots + row, rows.end - row)) {
+            for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
+                const int64_t offset = layout.tile_offset(slots[row], head);
+                store_group(args.k, args.v, row, head, static_cast<char*>(args.k_cache) + offset,
+                            static_cast<char*>(args.v_cache) + offset, layout);
+            }
+            row += kGroupSlots;
+        } else {
+            store_one(args, row, slots[row]);
+            ++row;
         }
-    });
+    }
 }
 
 OCTAVO_OPERATION(store_kv, Args)

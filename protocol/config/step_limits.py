@@ -13,7 +13,7 @@ _DEFAULT_SEQS = 256
 _DEFAULT_BUDGET = {"cpu": 512, "cuda": 8192}
 _DEFAULT_FULL_STEP = {"cpu": 64, "cuda": 0}
 """Per thread. With this many rows, matrix products run at the full speed of a core (docs/performance.md)."""
-_POOLING_FULL_STEP = {"cpu": 256, "cuda": 0}
+_POOLING_FULL_STEP = {"cpu": 1024, "cuda": 0}
 """More: these models are often so small that the time between two steps counts."""
 _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 """Per thread: about 0.6 s of a small model's time, on any number of threads."""

@@ -21,9 +21,10 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int8, torch.float8
     num_kv_heads=st.integers(1, 3),
     head_dim=st.sampled_from([1, 8, 12, 20, 33, 64, 80, 128, 256]),
     block_size=st.sampled_from([1, 5, 8, 16, 32]),
-    num_rows=st.integers(1, 40),
+    num_rows=st.integers(1, 60),
     num_threads=st.integers(1, 3),
     dtype=st.sampled_from(DTYPES),
+    first_slot=st.one_of(st.none(), st.sampled_from([0, 7, 16, 100])),
 )
 def test_store_kv(
     native_library: NativeLibrary,
@@ -33,6 +34,7 @@ def test_store_kv(
     num_rows: int,
     num_threads: int,
     dtype: torch.dtype,
+    first_slot: int | None,
 ) -> None:
     layout = CacheLayout(dtype, block_size, num_kv_heads, head_dim)
     scales_of = (0.25, 0.003) if dtype == torch.float8_e4m3fn else (1.0, 1.0)
@@ -40,7 +42,10 @@ def test_store_kv(
     # Rows cut from a wider matrix, as the program's are.
     width = num_kv_heads * head_dim
     k, v = random(num_rows, 2 * width + 3, seed=num_rows)[:, : 2 * width].split(width, dim=1)
-    slots = torch.randperm(160, generator=torch.Generator().manual_seed(num_rows))[:num_rows]
+    if first_slot is None:
+        slots = torch.randperm(160, generator=torch.Generator().manual_seed(num_rows))[:num_rows]
+    else:  # of a prompt
+        slots = torch.arange(first_slot, first_slot + num_rows)
     cache.store(k, v, slots)
     others = torch.ones(len(numbers(cache.k, layout, keys=True)), dtype=torch.bool)
     others[slots] = False
