@@ -83,9 +83,8 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
 class Guessed(msgspec.Struct, array_like=True, frozen=True, tag="guessed"):
     """`guess` was called."""
 
-    client: bytes
-    request_id: RequestId
-    token_ids: IdArray
+    guesses: list[tuple[bytes, RequestId, IdArray]]
+    """The clients and ids of requests, and the tokens."""
 
 
 class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finished"):

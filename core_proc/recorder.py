@@ -200,6 +200,5 @@ def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Gues
         case FilesChanged():
             scheduler.change_files(entry.added, entry.removed)
         case Guessed():
-            request = scheduler.requests[entry.client, entry.request_id]
-            assert isinstance(request, Request), "a request with a grammar is not packed"
-            scheduler.guess(request, entry.token_ids)
+            requests = [(scheduler.requests[client, name], token_ids) for client, name, token_ids in entry.guesses]
+            scheduler.guess([(each, token_ids) for each, token_ids in requests if isinstance(each, Request)])

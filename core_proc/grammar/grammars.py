@@ -220,12 +220,16 @@ class Grammars:
 
     def _guess(self) -> None:
         """Let the scheduler guess how outputs continue: as their grammars determine, or as it proposes."""
-        for request, proposed, num_tokens in self._scheduler.take_candidates():
+        guesses = []
+        candidates = self._scheduler.take_candidates()
+        for request, proposed, num_tokens in candidates:
             constraint = self._constraints.get(request.key)
             if constraint is None or constraint.request is not request:
                 continue
             if guess := constraint.continuation(proposed, num_tokens):
-                self._scheduler.guess(request, guess)
+                guesses.append((request, guess))
+        if candidates:
+            self._scheduler.guess(guesses)
 
     def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint, Sequence[TokenId]]] | None:
         """Return the slots of a step that need masks, and the guesses that it verifies of each.

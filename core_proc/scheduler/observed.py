@@ -113,10 +113,10 @@ class ObservedScheduler(Scheduler):
         self._show(Committed(result))
         return events
 
-    def guess(self, request: Request, token_ids: IdArray) -> None:
-        """Take a guess."""
-        super().guess(request, token_ids)
-        self._show(Guessed(request.client, request.request_id, token_ids))
+    def guess(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
+        """Take guesses."""
+        super().guess(guesses)
+        self._show(Guessed([(*request.key, token_ids) for request, token_ids in guesses]))
 
     def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
         """Take the end of a load."""

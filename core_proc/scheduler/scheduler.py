@@ -8,7 +8,7 @@ order give the same plans.
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from octavo.core_proc.cache.exchange import take_blocks
 from octavo.core_proc.cache.groups import CacheGroups
@@ -40,6 +40,7 @@ from octavo.core_proc.scheduler.stop import FinishCause, find_stop
 from octavo.core_proc.scheduler.throttle import DecodeThrottle
 from octavo.core_proc.scheduler.turns import PipelineTurns
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
+from octavo.core_proc.speculation.depth import NOT_AHEAD_PRICE
 from octavo.core_proc.speculation.speculation import Speculation
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
@@ -51,10 +52,6 @@ from octavo.protocol.steps import Scheduled, StepPlan, StepResult
 
 MAX_COPIED_BYTES = 8 << 20
 """A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
-
-MAX_SHARE_LEFT_OUT = 0.1
-"""A step is planned ahead without the requests that wait for a token if they are at most so many of all that decode.
-Planning ahead saves about this part of a step's time, and they lose a step."""
 
 QUARANTINED = "trial"
 """The `waiting_reason` of requests that may not run while others are suspected of a crash."""
@@ -249,8 +246,9 @@ class Scheduler:
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
         is_ahead = bool(self.in_flight) and not self._turns.are_taken
-        if is_ahead and self.batch.num_held > MAX_SHARE_LEFT_OUT * self.batch.num_decoding:
-            # A step without those that speculate takes almost as long as one with them, which would come after it.
+        if is_ahead and self.batch.num_held > NOT_AHEAD_PRICE * self.batch.num_decoding:
+            # A step without those that speculate takes almost as long as one with them, which would come after it. But
+            # if they are few, it is better that they lose a step.
             return False
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self.batch.decoding))
 
@@ -313,10 +311,10 @@ class Scheduler:
         """Return the requests that step hooks may guess for; see `Speculation.take_candidates`."""
         return [] if self._speculation is None else self._speculation.take_candidates()
 
-    def guess(self, request: Request, token_ids: IdArray) -> None:
-        """Let a later step verify that these tokens follow the known ones of a request, as far as that is worth it."""
+    def guess(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
+        """Let a later step verify which tokens follow the known ones of requests, as far as that is worth it."""
         assert self._speculation is not None, "this engine does not speculate"
-        self._speculation.choose(request, token_ids)
+        self._speculation.choose(guesses)
 
     def take_loads(self) -> list[BlockLoad]:
         """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""

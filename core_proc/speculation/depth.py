@@ -12,6 +12,12 @@ FIRST_ACCEPTANCE = 0.7
 MIN_GAIN = 0.05
 """Tokens that the first guess must be worth beyond its row: the step after it cannot be planned ahead."""
 
+NOT_AHEAD_PRICE = 0.15
+"""The part of a step's time that is lost when the step after it is not planned ahead."""
+
+REQUESTS_PER_REST = 16
+"""Guesses from grammars take the core's time: after they were not worth it, a step is left out for so many requests."""
+
 PROBE_STEPS = 64
 """After so many steps without drafts, the workers draft one token: the text may have become easier to guess."""
 
@@ -115,3 +121,11 @@ class Depth:
             depth += 1
             value *= self.acceptance
         return depth
+
+    def gain(self, num_guesses: int, row_price: float) -> float:
+        """Return how many tokens so many guesses are worth beyond their rows."""
+        gain, value = 0.0, self.first_acceptance
+        for _ in range(num_guesses):
+            gain += value - row_price
+            value *= self.acceptance
+        return gain

@@ -9,7 +9,14 @@ from collections.abc import Iterable, Sequence
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delta import StepRecord
-from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
+from octavo.core_proc.speculation.depth import (
+    NOT_AHEAD_PRICE,
+    PROBE_STEPS,
+    REQUESTS_PER_REST,
+    Depth,
+    DraftCost,
+    StepCost,
+)
 from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.proposer import NoProposer, Proposer
@@ -50,6 +57,10 @@ class Speculation:
         """For requests of which the next step may compute more than one token."""
         self._candidates: dict[Request, IdArray] = {}
         """Of requests with a grammar: proposals that nobody has looked at with the grammar yet."""
+        self._proposals: list[tuple[Request, IdArray]] = []
+        """Of the other requests, meanwhile."""
+        self._num_rests = 0
+        """Steps that are left out before grammars are asked again."""
 
     def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
         """Return the guesses for requests that the next step extends; there are no further ones for them."""
@@ -83,16 +94,19 @@ class Speculation:
             self._learn(record, result)
         if self._drafts is not None:
             self._drafts.keep(record, result)
-        price = self._price()
         self._candidates.clear()
+        self._proposals.clear()
         for request in record.sampling:
             if request.state is RequestState.RUNNING and request.is_decoding:
-                self._guess(request, price)
+                self._propose(request)
+        self._num_rests = max(0, self._num_rests - 1)
+        if not self._candidates:
+            self.choose(())
 
     def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
         """Return the requests with a grammar that may be guessed for, the proposal, and the most tokens of a guess.
 
-        `choose` takes what the grammar makes of it.
+        `choose` takes what their grammars make of it. If there are any, the other requests wait for that too.
         """
         taken = [
             (request, candidate, self._depths[request].max_depth + request.num_pending_tokens)
@@ -101,11 +115,31 @@ class Speculation:
         self._candidates.clear()
         return taken
 
-    def choose(self, request: Request, guess: IdArray) -> None:
-        """Guess as much of this as is worth it, or have the request held until it can be guessed for."""
-        depth = self._depths.get(request)
-        if depth is not None and request.state is RequestState.RUNNING and request.is_decoding:
-            self._choose(request, depth, guess, self._price())
+    def choose(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
+        """Guess as much of this as is worth it, or have requests held until they can be guessed for.
+
+        Not planning ahead costs a part of a step, or a step of those that are held if they are few: so all guesses
+        together must be worth more.
+        """
+        price, gain, chosen = self._price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
+        for request, guess in [*self._proposals, *guesses]:
+            depth = self._depths.get(request)
+            if depth is not None and request.state is RequestState.RUNNING and request.is_decoding:
+                num_guesses = min(depth.choose(price), len(guess) - request.num_pending_tokens)
+                gain += depth.gain(num_guesses, price)
+                chosen.append((request, depth, guess, num_guesses))
+        self._proposals.clear()
+        num_guessed = sum(num_guesses > 0 for *_, num_guesses in chosen)
+        is_worth_it = gain > min(num_guessed, NOT_AHEAD_PRICE * self._batch.num_decoding)
+        if guesses and not is_worth_it:
+            self._num_rests = self._batch.num_decoding // REQUESTS_PER_REST
+        for request, depth, guess, num_guesses in chosen:
+            if is_worth_it and num_guesses > 0 and not request.num_pending_tokens:
+                self._guesses[request] = until_stop(request, guess[:num_guesses])
+                continue
+            depth.expected, depth.expected_at = guess[0], len(request.token_ids)
+            if is_worth_it and num_guesses > 0:
+                self._batch.hold(request)
 
     def withdraw(self, request: Request) -> None:
         """Drop the guesses for a request that is preempted."""
@@ -141,7 +175,7 @@ class Speculation:
             if (depth := self._depths.get(request)) is not None:
                 depth.learn(num_right, was_wrong=num_right < num_guesses)
 
-    def _guess(self, request: Request, price: float) -> None:
+    def _propose(self, request: Request) -> None:
         depth = self._depths.get(request)
         if depth is None:
             depth = self._depths[request] = Depth(self._max_depth(request))
@@ -154,18 +188,10 @@ class Speculation:
         depth.expected_at = -1
         guess = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
         if request.needs_step_input:
-            self._candidates[request] = guess or pack_ids()
+            if not self._num_rests:
+                self._candidates[request] = guess or pack_ids()
         elif guess:
-            self._choose(request, depth, guess, price)
-
-    def _choose(self, request: Request, depth: Depth, guess: IdArray, price: float) -> None:
-        num_guesses = depth.choose(price)
-        if num_guesses and not request.num_pending_tokens:
-            self._guesses[request] = until_stop(request, guess[:num_guesses])
-            return
-        depth.expected, depth.expected_at = guess[0], len(request.token_ids)
-        if num_guesses and len(guess) > request.num_pending_tokens:
-            self._batch.hold(request)
+            self._proposals.append((request, guess))
 
     def _max_depth(self, request: Request) -> int:
         """Return the most tokens that are guessed of a request at a time; 0: it does not speculate."""

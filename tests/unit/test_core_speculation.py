@@ -8,7 +8,7 @@ import pytest
 from core_fakes import FakeEngine
 from specs import some_facts
 
-from octavo.core_proc.request import Request
+from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.speculation import Speculation
@@ -169,6 +169,21 @@ def test_depth_follows_acceptance_and_price() -> None:
         depth.learn(0, was_wrong=True)
     assert depth.choose(0.1) == 0
     assert Depth(8).choose(0.9) == 0
+
+
+def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned_ahead() -> None:
+    for num_decoding, is_worth_it in ((1, True), (2, True), (4, False)):
+        held: list[Request] = []
+        batch: Any = SimpleNamespace(num_decoding=num_decoding, hold=held.append)
+        speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
+        speculation._cost.row_price = lambda num_requests: 0.5
+        request = one_request([1, 2])
+        request.state, request.is_decoding, request.num_pending_tokens = RequestState.RUNNING, True, 1
+        depth = speculation._depths[request] = Depth(4)
+        depth.learn(2, was_wrong=False)
+        speculation.choose([(request, pack_ids([5, 6, 7]))])
+        assert bool(held) == is_worth_it, num_decoding
+        assert depth.expected == 5
 
 
 def test_the_price_of_a_draft_is_its_share_of_a_step() -> None:
