@@ -53,6 +53,9 @@ def compressed(weights: Mapping[str, Any] = WEIGHTS, **changes: Any) -> dict[str
         (compressed(sparsity_config={"format": "sparse-24-bitmask"}), "'sparsity_config' .* 'sparse-24-bitmask'"),
         (compressed(transform_config={"config_groups": {"u": {}}}), "'transform_config' .* rotations"),
         (compressed(group={"output_activations": {"num_bits": 8}}), "'output_activations'"),
+        (compressed(group={"input_activations": {"num_bits": 6}}), "'input_activations' .* 'int' with 6 bits"),
+        (compressed(group={"input_activations": {"new": 1}}), "'new'"),
+        (compressed(group={"input_activations": {"strategy": "token"}}), "static activations .* 'token'"),
         (compressed(group={"extra": 1}), "'extra'"),
         (compressed({**WEIGHTS, "strategy": "attn_head"}), "'strategy' is 'attn_head'"),
         (compressed({**WEIGHTS, "num_bits": 6, "type": "float"}), "type 'float' with 6 bits"),
@@ -64,6 +67,25 @@ def compressed(weights: Mapping[str, Any] = WEIGHTS, **changes: Any) -> dict[str
 def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         open_format(config, {})
+
+
+@pytest.mark.parametrize(
+    ("activations", "rows", "warning"),
+    [
+        ({"dynamic": True, "strategy": "token"}, "int8_token", ""),
+        ({"strategy": "tensor"}, "int8_tensor", ""),  # static unless said otherwise
+        ({"type": "float", "dynamic": True, "strategy": "group", "group_size": 128}, "fp8_token", ""),
+        ({"symmetric": False, "dynamic": True, "strategy": "token"}, None, "activations of 8 bits with zero points"),
+        ({"type": "float", "num_bits": 4, "dynamic": "local", "group_size": 16}, None, "activations of 4 bits, which"),
+    ],
+)
+def test_activations(
+    activations: dict[str, Any], rows: str | None, warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = {**WEIGHTS, "num_bits": 8}
+    layout = open_format(compressed(weights, group={"input_activations": activations}), {}).layout(LAYER)
+    assert layout is not None and layout.rows == rows
+    assert warning in caplog.text and bool(caplog.text) == bool(warning)
 
 
 def gptq_tensors(bits: int = 4) -> dict[str, Tensor]:

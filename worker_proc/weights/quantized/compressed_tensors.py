@@ -11,6 +11,7 @@ weight_global_scale, input_scale  one number each
 value = scale * (level - zero)
 """
 
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -27,12 +28,16 @@ from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spre
 from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
 
+logger = logging.getLogger(__name__)
+
 _FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
     *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
 )
 _SECTION = "quantization_config"
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
+_UNUSED = ("observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype")
+"""What the quantization was made with, and what the tensors say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +141,7 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
     if group.get("output_activations") is not None:
         raise _refused("output_activations", "quantized outputs", "use a checkpoint without them")
     weights = CheckedConfig(required(group, "weights", dict))
-    ignore(weights, "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype", "dynamic")
+    ignore(weights, *_UNUSED, "dynamic")
     bits = optional(weights, "num_bits", 8)
     kind = optional(weights, "type", "int")
     if (
@@ -161,17 +166,32 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
     return scheme
 
 
-def _rows(activations: Mapping[str, Any] | None) -> RowType | None:
-    """Return how rows are quantized; None: not at all, which is more precise than any other wish."""
-    if not activations:
+def _rows(section: Mapping[str, Any] | None) -> RowType | None:
+    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain."""
+    if not section:
         return None
-    kind, bits = activations.get("type", "int"), activations.get("num_bits", 8)
-    if bits != 8 or kind not in ("int", "float") or not activations.get("symmetric", True):
+    activations = CheckedConfig(section)
+    ignore(activations, *_UNUSED, "group_size", "block_structure")
+    kind, bits = optional(activations, "type", "int"), optional(activations, "num_bits", 8)
+    is_symmetric, is_dynamic = optional(activations, "symmetric", True), activations.get("dynamic") or False
+    strategy = activations.get("strategy")
+    reject_unless(activations, "dynamic", (True, False, "local", None))
+    activations.reject_unread("compressed-tensors", section="input_activations")
+    if kind not in ("int", "float") or bits not in (4, 8):
+        raise _refused("input_activations", f"activations of type {kind!r} with {bits} bits", "use another checkpoint")
+    if bits == 4 or not is_symmetric:
+        logger.warning(
+            "the checkpoint asks for activations of %d bits%s, which octavo does not have: it computes as if nothing "
+            "were said about activations",
+            *(bits, "" if is_symmetric else " with zero points"),
+        )
         return None
-    is_static = activations.get("dynamic") is False and activations.get("strategy") in ("tensor", None)
+    if not is_dynamic and strategy not in ("tensor", None):
+        what = f"static activations with the strategy {strategy!r}"
+        raise _refused("input_activations", what, "use a checkpoint with dynamic ones, or with the strategy 'tensor'")
     if kind == "int":
-        return "int8_tensor" if is_static else "int8_token"
-    return "fp8_tensor" if is_static else "fp8_token"
+        return "int8_token" if is_dynamic else "int8_tensor"
+    return "fp8_token" if is_dynamic else "fp8_tensor"
 
 
 def _integer_matrix(
