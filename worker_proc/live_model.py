@@ -83,7 +83,11 @@ class LiveModel:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
         if isinstance(self._head, DraftHead):
-            return "speculative_config: weights cannot change while a head drafts, which was trained for these", ""
+            return (
+                "speculative_config: weights cannot change while a head drafts, which was trained for these: "
+                "start an engine with the new weights and their head, or without speculative_config",
+                "",
+            )
         try:
             source = self._source(command)
             update = check_update(self._config, self._placement, source, is_partial=command.is_partial)
