@@ -32,6 +32,7 @@ BY_BODY = frozenset(
         "/tokenize",
         "/v1/chat/completions",
         "/v1/completions",
+        "/v1/embed",
         "/v1/embeddings",
         "/v1/rerank",
         "/v1/score",

@@ -78,7 +78,8 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
-    add.post("/v2/embed", pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
+    for path in ("/v1/embed", "/v2/embed"):
+        add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
     add.post("/pooling", pooling.create_pooling, PoolingRequest, PoolingResponse)
     add.post("/classify", pooling.classify, ClassificationRequest, ClassificationResponse)
     for path in ("/score", "/v1/score"):

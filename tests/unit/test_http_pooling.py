@@ -19,6 +19,7 @@ from octavo.protocol.pooling import PoolingFacts
 CLASSIFY = PoolingFacts(convert="classify", pooling="last", num_labels=1, activation="sigmoid")
 ROUTES = [
     ("/v1/embeddings", {"input": "a"}),
+    ("/v1/embed", {"texts": ["a"]}),
     ("/v2/embed", {"texts": ["a"]}),
     ("/pooling", {"input": "a"}),
     ("/classify", {"input": "a"}),
@@ -227,6 +228,13 @@ def test_coheres_vectors_come_in_each_form() -> None:
     assert body["embeddings"]["ubinary"] == [[sign] for sign in signs]
     assert body["embeddings"]["binary"] == [[sign - 128] for sign in signs]
     assert body["texts"] == ["ab", "c"] and body["meta"]["billed_units"] == {"input_tokens": 3}
+
+
+def test_the_first_version_of_coheres_api_has_floats_of_its_own() -> None:
+    body = ok(post(client(), "/v1/embed", {"texts": ["ab", "c"], "truncate": None, "input_type": "search_query"}))
+    assert (body["response_type"], body["embeddings"]) == ("embeddings_floats", [vector("ab"), vector("c")])
+    forms = ok(post(client(), "/v1/embed", {"texts": ["ab"], "embedding_types": ["float"]}))
+    assert (forms["response_type"], forms["embeddings"]) == ("embeddings_by_type", {"float": [vector("ab")]})
 
 
 def test_coheres_truncation_is_ours() -> None:

@@ -7,7 +7,12 @@ from typing import Any
 
 import msgspec
 
-from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse, CohereMeta, EmbeddingType
+from octavo.frontend.http.schemas.cohere import (
+    CohereEmbedRequest,
+    CohereEmbedResponse,
+    CohereMeta,
+    EmbeddingType,
+)
 from octavo.frontend.http.schemas.pooling import (
     ClassificationData,
     ClassificationResponse,
@@ -43,19 +48,19 @@ def render_embeddings(
     return _encode(EmbeddingResponse(id=answer_id, created=created, model=model, data=data, usage=usage_of(results)))
 
 
-def render_cohere_embeddings(body: CohereEmbedRequest, results: Sequence[PooledResult], answer_id: str) -> bytes:
-    """Return the response of `/v2/embed`."""
-    forms: list[EmbeddingType] = list(dict.fromkeys(body.embedding_types or ["float"]))
-    return _encode(
-        CohereEmbedResponse(
-            id=answer_id,
-            embeddings={str(form): [_in_form(form, one) for one in results] for form in forms},
-            texts=body.texts,
-            meta=CohereMeta(
-                api_version={"version": "2"}, billed_units={"input_tokens": usage_of(results).prompt_tokens}
-            ),
-        )
-    )
+def render_cohere_embeddings(
+    body: CohereEmbedRequest, results: Sequence[PooledResult], answer_id: str, version: str
+) -> bytes:
+    """Return the response of `/v1/embed` ("1"), which has a form of its own for floats, or of `/v2/embed` ("2")."""
+    meta = CohereMeta(api_version={"version": version}, billed_units={"input_tokens": usage_of(results).prompt_tokens})
+    answer = CohereEmbedResponse(id=answer_id, embeddings=[], texts=body.texts, meta=meta)
+    if version == "1" and body.embedding_types is None:
+        answer.embeddings = [one.array().tolist() for one in results]
+        answer.response_type = "embeddings_floats"
+    else:
+        forms: list[EmbeddingType] = list(dict.fromkeys(body.embedding_types or ["float"]))
+        answer.embeddings = {str(form): [_in_form(form, one) for one in results] for form in forms}
+    return _encode(answer)
 
 
 def _in_form(form: EmbeddingType, result: PooledResult) -> Any:

@@ -52,7 +52,7 @@ async def create_embeddings(state: CurrentState, http_request: ApiRequest) -> Re
 
 
 async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Compute a vector for each text, for Cohere's clients."""
+    """Compute a vector for each text, for Cohere's clients, whose older ones use the first version of the API."""
     body = decode(http_request.take_body(), CohereEmbedRequest)
     _, adapter = await choose_pooling_model(state, body.model)
     answer_id = http_request.choose_id(None)
@@ -67,7 +67,8 @@ async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest
     prefix = facts.prompts.get(name, "") if facts else ""
     params = pooling_params(inner, dimensions=body.output_dimension)
     results = await _run(state, inner, params, "embed", answer_id, adapter, prefix, Fields("texts"))
-    return await _answer(state, results, lambda: render_cohere_embeddings(body, results, answer_id))
+    version = "1" if http_request.url.path.endswith("/v1/embed") else "2"
+    return await _answer(state, results, lambda: render_cohere_embeddings(body, results, answer_id, version))
 
 
 async def create_pooling(state: CurrentState, http_request: ApiRequest) -> Response:

@@ -1,4 +1,4 @@
-"""`/v2/embed`: Cohere's request for vectors, and its response."""
+"""`/v1/embed` and `/v2/embed`: Cohere's request for vectors, and its responses."""
 
 from typing import Annotated, Any, Literal
 
@@ -19,8 +19,8 @@ class CohereEmbedRequest(Struct, kw_only=True):
     """Default: float. binary, ubinary: the sign of each number, eight to a byte."""
     output_dimension: int | None = None
     """Cut vectors to so many numbers, if the model was trained for it."""
-    truncate: Literal["NONE", "START", "END"] = "END"
-    """Where longer texts are cut; NONE: they are rejected."""
+    truncate: Literal["NONE", "START", "END"] | None = None
+    """Where longer texts are cut, default: END; NONE: they are rejected."""
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Of each text; default: as many as the model reads."""
     priority: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] = 0
@@ -37,7 +37,8 @@ class CohereEmbedResponse(Struct, kw_only=True):
     """The vectors of all texts, in each of the forms that were asked for."""
 
     id: str
-    embeddings: dict[str, list[Any]]
+    embeddings: dict[str, list[Any]] | list[list[float]]
+    """By form; a list from `/v1/embed` without `embedding_types`."""
     texts: list[str]
     meta: CohereMeta
-    response_type: Literal["embeddings_by_type"] = "embeddings_by_type"
+    response_type: Literal["embeddings_by_type", "embeddings_floats"] = "embeddings_by_type"
