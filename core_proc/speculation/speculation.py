@@ -74,7 +74,7 @@ class Speculation:
         """Return how many tokens the workers are to draft for these requests after the next step."""
         if self._drafts is None:
             return 0
-        price = self._price()
+        price = min(1.0, self._row_price() + self._draft_cost.price)
         depths = [self._depths.get(request, self._default_depth) for request in requests]
         num_drafts = max((depth.choose(price) for depth in depths if depth.max_depth), default=0)
         self._num_undrafted = 0 if num_drafts else self._num_undrafted + 1
@@ -119,9 +119,9 @@ class Speculation:
         """Guess as much of this as is worth it, or have requests held until they can be guessed for.
 
         Not planning ahead costs a part of a step, or a step of those that are held if they are few: so all guesses
-        together must be worth more.
+        together must be worth more. What the workers have drafted is paid for already, so only rows have a price here.
         """
-        price, gain, chosen = self._price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
+        price, gain, chosen = self._row_price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
         for request, guess in [*self._proposals, *guesses]:
             depth = self._depths.get(request)
             if depth is not None and request.state is RequestState.RUNNING and request.is_decoding:
@@ -152,9 +152,9 @@ class Speculation:
         if self._depths.pop(request, None) is not None:
             self._proposer.forget(request)
 
-    def _price(self) -> float:
-        """Return how many tokens of a request a step would deliver in the time that one more guess takes."""
-        return min(1.0, self._cost.row_price(max(1, self._batch.num_decoding)) + self._draft_cost.price)
+    def _row_price(self) -> float:
+        """Return how many tokens of a request a step would deliver in the time that one more row takes."""
+        return self._cost.row_price(max(1, self._batch.num_decoding))
 
     def _learn(self, record: StepRecord, result: StepResult) -> None:
         counters, counts = self._counters, iter(result.counts or [1] * len(record.sampling))
