@@ -49,6 +49,8 @@ class EngineCard(msgspec.Struct):
     num_blocks: int
     epoch: int
     has_prefix_cache: bool
+    tasks: list[str]
+    """What a pooling model computes; empty: it generates."""
 
 
 class EngineRow(msgspec.Struct):
@@ -128,6 +130,7 @@ def _card(state: AppState, engine: int) -> EngineCard:
         num_blocks=facts.num_blocks,
         epoch=facts.epoch,
         has_prefix_cache=config.enable_prefix_caching,
+        tasks=[*config.model.pooling.tasks] if config.model.pooling else [],
     )
 
 

@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from fake_client import FakeClient
 from http_client import request
+from pooling_fakes import EMBED
 
 from octavo.frontend.dashboard.assets import assets
 from octavo.frontend.health import EngineReport
@@ -85,6 +86,12 @@ def test_the_state_names_what_the_wire_leaves_unnamed():
     assert state["engine"]["models"] == ShownClient().facts.served_model_names
     for histogram in state["latencies"].values():
         assert len(histogram["counts"]) == len(histogram["edges"]) + 1
+
+
+def test_the_state_says_what_a_pooling_model_computes() -> None:
+    assert get("/dashboard/state").json()["engine"]["tasks"] == []
+    pooling = request(ShownClient(pooling=EMBED), "GET", "/dashboard/state").json()
+    assert pooling["engine"]["tasks"][0] == "embed"
 
 
 class SeveralEngines(ShownClient):

@@ -9,6 +9,7 @@ const SECONDS_SHOWN = 120;
 const STEPS_SHOWN = 120;
 const WINDOW_S = 60;
 const LATENCIES = { ttft: "First token", itl: "Between tokens", e2e: "Whole request", queue: "In the queue" };
+const OF_TOKENS = ["ttft", "itl"]; // which a pooling model does not have
 
 export class EngineView {
   #history = []; // states of the last minutes, without the large fields
@@ -116,7 +117,7 @@ export class EngineView {
     const asked = stats.prefix_cache_queries - first.prefix_cache_queries;
     const found = stats.prefix_cache_hits - first.prefix_cache_hits;
     const figures = [
-      ["tokens/s generated", generated.toFixed(0)],
+      state.engine.tasks.length ? ["task", state.engine.tasks.join(", ")] : ["tokens/s generated", generated.toFixed(0)],
       ["tokens/s prompt", prompt.toFixed(0)],
       ["running", `${stats.num_running} / ${state.engine.max_num_seqs}`],
       ["waiting" + (stats.waiting_reason ? `: ${stats.waiting_reason}` : ""), stats.num_waiting],
@@ -132,7 +133,8 @@ export class EngineView {
 
   #drawLatency(state) {
     const earlier = this.#history[0] === this.#history.at(-1) ? null : this.#history[0].latencies;
-    const rows = Object.entries(LATENCIES).map(([key, label]) => {
+    const known = Object.entries(LATENCIES).filter(([key]) => !state.engine.tasks.length || !OF_TOKENS.includes(key));
+    const rows = known.map(([key, label]) => {
       const recent = earlier ? since(state.latencies[key], earlier[key]) : state.latencies[key];
       const shown = recent.counts.some(Boolean) ? recent : state.latencies[key];
       return element("tr", {}, element("td", {}, label),
