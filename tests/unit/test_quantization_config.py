@@ -56,6 +56,7 @@ def compressed(weights: Mapping[str, Any] = WEIGHTS, **changes: Any) -> dict[str
         (compressed(group={"input_activations": {"num_bits": 6}}), "'input_activations' .* 'int' with 6 bits"),
         (compressed(group={"input_activations": {"new": 1}}), "'new'"),
         (compressed(group={"input_activations": {"strategy": "token"}}), "static activations .* 'token'"),
+        (compressed(group={"input_activations": {"strategy": "tokens", "dynamic": True}}), "'strategy' is 'tokens'"),
         (compressed(group={"extra": 1}), "'extra'"),
         (compressed({**WEIGHTS, "strategy": "attn_head"}), "'strategy' is 'attn_head'"),
         (compressed({**WEIGHTS, "num_bits": 6, "type": "float"}), "type 'float' with 6 bits"),

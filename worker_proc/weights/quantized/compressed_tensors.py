@@ -176,6 +176,7 @@ def _rows(section: Mapping[str, Any] | None) -> RowType | None:
     is_symmetric, is_dynamic = optional(activations, "symmetric", True), activations.get("dynamic") or False
     strategy = activations.get("strategy")
     reject_unless(activations, "dynamic", (True, False, "local", None))
+    reject_unless(activations, "strategy", (*_STRATEGIES, "token", None))
     activations.reject_unread("compressed-tensors", section="input_activations")
     if kind not in ("int", "float") or bits not in (4, 8):
         raise _refused("input_activations", f"activations of type {kind!r} with {bits} bits", "use another checkpoint")
