@@ -116,6 +116,35 @@ def test_experts_are_quantized_one_by_one(kind: str, tmp_path: Path) -> None:
     assert_batches_change_no_bit(model, config)
 
 
+@pytest.mark.parametrize("kind", ["fp8-blocks", "fp8-static"])
+def test_stacks_of_experts_are_taken_apart(kind: str, tmp_path: Path) -> None:
+    """As Transformers 5 saves them: the same bits as with tensors of their own."""
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 4}
+    source = make_tiny("Qwen3MoeForCausalLM", tmp_path / "source", **sizes, num_hidden_layers=1)
+    write(kind, source, tmp_path / "apart")
+    shutil.copytree(tmp_path / "apart", tmp_path / "stacked")
+    tensors = load_file(tmp_path / "apart" / "model.safetensors")
+    prefix = "model.layers.0.mlp.experts"
+    end = "weight_scale_inv" if f"{prefix}.0.up_proj.weight_scale_inv" in tensors else "weight_scale"
+
+    def stack(parts: tuple[str, ...], kind: str) -> torch.Tensor:
+        own = [[tensors.pop(f"{prefix}.{expert}.{part}.{kind}") for part in parts] for expert in range(4)]
+        return torch.stack([torch.cat([tensor.reshape(-1, *tensor.shape[1:]) for tensor in each]) for each in own])
+
+    for name, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        tensors[f"{prefix}.{name}"] = stack(parts, "weight")
+        scale = stack(parts, end)
+        tensors[f"{prefix}.{name}_scale_inv"] = scale if scale.ndim == 3 else scale.unsqueeze(2)
+        if f"{prefix}.0.{parts[0]}.input_scale" in tensors:
+            tensors[f"{prefix}.{name}_activation_scale"] = stack(parts, "input_scale").amax(1)
+    save_file(tensors, tmp_path / "stacked" / "model.safetensors")
+    apart, stacked = on_codes(tmp_path / "apart"), on_codes(tmp_path / "stacked")
+    model = loaded(stacked)
+    assert "e4m3" in kinds(model)
+    assert torch.equal(logprobs(stacked, model=model), logprobs(apart))
+    assert_batches_change_no_bit(model, stacked)
+
+
 @pytest.mark.parametrize("kind", ["gptq-8", "awq", "mixed", "fp8-tensor", "nf4", "llm-int8"])
 def test_made_up_weights_have_the_layout_of_the_checkpoint(kind: str, source: Path, tmp_path: Path) -> None:
     """`--load-format dummy` needs the memory of the real weights."""

@@ -11,7 +11,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.parallel.sharding import Shard
 from octavo.worker_proc.weights.quantized.assembly import Assembly, open_format
-from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, sorted_by_group, unpack
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, sorted_by_group, unpack
 
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32}
 WEIGHTS = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": True}
@@ -169,13 +169,77 @@ def test_missing_and_wrong_tensors_are_named() -> None:
         matrix.dequantized() if isinstance(matrix, StoredMatrix) else None
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-def test_stacks_of_quantized_experts_are_refused(dtype: torch.dtype) -> None:
-    """By the stack and with the remedy, and not by the tensor of scales, which no model has."""
-    name = "model.layers.0.mlp.experts.gate_up_proj"
-    tensors = {name: torch.zeros(2, 4, 16).to(dtype), f"{name}_scale_inv": torch.ones(2, 1, 1)}
-    with pytest.raises(ConfigError, match=rf"{name}' of type {dtype} .*stack of quantized experts"):
-        assembled({"quant_method": "fp8"}, tensors)
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_stacks_of_quantized_experts_without_scales_are_refused(dtype: torch.dtype) -> None:
+    with pytest.raises(ConfigError, match=rf"{STACK}' of type {dtype} .*stack of quantized experts"):
+        assembled({"quant_method": "fp8"}, {STACK: torch.zeros(2, 4, 16).to(dtype)})
+
+
+STACK = "model.layers.0.mlp.experts.gate_up_proj"
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [16, 16]}
+
+
+@pytest.mark.parametrize(
+    ("config", "inner_width", "scale_shape"),
+    [
+        (BLOCKS, 32, (4, 2)),  # the same blocks, whether gates and ups have their own or not
+        (BLOCKS, 24, (4, 2)),  # blocks of their own
+        (BLOCKS, 24, (3, 2)),  # a block of the last gates and the first ups
+        (BLOCKS, 4, (1, 2)),
+        (BLOCKS, 4, (2, 2)),
+        ({"quant_method": "fp8"}, 8, (2, 1)),  # one number for gates, one for ups
+        ({"quant_method": "fp8"}, 8, (1, 1)),
+        ({"quant_method": "fp8"}, 8, ()),
+        ({"quant_method": "fp8"}, 8, (16, 1)),
+    ],
+)
+def test_stacks_of_quantized_experts(config: dict[str, Any], inner_width: int, scale_shape: tuple[int, ...]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(3, 2 * inner_width, 32, generator=generator).to(torch.float8_e4m3fn)
+    scale = torch.rand(3, *scale_shape, generator=generator)
+    # In any order: the scales come first.
+    ((name, stack),) = assembled(config, {f"{STACK}_scale_inv": scale, STACK: weight})
+    assert name == STACK and isinstance(stack, StoredStack) and stack.num_experts == 3
+    for expert, (gate, up) in enumerate(stack.split(2)):
+        scales = scale[expert].reshape(1, 1) if scale_shape in ((), (1, 1)) else scale[expert]
+        rows = len(scales)
+        own_blocks = rows == 2 * -(-inner_width // 16)
+        height = 1 if rows == 2 * inner_width else 2 * inner_width if rows == 1 else inner_width if rows == 2 else 16
+        if own_blocks and rows > 2:
+            halves = [half.repeat_interleave(16, 0)[:inner_width] for half in scales.chunk(2)]
+            spread = torch.cat(halves)
+        else:
+            spread = scales.repeat_interleave(height, 0)[: 2 * inner_width]
+        spread = spread.repeat_interleave(32 // spread.shape[1], 1)
+        assert torch.equal(torch.cat([gate.dequantized(), up.dequantized()]), weight[expert].float() * spread)
+        ((whole,),) = [[part] for part in stack.cut(expert, 1)]
+        assert whole.shape == (2 * inner_width, 32)
+
+
+def test_static_scales_of_stacks() -> None:
+    tensors = {
+        STACK: torch.ones(2, 8, 16).to(torch.float8_e4m3fn),
+        f"{STACK}_scale_inv": torch.ones(2, 2, 1),
+        f"{STACK}_activation_scale": torch.tensor([0.5, 0.25]),
+    }
+    ((_, stack),) = assembled({"quant_method": "fp8", "activation_scheme": "static"}, tensors)
+    assert isinstance(stack, StoredStack)
+    forms = [matrix.quantized() for parts in stack.split(2) for matrix in parts]
+    assert [form and (form.row_type, form.row_scale) for form in forms] == [
+        ("fp8_tensor", scale) for scale in (0.5, 0.5, 0.25, 0.25)
+    ]
+
+
+def test_stacks_whose_tensors_do_not_fit_are_refused() -> None:
+    scale = {f"{STACK}_scale_inv": torch.ones(3, 2, 1)}
+    with pytest.raises(ConfigError, match=rf"{STACK}' is no stack .*weight_scale_inv torch.float32 \(3, 2, 1\)"):
+        assembled({"quant_method": "fp8"}, {STACK: torch.ones(2, 8, 16).to(torch.float8_e4m3fn), **scale})
+    with pytest.raises(ConfigError, match=rf"{STACK}' is no stack .*torch.int8"):
+        assembled({"quant_method": "fp8"}, {STACK: torch.ones(3, 8, 16, dtype=torch.int8), **scale})
+    ((_, stack),) = assembled({"quant_method": "fp8"}, {STACK: torch.ones(3, 7, 16).to(torch.float8_e4m3fn), **scale})
+    assert isinstance(stack, StoredStack)
+    with pytest.raises(ConfigError, match="7 gates and ups of each expert, an odd number"):
+        list(stack.split(2))
 
 
 def test_scales_of_the_cache_are_left_out() -> None:

@@ -13,6 +13,7 @@ from octavo.kernels.experts import Activation, ExpertAdapters, PackedExperts, ex
 from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.checkpoint import Values
 from octavo.worker_proc.models.hf_config import optional, reject_unless, required
 from octavo.worker_proc.models.layers.adapters import AdapterStack, LayerAdapters
 from octavo.worker_proc.models.layers.linear import Linear, adapters_of
@@ -20,6 +21,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight, QuantizedMatri
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.tensor_names import Split
 from octavo.worker_proc.weights.mxfp4 import Mxfp4Matrix, Mxfp4Stack
+from octavo.worker_proc.weights.quantized.matrix import StoredStack
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
@@ -284,8 +286,9 @@ def _accept_stacked(parameters: Parameters, name: str, names: ExpertNames, num_e
     }
     gates_and_ups, downs = parts(names.gate, names.up), parts(names.down)
     gate_up, down = names.stacked_gate_up, names.stacked_down
-    accept([gate_up], stacked.gates_and_ups, gates_and_ups)
-    accept([down], stacked.downs, downs)
+    gate_and_up = [part for part in (names.gate, names.up) if part]
+    accept([gate_up], partial(stacked.take, stacked.gates_and_ups, gate_and_up), gates_and_ups)
+    accept([down], partial(stacked.take, stacked.downs, [names.down]), downs)
     if has_bias:
         accept([f"{gate_up}_bias"], stacked.gates_and_ups, parts(names.gate, names.up, kind="bias"))
     gate_up_split = partial(stacked.packed_gates_and_ups, Mxfp4Stack(num_experts))
@@ -303,7 +306,30 @@ class StackedExperts:
     names: ExpertNames
     num_experts: int
 
-    def gates_and_ups(self, name: str, values: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+    def take(
+        self,
+        split: Callable[[str, Values], Iterator[tuple[str, Tensor]]],
+        parts: Sequence[str],
+        name: str,
+        values: Values,
+    ) -> Iterator[tuple[str, Values]]:
+        """Yield what `split` makes of a tensor, or the quantized matrices of these parts.
+
+        Raises:
+            ConfigError: the tensor has another shape, or quantized matrices are transposed.
+        """
+        if not isinstance(values, StoredStack):
+            yield from split(name, values)
+            return
+        if self.names.is_turned:
+            raise ConfigError(f"{name!r} is a stack of transposed 8-bit floats, which octavo does not read")
+        if values.num_experts != self.num_experts:
+            raise self._other_shape(name, (values.num_experts, *values.expert))
+        for expert, matrices in enumerate(values.split(len(parts))):
+            for part, matrix in zip(parts, matrices, strict=True):
+                yield f"{self.prefix}.{expert}.{part}.weight", matrix
+
+    def gates_and_ups(self, name: str, values: Values) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights, or biases, of gates and ups.
 
         Raises:
@@ -320,7 +346,7 @@ class StackedExperts:
             yield f"{self.prefix}.{expert}.{self.names.gate}.{kind}", gate
             yield f"{self.prefix}.{expert}.{self.names.up}.{kind}", up
 
-    def downs(self, name: str, values: Tensor | QuantizedMatrix) -> Iterator[tuple[str, Tensor]]:
+    def downs(self, name: str, values: Values) -> Iterator[tuple[str, Tensor]]:
         """Yield the weights of downs.
 
         Raises:
@@ -330,7 +356,7 @@ class StackedExperts:
             yield f"{self.prefix}.{expert}.{self.names.down}.weight", values_DI
 
     def packed_gates_and_ups(
-        self, stack: Mxfp4Stack, name: str, values: Tensor | QuantizedMatrix
+        self, stack: Mxfp4Stack, name: str, values: Values
     ) -> Iterator[tuple[str, QuantizedMatrix]]:
         """Yield gates and ups, of which the rows of outputs alternate, when both tensors of the stack are there."""
         for expert, matrix in enumerate(stack.take(name, values)):
@@ -338,17 +364,17 @@ class StackedExperts:
                 rows = Mxfp4Matrix(name, matrix.blocks_OGB[first::2], matrix.scales_OG[first::2])
                 yield f"{self.prefix}.{expert}.{part}.weight", rows
 
-    def packed_downs(
-        self, stack: Mxfp4Stack, name: str, values: Tensor | QuantizedMatrix
-    ) -> Iterator[tuple[str, QuantizedMatrix]]:
+    def packed_downs(self, stack: Mxfp4Stack, name: str, values: Values) -> Iterator[tuple[str, QuantizedMatrix]]:
         """Yield downs when both tensors of the stack are there."""
         for expert, matrix in enumerate(stack.take(name, values)):
             yield f"{self.prefix}.{expert}.{self.names.down}.weight", matrix
 
-    def _split(self, name: str, values: Tensor | QuantizedMatrix) -> Sequence[Tensor]:
+    def _split(self, name: str, values: Values) -> Sequence[Tensor]:
         if not isinstance(values, Tensor) or values.ndim < 2 or len(values) != self.num_experts:
-            raise ConfigError(
-                f"{name!r} has shape {tuple(values.shape)} in the checkpoint; its config.json asks for "
-                f"{self.num_experts} experts"
-            )
+            raise self._other_shape(name, tuple(values.shape))
         return [rows.t() if self.names.is_turned and rows.ndim == 2 else rows for rows in values.unbind(0)]
+
+    def _other_shape(self, name: str, shape: tuple[int, ...]) -> ConfigError:
+        return ConfigError(
+            f"{name!r} has shape {shape} in the checkpoint; its config.json asks for {self.num_experts} experts"
+        )

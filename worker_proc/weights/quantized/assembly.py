@@ -1,8 +1,8 @@
 """Reads a quantized checkpoint: collects the tensors of each layer, and hands on one matrix under the plain name."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -39,6 +39,27 @@ class Format(Protocol):
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory, for made-up weights; None: it is not quantized."""
+
+
+@runtime_checkable
+class StackFormat(Protocol):
+    """A format whose checkpoints may hold all experts of a layer in one tensor, beside others with their scales."""
+
+    stack_markers: tuple[str, ...]
+    """Ends of names behind that of a stack, of which a quantized stack has one."""
+    stack_parts: Mapping[str, str]
+    """All ends of names, "" for the stack itself, and the part that each is of the layers."""
+
+    def stack(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
+        """Return a stack.
+
+        Args:
+            name: of it in the checkpoint.
+            tensors: by part, each with the experts as first dimension.
+
+        Raises:
+            ConfigError: a tensor is missing, or does not fit the others or the configuration.
+        """
 
 
 def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Format:
@@ -117,6 +138,12 @@ class Assembly:
         self._place: dict[str, tuple[str, str]] = {
             name: (layer, part) for layer in layers for part in form.parts if (name := f"{layer}.{part}") in names
         }
+        self._stack_format = form if isinstance(form, StackFormat) else None
+        self._stacks: set[str] = set()
+        if self._stack_format is not None:
+            self._stacks = _stacks(self._stack_format.stack_markers, names)
+            for end, part in self._stack_format.stack_parts.items():
+                self._place |= {f"{stack}{end}": (stack, part) for stack in self._stacks if f"{stack}{end}" in names}
         self._missing: dict[str, set[str]] = {}
         for layer, part in self._place.values():
             self._missing.setdefault(layer, set()).add(part)
@@ -124,7 +151,10 @@ class Assembly:
 
     def plain_name(self, name: str) -> str:
         """Return what a tensor would be called if its layer were not quantized."""
-        return f"{self._place[name][0]}.weight" if name in self._place else name
+        if name not in self._place:
+            return name
+        layer = self._place[name][0]
+        return layer if layer in self._stacks else f"{layer}.weight"
 
     def take(self, name: str, tensor: Tensor) -> tuple[str, Tensor | QuantizedMatrix] | None:
         """Return a tensor, or the matrix of a layer whose last tensor it is; None: more of them follow.
@@ -139,7 +169,16 @@ class Assembly:
         tensors[part] = tensor
         if len(tensors) < len(self._missing[layer]):
             return None
-        return f"{layer}.weight", self._format.matrix(layer, self._tensors.pop(layer))
+        tensors = self._tensors.pop(layer)
+        if self._stack_format is not None and layer in self._stacks:
+            return layer, self._stack_format.stack(layer, tensors)
+        return f"{layer}.weight", self._format.matrix(layer, tensors)
+
+
+def _stacks(markers: Sequence[str], names: Collection[str]) -> set[str]:
+    """Return the tensors that have scales under their own names: stacks. Weights of layers are called `.weight`."""
+    bases = {name.removesuffix(marker) for name in names for marker in markers if name.endswith(marker)}
+    return {base for base in bases if base in names and not base.endswith(".weight")}
 
 
 def _plain(name: str, tensor: Tensor) -> Tensor:
@@ -148,7 +187,7 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
     if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
-            "quantized experts, which octavo reads in the format mxfp4 only",
+            "quantized experts, which octavo reads in the formats fp8 (e4m3, with scales) and mxfp4 only",
             hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
         )
     if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):

@@ -3,7 +3,12 @@
 weight            float8_e4m3fn (outputs, inputs)
 weight_scale_inv  float32 or e8m0 (outputs / 128, inputs / 128), of blocks; it multiplies, whatever its name says
 weight_scale      float32, of the tensor (one number) or of outputs (outputs, 1)
-input_scale       float32, one number, where activations have a static scale
+input_scale       float32, one number, where activations have a static scale; Transformers calls it activation_scale
+
+Transformers 5 saves the experts of a layer in stacks: `gate_up_proj` (experts, 2 * inner width, width), gates first,
+`gate_up_proj_scale_inv` (experts, blocks of outputs, blocks of inputs), and `gate_up_proj_activation_scale` (experts).
+Gates and ups have blocks of their own where a block would have outputs of both (the `min_sf_out` of its
+`integrations/finegrained_fp8.py`), and a scale each where scales are those of tensors.
 """
 
 from collections.abc import Mapping
@@ -15,8 +20,9 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
+from octavo.worker_proc.parallel.sharding import Shard
 from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
-from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 FLOAT8 = torch.float8_e4m3fn
 
@@ -25,7 +31,14 @@ class Fp8:
     """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
 
     markers: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
-    parts: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale", "input_scale")
+    parts: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
+    stack_markers: tuple[str, ...] = ("_scale_inv", "_scale")
+    stack_parts: Mapping[str, str] = {
+        "": "weight",
+        "_scale_inv": "weight_scale_inv",
+        "_scale": "weight_scale",
+        "_activation_scale": "activation_scale",
+    }
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
@@ -55,6 +68,38 @@ class Fp8:
         row_scale = static_scale(tensors, layer) if self._is_static else None
         return float8_matrix(layer, weight, scale, self._block, row_type(row_scale), row_scale)
 
+    def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
+        """Return the matrices of all experts of a layer."""
+        weight_EOI = require(tensors, name, "weight")
+        if weight_EOI.dtype != FLOAT8 or any(len(tensor) != len(weight_EOI) for tensor in tensors.values()):
+            found = ", ".join(f"{part} {tensor.dtype} {tuple(tensor.shape)}" for part, tensor in tensors.items())
+            raise ConfigError(f"{name!r} is no stack of {FLOAT8} with scales for each expert: {found}")
+
+        def cut(expert: int, num_parts: int) -> list[StoredMatrix]:
+            own = {part: tensor[expert] for part, tensor in tensors.items()}
+            layer = f"{name}[{expert}]"
+            num_outputs = own["weight"].shape[0]
+            parts = [dict(own) for _ in range(num_parts)]
+            for key in ("weight", "weight_scale_inv", "weight_scale"):
+                if key not in own or own[key].ndim < 2 or len(own[key]) == 1:
+                    continue  # one number, or one row of blocks, that all parts share
+                if not self._divides(len(own[key]), num_outputs, num_parts):
+                    whole, size = self.matrix(layer, own), num_outputs // num_parts
+                    ranges = [range(size * part, size * (part + 1)) for part in range(num_parts)]
+                    return [whole.part(Shard(0, num_outputs, (rows,))) for rows in ranges]
+                for part, values in zip(parts, own[key].chunk(num_parts), strict=True):
+                    part[key] = values
+            return [self.matrix(layer, part) for part in parts]
+
+        return StoredStack(name, len(weight_EOI), (weight_EOI.shape[1], weight_EOI.shape[2]), cut)
+
+    def _divides(self, num_rows: int, num_outputs: int, num_parts: int) -> bool:
+        """Whether so many rows of weights or scales are equally many of each part of the outputs."""
+        size = num_outputs // num_parts
+        if self._block is None or num_rows == num_outputs:
+            return num_rows % num_parts == 0
+        return num_rows == num_parts * -(-size // self._block[0])
+
 
 def row_type(row_scale: float | None) -> RowType:
     """Return how rows are quantized to 8-bit floats."""
@@ -63,7 +108,8 @@ def row_type(row_scale: float | None) -> RowType:
 
 def static_scale(tensors: Mapping[str, Tensor], layer: str) -> float:
     """Return the scale of the rows."""
-    return float(require(tensors, layer, "input_scale").float().max())
+    scale = tensors.get("activation_scale")
+    return float((require(tensors, layer, "input_scale") if scale is None else scale).float().max())
 
 
 def float8_matrix(

@@ -1,6 +1,6 @@
 """A quantized matrix of a checkpoint, decoded when it is needed; and how the formats pack small integers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -77,6 +77,60 @@ class StoredMatrix:
             return weight if self.outputs_P is None else weight.rows(self.outputs_P)
         except ShapeError as error:
             raise ConfigError(f"the tensors of {self.name!r} do not fit one another: {error}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StoredStack:
+    """The matrices of all experts of a layer, which a checkpoint holds in one tensor.
+
+    Models take it apart by `split`. Nothing else of a `QuantizedMatrix` is there.
+    """
+
+    name: str
+    """Of the tensor, for error messages."""
+    num_experts: int
+    expert: tuple[int, int]
+    """Outputs and inputs of each matrix."""
+    cut: Callable[[int, int], list[StoredMatrix]]
+    """Returns the matrix of an expert in so many parts of equally many outputs."""
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        return self.num_experts * self.expert[0], self.expert[1]
+
+    def split(self, num_parts: int) -> Iterator[list[StoredMatrix]]:
+        """Yield the matrix of each expert in so many parts of equally many outputs: gates and ups are two.
+
+        Raises:
+            ConfigError: the outputs cannot be divided so.
+        """
+        if self.expert[0] % num_parts:
+            raise ConfigError(f"{self.name!r} holds {self.expert[0]} gates and ups of each expert, an odd number")
+        for expert in range(self.num_experts):
+            yield self.cut(expert, num_parts)
+
+    def dequantized(self) -> Tensor:
+        """Refuse, see `part`."""
+        raise self._refusal()
+
+    def quantized(self) -> None:
+        """Refuse, see `part`."""
+        raise self._refusal()
+
+    def part(self, shard: Shard) -> "StoredStack":
+        """Refuse: a model that knows stacks takes them apart first.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise self._refusal()
+
+    def _refusal(self) -> ConfigError:
+        return ConfigError(
+            f"{self.name!r} is a stack of quantized experts, which octavo does not read for this model",
+            hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
+        )
 
 
 def require(tensors: Mapping[str, Tensor], layer: str, part: str) -> Tensor:
