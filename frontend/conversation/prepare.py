@@ -13,6 +13,7 @@ from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.output_parser import OutputParser
 from octavo.frontend.conversation.rendering import last_text, render_prompt
 from octavo.frontend.conversation.request import ChatRequest, ChatTool
+from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     shown = request.input
     if settings.hides_unused_tools and request.tool_choice.mode == "none":
         shown = replace(shown, tools=())
-    text, state = _begin_output(await render_prompt(shown, context), request, plan, settings.reasoning)
+    text, state = _begin_output(await render_prompt(shown, context), request, plan, settings)
     token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
     generation = request.generation.with_overrides(
         structured_outputs=_constrain(plan, request, state, settings.reasoning)
@@ -106,18 +107,25 @@ def _check_reasoning_limit(request: ChatRequest, reasoning: ReasoningParser | No
 
 
 def _begin_output(
-    text: str, request: ChatRequest, plan: ToolPlan, reasoning: ReasoningParser | None
+    text: str, request: ChatRequest, plan: ToolPlan, settings: ChatSettings
 ) -> tuple[str, ReasoningState]:
     """Return the prompt, and whether the output begins inside the reasoning.
 
     A constraint applies after the reasoning, and a reasoning limit only to an output that begins with it. So if the
-    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would.
+    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would. A
+    caller who wants none of it and a form gets the form at once, even if the template does not know `enable_thinking`:
+    the model would reason up to the last token otherwise.
     """
+    reasoning = settings.reasoning
     if reasoning is None:
         return text, ReasoningState.OUTSIDE
     shown = request.input
     state = reasoning.initial_state(text, last_text(shown.messages[-1]) if shown.continue_final_message else "")
     must_begin_in_form = plan.form is not None and not plan.begins_free
+    variables = {**settings.template_defaults, **shown.variables}
+    if must_begin_in_form and variables.get("enable_thinking") is False and shown.add_generation_prompt:
+        closing = f"{reasoning.end}\n\n" if state is ReasoningState.INSIDE else ""
+        return text + closing, ReasoningState.OUTSIDE
     must_know = must_begin_in_form or request.max_reasoning_tokens is not None
     if state is ReasoningState.UNDECIDED and must_know and shown.add_generation_prompt:
         return f"{text}{reasoning.begin}\n", ReasoningState.INSIDE

@@ -18,6 +18,9 @@ MAX_UNKNOWN_NAMES = 256
 
 MAX_NAME_CHARS = 64
 
+MAX_BAD_KEYS = 8
+"""Keys of `logit_bias` that an error shows."""
+
 MAX_VALUES = 2**19
 """Most values in a body: decoded, a value takes up to twenty times its bytes, and all exist at once."""
 
@@ -59,7 +62,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
     try:
         decoded = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
+        raise _with_bad_keys(_field_error(str(error)), raw) from None
     _warn_of_unknown(raw, schema)
     return decoded
 
@@ -84,6 +87,19 @@ def _field_error(text: str) -> BodyError:
     if not path and what.startswith("missing required field"):
         return BodyError(what, what.split()[-1])
     return BodyError(f"{path}: {what}" if path else what, path or None)
+
+
+def _with_bad_keys(error: BodyError, raw: dict[str, Any]) -> BodyError:
+    """Add the keys that are no token ids to an error about `logit_bias`, which names none of them."""
+    biases = raw.get("logit_bias")
+    if error.param != "logit_bias" or not isinstance(biases, dict):
+        return error
+    bad = [key[:MAX_NAME_CHARS] for key in biases if not key.lstrip("-").isdecimal()]
+    if not bad:
+        return error
+    more = f" and {len(bad) - MAX_BAD_KEYS} more" if len(bad) > MAX_BAD_KEYS else ""
+    shown = ", ".join(map(repr, bad[:MAX_BAD_KEYS]))
+    return BodyError(f"logit_bias: keys must be token ids, written as integers, not {shown}{more}", error.param)
 
 
 _unknown_names: set[str] = set()

@@ -49,6 +49,8 @@ class EngineMetrics:
     def __init__(self, counters: SharedCounters, max_model_len: int) -> None:
         self._counts_engine = counters.row == 0
         self._last = EngineStats()
+        self._unobserved_tokens = 0
+        """Tokens of reports without a new step: they count in the next one with a step."""
         self.adapters: tuple[dict[str, str], float] | None = None
         """Labels with the names of LoRA adapters, and the time of the report with them; None: there was none."""
         self.numbers: dict[str, CounterColumns] = {}
@@ -108,8 +110,12 @@ class EngineMetrics:
             self.add("spec_decode_num_accepted_tokens_per_pos", accepted[0] - accepted[1], position)
         self.add("worker_requests_resumed", stats.requests_resumed - last.requests_resumed)
         self._set("worker_last_pause_seconds", stats.last_worker_pause_s)
+        # As in vLLM a prompt counts in whole, with what the cache had of it, and so does each generated token.
+        for count in ("prompt_tokens", "generation_tokens"):
+            self._unobserved_tokens += max(0, getattr(stats, count) - getattr(last, count))
         if num_steps := stats.num_steps - last.num_steps:
-            self.observe("iteration_tokens_total", (stats.step_tokens - last.step_tokens) / num_steps, num_steps)
+            self.observe("iteration_tokens_total", self._unobserved_tokens / num_steps, num_steps)
+            self._unobserved_tokens = 0
 
     def on_restart(self, cause: RestartCause, num_requests: int, pause_s: float) -> None:
         """Count a restart; the new core counts from 0."""

@@ -140,7 +140,7 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("request_num_preemptions", _H, "Preemptions of a request.", (), PREEMPTION_COUNTS),
     MetricName(
         "iteration_tokens_total", _H,
-        "Tokens scheduled per step: the mean over each report interval, counted once per step.",
+        "Prompt and generated tokens per step: the mean over each report interval, counted once per step.",
         (), STEP_TOKENS,
     ),
 )  # fmt: skip

@@ -4,11 +4,13 @@ Every format is written from one model by `octavo quantize` or the format's own 
 `--quantization`: without it float32 would stand for dequantized weights. The reference is transformers in float32 with
 the dequantized weights, by the format's tool or its published formula. Its loss is what the rounding of the weights
 costs; the difference to octavo's loss is what our kernels add, for example by rounding activations to 8 bits. It must
-not exceed 1e-3 nats. Activations of w8a8 are rounded by the reference too, as the format defines it.
+not exceed 1e-3 nats. Activations of w8a8 are rounded by the reference too, as the format defines it. The formats that
+`octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas.
 """
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from octavo import LLM
@@ -105,12 +107,17 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
         return model
     tensors = load_file(path / "model.safetensors") if path else {}
     config = json.loads((path / "config.json").read_text())["quantization_config"] if path else settings
-    has_8_bit_rows = config.get("format") == "int-quantized" or config.get("quantization") == "w8a8"
+    values = load_file(values_file(path)) if path and values_file(path).exists() else {}
+    has_8_bit_rows = "w8a8" in (config.get("quantization"), path and path.name) or (
+        config.get("format") == "int-quantized" or (path is not None and path.name == "torchao-int8-dynamic")
+    )
     for name, layer in model.named_modules():
-        # `--quantization` at load takes the output layer too.
+        # `--quantization` at load takes the output layer too, with w8a8 in groups of 32.
         if isinstance(layer, nn.Linear) and (name != "lm_head" or path is None):
-            layer.weight = nn.Parameter(dequantized(name, layer.weight, tensors, config), requires_grad=False)
-            if has_8_bit_rows:
+            known = values.get(f"{name}.weight")
+            weight = dequantized(name, layer.weight, tensors, config) if known is None else known
+            layer.weight = nn.Parameter(weight, requires_grad=False)
+            if has_8_bit_rows and name != "lm_head":
                 layer.register_forward_pre_hook(in_8_bits)
     for name, values in tensors.items():  # norms that AWQ has scaled
         if name.endswith("norm.weight"):
@@ -140,7 +147,7 @@ def dequantized(name: str, weight: Tensor, tensors: dict[str, Tensor], config: d
         return own["weight"].float() * own["weight_scale"].float()
     if method == "bitsandbytes":
         return bitsandbytes_values(own, weight)
-    return ours(weight, method)
+    return ours(weight, "int8" if name == "lm_head" and method == "w8a8" else method)
 
 
 def in_8_bits(layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
@@ -208,6 +215,27 @@ def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[
     return out, {"quantization": "bitsandbytes"}
 
 
+def values_file(path: Path) -> Path:
+    """Return where the values of a checkpoint are that `by_tool` has written."""
+    return path.with_name(f"{path.name}-values.safetensors")
+
+
+def by_tool(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a checkpoint that the format's tool writes, or its formula, and note its values beside it."""
+    from quantized_checkpoints import write
+
+    out = options.work / name
+    if not values_file(out).exists():
+        shutil.rmtree(out, ignore_errors=True)
+        save_file(
+            {part: values.contiguous() for part, values in write(name, options.model, out).items()}, values_file(out)
+        )
+        for file in options.model.glob("*token*"):
+            shutil.copy(file, out)
+    method = json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"]
+    return out, {"quantization": method}
+
+
 def at_load(options: argparse.Namespace, name: str) -> tuple[None, dict[str, Any]]:
     """Return the flag with which octavo quantizes the original while it loads."""
     return None, {"quantization": name.partition("=")[2]}
@@ -217,6 +245,8 @@ FORMATS: dict[str, Callable[[argparse.Namespace, str], tuple[Path | None, dict[s
     **dict.fromkeys(("int8", "int4", "fp8", "gptq", "awq"), by_octavo),
     **{f"gguf {kind}": by_octavo for kind in GGUF_TYPES},
     **dict.fromkeys(("bitsandbytes nf4", "bitsandbytes fp4", "bitsandbytes int8"), by_bitsandbytes),
+    **dict.fromkeys(("nvfp4", "mxfp4", "fp8-blocks", "w8a8-float"), by_tool),
+    **dict.fromkeys(("torchao-int8", "torchao-int8-dynamic", "torchao-float8"), by_tool),
     **dict.fromkeys(("--quantization=int8", "--quantization=int4", "--quantization=w8a8"), at_load),
 }
 

@@ -73,6 +73,17 @@ def test_wrong_fields_are_named(fields, param) -> None:
     assert not client.requests
 
 
+def test_bad_keys_of_logit_bias_are_named() -> None:
+    bias = {"a" * 100: 1, "1": 2, "1.5": 3, **{f"x{number}": 0 for number in range(9)}}
+    error = post(FakeClient(), PATH, ask(logit_bias=bias)).json()["error"]
+    assert error["message"] == (
+        f"logit_bias: keys must be token ids, written as integers, not '{'a' * 64}', '1.5', "
+        + ", ".join(f"'x{number}'" for number in range(6)) + " and 3 more"
+    )  # fmt: skip
+    error = post(FakeClient(), PATH, ask(logit_bias={"1": "much"})).json()["error"]
+    assert "keys" not in error["message"] and error["param"].startswith("logit_bias")
+
+
 def test_inert_values_of_later_fields_are_accepted() -> None:
     fields = {
         "tools": [], "tool_choice": "none", "response_format": {"type": "text"}, "best_of": 1,

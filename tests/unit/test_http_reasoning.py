@@ -2,9 +2,12 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 from http_client import events, post
 from tool_answers import CALL, HERMES, PATH, QWEN, TOOLS, ToolClient, ask, both_ways, weather
+
+from octavo.frontend.text.chat_template import ChatTemplate
 
 
 def test_reasoning_is_told_from_the_answer() -> None:
@@ -74,6 +77,27 @@ def test_a_form_begins_behind_the_reasoning(
     (request,) = client.requests
     assert request["params"].structured_outputs.start_after == start_after
     assert request["prompt"]["prompt"].endswith("<assistant>" + suffix) or "chat_template_kwargs" in fields
+
+
+@pytest.mark.parametrize(("parser", "suffix"), [("deepseek_r1", "</think>\n\n"), ("qwen3", "")])
+@pytest.mark.parametrize(
+    "wish", [{"tools": TOOLS, "tool_choice": "required"}, {"response_format": {"type": "json_object"}}]
+)
+def test_a_form_begins_at_once_without_reasoning(wish: dict[str, Any], parser: str, suffix: str) -> None:
+    """Also if the template does not know the variable: the model would reason until the last token."""
+    config = msgspec.structs.replace(
+        QWEN, reasoning_parser=parser, default_chat_template_kwargs='{"enable_thinking": false}'
+    )
+    client = ToolClient('[{"name": "weather", "parameters": {"city": "Ulm"}}]')
+    client.chat_template = lambda content_format="auto": ChatTemplate(  # type: ignore[method-assign]
+        "{% for message in messages %}{{ message.content }}{% endfor %}<assistant>", {}, content_format=content_format
+    )
+    response = post(client, PATH, ask(**wish), config=config)
+    (request,) = client.requests
+    assert request["prompt"]["prompt"].endswith("<assistant>" + suffix)
+    assert request["params"].structured_outputs.start_after is None
+    message = response.json()["choices"][0]["message"]
+    assert message["reasoning"] is None and (message["tool_calls"] if "tools" in wish else message["content"])
 
 
 @pytest.mark.parametrize(

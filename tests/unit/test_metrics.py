@@ -59,9 +59,11 @@ def test_vllm_names_are_copies() -> None:
 def test_engine_totals_become_counters() -> None:
     metrics = exporter()
     stats = EngineStats(num_running=2, num_waiting=1, num_blocks=10, num_free_blocks=4, prompt_tokens=100, num_steps=2)
-    stats.step_tokens, stats.prefix_cache_queries, stats.prefix_cache_hits = 104, 100, 32
+    stats.prefix_cache_queries, stats.prefix_cache_hits = 100, 32
     metrics.on_engine_stats(stats)
-    metrics.on_engine_stats(msgspec.structs.replace(stats, prompt_tokens=150, generation_tokens=4, num_running=0))
+    stats = msgspec.structs.replace(stats, prompt_tokens=150, generation_tokens=3, num_running=0)
+    metrics.on_engine_stats(stats)
+    metrics.on_engine_stats(msgspec.structs.replace(stats, generation_tokens=4, num_steps=3))
     values = samples(metrics)
     assert values["octavo:num_requests_running"] == 0
     assert values["octavo:num_requests_waiting"] == 1
@@ -69,8 +71,8 @@ def test_engine_totals_become_counters() -> None:
     assert values["octavo:prompt_tokens_total"] == 150
     assert values["octavo:generation_tokens_total"] == 4
     assert values["octavo:prefix_cache_hits_total"] == 32
-    assert values["octavo:iteration_tokens_total_count"] == 2
-    assert values["octavo:iteration_tokens_total_sum"] == 104
+    assert values["octavo:iteration_tokens_total_count"] == 3
+    assert values["octavo:iteration_tokens_total_sum"] == 154  # all tokens, as in vLLM
 
 
 def test_lost_workers_are_counted_by_cause() -> None:

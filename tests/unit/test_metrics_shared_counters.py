@@ -37,7 +37,7 @@ def test_every_process_tells_the_sum_of_all(tmp_path: Path) -> None:
 def test_metrics_of_the_engine_are_counted_once(tmp_path: Path) -> None:
     first = exporter(counters=SharedCounters.create(tmp_path / "counters", 2))
     second = exporter(counters=SharedCounters.attach(tmp_path / "counters", 1))
-    stats = EngineStats(num_running=2, prompt_tokens=10, generation_tokens=5, num_steps=3, step_tokens=15)
+    stats = EngineStats(num_running=2, prompt_tokens=10, generation_tokens=5, num_steps=3)
     for metrics in (second, first):  # the core tells every process
         metrics.on_engine_stats(stats)
     told = values(second)
