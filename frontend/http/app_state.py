@@ -176,7 +176,9 @@ RECEIPT_HEADER = "x-octavo-receipt"
 """Of a request: 1 asks for a receipt. Of an answer: the digest of its receipt."""
 
 
-def receipt_recorder(state: AppState, http_request: ApiRequest, body: bytes, *, is_asked: bool) -> Recorder | None:
+def receipt_recorder(
+    state: AppState, http_request: ApiRequest, body: bytes, *, is_asked: bool = False, path: str | None = None
+) -> Recorder | None:
     """Return what makes the receipt of an answer, None if neither its caller nor the log wants one.
 
     Args:
@@ -184,6 +186,7 @@ def receipt_recorder(state: AppState, http_request: ApiRequest, body: bytes, *, 
         http_request: of the caller.
         body: of the request.
         is_asked: the body has `return_receipt`.
+        path: of the route that the body is for; None: of the request.
 
     Raises:
         InvalidRequestError: the header has another value than 0 or 1.
@@ -194,4 +197,5 @@ def receipt_recorder(state: AppState, http_request: ApiRequest, body: bytes, *, 
     is_shown = is_asked or header == "1"
     if state.receipts is None and not is_shown:
         return None
-    return Recorder(state.client, route_path(http_request.scope), body, state.receipts, is_shown=is_shown)
+    path = path or route_path(http_request.scope)
+    return Recorder(state.client, path, body, state.receipts, is_shown=is_shown)

@@ -4,11 +4,13 @@ import base64
 import hashlib
 import hmac
 from collections.abc import Awaitable, Sequence
+from http import HTTPStatus
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.frontend.http.request import JSON, header_value, route_path
+from octavo.frontend.http.errors import is_messages_path, messages_error_body
+from octavo.frontend.http.request import JSON, RequestId, header_value, route_path
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Paths that need no key: a load balancer probes them."""
@@ -18,7 +20,7 @@ ADMIN_PATH = "/v1/engines"
 
 
 class ApiKeyMiddleware:
-    """Passes on requests that have `Authorization: Bearer KEY`, and those for `OPEN_PATHS`.
+    """Passes on requests that have `Authorization: Bearer KEY` or `x-api-key: KEY`, and those for `OPEN_PATHS`.
 
     A browser sends no such header when somebody opens a page. It is asked for HTTP Basic credentials instead (any name,
     the key as password) and from then on sends them by itself, also when a page of another site makes it send a
@@ -42,7 +44,11 @@ class ApiKeyMiddleware:
         if scope["type"] == "websocket":  # WebSocket routes of an embedding application
             return send({"type": "websocket.close", "code": 1008})
         challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
-        rejected = Response(b'{"error":"Unauthorized"}', 401, {"www-authenticate": challenge}, JSON)
+        body = b'{"error":"Unauthorized"}'
+        if is_messages_path(path):
+            message = "send a valid API key as x-api-key, or as Authorization: Bearer KEY"
+            body = messages_error_body(HTTPStatus.UNAUTHORIZED, message, RequestId.of(scope).text)
+        rejected = Response(body, 401, {"www-authenticate": challenge}, JSON)
         return rejected(scope, receive, send)
 
     def _is_allowed(self, scope: Scope, path: str) -> bool:
@@ -56,6 +62,8 @@ class ApiKeyMiddleware:
             key = credentials
         elif scheme.lower() == "basic" and _is_own_origin(scope):
             key = _password(credentials)
+        elif not scheme:
+            key = header_value(scope, b"x-api-key")  # of Anthropic's clients; no page of another site can send it
         else:
             return False
         # Digests have one length and every key is compared, so the time taken tells nothing.

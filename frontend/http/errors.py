@@ -1,6 +1,7 @@
 """From errors to the public error body: one table for every route. Raises nothing but those errors.
 
-The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`.
+The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`; below `/v1/messages` it is Anthropic's:
+`{"type": "error", "error": {"type", "message"}, "request_id"}`.
 """
 
 import logging
@@ -11,7 +12,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Scope
 
-from octavo.frontend.http.request import JSON
+from octavo.frontend.http.request import JSON, RequestId, route_path
 from octavo.protocol.errors import (
     ConflictError,
     EngineDeadError,
@@ -48,6 +49,17 @@ _TYPES = {
     HTTPStatus.CONFLICT: "ConflictError",
     HTTPStatus.INTERNAL_SERVER_ERROR: "InternalServerError",
     HTTPStatus.SERVICE_UNAVAILABLE: "ServiceUnavailableError",
+}
+
+_MESSAGES_PATH = "/v1/messages"
+
+_MESSAGES_TYPES = {
+    HTTPStatus.BAD_REQUEST: "invalid_request_error",
+    HTTPStatus.UNAUTHORIZED: "authentication_error",
+    HTTPStatus.NOT_FOUND: "not_found_error",
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: "request_too_large",
+    HTTPStatus.SERVICE_UNAVAILABLE: "overloaded_error",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "api_error",
 }
 
 _REQUEST_FIELDS = {"extra_args": "vllm_xargs"}
@@ -96,18 +108,39 @@ def error_body(error: Exception) -> bytes:
     return _encode(status_of(error), message, param, getattr(error, "kind", ""))
 
 
-def error_response(error: Exception) -> Response:
-    """Return the response to a request that ended in `error`."""
+def error_response(error: Exception, scope: Scope | None = None) -> Response:
+    """Return the response to a request that ended in `error`; without a scope its body is OpenAI's."""
     status = status_of(error)
     headers = {"retry-after": str(RETRY_AFTER_S)} if status is HTTPStatus.SERVICE_UNAVAILABLE else None
-    return Response(error_body(error), status.value, headers, JSON)
+    body = error_body(error) if scope is None else failure_body(scope, error)
+    return Response(body, status.value, headers, JSON)
+
+
+def failure_body(scope: Scope, error: Exception) -> bytes:
+    """Return the JSON body of an error, in the form of the API that the request came through."""
+    if not is_messages_path(route_path(scope)):
+        return error_body(error)
+    logger.debug("error response: %s", type(error).__name__, exc_info=error)
+    message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
+    return messages_error_body(status_of(error), message, RequestId.of(scope).text)
+
+
+def is_messages_path(path: str) -> bool:
+    """Return whether a route answers as Anthropic's API does."""
+    return path == _MESSAGES_PATH or path.startswith(_MESSAGES_PATH + "/")
+
+
+def messages_error_body(status: HTTPStatus, message: str, request_id: str) -> bytes:
+    """Return the JSON body of an error of Anthropic's Messages API."""
+    error = {"type": _MESSAGES_TYPES.get(status, "invalid_request_error"), "message": message}
+    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
 
 
 def failure_response(scope: Scope, error: Exception) -> Response:
     """Return the response to a request that failed; an internal error is logged."""
     if status_of(error) is HTTPStatus.INTERNAL_SERVER_ERROR:
         logger.error("%s %s failed: %s", scope["method"], scope["path"], error)
-    return error_response(error)
+    return error_response(error, scope)
 
 
 def rejection(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:

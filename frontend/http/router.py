@@ -17,6 +17,7 @@ from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
 from octavo.frontend.http.routes.health import health, metrics, version
 from octavo.frontend.http.routes.lora import load_lora_adapter, unload_lora_adapter
+from octavo.frontend.http.routes.messages import count_message_tokens, create_message
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
@@ -26,6 +27,7 @@ from octavo.frontend.http.schemas.completions import CompletionRequest, Completi
 from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
 from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
+from octavo.frontend.http.schemas.messages import CountTokensRequest, MessageAnswer, MessagesRequest, TokenCount
 from octavo.frontend.http.schemas.models import ModelCard, ModelList
 from octavo.frontend.http.schemas.pooling import (
     ClassificationRequest,
@@ -77,6 +79,8 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
+    add.post("/v1/messages", create_message, MessagesRequest, MessageAnswer, streams=True)
+    add.post("/v1/messages/count_tokens", count_message_tokens, CountTokensRequest, TokenCount)
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)

@@ -1,12 +1,13 @@
 """Server-sent events: a stream of JSON texts as a response, with comments in long silences."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from octavo.frontend.http.errors import error_body, failure_response
+from octavo.frontend.http.errors import failure_body, failure_response
 from octavo.protocol.errors import OctavoError
 
 DONE = b"data: [DONE]\n\n"
@@ -24,33 +25,58 @@ _HEADERS = (
 )
 
 
-def event(body: bytes) -> bytes:
-    """Return one server-sent event; the body must hold no line break, as JSON does not."""
-    return b"data: " + body + b"\n\n"
-
-
 def events(bodies: Iterable[bytes]) -> bytes:
-    """Return several, to be sent at once."""
+    """Return server-sent events, to be sent at once; the bodies must hold no line break, as JSON does not."""
     return b"".join([b"data: %b\n\n" % body for body in bodies])
+
+
+def named_events(bodies: Iterable[bytes]) -> bytes:
+    """Return several that are called by their type, the first field of each body."""
+    return b"".join([b"event: %b\ndata: %b\n\n" % (_first_value(body), body) for body in bodies])
+
+
+def _first_value(body: bytes) -> bytes:
+    begin = body.index(b':"') + 2
+    return body[begin : body.index(b'"', begin)]
+
+
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How an API writes its events."""
+
+    join: Callable[[Iterable[bytes]], bytes]
+    """Returns several, to be sent at once."""
+    end: bytes
+    """What follows the last one."""
+
+
+PLAIN_EVENTS = Framing(events, DONE)
+"""Of chat and plain completions."""
+
+NAMED_EVENTS = Framing(named_events, b"")
+"""Of Anthropic's messages."""
 
 
 class EventStream(Response):
     """Sends events as they come.
 
     Status and headers go out with the first event, so an error before it still has its own HTTP status. A later error
-    becomes an `{"error": ...}` event, and so does the first one after a comment. `data: [DONE]` always comes last.
+    becomes an `{"error": ...}` event, and so does the first one after a comment. The framing's end always comes last:
+    `data: [DONE]`, where nothing else says that a stream is complete.
 
     Args:
         pieces: one or several events each; closed at the end, because the engine must hear at once that nobody reads.
         keep_alive_s: seconds of silence after which a comment is sent; 0: never.
+        framing: of the pieces.
     """
 
-    def __init__(self, pieces: AsyncGenerator[bytes], keep_alive_s: float) -> None:
+    def __init__(self, pieces: AsyncGenerator[bytes], keep_alive_s: float, framing: Framing = PLAIN_EVENTS) -> None:
         self.status_code = 200
         self.raw_headers = list(_HEADERS)
         self.background = None
         self._pieces = pieces
         self._keep_alive_s = keep_alive_s
+        self._framing = framing
         self._has_begun = False
         self._is_sending = False
         self._last_s = 0.0
@@ -83,7 +109,7 @@ class EventStream(Response):
             await self._stop_comments()
             await self._pieces.aclose()
         await self._begin(send)
-        await _send_last(DONE, send)
+        await _send_last(self._framing.end, send)
         if self.background is not None:  # of an embedding application's dependencies
             await self.background()
 
@@ -105,7 +131,7 @@ class EventStream(Response):
     async def _send_failure(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         await self._stop_comments()
         if self._has_begun:
-            await _send_last(event(error_body(error)) + DONE, send)
+            await _send_last(self._framing.join([failure_body(scope, error)]) + self._framing.end, send)
         else:
             await failure_response(scope, error)(scope, receive, send)
 

@@ -6,7 +6,7 @@ from typing import Protocol
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.running import RunningGenerations
-from octavo.frontend.http.sse import events
+from octavo.frontend.http.sse import PLAIN_EVENTS, Framing
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.receipts.recorder import Recorder
 
@@ -27,6 +27,7 @@ async def stream_pieces(
     renderer: ChunkRenderer,
     error_names: Mapping[str, str] = {},
     recorder: Recorder | None = None,
+    framing: Framing = PLAIN_EVENTS,
 ) -> AsyncGenerator[bytes]:
     """Generate for one prompt or several; yield server-sent events. The first failure ends all prompts.
 
@@ -36,6 +37,7 @@ async def stream_pieces(
         renderer: of the answer.
         error_names: the caller's names of parameters.
         recorder: makes the receipt; None: there is none.
+        framing: of the events.
 
     Raises:
         OctavoError: how a request failed.
@@ -46,8 +48,8 @@ async def stream_pieces(
             await running.arrived.wait()
             for index, output in running.take():
                 if bodies := renderer.take(output, index):
-                    yield events(bodies)
+                    yield framing.join(bodies)
     if recorder is not None:
         recorder.finish()
     if bodies := renderer.last():
-        yield events(bodies)
+        yield framing.join(bodies)

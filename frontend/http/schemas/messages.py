@@ -1,0 +1,105 @@
+"""`/v1/messages` and `/v1/messages/count_tokens`: Anthropic's Messages API, requests and whole answers.
+
+Source: the published reference of the API, and the types of its Python client. Content blocks stay dicts, as messages
+of chat completions do: `messages_request.py` checks them and names the invalid part.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from octavo.frontend.http.schemas.sampling import Priority, Seed
+
+
+class MessageTool(Struct, kw_only=True):
+    """A function that the model may call."""
+
+    name: Annotated[str, Meta(min_length=1)]
+    description: str | None = None
+    input_schema: dict[str, Any] | None = None
+    """JSON schema of its arguments; None: it takes none."""
+    type: str | None = None
+    """"custom", or the name of a tool that Anthropic's servers run, which octavo does not have."""
+    strict: bool | None = None
+
+
+class MessageToolChoice(Struct, kw_only=True):
+    """Which tool must or may be called."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    """Only with the type "tool"."""
+    disable_parallel_tool_use: bool = False
+
+
+class Thinking(Struct, kw_only=True):
+    """Whether the model reasons first."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    """Length limit of the reasoning in tokens."""
+    display: Literal["summarized", "omitted"] | None = None
+    """omitted: the answer has no reasoning. There are no summaries: the reasoning is shown as it is."""
+
+
+class MessagePrompt(Struct, kw_only=True):
+    """What becomes the prompt."""
+
+    model: str
+    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+    system: str | list[dict[str, Any]] | None = None
+    tools: list[MessageTool] | None = None
+    tool_choice: MessageToolChoice | None = None
+    thinking: Thinking | None = None
+
+
+class MessagesRequest(MessagePrompt, kw_only=True):
+    """A conversation to answer."""
+
+    max_tokens: int
+    stop_sequences: list[str] | None = None
+    stream: bool | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    metadata: dict[str, Any] | None = None
+    """Not used."""
+    seed: Seed | None = None
+    """As in chat completions; not in Anthropic's API."""
+    priority: Priority = 0
+    """As in chat completions; not in Anthropic's API."""
+
+
+class CountTokensRequest(MessagePrompt, kw_only=True):
+    """A conversation whose tokens are counted."""
+
+
+class TokenCount(Struct, kw_only=True):
+    """The tokens of a prompt."""
+
+    input_tokens: int
+
+
+class MessageUsage(Struct, kw_only=True):
+    """Tokens of one answer."""
+
+    input_tokens: int
+    """Of the prompt, without those that the prefix cache had."""
+    cache_creation_input_tokens: int = 0
+    cache_read_input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class MessageAnswer(Struct, kw_only=True):
+    """The whole answer."""
+
+    type: Literal["message"] = "message"
+    id: str
+    role: Literal["assistant"] = "assistant"
+    model: str
+    content: list[dict[str, Any]]
+    """Blocks: thinking, text, tool_use."""
+    stop_reason: str | None
+    """end_turn, max_tokens, stop_sequence or tool_use; null at the start of a stream."""
+    stop_sequence: str | None = None
+    usage: MessageUsage
