@@ -216,7 +216,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     allow = {"allow": ", ".join([*methods, *(["HEAD"] if "GET" in methods else []), "OPTIONS"])}
     if request.method == "OPTIONS":
         return Response(status_code=HTTPStatus.NO_CONTENT, headers=allow)
-    return rejection(HTTPStatus.METHOD_NOT_ALLOWED, f"{path} does not answer to {request.method}", allow)
+    message = f"{path} does not answer to {request.method}"
+    return rejection(HTTPStatus.METHOD_NOT_ALLOWED, message, allow, request.scope)
 
 
 def _methods(request: Request) -> list[str]:

@@ -4,11 +4,12 @@ Knows no route and decodes nothing.
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
 from starlette.responses import Response
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
 from octavo.frontend.http.errors import RETRY_AFTER_S, rejection
 
@@ -28,12 +29,18 @@ class BodyRejected(Exception):
     """The body is rejected and not read to its end.
 
     Args:
-        response: the error response.
+        status: of the error response.
+        message: of it.
+        headers: of it.
     """
 
-    def __init__(self, response: Response) -> None:
-        super().__init__(response)
-        self.response = response
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(message)
+        self._status, self._message, self._headers = status, message, headers
+
+    def response(self, scope: Scope) -> Response:
+        """Return the error response to the request with this scope."""
+        return rejection(self._status, self._message, self._headers, scope)
 
 
 class BodyReader:
@@ -50,8 +57,8 @@ class BodyReader:
         self._num_held_bytes = 0
         self._large = asyncio.Lock()
 
-    def rejected_length(self, length: str) -> Response | None:
-        """Return the response to a request whose `content-length` is too large, else None."""
+    def rejected_length(self, length: str) -> BodyRejected | None:
+        """Return the error of a request whose `content-length` is too large, else None."""
         return self._too_large() if length.isdecimal() and length.isascii() and int(length) > self._max_bytes else None
 
     async def read(self, receive: Receive) -> bytes | None:
@@ -86,7 +93,7 @@ class BodyReader:
                     latest_s = min(latest_s + won_s, loop.time() + self._grace_s)
                     limit.reschedule(latest_s)
         except TimeoutError:
-            raise BodyRejected(rejection(408, "the body arrives too slowly; send it again")) from None
+            raise BodyRejected(408, "the body arrives too slowly; send it again") from None
 
     async def _receive_part(self, receive: Receive, body: "_Incoming") -> None:
         event = await receive()
@@ -98,16 +105,16 @@ class BodyReader:
         body.num_bytes += len(part)
         self._num_held_bytes += len(part)
         if body.num_bytes > self._max_bytes:
-            raise BodyRejected(self._too_large())
+            raise self._too_large()
         if self._num_held_bytes > AT_ONCE * self._max_bytes:
             message = f"more than {AT_ONCE * self._max_bytes} bytes of bodies are being received; try again later"
-            raise BodyRejected(rejection(503, message, {"retry-after": str(RETRY_AFTER_S)}))
+            raise BodyRejected(503, message, {"retry-after": str(RETRY_AFTER_S)})
         if not event.get("more_body", False):
             body.state = "whole"
 
-    def _too_large(self) -> Response:
+    def _too_large(self) -> BodyRejected:
         limit = f"{self._max_bytes} bytes, which is the limit (--max-request-body-bytes)"
-        return rejection(413, f"the body is larger than {limit}")
+        return BodyRejected(413, f"the body is larger than {limit}")
 
 
 @dataclass(slots=True)

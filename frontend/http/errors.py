@@ -7,6 +7,7 @@ The body is OpenAI's: `{"error": {"message", "type", "param", "code"}}`; below `
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
@@ -92,6 +93,21 @@ class ErrorBody(msgspec.Struct):
     error: ErrorDetail
 
 
+class MessagesError(msgspec.Struct):
+    """The error, as a code and as text."""
+
+    type: str
+    message: str
+
+
+class MessagesErrorBody(msgspec.Struct, kw_only=True):
+    """The body of every error response of Anthropic's Messages API."""
+
+    type: Literal["error"] = "error"
+    error: MessagesError
+    request_id: str
+
+
 def status_of(error: Exception) -> HTTPStatus:
     """Return the HTTP status of an error."""
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
@@ -132,8 +148,8 @@ def is_messages_path(path: str) -> bool:
 
 def messages_error_body(status: HTTPStatus, message: str, request_id: str) -> bytes:
     """Return the JSON body of an error of Anthropic's Messages API."""
-    error = {"type": _MESSAGES_TYPES.get(status, "invalid_request_error"), "message": message}
-    return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+    kind = _MESSAGES_TYPES.get(status, "invalid_request_error")
+    return msgspec.json.encode(MessagesErrorBody(error=MessagesError(kind, message), request_id=request_id))
 
 
 def failure_response(scope: Scope, error: Exception) -> Response:
@@ -143,9 +159,15 @@ def failure_response(scope: Scope, error: Exception) -> Response:
     return error_response(error, scope)
 
 
-def rejection(status: int, message: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return the error response to a request that is rejected before it reaches a route."""
-    return Response(_encode(HTTPStatus(status), message, None), status, headers, JSON)
+def rejection(
+    status: int, message: str, headers: Mapping[str, str] | None = None, scope: Scope | None = None
+) -> Response:
+    """Return the error response to a request that is rejected before it reaches a route, or by one without a state."""
+    if scope is not None and is_messages_path(route_path(scope)):
+        body = messages_error_body(HTTPStatus(status), message, RequestId.of(scope).text)
+    else:
+        body = _encode(HTTPStatus(status), message, None)
+    return Response(body, status, headers, JSON)
 
 
 def _encode(status: HTTPStatus, message: str, param: str | None, kind: str = "") -> bytes:

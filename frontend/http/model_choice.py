@@ -31,6 +31,8 @@ BY_BODY = frozenset(
         "/score",
         "/tokenize",
         "/v1/chat/completions",
+        "/v1/messages",
+        "/v1/messages/count_tokens",
         "/v1/completions",
         "/v1/embed",
         "/v1/embeddings",

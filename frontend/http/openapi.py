@@ -66,6 +66,7 @@ def responses(
     streams: bool = False,
     failures: Sequence[int] = (),
     has_request_body: bool = False,
+    error: Schema = ErrorBody,
 ) -> dict[int | str, Document]:
     """Return the responses of an operation.
 
@@ -75,6 +76,7 @@ def responses(
         streams: a success may be a stream of events instead.
         failures: statuses besides those of all routes, or of all routes with a body.
         has_request_body: the route decodes one.
+        error: the body of failures.
     """
     success: Document = {"description": "Success", "headers": {"X-Request-Id": {"schema": {"type": "string"}}}}
     content: Document = {}
@@ -87,16 +89,16 @@ def responses(
     if content:
         success["content"] = content
     statuses = {*_EVERYWHERE, *failures, *((*_WITH_BODY, *_WITH_MODEL) if has_request_body else ())}
-    return {200: success} | {status: _failure(status, has_request_body) for status in sorted(statuses)}
+    return {200: success} | {status: _failure(status, has_request_body, error) for status in sorted(statuses)}
 
 
-def _failure(status: int, has_request_body: bool) -> Document:
-    if status == HTTPStatus.UNAUTHORIZED:
+def _failure(status: int, has_request_body: bool, error: Schema) -> Document:
+    if status == HTTPStatus.UNAUTHORIZED and error is ErrorBody:
         schema: Document = _UNAUTHORIZED
     elif status == HTTPStatus.SERVICE_UNAVAILABLE and not has_request_body:
         schema = inlined(Unhealthy)
     else:
-        schema = inlined(ErrorBody)
+        schema = inlined(error)
     return {"description": _FAILURES[HTTPStatus(status)], "content": {JSON: {"schema": schema}}}
 
 

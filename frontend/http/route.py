@@ -82,7 +82,7 @@ class ApiRoute(APIRoute):
         try:
             body = await self.body_reader.read(receive)
         except BodyRejected as error:
-            await error.response(scope, receive, send)
+            await error.response(scope)(scope, receive, send)
             return
         if body is None:
             return
@@ -118,10 +118,10 @@ class ApiRoute(APIRoute):
         """Return the error response if the headers already rule the request out, else None."""
         if "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
             # A web page of another origin can send any other type to a local server without a preflight request.
-            return rejection(
-                HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the body must be sent as Content-Type: application/json"
-            )
-        return self.body_reader.rejected_length(header_value(scope, b"content-length"))
+            message = "the body must be sent as Content-Type: application/json"
+            return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
+        error = self.body_reader.rejected_length(header_value(scope, b"content-length"))
+        return None if error is None else error.response(scope)
 
 
 def _is_json(content_type: str) -> bool:

@@ -10,6 +10,7 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.http import openapi
 from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
+from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
 from octavo.frontend.http.routes import admin, dev, pooling
 from octavo.frontend.http.routes.chat import create_chat_completion
@@ -165,7 +166,10 @@ class _Adder:
         failures: tuple[int, ...] = (),
     ) -> None:
         extra = {} if request is None else openapi.request_body(request)
-        described = openapi.responses(response, streams=streams, failures=failures, has_request_body=bool(request))
+        error = MessagesErrorBody if is_messages_path(path) else ErrorBody
+        described = openapi.responses(
+            response, streams=streams, failures=failures, has_request_body=bool(request), error=error
+        )
         self._add("POST", path, endpoint, described, extra)
 
     def _add(

@@ -126,7 +126,11 @@ def test_every_route_but_probes_needs_a_key(method, path) -> None:
         if path in ("/health", "/ping"):
             assert response.status_code == 200
         else:
-            assert (response.status_code, response.content) == (401, b'{"error":"Unauthorized"}')
+            assert response.status_code == 401
+            if path.startswith("/v1/messages"):
+                assert response.json()["error"]["type"] == "authentication_error"
+            else:
+                assert response.content == b'{"error":"Unauthorized"}'
             assert response.headers["www-authenticate"].startswith("Basic " if path == "/docs" else "Bearer")
 
 
