@@ -1,6 +1,8 @@
 """From messages to the text of a prompt, off the event loop unless the work is sure to be short."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 from octavo.frontend.conversation.context import ChatContext
@@ -9,6 +11,8 @@ from octavo.frontend.conversation.settings import RESERVED_VARIABLES
 from octavo.frontend.text.messages import Message
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.protocol.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 SHORT_TEXT_CHARS = 2_000
 """A conversation up to this length is rendered in less time than a thread switch takes to pay off."""
@@ -69,10 +73,15 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
         return {"enable_thinking": False}
     if template is None or template.knows("reasoning_effort"):  # a caller's own template knows what it is given
         return {"reasoning_effort": effort}
-    if effort == "none" and context.settings.reasoning is None:
-        return {}
-    raise InvalidRequestError(
-        "this model's chat template does not use reasoning_effort: leave it out", "reasoning_effort"
+    _note_unused_effort()
+    return {}
+
+
+@cache
+def _note_unused_effort() -> None:
+    """Say it once: many clients send an effort with every request."""
+    logger.warning(
+        "ignored reasoning_effort: this model's chat template does not use it; further occurrences are not logged"
     )
 
 

@@ -15,6 +15,7 @@ from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request import ApiRequest, header_value, route_path
 from octavo.frontend.http.request_log import RequestLog
+from octavo.frontend.http.response_store import ResponseStore
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
 from octavo.frontend.receipts.log import ReceiptLog
@@ -63,6 +64,8 @@ class AppState:
     """For operators; None: this application does not own its engines."""
     receipts: ReceiptLog | None = None
     """Gets the receipt of every answer; None: there is no such log."""
+    responses: ResponseStore = field(default_factory=ResponseStore)
+    """Responses that later requests go on from."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     others: "tuple[AppState, ...]" = ()

@@ -1,5 +1,6 @@
 """From the configuration to the state of the routes. Invalid settings are reported before anything is served."""
 
+import sqlite3
 from pathlib import Path
 
 from octavo.frontend.client import AsyncClient
@@ -7,6 +8,7 @@ from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.http.app_state import AppState, Execute
 from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
+from octavo.frontend.http.response_store import ResponseStore
 from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.lora.startup import open_resolver
 from octavo.frontend.metrics.exporter import Metrics
@@ -33,7 +35,7 @@ def make_app_state(
 
     Raises:
         ConfigError: the configured chat template cannot be read, the directory of the profiler or of the receipts
-            cannot be used, or a parser does not exist.
+            or the store of responses cannot be used, or a parser does not exist.
     """
     metrics = client.observer
     if not isinstance(metrics, Metrics):
@@ -56,6 +58,7 @@ def make_app_state(
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
         receipts=_receipts(config),
+        responses=_responses(config),
         answers=AnswerSettings.of(config),
         stall_deadline_s=config.watchdog_timeout,
         keep_alive_s=config.sse_keep_alive_interval,
@@ -81,6 +84,17 @@ def _usable(path: str | None, flag: str) -> Path | None:
 def _receipts(config: ServerConfig) -> ReceiptLog | None:
     directory = _usable(config.receipts, "--receipts")
     return None if directory is None else ReceiptLog(directory, config.receipts_max_bytes)
+
+
+def _responses(config: ServerConfig) -> ResponseStore:
+    try:
+        return ResponseStore(config.response_store)
+    except sqlite3.Error as error:
+        raise ConfigError(
+            f"{config.response_store} cannot be used: {error}",
+            phase="configuration",
+            hint="--response-store names an SQLite database in a directory that exists; it is made if it is missing",
+        ) from None
 
 
 def _check_chat_template(state: AppState) -> None:

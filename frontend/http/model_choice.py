@@ -17,6 +17,8 @@ OF_SERVER = frozenset(
         "/ping",
         "/v1/models",
         "/v1/models/{model_id:path}",
+        "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/input_items",
         "/version",
     }
 )
@@ -37,6 +39,7 @@ BY_BODY = frozenset(
         "/v1/embed",
         "/v1/embeddings",
         "/v1/rerank",
+        "/v1/responses",
         "/v1/score",
         "/v2/embed",
         "/v2/rerank",

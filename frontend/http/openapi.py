@@ -85,7 +85,7 @@ def responses(
     elif media_type is not None:
         content[media_type] = {"schema": {"type": "string"}}
     if streams:
-        content[_EVENTS] = {"schema": {"type": "string"}}
+        content[_EVENTS] = {"schema": {}}  # each API has its own events
     if content:
         success["content"] = content
     statuses = {*_EVERYWHERE, *failures, *((*_WITH_BODY, *_WITH_MODEL) if has_request_body else ())}

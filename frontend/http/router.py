@@ -12,7 +12,7 @@ from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
 from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
-from octavo.frontend.http.routes import admin, dev, pooling
+from octavo.frontend.http.routes import admin, dev, pooling, responses
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
@@ -42,6 +42,7 @@ from octavo.frontend.http.schemas.pooling import (
     ScoreRequest,
     ScoreResponse,
 )
+from octavo.frontend.http.schemas.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
 from octavo.frontend.http.schemas.tokenize import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -82,6 +83,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
     add.post("/v1/messages", create_message, MessagesRequest, MessageAnswer, streams=True)
     add.post("/v1/messages/count_tokens", count_message_tokens, CountTokensRequest, TokenCount)
+    _add_responses(add)
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
@@ -110,6 +112,14 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
         add.post("/v1/unload_lora_adapter", unload_lora_adapter, UnloadLoRAAdapterRequest, failures=(400, 404))
     if config.enable_tokenizer_info_endpoint:
         add.get("/tokenizer_info", tokenizer_info, TokenizerInfo)
+
+
+def _add_responses(add: "_Adder") -> None:
+    path, name = "/v1/responses/{response_id}", "response_id"
+    add.post("/v1/responses", responses.create_response, ResponsesRequest, ResponseObject, streams=True)
+    add.get(path, responses.retrieve_response, ResponseObject, failures=(404,), parameter=name)
+    add.delete(path, responses.delete_response, DeletedResponse, failures=(404,), parameter=name)
+    add.get(f"{path}/input_items", responses.list_input_items, InputItems, failures=(404,), parameter=name)
 
 
 def add_dev_routes(router: APIRouter) -> None:
@@ -154,6 +164,18 @@ class _Adder:
     ) -> None:
         extra = {} if parameter is None else openapi.path_parameter(parameter)
         self._add("GET", path, endpoint, openapi.responses(response, media_type=media_type, failures=failures), extra)
+
+    def delete(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        response: openapi.Schema,
+        *,
+        failures: tuple[int, ...],
+        parameter: str,
+    ) -> None:
+        described = openapi.responses(response, failures=failures)
+        self._add("DELETE", path, endpoint, described, openapi.path_parameter(parameter))
 
     def post(
         self,

@@ -268,6 +268,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         bool, Meta(description="With --enable-log-outputs: also log each delta of a stream.")
     ] = False
     log_error_stack: Annotated[bool, Meta(description="Log the stack trace of every error response.")] = False
+    response_store: Annotated[
+        str | None,
+        Meta(
+            description="SQLite database for what the Responses API stores, which then outlives the server and is "
+            "shared by its processes. It has the texts of conversations. Default: memory of each process."
+        ),
+    ] = None
     receipts: Annotated[
         str | None,
         Meta(

@@ -20,7 +20,7 @@ finds most, ignores it and always runs whole."""
 
 LONG = ("--max-time", "240")
 
-NUM_OPERATIONS = 28
+NUM_OPERATIONS = 32
 """In the description; one is counted for each method of a path."""
 
 

@@ -54,7 +54,6 @@ def ask(**fields):
         ({"tool_choice": "required"}, "tool_choice"),
         ({"use_beam_search": True, "stream": True}, "stream"),
         ({"n": 2, "best_of": 3}, "best_of"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"continue_final_message": True}, "continue_final_message"),
         ({"chat_template": "{% if"}, "chat_template"),

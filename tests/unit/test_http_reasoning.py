@@ -33,6 +33,15 @@ def test_reasoning_that_the_template_opens_or_closes() -> None:
     assert (message["content"], message["reasoning"]) == ("Hi.", None)
 
 
+def test_an_effort_that_the_template_does_not_know_changes_nothing() -> None:
+    prompts = []
+    for fields in ({}, {"reasoning_effort": "high"}):
+        client = ToolClient("Hi.")
+        assert post(client, PATH, ask(**fields), config=QWEN).status_code == 200
+        prompts.append(client.requests[0]["prompt"])
+    assert prompts[0] == prompts[1]
+
+
 def test_reasoning_and_calls_together() -> None:
     choice = both_ways(f"<think>call {CALL}?</think>\n\n{CALL}", ask(tools=TOOLS), QWEN)
     assert choice["message"]["reasoning"] == f"call {CALL}?"

@@ -133,7 +133,6 @@ def test_calls_and_results_of_earlier_turns_reach_the_template() -> None:
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, "guided_regex"),
         ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
         ({"reasoning_effort": "extreme"}, "reasoning_effort"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
     ],
     ids=str,
 )

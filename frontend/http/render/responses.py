@@ -1,0 +1,250 @@
+"""From outputs of the client to responses of OpenAI's Responses API, whole and as events. Does no IO.
+
+A whole response is made by the same events as a stream, so both have the same items.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.logprobs import chat_logprobs
+from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.http.schemas.responses import (
+    InputTokensDetails,
+    OutputTokensDetails,
+    ResponseObject,
+    ResponsesRequest,
+    ResponseUsage,
+)
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+from octavo.frontend.tools.answer import AnswerDelta, CallDelta
+from octavo.protocol.events import FinishReason
+
+_encode = msgspec.json.Encoder().encode
+
+_ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+
+
+class ResponseEvents:
+    """The events of one response. Each item is added, grows and is done before the next one is added.
+
+    Args:
+        style: of the answer.
+        response: before anything is generated.
+        summarizes: the reasoning is shown as its summary.
+        on_done: called with the response when it has ended.
+    """
+
+    def __init__(
+        self,
+        style: AnswerStyle,
+        response: ResponseObject,
+        *,
+        summarizes: bool = False,
+        on_done: Callable[[ResponseObject], None] = lambda response: None,
+    ) -> None:
+        self._style = style
+        self.response = response
+        self._reasoning = "summary_text" if summarizes else "reasoning_text"
+        self._on_done = on_done
+        self._usage = UsageCount()
+        self._parser = None if style.chat.parser is None else style.chat.parser.stream()
+        self._sequence = 0
+        self._item: dict[str, Any] | None = None
+        """The one that grows."""
+        self._call: int | None = None
+        """Which call it is."""
+        self._num_tokens = 0
+
+    def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
+        """Return the events for a delta, or for a whole output, as JSON. A conversation is the only prompt."""
+        self._usage.add(output)
+        events: list[dict[str, Any]] = []
+        if self._sequence == 0:
+            start = msgspec.to_builtins(self.response)
+            events += [self._event(kind, response=start) for kind in ("response.created", "response.in_progress")]
+        for choice in output.outputs:
+            answer = AnswerDelta(content=choice.text) if self._parser is None else self._parser.push(choice)
+            logprobs = self._logprobs(choice)
+            if answer.reasoning:
+                events += self._grow("reasoning", answer.reasoning, [])
+            if answer.content:
+                events += self._grow("message", answer.content, logprobs)
+            for call in answer.calls:
+                events += self._grow_call(call)
+            if choice.finish_reason is not None:
+                if self._parser is not None:
+                    self._usage.add_reasoning(self._parser.num_reasoning_tokens())
+                events += self._end(choice)
+        return [_encode(event) for event in events]
+
+    def last(self) -> list[bytes]:
+        """Return nothing: the event of the whole response was the last one."""
+        return []
+
+    def _end(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        is_cut = choice.finish_reason == str(FinishReason.LENGTH)
+        events = self._finish_item("incomplete" if is_cut else "completed")
+        self.response.status = "incomplete" if is_cut else "completed"
+        self.response.incomplete_details = {"reason": "max_output_tokens"} if is_cut else None
+        usage = self._usage.total()
+        details = usage.completion_tokens_details
+        self.response.usage = ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(usage.prompt_tokens_details.cached_tokens),
+            output_tokens=usage.completion_tokens,
+            output_tokens_details=OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
+            total_tokens=usage.total_tokens,
+        )
+        self._on_done(self.response)
+        return [*events, self._event(f"response.{self.response.status}", response=msgspec.to_builtins(self.response))]
+
+    def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        self._sequence += 1
+        return {"type": kind, "sequence_number": self._sequence - 1, **fields}
+
+    def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event about the item that grows."""
+        assert self._item is not None, "an item has been added"
+        index = len(self.response.output)
+        return self._event(kind, item_id=self._item["id"], output_index=index, **fields)
+
+    def _add_item(self, kind: str, **fields: Any) -> list[dict[str, Any]]:
+        """Return the events that end the item before and add a new one."""
+        events = self._finish_item("completed")
+        number = len(self.response.output)
+        item_id = f"{_ITEM_PREFIXES[kind]}_{self._style.id.partition('_')[2]}_{number}"
+        self._item = {"type": kind, "id": item_id, "status": "in_progress", **fields}
+        added = self._event("response.output_item.added", output_index=number, item=_copy(self._item))
+        return [*events, added]
+
+    def _grow(self, kind: str, text: str, logprobs: list[Any]) -> list[dict[str, Any]]:
+        """Return the events that add text to a message or to the reasoning."""
+        events = []
+        if self._item is None or self._item["type"] != kind:
+            fields = {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
+            events += self._add_item(kind, **fields)
+            events.append(self._part_event("added", _empty_part(self._part_type)))
+            self._parts().append(_empty_part(self._part_type))
+        (part,) = self._parts()
+        part["text"] += text
+        extra: dict[str, Any] = {}
+        if kind == "message":
+            part["logprobs"] += logprobs
+            extra["logprobs"] = logprobs
+        name = "response.reasoning_summary_text" if self._part_type == "summary_text" else f"response.{self._part_type}"
+        return [*events, self._item_event(f"{name}.delta", **self._place, delta=text, **extra)]
+
+    def _grow_call(self, call: CallDelta) -> list[dict[str, Any]]:
+        """Return the events that add arguments to a call, or add a call."""
+        events = []
+        if call.name is not None:
+            events += self._add_item("function_call", call_id=call.id, name=call.name, arguments="")
+            self._call = call.index
+        if call.arguments and self._item is not None:
+            self._item["arguments"] += call.arguments
+            events.append(self._item_event("response.function_call_arguments.delta", delta=call.arguments))
+        return events
+
+    def _finish_item(self, status: str) -> list[dict[str, Any]]:
+        """Return the events that end the item that grows."""
+        item = self._item
+        if item is None:
+            return []
+        events = []
+        if item["type"] == "function_call":
+            name, arguments = item["name"], item["arguments"]
+            events.append(self._item_event("response.function_call_arguments.done", name=name, arguments=arguments))
+        else:
+            (part,) = self._parts()
+            kind = self._part_type
+            name = "response.reasoning_summary_text" if kind == "summary_text" else f"response.{kind}"
+            extra = {"logprobs": part["logprobs"]} if kind == "output_text" else {}
+            events.append(self._item_event(f"{name}.done", **self._place, text=part["text"], **extra))
+            events.append(self._part_event("done", _copy(part)))
+        item["status"] = status
+        events.append(
+            self._event("response.output_item.done", output_index=len(self.response.output), item=_copy(item))
+        )
+        self.response.output.append(item)
+        self._item = None
+        return events
+
+    @property
+    def _part_type(self) -> str:
+        assert self._item is not None, "an item has been added"
+        return "output_text" if self._item["type"] == "message" else self._reasoning
+
+    @property
+    def _place(self) -> dict[str, int]:
+        return {"summary_index" if self._part_type == "summary_text" else "content_index": 0}
+
+    def _parts(self) -> list[dict[str, Any]]:
+        assert self._item is not None, "an item has been added"
+        parts: list[dict[str, Any]] = self._item["summary" if self._part_type == "summary_text" else "content"]
+        return parts
+
+    def _part_event(self, what: str, part: dict[str, Any]) -> dict[str, Any]:
+        name = "reasoning_summary_part" if self._part_type == "summary_text" else "content_part"
+        return self._item_event(f"response.{name}.{what}", **self._place, part=part)
+
+    def _logprobs(self, choice: CompletionOutput) -> list[Any]:
+        if self._style.num_logprobs is None or choice.logprobs is None:
+            return []
+        found = chat_logprobs(choice.token_ids, choice.logprobs, self._style.names, self._style.num_logprobs)
+        tokens: list[Any] = msgspec.to_builtins(found.content)
+        if self._parser is None:
+            return tokens
+        # The tokens of the reasoning come first.
+        self._num_tokens += len(tokens)
+        num_reasoning = self._parser.num_reasoning_tokens() or 0
+        return tokens[max(0, num_reasoning - (self._num_tokens - len(tokens))) :]
+
+
+def render_response(output: RequestOutput, events: ResponseEvents) -> bytes:
+    """Return the whole response as JSON.
+
+    Args:
+        output: finished, with everything that was generated.
+        events: fresh.
+    """
+    events.take(output)
+    return _encode(events.response)
+
+
+def response_at_start(request: ResponsesRequest, style: AnswerStyle) -> ResponseObject:
+    """Return a response before anything is generated."""
+    reasoning = request.reasoning
+    return ResponseObject(
+        id=style.id,
+        created_at=style.created,
+        status="in_progress",
+        instructions=request.instructions,
+        max_output_tokens=request.max_output_tokens,
+        metadata=request.metadata or {},
+        model=style.model,
+        parallel_tool_calls=request.parallel_tool_calls is not False,
+        previous_response_id=request.previous_response_id,
+        reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
+        store=request.store,
+        temperature=request.temperature,
+        text={"format": (request.text and request.text.format) or {"type": "text"}},
+        tool_choice="auto" if request.tool_choice is None else request.tool_choice,
+        tools=request.tools or [],
+        top_logprobs=request.top_logprobs,
+        top_p=request.top_p,
+        truncation=request.truncation or "disabled",
+        user=request.user,
+    )
+
+
+def _empty_part(kind: str) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": kind, "text": ""}
+    return part | {"annotations": [], "logprobs": []} if kind == "output_text" else part
+
+
+def _copy(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item as it is now: events are encoded after it has grown."""
+    return {key: [dict(part) for part in value] if isinstance(value, list) else value for key, value in item.items()}

@@ -1,0 +1,202 @@
+"""From the body of `/v1/responses` to that of `/v1/chat/completions`, which everything behind it is made for."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.http.schemas.chat import (
+    AllowedTools,
+    AllowedToolsChoice,
+    ChatCompletionRequest,
+    FunctionDefinition,
+    FunctionName,
+    NamedToolChoice,
+    ToolDefinition,
+)
+from octavo.frontend.http.schemas.responses import ResponsesRequest
+from octavo.frontend.http.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
+from octavo.protocol.errors import InvalidRequestError
+
+LOGPROBS = "message.output_text.logprobs"
+
+ERROR_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "top_logprobs",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "response_format.json_schema.schema": "text.format.schema",
+}
+"""Names of fields in errors, by those of chat completions."""
+
+_INERT_INCLUDES = (
+    *("reasoning.encrypted_content", "file_search_call.results", "web_search_call.results"),
+    *("web_search_call.action.sources", "message.input_image.image_url", "code_interpreter_call.outputs"),
+    "computer_call_output.output.image_url",
+)
+"""What cannot be part of an answer here."""
+
+
+def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
+    """Return the items of the request's own input."""
+    if isinstance(request.input, str):
+        return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": request.input}]}]
+    return request.input
+
+
+def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> ChatCompletionRequest:
+    """Return the same request to chat completions.
+
+    Args:
+        request: the body.
+        items: of the whole conversation, those of the request last.
+
+    Raises:
+        InvalidRequestError: something is wrong, or octavo does not have it; `param` is its path.
+    """
+    messages = [] if request.instructions is None else [{"role": "system", "content": request.instructions}]
+    messages += _messages(items, len(items) - len(input_items(request)))
+    if not messages:
+        raise InvalidRequestError("input is empty: it needs at least one message", "input")
+    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ())]
+    for name in request.include or ():
+        if name != LOGPROBS and name not in _INERT_INCLUDES:
+            raise InvalidRequestError(f"include: {name!r} is unknown here; {LOGPROBS!r} is known", "include")
+    if request.background:
+        raise InvalidRequestError("background is not supported here: leave it out, or use stream", "background")
+    has_logprobs = LOGPROBS in (request.include or ())
+    return ChatCompletionRequest(
+        model=request.model,
+        messages=messages,
+        tools=tools or None,
+        tool_choice=_tool_choice(request.tool_choice, has_tools=bool(tools)),
+        parallel_tool_calls=request.parallel_tool_calls,
+        response_format=_response_format(request),
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
+        chat_template_kwargs=request.chat_template_kwargs,
+        max_tokens=request.max_output_tokens,
+        temperature=request.temperature,
+        top_p=request.top_p,
+        top_k=request.top_k,
+        seed=request.seed,
+        priority=request.priority,
+        cache_salt=request.cache_salt,
+        stream=request.stream,
+        logprobs=has_logprobs or None,
+        top_logprobs=request.top_logprobs if has_logprobs else None,
+        truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
+    )
+
+
+def _messages(items: Sequence[Mapping[str, Any]], first_own: int) -> Iterator[dict[str, Any]]:
+    """Yield the messages of items. What the assistant reasons, says and calls in one turn is one message."""
+    turn: dict[str, Any] | None = None
+    for place, item in enumerate(items):
+        path = f"input[{place - first_own}]"
+        if not isinstance(item, dict):
+            raise InvalidRequestError(f"{path} must be an object", path)
+        kind = item.get("type", "message")
+        if kind == "reasoning" or kind == "function_call" or (kind == "message" and item.get("role") == "assistant"):
+            if turn is not None and kind != "function_call" and ("tool_calls" in turn or turn["content"] is not None):
+                yield turn
+                turn = None
+            turn = turn or {"role": "assistant", "content": None}
+            _add_to_turn(turn, item, kind, path)
+            continue
+        if turn is not None:
+            yield turn
+            turn = None
+        if kind == "message":
+            yield {"role": item.get("role", "user"), "content": _content(item.get("content"), f"{path}.content")}
+        elif kind == "function_call_output":
+            content = _content(item.get("output"), f"{path}.output")
+            yield {"role": "tool", "tool_call_id": _string(item, "call_id", path), "content": content}
+        else:
+            raise InvalidRequestError(f"{path}.type: items of type {kind!r} are not supported here", f"{path}.type")
+    if turn is not None:
+        yield turn
+
+
+def _add_to_turn(turn: dict[str, Any], item: Mapping[str, Any], kind: str, path: str) -> None:
+    match kind:
+        case "reasoning":
+            parts = item.get("content") or item.get("summary") or []
+            turn["reasoning_content"] = "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
+        case "function_call":
+            function = {"name": _string(item, "name", path), "arguments": _string(item, "arguments", path)}
+            call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
+            turn.setdefault("tool_calls", []).append(call)
+        case _:
+            turn["content"] = _content(item.get("content"), f"{path}.content")
+
+
+def _content(content: object, path: str) -> str:
+    """Return the text of a content, which may hold nothing else."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise InvalidRequestError(f"{path} must be a string or a list of parts", path)
+    texts = []
+    for place, part in enumerate(content):
+        at = f"{path}[{place}]"
+        if not isinstance(part, dict):
+            raise InvalidRequestError(f'{at} must be an object with a "type"', at)
+        kind = part.get("type")
+        if kind not in ("input_text", "output_text", "text", "refusal"):
+            raise InvalidRequestError(f"{at}.type: parts of type {kind!r} are not supported here", f"{at}.type")
+        texts.append(_string(part, "refusal" if kind == "refusal" else "text", at))
+    return "\n".join(texts)
+
+
+def _string(item: Mapping[str, Any], key: str, path: str) -> str:
+    value = item.get(key)
+    if not isinstance(value, str):
+        raise InvalidRequestError(f"{path}.{key} must be a string", f"{path}.{key}")
+    return value
+
+
+def _tool(tool: Mapping[str, Any], path: str) -> ToolDefinition:
+    if tool.get("type") != "function":
+        raise InvalidRequestError(
+            f"{path}.type: octavo runs no tools of type {tool.get('type')!r}, it has functions only", f"{path}.type"
+        )
+    try:
+        function = msgspec.convert({**tool, "name": tool.get("name")}, FunctionDefinition)
+    except msgspec.ValidationError as error:
+        raise InvalidRequestError(f"{path}: {error}", path) from None
+    return ToolDefinition(type="function", function=function)
+
+
+def _tool_choice(choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> Any:
+    match choice:
+        case None:
+            return None
+        case "none" | "required":
+            return choice
+        case "auto":
+            return "auto" if has_tools else None
+        case {"type": "function", "name": str(name)}:
+            return NamedToolChoice(function=FunctionName(name=name))
+        case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
+            names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
+            named = [NamedToolChoice(function=FunctionName(name=str(name))) for name in names]
+            return AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=named))
+    raise InvalidRequestError(
+        'tool_choice must be none, auto, required, {"type": "function", "name": NAME} or allowed_tools', "tool_choice"
+    )
+
+
+def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
+    form = request.text.format if request.text else None
+    match form:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return JsonObjectFormat()
+        case {"type": "json_schema", "name": str(name), "schema": dict(schema)}:
+            return JsonSchemaFormat(json_schema=JsonSchema(name=name, schema=schema))
+    raise InvalidRequestError(
+        "text.format must have the type text, json_object, or json_schema with name and schema", "text.format"
+    )

@@ -1,0 +1,137 @@
+"""`/v1/responses`: OpenAI's Responses API, requests and answers.
+
+Source: the published reference of the API, and the types of its Python client. Items stay dicts, as messages of chat
+completions do: `responses_request.py` checks them and names the invalid part.
+"""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Struct
+
+from octavo.frontend.http.schemas.sampling import Priority, Seed
+
+
+class TextOptions(Struct, kw_only=True):
+    """The form of the answer."""
+
+    format: dict[str, Any] | None = None
+    """`text`, `json_object`, or `json_schema` with `name`, `schema` and `strict`."""
+    verbosity: str | None = None
+    """Not used."""
+
+
+class ReasoningOptions(Struct, kw_only=True):
+    """How much the model reasons, and where its reasoning is shown."""
+
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    """Shows the reasoning as its summary: nothing makes a shorter one."""
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    """The former name of `summary`."""
+
+
+class ResponsesRequest(Struct, kw_only=True):
+    """A conversation to answer."""
+
+    model: str | None = None
+    input: str | list[dict[str, Any]]
+    instructions: str | None = None
+    """The first message; not kept for later responses."""
+    previous_response_id: str | None = None
+    """A stored response, whose conversation goes on."""
+    store: bool = True
+    background: bool | None = None
+    stream: bool | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    max_output_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    """auto: the oldest tokens of a prompt that is too long are dropped."""
+    metadata: dict[str, Any] | None = None
+    user: str | None = None
+    top_k: int | None = None
+    """As in chat completions, as the fields below; not in OpenAI's API."""
+    seed: Seed | None = None
+    priority: Priority = 0
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class InputTokensDetails(Struct):
+    """Parts of the prompt."""
+
+    cached_tokens: int
+    cache_write_tokens: int = 0
+    """Always 0: nothing is billed for the prefix cache."""
+
+
+class OutputTokensDetails(Struct):
+    """Parts of what was generated."""
+
+    reasoning_tokens: int
+
+
+class ResponseUsage(Struct, kw_only=True):
+    """Tokens of one response."""
+
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseObject(Struct, kw_only=True):
+    """A response, with the request's settings."""
+
+    id: str
+    object: Literal["response"] = "response"
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    background: bool = False
+    error: None = None
+    incomplete_details: dict[str, str] | None = None
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    metadata: dict[str, Any] = {}
+    model: str
+    output: list[dict[str, Any]] = []
+    parallel_tool_calls: bool = True
+    previous_response_id: str | None = None
+    reasoning: dict[str, Any] = {}
+    service_tier: str = "default"
+    store: bool = True
+    temperature: float | None = None
+    text: dict[str, Any] = {}
+    tool_choice: Any = "auto"
+    tools: list[dict[str, Any]] = []
+    top_logprobs: int | None = None
+    top_p: float | None = None
+    truncation: str = "disabled"
+    usage: ResponseUsage | None = None
+    user: str | None = None
+
+
+class DeletedResponse(Struct, kw_only=True):
+    """A response is not stored any more."""
+
+    id: str
+    object: Literal["response.deleted"] = "response.deleted"
+    deleted: bool = True
+
+
+class InputItems(Struct, kw_only=True):
+    """The input of a stored response."""
+
+    object: Literal["list"] = "list"
+    data: list[dict[str, Any]]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool = False
