@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from octavo.frontend.outputs import CompletionOutput
-from octavo.frontend.reasoning.parser import TagTokenizer, num_reasoning_tokens
+from octavo.frontend.reasoning.parser import TagTokenizer
+from octavo.frontend.reasoning.tokens import num_reasoning_tokens
 from octavo.frontend.tools.answer import AnswerDelta, AnswerFormat, AnswerStream, read_answer
 from octavo.protocol.events import FinishReason
 

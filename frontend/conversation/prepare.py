@@ -7,13 +7,11 @@ the output begins, constrain it, resolve the parameters. Generates nothing.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.output_parser import OutputParser
+from octavo.frontend.conversation.reasoning import begin_output, check_reasoning_limit, constrain_output
 from octavo.frontend.conversation.rendering import last_text, render_prompt
 from octavo.frontend.conversation.request import ChatRequest, ChatTool
-from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -23,10 +21,6 @@ from octavo.frontend.tools.plan import ToolPlan, plan_tools
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.frontend.tools.subschema import MAX_DEPTH, is_too_deep
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.structured import StructuredOutputsParams
-
-REASONING_LIMIT = "thinking_token_budget"
-"""The caller's name of `max_reasoning_tokens`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +56,25 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
         auto_parser=settings.auto_parser,
         answer_form=request.answer_form,
     )
-    _check_reasoning_limit(request, settings.reasoning)
+    check_reasoning_limit(request, settings.reasoning)
+    reasoning = None if settings.reasoning is None else settings.reasoning.for_tokenizer(client.tokenizer)
     shown = request.input
     if settings.hides_unused_tools and request.tool_choice.mode == "none":
         shown = replace(shown, tools=())
-    text, state = _begin_output(await render_prompt(shown, context), request, plan, settings)
+    text, state = await render_prompt(shown, context), ReasoningState.OUTSIDE
+    if reasoning is not None:
+        text, state = begin_output(text, request, plan, context, reasoning)
     token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
-    generation = request.generation.with_overrides(
-        structured_outputs=_constrain(plan, request, state, settings.reasoning)
-    )
-    if _has_special_tags(plan, settings.reasoning, client.tokenizer):
+    form = constrain_output(plan, request, state, reasoning)
+    generation = request.generation.with_overrides(structured_outputs=form)
+    if _has_special_tags(plan, reasoning, client.tokenizer):
         generation = generation.with_overrides(skip_special_tokens=False)
     return PreparedChat(
         context.resolver.prepare(generation, text, context.resolver.truncate(token_ids, generation)),
         AnswerRendering(
             role=settings.role if shown.add_generation_prompt else str(shown.messages[-1].get("role")),
             echo=_echo(request),
-            parser=_output_parser(request, plan, state, context),
+            parser=_output_parser(request, plan, reasoning, state, context),
         ),
     )
 
@@ -99,77 +95,27 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
     return functions
 
 
-def _check_reasoning_limit(request: ChatRequest, reasoning: ReasoningParser | None) -> None:
-    if request.max_reasoning_tokens is not None and reasoning is None:
-        raise InvalidRequestError(
-            f"{REASONING_LIMIT} needs a server that separates reasoning (--reasoning-parser)", REASONING_LIMIT
-        )
-
-
-def _begin_output(
-    text: str, request: ChatRequest, plan: ToolPlan, settings: ChatSettings
-) -> tuple[str, ReasoningState]:
-    """Return the prompt, and whether the output begins inside the reasoning.
-
-    A constraint applies after the reasoning, and a reasoning limit only to an output that begins with it. So if the
-    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would. A
-    caller who wants none of it and a form gets the form at once, even if the template does not know `enable_thinking`:
-    the model would reason up to the last token otherwise.
-    """
-    reasoning = settings.reasoning
-    if reasoning is None:
-        return text, ReasoningState.OUTSIDE
-    shown = request.input
-    state = reasoning.initial_state(text, last_text(shown.messages[-1]) if shown.continue_final_message else "")
-    must_begin_in_form = plan.form is not None and not plan.begins_free
-    variables = {**settings.template_defaults, **shown.variables}
-    if must_begin_in_form and variables.get("enable_thinking") is False and shown.add_generation_prompt:
-        closing = f"{reasoning.end}\n\n" if state is ReasoningState.INSIDE else ""
-        return text + closing, ReasoningState.OUTSIDE
-    must_know = must_begin_in_form or request.max_reasoning_tokens is not None
-    if state is ReasoningState.UNDECIDED and must_know and shown.add_generation_prompt:
-        return f"{text}{reasoning.begin}\n", ReasoningState.INSIDE
-    return text, state
-
-
-def _constrain(
-    plan: ToolPlan, request: ChatRequest, state: ReasoningState, reasoning: ReasoningParser | None
-) -> StructuredOutputsParams | None:
-    """Return the constraint on the whole output: that of the tools or of the answer, after the reasoning.
-
-    Raises:
-        InvalidRequestError: the reasoning has a limit, and the constraint begins elsewhere.
-    """
-    form, limit = plan.form, request.max_reasoning_tokens
-    if reasoning is None or state is not ReasoningState.INSIDE:
-        return form
-    if form is not None and form.start_after is None:
-        form = msgspec.structs.replace(form, start_after=reasoning.end)
-    if limit is None:
-        return form
-    if form is None:
-        return StructuredOutputsParams(start_after=reasoning.end, max_free_tokens=limit, param=REASONING_LIMIT)
-    if form.start_after != reasoning.end:
-        raise InvalidRequestError(
-            f"{REASONING_LIMIT} ends the reasoning with {reasoning.end!r}, but {form.name('start_after')} starts the "
-            f"constraint after {form.start_after!r}: leave one of them out",
-            REASONING_LIMIT,
-        )
-    return msgspec.structs.replace(form, max_free_tokens=limit)
-
-
 def _has_special_tags(plan: ToolPlan, reasoning: ReasoningParser | None, tokenizer: Tokenizer) -> bool:
     """True if the parsers look for special tokens, which the text must then show."""
-    tags = [*(plan.parser.tags if plan.parser else ()), *(reasoning.tags if reasoning else ())]
+    tags = [*(plan.parser.tags if plan.parser else ()), *(reasoning.marks if reasoning else ())]
     return any(tokenizer.token_id(tag) in tokenizer.special_token_ids for tag in tags)
 
 
 def _output_parser(
-    request: ChatRequest, plan: ToolPlan, state: ReasoningState, context: ChatContext
+    request: ChatRequest,
+    plan: ToolPlan,
+    reasoning: ReasoningParser | None,
+    state: ReasoningState,
+    context: ChatContext,
 ) -> OutputParser | None:
-    reasoning = context.settings.reasoning
     if plan.parser is None and reasoning is None:
         return None
+    if reasoning is not None and not plan.has_model_calls:
+        reasoning = replace(reasoning, call_marks=())
+    if reasoning is not None and plan.form is not None and state is ReasoningState.INSIDE:
+        reasoning = replace(
+            reasoning, ends=(reasoning.end,), call_marks=()
+        )  # the constraint begins after no other mark
     answer_format = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
     return OutputParser(answer_format, context.client.tokenizer, request.shows_reasoning, plan.is_named)
 

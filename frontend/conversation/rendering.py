@@ -8,6 +8,7 @@ from typing import Any
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.request import ChatInput, ChatTool
 from octavo.frontend.conversation.settings import RESERVED_VARIABLES
+from octavo.frontend.reasoning.parser import SWITCHES
 from octavo.frontend.text.messages import Message
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.protocol.errors import InvalidRequestError
@@ -69,8 +70,9 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
     if effort is None:
         return {}
     template = context.chat_template if chat_input.template is None else None
-    if effort == "none" and template is not None and template.knows("enable_thinking"):
-        return {"enable_thinking": False}
+    known = [name for name in SWITCHES if template is not None and template.knows(name)]
+    if effort == "none" and known:
+        return dict.fromkeys(known, False)
     if template is None or template.knows("reasoning_effort"):  # a caller's own template knows what it is given
         return {"reasoning_effort": effort}
     _note_unused_effort()

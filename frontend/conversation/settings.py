@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from octavo.frontend.reasoning.parser import ReasoningParser, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningParser
+from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.tools.parser import ToolParser
 from octavo.frontend.tools.registry import load_plugin, tool_parser

@@ -1,93 +1,12 @@
-"""Reasoning between think tags: a pure function from the text so far to reasoning and the rest. Keeps no state."""
+"""`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Keeps no state, knows no model."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Protocol
+from typing import Any, Protocol
 
-from octavo.protocol.errors import ConfigError
-
-
-class ReasoningState(Enum):
-    """Whether an answer begins inside its reasoning."""
-
-    INSIDE = "inside"
-    """Inside the reasoning: the prompt has opened it, or the model omits the opening tag."""
-    OUTSIDE = "outside"
-    """After the reasoning: the prompt has closed it, so there is none."""
-    UNDECIDED = "unsure"
-    """The model decides whether to reason, by writing the opening tag or not."""
-
-
-@dataclass(frozen=True, slots=True)
-class Split:
-    """A text, split into reasoning and the rest."""
-
-    reasoning: str
-    rest: str | None
-    """Text after the reasoning; None while the reasoning continues."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReasoningParser:
-    """Splits off reasoning between two tags at the beginning of an answer."""
-
-    begin: str
-    end: str
-    default: ReasoningState
-    """The initial state if the prompt does not determine it."""
-
-    @property
-    def tags(self) -> tuple[str, str]:
-        """Both tags. They may be special tokens, which detokenization must then not skip."""
-        return self.begin, self.end
-
-    def initial_state(self, prompt: str, continued: str = "") -> ReasoningState:
-        """Return how the answer to a prompt begins.
-
-        Args:
-            prompt: the rendered chat template; some open the reasoning themselves, or close it at once.
-            continued: text of the message that the answer continues.
-        """
-        if self.end in continued:
-            return ReasoningState.OUTSIDE
-        if self.begin in continued:
-            return ReasoningState.INSIDE
-        if continued:
-            return ReasoningState.OUTSIDE
-        prompt = prompt.rstrip()
-        if prompt.endswith(self.begin):
-            return ReasoningState.INSIDE
-        return ReasoningState.OUTSIDE if prompt.endswith(self.end) else self.default
-
-    def split(self, text: str, state: ReasoningState, is_final: bool) -> Split:
-        """Split a partial or a whole text.
-
-        For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`, and so is the rest.
-        White space around the reasoning and line breaks before the rest count as part of the tags.
-
-        Args:
-            text: the answer so far.
-            state: at its beginning.
-            is_final: no more text will follow.
-        """
-        if state is ReasoningState.OUTSIDE:
-            return Split("", text)
-        body = text.lstrip()
-        if not is_final and len(body) < len(self.begin) and self.begin.startswith(body):
-            return Split("", None)
-        if body.startswith(self.begin):
-            body = body[len(self.begin) :].lstrip()
-        elif state is ReasoningState.UNDECIDED:
-            return Split("", text)
-        reasoning, tag, rest = body.partition(self.end)
-        if tag:
-            rest = rest.lstrip("\r\n")
-            return Split(reasoning.rstrip(), rest if rest or is_final else None)
-        if not is_final:
-            held = next(n for n in range(len(self.end) - 1, -1, -1) if body.endswith(self.end[:n]))
-            body = body[: len(body) - held]
-        return Split(body.rstrip(), "" if is_final else None)
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn the reasoning on or off."""
 
 
 class TagTokenizer(Protocol):
@@ -100,46 +19,170 @@ class TagTokenizer(Protocol):
         """Return the text of tokens."""
 
 
-def num_reasoning_tokens(
-    parser: ReasoningParser, state: ReasoningState, token_ids: Sequence[int], tokenizer: TagTokenizer
-) -> int:
-    """Return how many of the generated tokens are reasoning, including its closing tag."""
-    text = tokenizer.decode(token_ids, skip_special_tokens=False)
-    split = parser.split(text, state, is_final=True)
-    has_begun = state is ReasoningState.INSIDE or text.lstrip().startswith(parser.begin)
-    if state is ReasoningState.OUTSIDE or not has_begun:
-        return 0
-    if parser.end not in text:
-        return len(token_ids) if split.reasoning or state is ReasoningState.INSIDE else 0
-    tag = tokenizer.token_id(parser.end)
-    if tag is not None and tag in token_ids:
-        return token_ids.index(tag) + 1
-    low, high = 1, len(token_ids)  # the tag is complete after `high` tokens
-    while low < high:
-        middle = (low + high) // 2
-        if parser.end in tokenizer.decode(token_ids[:middle], skip_special_tokens=False):
-            high = middle
-        else:
-            low = middle + 1
-    return high
+class ReasoningState(Enum):
+    """Whether an answer begins inside its reasoning."""
+
+    INSIDE = "inside"
+    """Inside the reasoning: the prompt has opened it, or the model omits the opening mark."""
+    OUTSIDE = "outside"
+    """After the reasoning: the prompt has closed it, so there is none."""
+    UNDECIDED = "unsure"
+    """The model decides whether to reason, by writing the opening mark or not."""
 
 
-_parsers = {
-    "deepseek_r1": ReasoningParser("<think>", "</think>", ReasoningState.INSIDE),
-    "qwen3": ReasoningParser("<think>", "</think>", ReasoningState.UNDECIDED),
-}
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A text, split into reasoning and the rest."""
+
+    reasoning: str
+    rest: str | None
+    """Text after the reasoning; None while the reasoning continues."""
 
 
-def reasoning_parser(name: str) -> ReasoningParser:
-    """Return the parser of this name.
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Where the reasoning of a text is, as positions in it."""
 
-    Raises:
-        ConfigError: there is none.
+    start: int
+    """Of the reasoning, after its opening mark."""
+    stop: int | None = None
+    """End of the reasoning, before the mark that ends it; None: no such mark yet."""
+    rest: int | None = None
+    """Start of the text after that mark. A mark that begins a call is part of this text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReasoningParser:
+    """Splits off reasoning between two marks at the beginning of an answer."""
+
+    begins: tuple[str, ...] = ("<think>",)
+    """Spellings of the opening mark; the first one is used in prompts."""
+    ends: tuple[str, ...] = ("</think>",)
+    """Spellings of the closing mark; the first one can be forced, and a constraint starts after it."""
+    default: ReasoningState = ReasoningState.UNDECIDED
+    """The initial state if the prompt does not determine it."""
+    thinks_by_default: bool = True
+    """False: the model reasons only if a template variable of the request says so."""
+    call_marks: tuple[str, ...] = ()
+    """Beginnings of tool calls that also end the reasoning: some models call without closing it. A mark that starts
+    with a line break counts only at the start of a line, so reasoning may mention it."""
+    wrapper: tuple[str, str] | None = None
+    """Marks around the answer, which are not part of it."""
+    gap: str = "\r\n"
+    """Characters between the closing mark and the answer."""
+    opening: str = "<think>\n"
+    """Text that opens the reasoning at the end of a prompt."""
+    closing: str = "</think>\n\n"
+    """Text that closes the reasoning at the end of a prompt that has opened it."""
+    without_tokens: "ReasoningParser | None" = None
+    """Parser for models whose tokenizer has no token for the opening mark; None: this one."""
+
+    @property
+    def end(self) -> str:
+        """The closing mark that can be forced."""
+        return self.ends[0]
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """All marks. They may be special tokens, which detokenization must then not skip."""
+        return *self.begins, *self.ends, *(self.wrapper or ())
+
+    def for_tokenizer(self, tokenizer: TagTokenizer) -> "ReasoningParser":
+        """Return the parser for a model with this tokenizer."""
+        if self.without_tokens is None or tokenizer.token_id(self.begins[0]) is not None:
+            return self
+        return self.without_tokens
+
+    def initial_state(self, prompt: str, continued: str = "", *, is_off: bool = False) -> ReasoningState:
+        """Return how the answer to a prompt begins.
+
+        Args:
+            prompt: the rendered chat template; some open the reasoning themselves, or close it at once.
+            continued: text of the message that the answer continues.
+            is_off: the template was told that the model should not reason.
+        """
+        if any(end in continued for end in self.ends):
+            return ReasoningState.OUTSIDE
+        if any(begin in continued for begin in self.begins):
+            return ReasoningState.INSIDE
+        if continued:
+            return ReasoningState.OUTSIDE
+        prompt = prompt.rstrip()
+        if prompt.endswith(self.begins):
+            return ReasoningState.INSIDE
+        if prompt.endswith(self.ends) or (is_off and self.default is ReasoningState.INSIDE):
+            return ReasoningState.OUTSIDE
+        return self.default
+
+    def split(self, text: str, state: ReasoningState, is_final: bool) -> Split:
+        """Split a partial or a whole text.
+
+        For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`, and so is the rest.
+        White space around the reasoning and `gap` count as part of the marks.
+
+        Args:
+            text: the answer so far.
+            state: at its beginning.
+            is_final: no more text will follow.
+        """
+        if state is not ReasoningState.OUTSIDE and not is_final:
+            body = text.lstrip()
+            if any(begin != body and begin.startswith(body) for begin in self.begins):
+                return Split("", None)
+        bounds = self.bounds(text, state)
+        if bounds is None:
+            return Split("", text)
+        if bounds.stop is not None:
+            rest = text[bounds.rest :]
+            return Split(text[bounds.start : bounds.stop].rstrip(), rest if rest or is_final else None)
+        body = text[bounds.start :]
+        if not is_final:
+            body = body[: max(0, len(body) - self._num_held(body))]
+        return Split(body.rstrip(), "" if is_final else None)
+
+    def bounds(self, text: str, state: ReasoningState) -> Bounds | None:
+        """Return where the reasoning is in a text; None if there is none.
+
+        Args:
+            text: the answer so far; no opening mark begins at its end.
+            state: at its beginning.
+        """
+        start = _skip_space(text, 0)
+        begin = next((begin for begin in self.begins if text.startswith(begin, start)), None)
+        if state is ReasoningState.OUTSIDE or (state is ReasoningState.UNDECIDED and begin is None):
+            return None
+        if begin is not None:
+            start = _skip_space(text, start + len(begin))
+        found = []
+        for end in self.ends:
+            if (stop := text.find(end, start)) >= 0:
+                rest = stop + len(end)
+                found.append((stop, len(text) - len(text[rest:].lstrip(self.gap))))
+        for mark in self.call_marks:
+            tag = mark.lstrip("\n")
+            at = start if tag != mark and text.startswith(tag, start) else text.find(mark, start)
+            if at >= 0:
+                at = text.index(tag, at)
+                found.append((at, at))
+        return Bounds(start, *min(found)) if found else Bounds(start)
+
+    def _num_held(self, body: str) -> int:
+        """Return how many characters at the end of unfinished reasoning may be the start of a mark."""
+        text = "\n" + body
+        marks = (*self.ends, *self.call_marks)
+        return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
+
+
+def wants_reasoning(variables: Mapping[str, Any]) -> bool | None:
+    """Return whether template variables turn the reasoning on or off; None: they say nothing.
+
+    A model knows only one of the names, so one that is true prevails.
     """
-    if name not in _parsers:
-        raise ConfigError(
-            f"unknown reasoning parser {name!r}",
-            phase="choosing the reasoning parser",
-            hint=f"--reasoning-parser is one of {', '.join(sorted(_parsers))}",
-        )
-    return _parsers[name]
+    values = [bool(variables[name]) for name in SWITCHES if variables.get(name) is not None]
+    return any(values) if values else None
+
+
+def _skip_space(text: str, position: int) -> int:
+    while text[position : position + 1].isspace():
+        position += 1
+    return position

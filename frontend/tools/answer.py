@@ -7,6 +7,7 @@ except for malformed calls, whose beginning it has sent. Independent of HTTP.
 from dataclasses import dataclass, field
 
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
+from octavo.frontend.reasoning.wrapper import Unwrapper
 from octavo.frontend.tools.parser import Parsed, ToolParser
 
 EAGER_CHARS = 2048
@@ -60,6 +61,8 @@ class AnswerStream:
         self._text = ""
         """Unparsed text: the reasoning until it ends, then everything that is not final content."""
         self._reasons = style.reasoning is not None
+        wrapper = style.reasoning.wrapper if style.reasoning is not None else None
+        self._unwrapper = None if wrapper is None else Unwrapper(wrapper)
         self._is_plain = style.tools is None
         self._num_reasoning = 0
         self._num_content = 0
@@ -80,20 +83,23 @@ class AnswerStream:
             is_final: no more text will follow.
         """
         delta = AnswerDelta()
-        self._text += text
         if self._reasons:
-            self._take_reasoning(delta, is_final)
-        if not self._reasons:
-            self._take_answer(delta, is_final)
+            rest = self._take_reasoning(delta, text, is_final)
+            if rest is None:
+                return delta
+            text, self._text, self._reasons = rest, "", False
+        self._text += text if self._unwrapper is None else self._unwrapper.push(text, is_final)
+        self._take_answer(delta, is_final)
         return delta
 
-    def _take_reasoning(self, delta: AnswerDelta, is_final: bool) -> None:
+    def _take_reasoning(self, delta: AnswerDelta, text: str, is_final: bool) -> str | None:
+        """Return the text after the reasoning; None while it continues."""
         assert self._style.reasoning is not None
+        self._text += text
         split = self._style.reasoning.split(self._text, self._style.initial_state, is_final)
         delta.reasoning = split.reasoning[self._num_reasoning :]
         self._num_reasoning = len(split.reasoning)
-        if split.rest is not None:
-            self._text, self._reasons = split.rest, False
+        return split.rest
 
     def _take_answer(self, delta: AnswerDelta, is_final: bool) -> None:
         if self._is_plain:

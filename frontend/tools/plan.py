@@ -48,6 +48,8 @@ class ToolPlan:
     max_calls: int | None = None
     is_named: bool = False
     """The client has named the function, so the finish reason is not `tool_calls`."""
+    has_model_calls: bool = False
+    """The model may call in its own format, where and when it chooses."""
 
 
 def plan_tools(
@@ -99,10 +101,10 @@ def plan_tools(
     parser = auto_parser(tools)
     if answer_form is not None and _schema_of(answer_form) is None:
         # Only a JSON schema can be combined with calls in a grammar; other forms constrain the whole answer.
-        return ToolPlan(parser, answer_form, max_calls=max_calls)
+        return ToolPlan(parser, answer_form, max_calls=max_calls, has_model_calls=True)
     auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
     begins_free = answer_form is None and parser.frame is None
-    return ToolPlan(parser, auto_form, begins_free=begins_free, max_calls=max_calls)
+    return ToolPlan(parser, auto_form, begins_free=begins_free, max_calls=max_calls, has_model_calls=True)
 
 
 def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Sequence[FunctionTool]:

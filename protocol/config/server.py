@@ -222,7 +222,10 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = False
     reasoning_parser: Annotated[
         str | None,
-        Meta(description="How the model marks its reasoning: deepseek_r1 or qwen3. Default: all of it is content."),
+        Meta(
+            description="How the model marks its reasoning; docs/reasoning.md lists the names. Default: all of it is "
+            "content."
+        ),
     ] = None
     enable_vllm_metrics: Annotated[bool, Meta(description="Also export the metrics under vllm: names.")] = False
     disable_fastapi_docs: Annotated[bool, Meta(description="Serve neither /openapi.json nor /docs.")] = False

@@ -16,7 +16,8 @@ from octavo.frontend.generation.params_resolver import ParamsResolver
 from octavo.frontend.generation.request import BeamOptions, GenerationRequest, Truncation
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
-from octavo.frontend.reasoning.parser import ReasoningState, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningState
+from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.tools.plan import ToolChoice
 from octavo.protocol.params import BeamSearchParams
 

@@ -110,6 +110,44 @@ def test_a_form_begins_at_once_without_reasoning(wish: dict[str, Any], parser: s
 
 
 @pytest.mark.parametrize(
+    ("parser", "variables", "suffix", "start_after"),
+    [
+        ("granite", {}, "", None),
+        ("granite", {"thinking": True}, "Here is my thought process:", "Here is my response:"),
+        ("deepseek_v3", {}, "", None),
+        ("deepseek_v3", {"thinking": True}, "<think>\n", "</think>"),
+        ("seed_oss", {}, "", "</seed:think>"),
+        ("seed_oss", {"enable_thinking": False}, "", None),
+        ("mistral", {}, "<think>\n", "</think>"),
+        ("glm45", {}, "\n<think>", "</think>"),
+    ],
+)
+def test_a_form_and_the_marks_of_a_model(
+    parser: str, variables: dict[str, Any], suffix: str, start_after: str | None
+) -> None:
+    """Also: models that reason only if told to are not made to; reasoning that the template turned off never begins."""
+    client = ToolClient()
+    template = "{{ messages[-1].content }}{% if thinking or enable_thinking %}!{% endif %}<assistant>"
+    client.chat_template = lambda content_format="auto": ChatTemplate(template, {})  # type: ignore[method-assign]
+    body = ask(tools=TOOLS, tool_choice="required", chat_template_kwargs=variables)
+    config = msgspec.structs.replace(QWEN, reasoning_parser=parser)
+    assert post(client, PATH, body, config=config).status_code == 200
+    (request,) = client.requests
+    assert request["prompt"]["prompt"].endswith("<assistant>" + suffix)
+    assert request["params"].structured_outputs.start_after == start_after
+
+
+def test_other_variables_turn_reasoning_off() -> None:
+    client = ToolClient("Hi.")
+    client.chat_template = lambda content_format="auto": ChatTemplate(  # type: ignore[method-assign]
+        "{{ messages[-1].content }}<assistant>{{ '<think>' if thinking is not defined else '</think>' }}", {}
+    )
+    for fields in ({"chat_template_kwargs": {"thinking": False}}, {"reasoning_effort": "none"}):
+        message = post(client, PATH, ask(**fields), config=QWEN).json()["choices"][0]["message"]
+        assert (message["content"], message["reasoning"]) == ("Hi.", None)
+
+
+@pytest.mark.parametrize(
     ("fields", "suffix", "limit", "has_form"),
     [
         ({}, "<think>\n", 7, False),

@@ -3,7 +3,9 @@
 import pytest
 from fake_client import byte_tokenizer
 
-from octavo.frontend.reasoning.parser import ReasoningState, Split, num_reasoning_tokens, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningState, Split
+from octavo.frontend.reasoning.registry import reasoning_parser
+from octavo.frontend.reasoning.tokens import num_reasoning_tokens
 from octavo.protocol.errors import ConfigError
 
 INSIDE, OUTSIDE, UNDECIDED = ReasoningState.INSIDE, ReasoningState.OUTSIDE, ReasoningState.UNDECIDED

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from octavo.frontend.reasoning.parser import ReasoningState, reasoning_parser
+from octavo.frontend.reasoning.parser import ReasoningState
+from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.tools.answer import AnswerDelta, AnswerFormat, AnswerStream, read_answer
 from octavo.frontend.tools.forced import NamedParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool

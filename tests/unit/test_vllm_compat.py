@@ -9,7 +9,7 @@ from source_tree import ROOT
 from octavo.frontend.cli.argv import normalize_argv
 from octavo.frontend.cli.flags import configurations, read_config_file
 from octavo.frontend.cli.serve import parser, read_settings
-from octavo.frontend.reasoning.parser import reasoning_parser
+from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.protocol.config.sources import engine_config, engine_fields, server_fields
 from octavo.protocol.config.vllm_compat import VLLM_SETTINGS
 from octavo.protocol.errors import ConfigError
@@ -69,7 +69,7 @@ def test_what_is_not_here_is_rejected_with_its_reason(line: str, message: str, h
 
 def test_a_reasoning_config_with_the_marks_of_the_parsers_is_accepted() -> None:
     marks = {"reasoning_start_str": "<think>", "reasoning_end_str": "</think>"}
-    assert {reasoning_parser(name).tags for name in ("deepseek_r1", "qwen3")} == {tuple(marks.values())}
+    assert {reasoning_parser(name).marks for name in ("deepseek_r1", "qwen3")} == {tuple(marks.values())}
     configured(f"M --reasoning-config {json.dumps(marks, separators=(',', ':'))}")
     configured("M --reasoning-config.reasoning_end_str </think>")
     for other in ('{"reasoning_end_str":"I_must_answer.</think>"}', "[]x", '{"reasoning_end_str":[]}'):

@@ -1,0 +1,93 @@
+"""Where the reasoning of an output begins and ends: the end of its prompt, and the constraint after its reasoning."""
+
+import msgspec
+
+from octavo.frontend.conversation.context import ChatContext
+from octavo.frontend.conversation.rendering import last_text
+from octavo.frontend.conversation.request import ChatInput, ChatRequest
+from octavo.frontend.reasoning.parser import SWITCHES, ReasoningParser, ReasoningState, wants_reasoning
+from octavo.frontend.tools.plan import ToolPlan
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.structured import StructuredOutputsParams
+
+REASONING_LIMIT = "thinking_token_budget"
+"""The caller's name of `max_reasoning_tokens`."""
+
+
+def check_reasoning_limit(request: ChatRequest, reasoning: ReasoningParser | None) -> None:
+    """Raise an error if a request limits its reasoning and the server does not separate any.
+
+    Raises:
+        InvalidRequestError: naming the limit.
+    """
+    if request.max_reasoning_tokens is not None and reasoning is None:
+        raise InvalidRequestError(
+            f"{REASONING_LIMIT} needs a server that separates reasoning (--reasoning-parser)", REASONING_LIMIT
+        )
+
+
+def begin_output(
+    prompt: str, request: ChatRequest, plan: ToolPlan, context: ChatContext, reasoning: ReasoningParser
+) -> tuple[str, ReasoningState]:
+    """Return the prompt, and whether the output begins inside the reasoning.
+
+    A constraint applies after the reasoning, and a reasoning limit only to an output that begins with it. So if the
+    template lets the model decide whether to reason, the prompt opens the reasoning, as the model itself would. A
+    caller who wants none of it and a form gets the form at once, even if the template has no variable for that: the
+    model would reason up to the last token otherwise.
+    """
+    shown = request.input
+    wants = _wants_reasoning(shown, context)
+    is_off = wants is False and _knows_switch(shown, context)
+    continued = last_text(shown.messages[-1]) if shown.continue_final_message else ""
+    state = reasoning.initial_state(prompt, continued, is_off=is_off)
+    if not shown.add_generation_prompt or state is ReasoningState.OUTSIDE:
+        return prompt, state
+    must_begin_in_form = plan.form is not None and not plan.begins_free
+    if must_begin_in_form and wants is False:
+        return prompt + (reasoning.closing if state is ReasoningState.INSIDE else ""), ReasoningState.OUTSIDE
+    if state is ReasoningState.INSIDE:
+        return prompt, state
+    thinks = wants or (wants is None and reasoning.thinks_by_default)
+    if must_begin_in_form and not thinks:
+        return prompt, ReasoningState.OUTSIDE
+    if must_begin_in_form or (request.max_reasoning_tokens is not None and (thinks or wants is False)):
+        return prompt + reasoning.opening, ReasoningState.INSIDE
+    return prompt, state
+
+
+def constrain_output(
+    plan: ToolPlan, request: ChatRequest, state: ReasoningState, reasoning: ReasoningParser | None
+) -> StructuredOutputsParams | None:
+    """Return the constraint on the whole output: that of the tools or of the answer, after the reasoning.
+
+    Raises:
+        InvalidRequestError: the reasoning has a limit, and the constraint begins elsewhere.
+    """
+    form, limit = plan.form, request.max_reasoning_tokens
+    if reasoning is None or state is not ReasoningState.INSIDE:
+        return form
+    if form is not None and form.start_after is None:
+        form = msgspec.structs.replace(form, start_after=reasoning.end)
+    if limit is None:
+        return form
+    if form is None:
+        return StructuredOutputsParams(start_after=reasoning.end, max_free_tokens=limit, param=REASONING_LIMIT)
+    if form.start_after != reasoning.end:
+        raise InvalidRequestError(
+            f"{REASONING_LIMIT} ends the reasoning with {reasoning.end!r}, but {form.name('start_after')} starts the "
+            f"constraint after {form.start_after!r}: leave one of them out",
+            REASONING_LIMIT,
+        )
+    return msgspec.structs.replace(form, max_free_tokens=limit)
+
+
+def _wants_reasoning(shown: ChatInput, context: ChatContext) -> bool | None:
+    """Return whether the caller turns the reasoning on or off; None: neither."""
+    wants = wants_reasoning({**context.settings.template_defaults, **shown.variables})
+    return False if wants is None and shown.reasoning_effort == "none" else wants
+
+
+def _knows_switch(shown: ChatInput, context: ChatContext) -> bool:
+    """Return whether the chat template can turn the reasoning off. A caller's own template knows what it is given."""
+    return shown.template is not None or any(map(context.chat_template.knows, SWITCHES))

@@ -1,0 +1,74 @@
+"""Reasoning parsers by name: how each family of models marks its reasoning. docs/reasoning.md says what was checked."""
+
+from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
+from octavo.protocol.errors import ConfigError
+
+_INSIDE = ReasoningState.INSIDE
+_QWEN_CALL = ("\n<tool_call>",)
+
+_parsers = {
+    "deepseek_r1": ReasoningParser(default=_INSIDE),
+    "deepseek_v3": ReasoningParser(thinks_by_default=False),
+    "ernie45": ReasoningParser(default=_INSIDE, call_marks=_QWEN_CALL, wrapper=("<response>", "</response>")),
+    "glm45": ReasoningParser(call_marks=_QWEN_CALL, opening="\n<think>", closing="</think>\n"),
+    "granite": ReasoningParser(
+        begins=("Here is my thought process:", "Here's my thought process:"),
+        ends=("Here is my response:", "Here's my response:"),
+        thinks_by_default=False,
+        gap=" \t\r\n",
+        opening="Here is my thought process:",
+        closing="Here is my response: ",
+    ),
+    "hunyuan_a13b": ReasoningParser(wrapper=("<answer>", "</answer>"), closing="\n</think>\n"),
+    "kimi_k2": ReasoningParser(default=_INSIDE, call_marks=("<|tool_calls_section_begin|>",), closing="</think>"),
+    "minimax_m2": ReasoningParser(default=_INSIDE, call_marks=("\n<minimax:tool_call>",)),
+    "mistral": ReasoningParser(
+        begins=("[THINK]",),
+        ends=("[/THINK]",),
+        call_marks=("[TOOL_CALLS]",),
+        opening="[THINK]",
+        closing="[/THINK]",
+        without_tokens=ReasoningParser(call_marks=("[TOOL_CALLS]",)),
+    ),
+    "nemotron_v3": ReasoningParser(call_marks=_QWEN_CALL),
+    "olmo3": ReasoningParser(opening="<think>"),
+    "qwen3": ReasoningParser(call_marks=_QWEN_CALL),
+    "seed_oss": ReasoningParser(
+        begins=("<seed:think>",),
+        ends=("</seed:think>",),
+        default=_INSIDE,
+        call_marks=("\n<seed:tool_call>",),
+        opening="<seed:think>",
+        closing="</seed:think>\n",
+    ),
+    "step3": ReasoningParser(default=_INSIDE, call_marks=("<\uff5ctool_calls_begin\uff5c>",)),
+    "step3p5": ReasoningParser(default=_INSIDE, call_marks=_QWEN_CALL),
+}
+
+_aliases = {
+    "glm47": "glm45",
+    "hunyuan": "hunyuan_a13b",
+    "mimo": "qwen3",
+    "nemotron": "nemotron_v3",
+}
+
+
+def reasoning_parser(name: str) -> ReasoningParser:
+    """Return the parser of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    parser = _parsers.get(_aliases.get(name, name))
+    if parser is None:
+        raise ConfigError(
+            f"unknown reasoning parser {name!r}",
+            phase="choosing the reasoning parser",
+            hint=f"--reasoning-parser is one of {', '.join(reasoning_parser_names())}",
+        )
+    return parser
+
+
+def reasoning_parser_names() -> list[str]:
+    """Return the names that `reasoning_parser` knows, sorted."""
+    return sorted({*_parsers, *_aliases})
