@@ -11,6 +11,8 @@ from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.generation.params_resolver import ParamsResolver
+from octavo.frontend.http.background import BackgroundTasks
+from octavo.frontend.http.background_responses import BackgroundResponses
 from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request import ApiRequest, header_value, route_path
@@ -64,8 +66,8 @@ class AppState:
     """For operators; None: this application does not own its engines."""
     receipts: ReceiptLog | None = None
     """Gets the receipt of every answer; None: there is no such log."""
-    responses: ResponseStore = field(default_factory=ResponseStore)
-    """Responses that later requests go on from."""
+    background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
+    """Responses that later requests go on from, and those that are generated without a connection."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     others: "tuple[AppState, ...]" = ()
@@ -82,6 +84,16 @@ class AppState:
     def chat_context(self) -> ChatContext:
         """The context of `prepare_chat`."""
         return ChatContext(self.client, self.resolver, self.chat, self.trusts_request_templates)
+
+    @property
+    def responses(self) -> ResponseStore:
+        """Responses that later requests go on from."""
+        return self.background_responses.store
+
+    @property
+    def background(self) -> BackgroundTasks:
+        """What outlives its request; the server waits for it."""
+        return self.background_responses.tasks
 
     def with_client(self, client: "AsyncClient") -> "AppState":
         """Return the state for another engine's client; the metrics are shared."""

@@ -3,9 +3,13 @@
 import sqlite3
 from pathlib import Path
 
+import msgspec
+
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.http.app_state import AppState, Execute
+from octavo.frontend.http.background import BackgroundTasks
+from octavo.frontend.http.background_responses import BackgroundResponses
 from octavo.frontend.http.render.answer import AnswerSettings
 from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.response_store import ResponseStore
@@ -18,12 +22,16 @@ from octavo.protocol.config import ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 
+RESPONSES_FILE = "responses.db"
+"""Of HTTP processes that share what they store, without `--response-store`."""
+
 
 def make_app_state(
     client: AsyncClient,
     config: ServerConfig,
     counters: SharedCounters | None = None,
     execute: Execute | None = None,
+    background: BackgroundTasks | None = None,
 ) -> AppState:
     """Return the state of the routes; the metrics observe the client, unless it has another observer.
 
@@ -32,6 +40,7 @@ def make_app_state(
         config: of the server.
         counters: shared storage of the metrics; None: private to this process.
         execute: carries out commands of operators.
+        background: of the server; None: nobody waits for what outlives its request.
 
     Raises:
         ConfigError: the configured chat template cannot be read, the directory of the profiler or of the receipts
@@ -58,7 +67,7 @@ def make_app_state(
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
         receipts=_receipts(config),
-        responses=_responses(config),
+        background_responses=BackgroundResponses(_responses(config), background),
         answers=AnswerSettings.of(config),
         stall_deadline_s=config.watchdog_timeout,
         keep_alive_s=config.sse_keep_alive_interval,
@@ -84,6 +93,18 @@ def _usable(path: str | None, flag: str) -> Path | None:
 def _receipts(config: ServerConfig) -> ReceiptLog | None:
     directory = _usable(config.receipts, "--receipts")
     return None if directory is None else ReceiptLog(directory, config.receipts_max_bytes)
+
+
+def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:
+    """Return the configuration of one of several HTTP processes, which must know the same responses.
+
+    Args:
+        config: of the server.
+        directory: of all its processes.
+    """
+    if config.api_server_count == 1 or config.response_store is not None:
+        return config
+    return msgspec.structs.replace(config, response_store=str(directory / RESPONSES_FILE))
 
 
 def _responses(config: ServerConfig) -> ResponseStore:

@@ -113,10 +113,15 @@ def status_of(error: Exception) -> HTTPStatus:
     return next(_STATUS[kind] for kind in type(error).__mro__ if kind in _STATUS)
 
 
+def public_message(error: Exception) -> str:
+    """Return what a client is told about an error."""
+    return str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
+
+
 def error_body(error: Exception) -> bytes:
     """Return the JSON body of an error."""
     logger.debug("error response: %s", type(error).__name__, exc_info=error)
-    message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
+    message = public_message(error)
     param = getattr(error, "param", None)
     if param in _REQUEST_FIELDS:
         message = message.replace(param, _REQUEST_FIELDS[param], 1)
@@ -137,8 +142,7 @@ def failure_body(scope: Scope, error: Exception) -> bytes:
     if not is_messages_path(route_path(scope)):
         return error_body(error)
     logger.debug("error response: %s", type(error).__name__, exc_info=error)
-    message = str(error) if isinstance(error, _SAYS_ITS_CAUSE) else NEUTRAL_MESSAGE
-    return messages_error_body(status_of(error), message, RequestId.of(scope).text)
+    return messages_error_body(status_of(error), public_message(error), RequestId.of(scope).text)
 
 
 def is_messages_path(path: str) -> bool:

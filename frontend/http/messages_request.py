@@ -13,12 +13,15 @@ from octavo.frontend.http.schemas.chat import (
     ToolDefinition,
 )
 from octavo.frontend.http.schemas.messages import MessagePrompt, MessagesRequest, MessageTool, MessageToolChoice
+from octavo.frontend.http.schemas.structured import JsonSchema, JsonSchemaFormat
 from octavo.protocol.errors import InvalidRequestError
 
 ERROR_NAMES = {
     "prompt": "messages",
     "stop": "stop_sequences",
     "thinking_token_budget": "thinking.budget_tokens",
+    "reasoning_effort": "output_config.effort",
+    "response_format.json_schema.schema": "output_config.format.schema",
 }
 """Names of fields in errors, by those of chat completions."""
 
@@ -53,6 +56,12 @@ def chat_body(request: MessagePrompt, *, separates_reasoning: bool) -> ChatCompl
         body.include_reasoning = thinking.display != "omitted"
         if separates_reasoning and thinking.type == "enabled":
             body.thinking_token_budget = thinking.budget_tokens
+    if (output := request.output_config) is not None:
+        body.reasoning_effort = "xhigh" if output.effort == "max" else output.effort
+        if output.format is not None:
+            body.response_format = JsonSchemaFormat(
+                json_schema=JsonSchema(name="output_config.format", schema=output.format.schema)
+            )
     if isinstance(request, MessagesRequest):
         body.max_tokens, body.stop, body.stream = request.max_tokens, request.stop_sequences, request.stream
         body.temperature, body.top_p, body.top_k = request.temperature, request.top_p, request.top_k

@@ -18,6 +18,7 @@ OF_SERVER = frozenset(
         "/v1/models",
         "/v1/models/{model_id:path}",
         "/v1/responses/{response_id}",
+        "/v1/responses/{response_id}/cancel",
         "/v1/responses/{response_id}/input_items",
         "/version",
     }

@@ -64,8 +64,6 @@ def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> 
     for name in request.include or ():
         if name != LOGPROBS and name not in _INERT_INCLUDES:
             raise InvalidRequestError(f"include: {name!r} is unknown here; {LOGPROBS!r} is known", "include")
-    if request.background:
-        raise InvalidRequestError("background is not supported here: leave it out, or use stream", "background")
     has_logprobs = LOGPROBS in (request.include or ())
     return ChatCompletionRequest(
         model=request.model,
@@ -83,11 +81,45 @@ def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> 
         seed=request.seed,
         priority=request.priority,
         cache_salt=request.cache_salt,
-        stream=request.stream,
+        stream=request.stream or request.background,  # a background response shows when it has started
         logprobs=has_logprobs or None,
         top_logprobs=request.top_logprobs if has_logprobs else None,
         truncate_prompt_tokens=-1 if request.truncation == "auto" else None,
     )
+
+
+def shown_item(item: Mapping[str, Any], item_id: str) -> dict[str, Any]:
+    """Return an item of the input in full, as clients expect it in lists.
+
+    Args:
+        item: as it was sent, and accepted.
+        item_id: for an item without an id.
+    """
+    kind = item.get("type", "message")
+    shown: dict[str, Any] = {"id": item_id, "type": kind, **item}
+    if kind == "message":
+        is_own = item.get("role") == "assistant"
+        if isinstance(text := item.get("content"), str):
+            shown["content"] = [{"type": "output_text" if is_own else "input_text", "text": text}]
+        if is_own:
+            shown["content"] = [{"annotations": [], **part} for part in shown["content"]]
+    elif kind == "reasoning":
+        shown.setdefault("summary", [])
+    return shown if kind == "reasoning" else {"status": "completed", **shown}
+
+
+def check_settings(request: ResponsesRequest) -> None:
+    """Reject what octavo does not have, and settings that exclude each other.
+
+    Raises:
+        InvalidRequestError: naming the field.
+    """
+    if request.background and not request.store:
+        raise InvalidRequestError("background needs store: a response that is not stored cannot be read", "background")
+    if request.conversation is not None:
+        raise InvalidRequestError("conversation is not supported here: use previous_response_id", "conversation")
+    if request.prompt is not None:
+        raise InvalidRequestError("prompt is not supported here: send the text as instructions and input", "prompt")
 
 
 def _messages(items: Sequence[Mapping[str, Any]], first_own: int) -> Iterator[dict[str, Any]]:

@@ -117,9 +117,10 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
 def _add_responses(add: "_Adder") -> None:
     path, name = "/v1/responses/{response_id}", "response_id"
     add.post("/v1/responses", responses.create_response, ResponsesRequest, ResponseObject, streams=True)
-    add.get(path, responses.retrieve_response, ResponseObject, failures=(404,), parameter=name)
+    add.get(path, responses.retrieve_response, ResponseObject, failures=(400, 404), parameter=name)
     add.delete(path, responses.delete_response, DeletedResponse, failures=(404,), parameter=name)
-    add.get(f"{path}/input_items", responses.list_input_items, InputItems, failures=(404,), parameter=name)
+    add.post(f"{path}/cancel", responses.cancel_response, response=ResponseObject, failures=(400, 404), parameter=name)
+    add.get(f"{path}/input_items", responses.list_input_items, InputItems, failures=(400, 404), parameter=name)
 
 
 def add_dev_routes(router: APIRouter) -> None:
@@ -186,8 +187,11 @@ class _Adder:
         *,
         streams: bool = False,
         failures: tuple[int, ...] = (),
+        parameter: str | None = None,
     ) -> None:
         extra = {} if request is None else openapi.request_body(request)
+        if parameter is not None:
+            extra |= openapi.path_parameter(parameter)
         error = MessagesErrorBody if is_messages_path(path) else ErrorBody
         described = openapi.responses(
             response, streams=streams, failures=failures, has_request_body=bool(request), error=error

@@ -30,7 +30,8 @@ from octavo.frontend.hosting import (
 from octavo.frontend.http.api_workers import ApiWorkers
 from octavo.frontend.http.app import make_app
 from octavo.frontend.http.app_state import AppState
-from octavo.frontend.http.configure import api_keys, make_app_state
+from octavo.frontend.http.background import BackgroundTasks
+from octavo.frontend.http.configure import api_keys, make_app_state, sharing_responses
 from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.garbage import bound_pauses
 from octavo.frontend.http.listener import Listener
@@ -182,9 +183,10 @@ async def _serve_with(
     counters_path = directory / "metrics"
     counters = SharedCounters.create(counters_path, config.api_server_count) if config.api_server_count > 1 else None
     operators = [EngineOperator(client, reread, partial(join_entry, config=config)) for client in clients]
-    configs = config_of_each(config, clients)
+    configs = [sharing_responses(own, directory) for own in config_of_each(config, clients)]
+    background = BackgroundTasks()
     states = [
-        make_app_state(client, own, counters, operator.execute)
+        make_app_state(client, own, counters, operator.execute, background)
         for client, own, operator in zip(clients, configs, operators, strict=True)
     ]
     server = make_server(states, config, keys)
@@ -252,6 +254,8 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
     state = replace(states[0], others=tuple(states[1:]))
-    server = Server(make_app(state, config, keys), config, ServedEngines([one.client for one in states]))
+    server = Server(
+        make_app(state, config, keys), config, ServedEngines([one.client for one in states]), state.background
+    )
     bound_pauses()
     return server

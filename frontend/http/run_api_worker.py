@@ -12,7 +12,7 @@ from pathlib import Path
 import uvloop
 
 from octavo.frontend.hosting import join_entry
-from octavo.frontend.http.configure import make_app_state
+from octavo.frontend.http.configure import make_app_state, sharing_responses
 from octavo.frontend.http.run import make_server
 from octavo.frontend.lora.registry import FILE_NAME as ADAPTERS_FILE
 from octavo.frontend.membership.follower import Follower
@@ -54,11 +54,12 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         await follower.close()
         return True  # stopped before it was connected
     async with client, follower:
-        client.adapters.share(Path(spec.address).parent / ADAPTERS_FILE)
+        directory = Path(spec.address).parent
+        client.adapters.share(directory / ADAPTERS_FILE)
         counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
-        server = make_server(
-            [make_app_state(client, spec.config, counters, follower.execute)], spec.config, spec.config.api_key or []
-        )
+        config = sharing_responses(spec.config, directory)
+        state = make_app_state(client, config, counters, follower.execute)
+        server = make_server([state], config, config.api_key or [])
         loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
         reporter.mark_ready(ServerReady())
         await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])

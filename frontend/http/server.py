@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from octavo.frontend.http.acceptor import Acceptor, max_callers
 from octavo.frontend.http.access_log import route_log
+from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.garbage import FullCollections
 from octavo.frontend.http.http_protocol import HttpProtocol
 from octavo.frontend.http.listener import BACKLOG
@@ -55,9 +56,12 @@ class Server(uvicorn.Server):
         app: the application to serve.
         config: the server's configuration.
         engine: its requests are drained or aborted.
+        background: work of the application that no connection waits for; drained and aborted too.
     """
 
-    def __init__(self, app: ASGIApp, config: ServerConfig, engine: ServedEngine) -> None:
+    def __init__(
+        self, app: ASGIApp, config: ServerConfig, engine: ServedEngine, background: BackgroundTasks | None = None
+    ) -> None:
         route_log(config.disable_access_log_for_endpoints or [])
         super().__init__(
             uvicorn.Config(
@@ -86,6 +90,8 @@ class Server(uvicorn.Server):
         self.failure: OctavoError | None = None
         """Why the server had to stop, if no signal told it to."""
         self._engine = engine
+        self._background = background or BackgroundTasks()
+        self.server_state.tasks = self._background.tasks  # uvicorn waits for these before it ends
         self._shutdown_timeout_s = config.shutdown_timeout
         self._server_config = config
         self._stop = asyncio.Event()
@@ -103,6 +109,7 @@ class Server(uvicorn.Server):
             self._engine.num_live_requests,
         )
         self.should_exit = True
+        self._background.drain()
         self._stop.set()
         asyncio.get_running_loop().call_later(self._shutdown_timeout_s, self._abort, "shutdown timeout")
 
@@ -161,6 +168,7 @@ class Server(uvicorn.Server):
             self.failure = cause
             self.should_exit = True
             self._stop.set()
+            self._background.abort()
             self._engine.abort_all()
             asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 
@@ -168,6 +176,7 @@ class Server(uvicorn.Server):
         """Abort all requests; callers get the output so far, with finish reason "abort"."""
         if num_requests := self._engine.num_live_requests:
             logger.warning("%s: aborting %d requests", why, num_requests)
+        self._background.abort()
         self._engine.abort_all()
         asyncio.get_running_loop().call_later(FINAL_RESPONSE_S, self._cut)
 

@@ -61,22 +61,30 @@ class EventStream(Response):
     """Sends events as they come.
 
     Status and headers go out with the first event, so an error before it still has its own HTTP status. A later error
-    becomes an `{"error": ...}` event, and so does the first one after a comment. The framing's end always comes last:
-    `data: [DONE]`, where nothing else says that a stream is complete.
+    becomes an `{"error": ...}` event, or those of `fail`, and so does the first one after a comment. The framing's end
+    always comes last: `data: [DONE]`, where nothing else says that a stream is complete.
 
     Args:
         pieces: one or several events each; closed at the end, because the engine must hear at once that nobody reads.
         keep_alive_s: seconds of silence after which a comment is sent; 0: never.
         framing: of the pieces.
+        fail: makes the events of a later error, for an API that has its own.
     """
 
-    def __init__(self, pieces: AsyncGenerator[bytes], keep_alive_s: float, framing: Framing = PLAIN_EVENTS) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes],
+        keep_alive_s: float,
+        framing: Framing = PLAIN_EVENTS,
+        fail: Callable[[Exception], list[bytes]] | None = None,
+    ) -> None:
         self.status_code = 200
         self.raw_headers = list(_HEADERS)
         self.background = None
         self._pieces = pieces
         self._keep_alive_s = keep_alive_s
         self._framing = framing
+        self._fail = fail
         self._has_begun = False
         self._is_sending = False
         self._last_s = 0.0
@@ -131,7 +139,8 @@ class EventStream(Response):
     async def _send_failure(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
         await self._stop_comments()
         if self._has_begun:
-            await _send_last(self._framing.join([failure_body(scope, error)]) + self._framing.end, send)
+            bodies = [failure_body(scope, error)] if self._fail is None else self._fail(error)
+            await _send_last(self._framing.join(bodies) + self._framing.end, send)
         else:
             await failure_response(scope, error)(scope, receive, send)
 

@@ -274,8 +274,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     response_store: Annotated[
         str | None,
         Meta(
-            description="SQLite database for what the Responses API stores, which then outlives the server and is "
-            "shared by its processes. It has the texts of conversations. Default: memory of each process."
+            description="SQLite database for what the Responses API stores, which then outlives the server. It "
+            "has the texts of conversations. Default: memory, which the server's processes share."
         ),
     ] = None
     receipts: Annotated[

@@ -85,7 +85,7 @@ async def http_client(
     client: FakeClient, api_keys: Sequence[str] = (), config: ServerConfig = PLAIN
 ) -> AsyncIterator[httpx.AsyncClient]:
     app = application(client, api_keys, config=config)
-    async with listening(app, config) as path, _http(path, base_url=URL) as http:
+    async with listening(app, config) as path, http_on(path, base_url=URL) as http:
         yield http
 
 
@@ -93,13 +93,13 @@ async def http_client(
 async def openai_client(client: FakeClient, api_keys: Sequence[str] = (), key: str = "none") -> AsyncIterator[Any]:
     async with (
         listening(application(client, api_keys)) as path,
-        _http(path) as http,
+        http_on(path) as http,
         openai.AsyncOpenAI(api_key=key, base_url=f"{URL}/v1", http_client=http, max_retries=0) as api,
     ):
         yield api
 
 
-def _http(path: str, **options: Any) -> httpx.AsyncClient:
+def http_on(path: str, **options: Any) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=path), **options)
 
 

@@ -245,6 +245,8 @@ def test_tokens_are_counted() -> None:
         ({"tool_choice": {"type": "any"}}, "tool_choice"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "thinking.budget_tokens"),
         ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format"),
     ],
     ids=str,
 )
@@ -274,6 +276,14 @@ def test_errors_have_anthropics_form() -> None:
         assert status == 200 or response.json()["error"]["type"] == "authentication_error"
 
 
+def test_an_aborted_answer_is_an_error() -> None:
+    """No stop_reason says that the server ended."""
+    client = FakeClient("Hello!")
+    client.abort_all()
+    response = post(client, PATH, ask(stream=True))
+    assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
+
+
 def test_anthropics_own_client() -> None:
     tool_results: list[Any] = []
 
@@ -292,6 +302,11 @@ def test_anthropics_own_client() -> None:
         tool_results.append((final.content[0].text, final.content[1].input, final.usage.output_tokens))
         count = await api.messages.count_tokens(model=MODEL, messages=history[:1])
         assert count.input_tokens > 0
+        schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+        formed = await api.messages.create(
+            **ask(output_config={"effort": "max", "format": {"type": "json_schema", "schema": schema}})
+        )
+        assert formed.stop_reason == "end_turn"
         with pytest.raises(anthropic.BadRequestError, match="max_tokens"):
             await api.messages.create(**ask(max_tokens=0))
         with pytest.raises(anthropic.NotFoundError):

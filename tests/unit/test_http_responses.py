@@ -10,33 +10,14 @@ import pydantic
 import pytest
 from fake_client import MODEL, FakeClient
 from http_client import http_client, openai_client, post, request
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import Response
+from response_events import PATH, ask, events_of
 from tool_answers import CALL, HERMES, QWEN, WEATHER, ToolClient
 
 from octavo.frontend.http.response_store import ResponseStore, StoredResponse
 from octavo.protocol.config import ServerConfig
 
-PATH = "/v1/responses"
 TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": WEATHER, "strict": False}]
-_EVENT: pydantic.TypeAdapter[Any] = pydantic.TypeAdapter(ResponseStreamEvent)
-
-
-def ask(**fields: Any) -> dict[str, Any]:
-    return {"model": MODEL, "input": "hi", **fields}
-
-
-def events_of(response: Any) -> list[dict[str, Any]]:
-    """Return the events of a stream, each valid for OpenAI's client and in its place."""
-    *blocks, end = response.text.split("\n\n")
-    assert (response.status_code, end) == (200, "")
-    events = []
-    for position, block in enumerate(blocks):
-        name, data = block.split("\n")
-        event = json.loads(data.removeprefix("data: "))
-        assert name == f"event: {event['type']}" and event["sequence_number"] == position
-        assert type(_EVENT.validate_python(event)).__name__ != "BaseModel"
-        events.append(event)
-    return events
 
 
 def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -193,6 +174,7 @@ def test_stored_conversations_go_on() -> None:
             assert all(text in prompts[1] for text in ("hi", "Hello!", "more"))
             items = (await http.get(f"{PATH}/{second['id']}/input_items")).json()
             assert [item["content"][0]["text"] for item in items["data"]] == ["more"]
+            assert (await http.post(f"{url}/cancel")).status_code == 400  # it had a connection
             assert (await http.delete(url)).json() == {"id": first["id"], "object": "response.deleted", "deleted": True}
             for response in (await http.get(url), await http.delete(url), await http.get(f"{url}/input_items")):
                 assert response.status_code == 404 and first["id"] in response.json()["error"]["message"]
@@ -238,7 +220,10 @@ def test_the_store_is_bounded_and_outlives_its_process(tmp_path: Path) -> None:
         ({"tools": TOOLS}, "tool_choice"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format"),
         ({"include": ["everything"]}, "include"),
-        ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "pmpt_1"}}, "prompt"),
+        ({"max_tool_calls": 0}, "max_tool_calls"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"previous_response_id": "resp_none"}, "previous_response_id"),
         ({"truncation": "some"}, "truncation"),

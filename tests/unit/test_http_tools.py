@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 from fake_client import MODEL
-from http_client import URL, _http, application, listening, post
+from http_client import URL, application, http_on, listening, post
 from tool_answers import CALL, HERMES, PATH, QWEN, TOOLS, ToolClient, ask, both_ways, weather
 
 from octavo.frontend.conversation.settings import ChatSettings
@@ -171,7 +171,7 @@ def test_the_openai_client_understands_it_all() -> None:
         app = application(ToolClient("<think>hm</think>" + CALL), config=QWEN)
         async with (
             listening(app, QWEN) as path,
-            _http(path) as http,
+            http_on(path) as http,
             openai.AsyncOpenAI(
                 api_key="none",
                 base_url=f"{URL}/v1",

@@ -3,17 +3,20 @@
 A whole response is made by the same events as a stream, so both have the same items.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from octavo.frontend.http.errors import NEUTRAL_MESSAGE, public_message
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.logprobs import chat_logprobs
 from octavo.frontend.http.render.usage import UsageCount
 from octavo.frontend.http.schemas.responses import (
     InputTokensDetails,
     OutputTokensDetails,
+    ResponseFailure,
     ResponseObject,
     ResponsesRequest,
     ResponseUsage,
@@ -23,6 +26,12 @@ from octavo.frontend.tools.answer import AnswerDelta, CallDelta
 from octavo.protocol.events import FinishReason
 
 _encode = msgspec.json.Encoder().encode
+
+_FAILURES = {
+    str(FinishReason.ABORT): "the server ended before the response was complete; send it again",
+    str(FinishReason.ERROR): NEUTRAL_MESSAGE,
+}
+"""Messages of failed responses, by the finish reason of their output."""
 
 _ITEM_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
 
@@ -34,7 +43,6 @@ class ResponseEvents:
         style: of the answer.
         response: before anything is generated.
         summarizes: the reasoning is shown as its summary.
-        on_done: called with the response when it has ended.
     """
 
     def __init__(
@@ -43,28 +51,27 @@ class ResponseEvents:
         response: ResponseObject,
         *,
         summarizes: bool = False,
-        on_done: Callable[[ResponseObject], None] = lambda response: None,
     ) -> None:
         self._style = style
         self.response = response
         self._reasoning = "summary_text" if summarizes else "reasoning_text"
-        self._on_done = on_done
+        self.on_done: Callable[[ResponseObject], None] = lambda response: None
+        """Called with the response when it has ended."""
         self._usage = UsageCount()
         self._parser = None if style.chat.parser is None else style.chat.parser.stream()
-        self._sequence = 0
+        self.num_events = 0
+        """Events so far; the next one has this sequence number."""
         self._item: dict[str, Any] | None = None
         """The one that grows."""
         self._call: int | None = None
         """Which call it is."""
         self._num_tokens = 0
+        self._has_begun = False
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
         """Return the events for a delta, or for a whole output, as JSON. A conversation is the only prompt."""
         self._usage.add(output)
-        events: list[dict[str, Any]] = []
-        if self._sequence == 0:
-            start = msgspec.to_builtins(self.response)
-            events += [self._event(kind, response=start) for kind in ("response.created", "response.in_progress")]
+        events = self._begin()
         for choice in output.outputs:
             answer = AnswerDelta(content=choice.text) if self._parser is None else self._parser.push(choice)
             logprobs = self._logprobs(choice)
@@ -80,15 +87,54 @@ class ResponseEvents:
                 events += self._end(choice)
         return [_encode(event) for event in events]
 
+    def queued(self) -> list[bytes]:
+        """Return the first events of a response that waits to be generated."""
+        self.response.status = "queued"
+        return [_encode(self._state_event(kind)) for kind in ("response.created", "response.queued")]
+
+    def fail(self, error: Exception) -> list[bytes]:
+        """Return the events that end a response that has failed."""
+        events = self._begin() + self._fail(public_message(error))
+        return [_encode(event) for event in events]
+
+    def cancel(self) -> list[bytes]:
+        """Return the events that end a response that was cancelled. The API has no event of that name."""
+        events = self._finish_item("incomplete")
+        self.response.status = "cancelled"
+        self.on_done(self.response)
+        return [_encode(event) for event in [*events, self._state_event("response.incomplete")]]
+
     def last(self) -> list[bytes]:
         """Return nothing: the event of the whole response was the last one."""
         return []
 
+    def _begin(self) -> list[dict[str, Any]]:
+        """Return the events before the first item, once."""
+        if self._has_begun:
+            return []
+        self._has_begun = True
+        self.response.status = "in_progress"
+        kinds = ["response.created"] if self.num_events == 0 else []  # a background response has had it
+        return [self._state_event(kind) for kind in (*kinds, "response.in_progress")]
+
+    def _fail(self, message: str) -> list[dict[str, Any]]:
+        events = self._finish_item("incomplete")
+        self.response.status = "failed"
+        self.response.error = ResponseFailure("server_error", message)
+        self.on_done(self.response)
+        return [*events, self._state_event("response.failed")]
+
+    def _state_event(self, kind: str) -> dict[str, Any]:
+        return self._event(kind, response=msgspec.to_builtins(self.response))
+
     def _end(self, choice: CompletionOutput) -> list[dict[str, Any]]:
+        if choice.finish_reason in _FAILURES:
+            return self._fail(_FAILURES[choice.finish_reason])
         is_cut = choice.finish_reason == str(FinishReason.LENGTH)
         events = self._finish_item("incomplete" if is_cut else "completed")
         self.response.status = "incomplete" if is_cut else "completed"
         self.response.incomplete_details = {"reason": "max_output_tokens"} if is_cut else None
+        self.response.completed_at = None if is_cut else int(time.time())
         usage = self._usage.total()
         details = usage.completion_tokens_details
         self.response.usage = ResponseUsage(
@@ -98,12 +144,12 @@ class ResponseEvents:
             output_tokens_details=OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
-        self._on_done(self.response)
-        return [*events, self._event(f"response.{self.response.status}", response=msgspec.to_builtins(self.response))]
+        self.on_done(self.response)
+        return [*events, self._state_event(f"response.{self.response.status}")]
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
-        self._sequence += 1
-        return {"type": kind, "sequence_number": self._sequence - 1, **fields}
+        self.num_events += 1
+        return {"type": kind, "sequence_number": self.num_events - 1, **fields}
 
     def _item_event(self, kind: str, **fields: Any) -> dict[str, Any]:
         """Return an event about the item that grows."""
@@ -221,23 +267,33 @@ def response_at_start(request: ResponsesRequest, style: AnswerStyle) -> Response
         id=style.id,
         created_at=style.created,
         status="in_progress",
+        background=bool(request.background),
         instructions=request.instructions,
         max_output_tokens=request.max_output_tokens,
+        max_tool_calls=request.max_tool_calls,
         metadata=request.metadata or {},
         model=style.model,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         previous_response_id=request.previous_response_id,
+        prompt_cache_key=request.prompt_cache_key,
+        safety_identifier=request.safety_identifier,
         reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
         store=request.store,
         temperature=request.temperature,
-        text={"format": (request.text and request.text.format) or {"type": "text"}},
+        text=_text_options(request),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,
-        tools=request.tools or [],
+        tools=[{"description": None, "parameters": None, "strict": False} | tool for tool in request.tools or ()],
         top_logprobs=request.top_logprobs,
         top_p=request.top_p,
         truncation=request.truncation or "disabled",
         user=request.user,
     )
+
+
+def _text_options(request: ResponsesRequest) -> dict[str, Any]:
+    options = request.text
+    shown: dict[str, Any] = {"format": (options and options.format) or {"type": "text"}}
+    return shown if options is None or options.verbosity is None else {**shown, "verbosity": options.verbosity}
 
 
 def _empty_part(kind: str) -> dict[str, Any]:

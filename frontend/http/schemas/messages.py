@@ -42,6 +42,21 @@ class Thinking(Struct, kw_only=True):
     """omitted: the answer has no reasoning. There are no summaries: the reasoning is shown as it is."""
 
 
+class OutputFormat(Struct, kw_only=True):
+    """The form of the answer."""
+
+    type: Literal["json_schema"]
+    schema: dict[str, Any]
+
+
+class OutputConfig(Struct, kw_only=True):
+    """How the model answers."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    """The template's `reasoning_effort`; max is xhigh there."""
+    format: OutputFormat | None = None
+
+
 class MessagePrompt(Struct, kw_only=True):
     """What becomes the prompt."""
 
@@ -51,6 +66,7 @@ class MessagePrompt(Struct, kw_only=True):
     tools: list[MessageTool] | None = None
     tool_choice: MessageToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
 
 
 class MessagesRequest(MessagePrompt, kw_only=True):

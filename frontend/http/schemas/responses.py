@@ -41,10 +41,19 @@ class ResponsesRequest(Struct, kw_only=True):
     """A stored response, whose conversation goes on."""
     store: bool = True
     background: bool | None = None
+    """Generate without a connection; needs `store`."""
     stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    """Not used: events are never padded (`include_obfuscation`)."""
+    conversation: str | dict[str, Any] | None = None
+    """Rejected: there are no conversation objects, only `previous_response_id`."""
+    prompt: dict[str, Any] | None = None
+    """Rejected: there are no prompt templates."""
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    """Limit on calls of built-in tools, of which octavo has none; calls of functions do not count."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
@@ -56,6 +65,12 @@ class ResponsesRequest(Struct, kw_only=True):
     """auto: the oldest tokens of a prompt that is too long are dropped."""
     metadata: dict[str, Any] | None = None
     user: str | None = None
+    prompt_cache_key: str | None = None
+    """Not used: prefixes are cached anyway."""
+    safety_identifier: str | None = None
+    """Not used."""
+    service_tier: str | None = None
+    """Not used."""
     top_k: int | None = None
     """As in chat completions, as the fields below; not in OpenAI's API."""
     seed: Seed | None = None
@@ -88,24 +103,36 @@ class ResponseUsage(Struct, kw_only=True):
     total_tokens: int
 
 
+class ResponseFailure(Struct):
+    """Why a response failed."""
+
+    code: str
+    message: str
+
+
 class ResponseObject(Struct, kw_only=True):
     """A response, with the request's settings."""
 
     id: str
     object: Literal["response"] = "response"
     created_at: int
-    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    completed_at: int | None = None
+    """When it was completed; null in all other states."""
+    status: Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
     background: bool = False
-    error: None = None
+    error: ResponseFailure | None = None
     incomplete_details: dict[str, str] | None = None
     instructions: str | None = None
     max_output_tokens: int | None = None
+    max_tool_calls: int | None = None
     metadata: dict[str, Any] = {}
     model: str
     output: list[dict[str, Any]] = []
     parallel_tool_calls: bool = True
     previous_response_id: str | None = None
+    prompt_cache_key: str | None = None
     reasoning: dict[str, Any] = {}
+    safety_identifier: str | None = None
     service_tier: str = "default"
     store: bool = True
     temperature: float | None = None

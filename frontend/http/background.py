@@ -1,0 +1,52 @@
+"""`BackgroundTasks`: work of the application that no connection waits for. The server drains and aborts it."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+class BackgroundTasks:
+    """The tasks of one HTTP process that outlive their requests."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[Any]] = set()
+        """The server adds its own and waits for all of them before it ends."""
+        self.is_draining = False
+        """The server ends: begin nothing that is not in flight yet."""
+        self._on_drain: list[Callable[[], None]] = []
+        self._on_abort: list[Callable[[], None]] = []
+
+    def start(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Run `work` in a task. An unexpected error is logged."""
+        task = asyncio.get_running_loop().create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self._on_done)
+        return task
+
+    def on_drain(self, callback: Callable[[], None]) -> None:
+        """Call back when the server begins to end."""
+        self._on_drain.append(callback)
+
+    def on_abort(self, callback: Callable[[], None]) -> None:
+        """Call back before the server aborts all requests."""
+        self._on_abort.append(callback)
+
+    def drain(self) -> None:
+        """Say that the server ends."""
+        self.is_draining = True
+        for callback in self._on_drain:
+            callback()
+
+    def abort(self) -> None:
+        """Say that the server aborts all requests now."""
+        self.drain()
+        for callback in self._on_abort:
+            callback()
+
+    def _on_done(self, task: "asyncio.Task[None]") -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a background task failed", exc_info=error)
