@@ -13,6 +13,11 @@ from octavo.frontend.conversation.reasoning import begin_output, check_reasoning
 from octavo.frontend.conversation.rendering import last_text, render_prompt
 from octavo.frontend.conversation.request import ChatRequest, ChatTool
 from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.generation.request import GenerationRequest
+from octavo.frontend.harmony.format import HarmonyFormat
+from octavo.frontend.harmony.header import CALL, RETURN
+from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
+from octavo.frontend.harmony.prompt import harmony_messages
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.tools.answer import AnswerFormat
@@ -49,18 +54,15 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
         InvalidRequestError: the request cannot be served; `param` names the field.
     """
     settings, client = context.settings, context.client
-    plan = plan_tools(
-        function_tools(request.input.tools),
-        request.tool_choice,
-        is_parallel=request.allows_parallel_calls,
-        auto_parser=settings.auto_parser,
-        answer_form=request.answer_form,
-    )
+    plan = _plan(request, context)
     check_reasoning_limit(request, settings.reasoning)
     reasoning = None if settings.reasoning is None else settings.reasoning.for_tokenizer(client.tokenizer)
     shown = request.input
     if settings.hides_unused_tools and request.tool_choice.mode == "none":
         shown = replace(shown, tools=())
+    if settings.is_harmony:
+        knows_thinking = "thinking" in (shown.template or context.chat_template.source)
+        shown = replace(shown, messages=harmony_messages(shown.messages, knows_thinking=knows_thinking))
     text, state = await render_prompt(shown, context), ReasoningState.OUTSIDE
     if reasoning is not None:
         text, state = begin_output(text, request, plan, context, reasoning)
@@ -69,12 +71,14 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     generation = request.generation.with_overrides(structured_outputs=form)
     if _has_special_tags(plan, reasoning, client.tokenizer):
         generation = generation.with_overrides(skip_special_tokens=False)
+    if settings.is_harmony:
+        generation = _ended_by_marks(generation, client.tokenizer)
     return PreparedChat(
         context.resolver.prepare(generation, text, context.resolver.truncate(token_ids, generation)),
         AnswerRendering(
             role=settings.role if shown.add_generation_prompt else str(shown.messages[-1].get("role")),
             echo=_echo(request),
-            parser=_output_parser(request, plan, reasoning, state, context),
+            parser=_output_parser(request, plan, reasoning, state, text, context),
         ),
     )
 
@@ -95,6 +99,33 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
     return functions
 
 
+def _plan(request: ChatRequest, context: ChatContext) -> ToolPlan:
+    tools, settings = function_tools(request.input.tools), context.settings
+    if not settings.is_harmony:
+        return plan_tools(
+            tools,
+            request.tool_choice,
+            is_parallel=request.allows_parallel_calls,
+            auto_parser=settings.auto_parser,
+            answer_form=request.answer_form,
+        )
+    return plan_harmony(
+        tools,
+        request.tool_choice,
+        is_parallel=request.allows_parallel_calls,
+        auto_parser=settings.auto_parser,
+        answer_form=request.answer_form,
+        is_continued=request.input.continue_final_message,
+    )
+
+
+def _ended_by_marks(generation: GenerationRequest, tokenizer: Tokenizer) -> GenerationRequest:
+    """Let the marks that end an answer end it, although a model's configuration may not list them as ends."""
+    stops = set(generation.overrides.get("stop_token_ids") or ())
+    marks = {tokenizer.token_id(mark) for mark in (CALL, RETURN)} & tokenizer.special_token_ids
+    return generation.with_overrides(stop_token_ids=sorted(stops | marks)) if marks - stops else generation
+
+
 def _has_special_tags(plan: ToolPlan, reasoning: ReasoningParser | None, tokenizer: Tokenizer) -> bool:
     """True if the parsers look for special tokens, which the text must then show."""
     tags = [*(plan.parser.tags if plan.parser else ()), *(reasoning.marks if reasoning else ())]
@@ -106,18 +137,22 @@ def _output_parser(
     plan: ToolPlan,
     reasoning: ReasoningParser | None,
     state: ReasoningState,
+    prompt: str,
     context: ChatContext,
 ) -> OutputParser | None:
+    tokenizer = context.client.tokenizer
+    if isinstance(plan, HarmonyPlan):
+        harmony = HarmonyFormat(prompt, plan.functions, plan.max_calls)
+        return OutputParser(harmony, tokenizer, request.shows_reasoning, plan.is_named)
     if plan.parser is None and reasoning is None:
         return None
     if reasoning is not None and not plan.has_model_calls:
         reasoning = replace(reasoning, call_marks=())
     if reasoning is not None and plan.form is not None and state is ReasoningState.INSIDE:
-        reasoning = replace(
-            reasoning, ends=(reasoning.end,), call_marks=()
-        )  # the constraint begins after no other mark
+        # The constraint begins after no other mark.
+        reasoning = replace(reasoning, ends=(reasoning.end,), call_marks=())
     answer_format = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
-    return OutputParser(answer_format, context.client.tokenizer, request.shows_reasoning, plan.is_named)
+    return OutputParser(answer_format, tokenizer, request.shows_reasoning, plan.is_named)
 
 
 def _echo(request: ChatRequest) -> str:

@@ -43,6 +43,8 @@ def begin_output(
     state = reasoning.initial_state(prompt, continued, is_off=is_off)
     if not shown.add_generation_prompt or state is ReasoningState.OUTSIDE:
         return prompt, state
+    if wants is False and state is ReasoningState.UNDECIDED and reasoning.skipping:
+        return prompt + reasoning.skipping, ReasoningState.OUTSIDE
     must_begin_in_form = plan.form is not None and not plan.begins_free
     if must_begin_in_form and wants is False:
         return prompt + (reasoning.closing if state is ReasoningState.INSIDE else ""), ReasoningState.OUTSIDE

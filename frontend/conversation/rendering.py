@@ -8,6 +8,7 @@ from typing import Any
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.request import ChatInput, ChatTool
 from octavo.frontend.conversation.settings import RESERVED_VARIABLES
+from octavo.frontend.harmony.prompt import EFFORTS
 from octavo.frontend.reasoning.parser import SWITCHES
 from octavo.frontend.text.messages import Message
 from octavo.frontend.tools.schema import NO_PARAMETERS
@@ -69,6 +70,8 @@ def _effort_variables(chat_input: ChatInput, context: ChatContext) -> dict[str, 
     effort = chat_input.reasoning_effort
     if effort is None:
         return {}
+    if context.settings.is_harmony:
+        effort = EFFORTS.get(effort, effort)
     template = context.chat_template if chat_input.template is None else None
     known = [name for name in SWITCHES if template is not None and template.knows(name)]
     if effort == "none" and known:

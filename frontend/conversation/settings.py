@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.frontend.harmony.parser import HARMONY_REASONING, HarmonyParser
 from octavo.frontend.reasoning.parser import ReasoningParser
 from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.text.chat_template import FormatChoice
@@ -36,6 +37,11 @@ class ChatSettings:
     role: str = "assistant"
     """The role of answers that do not continue a message."""
 
+    @property
+    def is_harmony(self) -> bool:
+        """True if answers are messages in channels (GPT-OSS)."""
+        return self.reasoning is HARMONY_REASONING
+
     @classmethod
     def of(cls, config: ServerConfig) -> "ChatSettings":
         """Return the settings that the flags describe.
@@ -54,12 +60,22 @@ class ChatSettings:
                 phase="choosing the tool parser",
                 hint="add --tool-call-parser hermes, llama3_json, mistral, pythonic or qwen3_xml",
             )
+        reasoning = None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser)
+        if parser is HarmonyParser and reasoning is None:
+            reasoning = HARMONY_REASONING
+        if parser is not None and (parser is HarmonyParser) != (reasoning is HARMONY_REASONING):
+            raise ConfigError(
+                f"--tool-call-parser {config.tool_call_parser} and --reasoning-parser {config.reasoning_parser} read "
+                "different formats",
+                phase="choosing the parsers",
+                hint="the format of GPT-OSS needs --tool-call-parser openai and --reasoning-parser openai_gptoss",
+            )
         return cls(
             content_format=config.chat_template_content_format,
             template_defaults=_template_defaults(config.default_chat_template_kwargs),
             auto_parser=parser if config.enable_auto_tool_choice else None,
             hides_unused_tools=config.exclude_tools_when_tool_choice_none,
-            reasoning=None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser),
+            reasoning=reasoning,
             role=config.response_role,
         )
 

@@ -74,6 +74,9 @@ class ReasoningParser:
     """Text that opens the reasoning at the end of a prompt."""
     closing: str = "</think>\n\n"
     """Text that closes the reasoning at the end of a prompt that has opened it."""
+    skipping: str = ""
+    """Text that makes the model skip its reasoning, at the end of a prompt that leaves the decision to it; "": the
+    template says it in other ways."""
     without_tokens: "ReasoningParser | None" = None
     """Parser for models whose tokenizer has no token for the opening mark; None: this one."""
 

@@ -1,5 +1,6 @@
 """Reasoning parsers by name: how each family of models marks its reasoning. docs/reasoning.md says what was checked."""
 
+from octavo.frontend.harmony.parser import HARMONY_REASONING
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.protocol.errors import ConfigError
 
@@ -32,6 +33,7 @@ _parsers = {
     ),
     "nemotron_v3": ReasoningParser(call_marks=_QWEN_CALL),
     "olmo3": ReasoningParser(opening="<think>"),
+    "openai_gptoss": HARMONY_REASONING,
     "qwen3": ReasoningParser(call_marks=_QWEN_CALL),
     "seed_oss": ReasoningParser(
         begins=("<seed:think>",),
@@ -50,6 +52,7 @@ _aliases = {
     "hunyuan": "hunyuan_a13b",
     "mimo": "qwen3",
     "nemotron": "nemotron_v3",
+    "openai": "openai_gptoss",
 }
 
 

@@ -4,9 +4,11 @@ A stream parses the whole text so far and emits what is new, so that its result 
 except for malformed calls, whose beginning it has sent. Independent of HTTP.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
+from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState, TagTokenizer
+from octavo.frontend.reasoning.tokens import num_reasoning_tokens
 from octavo.frontend.reasoning.wrapper import Unwrapper
 from octavo.frontend.tools.parser import Parsed, ToolParser
 
@@ -36,6 +38,36 @@ class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
+    """What is new comes in this order."""
+    further: list["AnswerDelta"] = field(default_factory=list)
+    """What comes after that, if the model reasons or writes again: each without any of its own."""
+
+    def in_order(self) -> Iterator["AnswerDelta"]:
+        """Yield the parts in their order."""
+        yield self
+        yield from self.further
+
+    def merged(self) -> "AnswerDelta":
+        """Return all parts as one."""
+        if not self.further:
+            return self
+        parts = list(self.in_order())
+        return AnswerDelta(
+            "".join(part.reasoning for part in parts),
+            "".join(part.content for part in parts),
+            [call for part in parts for call in part.calls],
+        )
+
+    def without_reasoning(self) -> "AnswerDelta":
+        """Return what is not reasoning, in its order."""
+        kept: list[AnswerDelta] = [AnswerDelta()]
+        for part in self.in_order():
+            if part.content and kept[-1].calls:
+                kept.append(AnswerDelta())
+            kept[-1].content += part.content
+            kept[-1].calls += part.calls
+        kept[0].further = kept[1:]
+        return kept[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +79,23 @@ class AnswerFormat:
     tools: ToolParser | None = None
     max_calls: int | None = None
     """Calls beyond this many are dropped."""
+
+    @property
+    def separates_reasoning(self) -> bool:
+        """True if reasoning is told from the rest."""
+        return self.reasoning is not None
+
+    def open(self) -> "AnswerStream":
+        """Return a reader of one answer."""
+        return AnswerStream(self)
+
+    def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
+        """Return how many of the generated tokens are reasoning, including its closing mark."""
+        return (
+            0
+            if self.reasoning is None
+            else num_reasoning_tokens(self.reasoning, self.initial_state, token_ids, tokenizer)
+        )
 
 
 class AnswerStream:
@@ -75,12 +124,13 @@ class AnswerStream:
         """Calls that have started."""
         return len(self._num_arguments)
 
-    def push(self, text: str, is_final: bool = False) -> AnswerDelta:
+    def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
         """Add text and return what is new.
 
         Args:
             text: continues the text so far.
             is_final: no more text will follow.
+            token_ids: not used.
         """
         delta = AnswerDelta()
         if self._reasons:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+from octavo.frontend.harmony.parser import HarmonyParser
 from octavo.frontend.tools.hermes import HermesParser
 from octavo.frontend.tools.llama3_json import Llama3JsonParser
 from octavo.frontend.tools.mistral import MistralParser
@@ -23,6 +24,7 @@ _parsers: dict[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "mistral": MistralParser,
+    "openai": HarmonyParser,
     "pythonic": PythonicParser,
     "llama4_pythonic": PythonicParser,
     "qwen3_xml": Qwen3XmlParser,

@@ -23,7 +23,7 @@ def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
     """Return the message of a whole output."""
     if rendering.parser is None:
         return ChatMessage(rendering.echo + text, role=rendering.role)
-    answer = rendering.parser.parse(text)
+    answer = rendering.parser.parse(text).merged()
     reasoning = (answer.reasoning or None) if rendering.parser.has_reasoning else UNSET
     content = rendering.echo + answer.content
     return ChatMessage(
@@ -36,12 +36,13 @@ def chat_message(text: str, rendering: AnswerRendering) -> ChatMessage:
 
 def chat_deltas(answer: AnswerDelta) -> Iterator[Delta]:
     """Yield the new parts of an answer: reasoning, content and each call separately."""
-    if answer.reasoning:
-        yield Delta(reasoning=answer.reasoning)
-    if answer.content:
-        yield Delta(content=answer.content)
-    for call in answer.calls:
-        yield Delta(tool_calls=[_call_delta(call)])
+    for part in answer.in_order():
+        if part.reasoning:
+            yield Delta(reasoning=part.reasoning)
+        if part.content:
+            yield Delta(content=part.content)
+        for call in part.calls:
+            yield Delta(tool_calls=[_call_delta(call)])
 
 
 def _message_call(call: CallDelta) -> MessageToolCall:

@@ -33,12 +33,13 @@ def render_message(output: RequestOutput, style: AnswerStyle) -> bytes:
     parser = style.chat.parser
     answer = AnswerDelta(content=choice.text) if parser is None else parser.parse(choice.text)
     blocks: list[dict[str, Any]] = []
-    if answer.reasoning:
-        blocks.append({"type": "thinking", "thinking": answer.reasoning, "signature": ""})
-    if answer.content:
-        blocks.append({"type": "text", "text": answer.content})
-    blocks += [block for call in answer.calls if (block := _tool_use(call)) is not None]
-    reason, sequence = _stop(choice, has_calls=bool(answer.calls))
+    for part in answer.in_order():
+        if part.reasoning:
+            blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": ""})
+        if part.content:
+            blocks.append({"type": "text", "text": part.content})
+        blocks += [block for call in part.calls if (block := _tool_use(call)) is not None]
+    reason, sequence = _stop(choice, has_calls=bool(answer.merged().calls))
     return _encode(_answer(style, blocks, reason, sequence, _usage(usage)))
 
 
@@ -69,12 +70,13 @@ class MessageEvents:
             events += [{"type": "message_start", "message": start}, {"type": "ping"}]
         for choice in output.outputs:
             answer = AnswerDelta(content=choice.text) if self._parser is None else self._parser.push(choice)
-            if answer.reasoning:
-                events += self._grow("thinking", answer.reasoning)
-            if answer.content:
-                events += self._grow("text", answer.content)
-            for call in answer.calls:
-                events += self._call(call)
+            for part in answer.in_order():
+                if part.reasoning:
+                    events += self._grow("thinking", part.reasoning)
+                if part.content:
+                    events += self._grow("text", part.content)
+                for call in part.calls:
+                    events += self._call(call)
             if choice.finish_reason is not None:
                 reason, sequence = _stop(choice, has_calls=self._has_calls)
                 delta = {"stop_reason": reason, "stop_sequence": sequence}

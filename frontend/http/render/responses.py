@@ -75,12 +75,14 @@ class ResponseEvents:
         for choice in output.outputs:
             answer = AnswerDelta(content=choice.text) if self._parser is None else self._parser.push(choice)
             logprobs = self._logprobs(choice)
-            if answer.reasoning:
-                events += self._grow("reasoning", answer.reasoning, [])
-            if answer.content:
-                events += self._grow("message", answer.content, logprobs)
-            for call in answer.calls:
-                events += self._grow_call(call)
+            for part in answer.in_order():
+                if part.reasoning:
+                    events += self._grow("reasoning", part.reasoning, [])
+                if part.content:
+                    events += self._grow("message", part.content, logprobs)
+                    logprobs = []
+                for call in part.calls:
+                    events += self._grow_call(call)
             if choice.finish_reason is not None:
                 if self._parser is not None:
                     self._usage.add_reasoning(self._parser.num_reasoning_tokens())

@@ -1,0 +1,171 @@
+"""`HarmonyReader`: splits an answer of several messages into reasoning, content and calls, in one pass."""
+
+from collections.abc import Sequence
+
+from octavo.frontend.harmony.header import CALL, CHANNEL, END, MARKS, MESSAGE, RETURN, START, Header, Kind, read_header
+from octavo.frontend.tools.answer import AnswerDelta, CallDelta
+from octavo.frontend.tools.call_id import new_call_id
+from octavo.frontend.tools.json_reader import json_text
+from octavo.frontend.tools.parser import partial_tag
+
+BODY_ENDS = (END, CALL, RETURN, START, CHANNEL)
+"""Marks after which a message is over; models forget `END`."""
+
+SEPARATOR = "\n"
+"""Between the texts of two messages."""
+
+
+class HarmonyReader:
+    """Reads one answer, piece by piece. What it returns depends on the text only, not on how it is cut.
+
+    Args:
+        functions: names of the functions that may be called.
+        max_calls: further calls are dropped; None: no limit.
+    """
+
+    def __init__(self, functions: frozenset[str] = frozenset(), max_calls: int | None = None) -> None:
+        self._functions = functions
+        self._max_calls = max_calls
+        self._text = ""
+        """Text that is not read yet: the header of a message, or the end of its body that may begin a mark."""
+        self._header: Header | None = None
+        """Of the message whose body comes; None: a header comes."""
+        self._num_prompt_chars = 0
+        """Length of the part of a header that is in the prompt."""
+        self._has_messages = self._has_reasoning = self._has_content = False
+        self._has_text = False
+        """The body so far is more than white space."""
+        self._space = ""
+        """White space at the end of the body, which counts only if text follows."""
+        self._arguments = ""
+        self._num_arguments = 0
+        """Characters of the arguments that were returned."""
+        self._is_dropped = False
+        self._parts: list[AnswerDelta] = []
+        """What is new, in order."""
+        self.num_calls = 0
+        """Calls that have started."""
+
+    @classmethod
+    def after(
+        cls, prompt: str, functions: frozenset[str] = frozenset(), max_calls: int | None = None
+    ) -> "HarmonyReader":
+        """Return a reader of an answer that continues the last message of a prompt."""
+        _, mark, message = prompt.rpartition(START)
+        before = cls(functions)
+        before.push(message if mark else "")
+        reader = cls(functions, max_calls)
+        reader._header, reader._has_text = before._header, before._has_text
+        if reader._header is None:
+            reader._text, reader._num_prompt_chars = before._text, len(before._text)
+        return reader
+
+    @property
+    def is_reasoning(self) -> bool:
+        """True inside a message that is reasoning."""
+        return self._header is not None and self._header.kind is Kind.REASONING
+
+    def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
+        """Add text and return what is new.
+
+        Args:
+            text: continues the text so far.
+            is_final: no more text will follow.
+            token_ids: not used.
+        """
+        self._parts = [AnswerDelta()]
+        self._text += text
+        while self._take_header() if self._header is None else self._take_body(is_final):
+            pass
+        if is_final:
+            self._finish()
+        self._parts[0].further = self._parts[1:]
+        return self._parts[0]
+
+    def _take_header(self) -> bool:
+        """Read the header if it is complete; True if there may be more to read."""
+        end = self._text.find(MESSAGE)
+        if end < 0:
+            return False
+        self._header = read_header(self._text[:end], self._functions)
+        self._text = self._text[end + len(MESSAGE) :]
+        self._has_messages, self._has_text, self._space = True, False, ""
+        if self._header.kind is Kind.CALL:
+            self._begin_call(self._header.function)
+        return True
+
+    def _take_body(self, is_final: bool) -> bool:
+        """Read the body as far as it is there; True if it has ended and there may be more to read."""
+        end, mark = min(((at, mark) for mark in BODY_ENDS if (at := self._text.find(mark)) >= 0), default=(-1, ""))
+        if not mark:
+            end = len(self._text) - (0 if is_final else partial_tag(self._text, BODY_ENDS))
+        self._write(self._text[:end])
+        self._text = self._text[end:]
+        if not mark:
+            return False
+        if mark not in (START, CHANNEL):  # these are part of the next header
+            self._text = self._text[len(mark) :]
+        self._end_body()
+        return True
+
+    def _write(self, text: str) -> None:
+        """Add text to the body."""
+        assert self._header is not None
+        if self._header.kind is Kind.CONTENT:
+            is_further = self._has_content and not self._has_text
+            self._add_content(SEPARATOR + text if text and is_further else text)
+            self._has_content, self._has_text = self._has_content or bool(text), self._has_text or bool(text)
+            return
+        text = self._space + text if self._has_text else text.lstrip()
+        settled = text.rstrip()
+        self._space = text[len(settled) :]
+        if not settled:
+            return
+        if self._header.kind is Kind.CALL:
+            self._arguments += settled
+            self._return_arguments()
+        else:
+            is_further = self._has_reasoning and not self._has_text
+            if self._parts[-1].content or self._parts[-1].calls:
+                self._parts.append(AnswerDelta())
+            self._parts[-1].reasoning += SEPARATOR + settled if is_further else settled
+            self._has_reasoning = True
+        self._has_text = True
+
+    def _add_content(self, text: str) -> None:
+        if text and self._parts[-1].calls:
+            self._parts.append(AnswerDelta())
+        self._parts[-1].content += text
+
+    def _begin_call(self, function: str) -> None:
+        self._arguments, self._num_arguments = "", 0
+        self._is_dropped = self._max_calls is not None and self.num_calls >= self._max_calls
+        if not self._is_dropped:
+            self._parts[-1].calls.append(CallDelta(self.num_calls, "", new_call_id(), function))
+            self.num_calls += 1
+
+    def _return_arguments(self) -> None:
+        if self._is_dropped:
+            return
+        arguments = json_text(self._arguments)
+        fresh, self._num_arguments = arguments[self._num_arguments :], len(arguments)
+        index, calls = self.num_calls - 1, self._parts[-1].calls
+        if calls and calls[-1].index == index:
+            calls[-1].arguments += fresh
+        else:
+            calls.append(CallDelta(index, fresh))
+
+    def _end_body(self) -> None:
+        if self._header is not None and self._header.kind is Kind.CALL and not self._arguments:
+            self._arguments = "{}"
+            self._return_arguments()
+        self._header, self._num_prompt_chars = None, 0
+
+    def _finish(self) -> None:
+        """Handle what is left at the end. An answer without any mark is content; an incomplete header is nothing."""
+        if self._header is not None:
+            self._end_body()
+        elif not self._has_messages:
+            text = self._text[self._num_prompt_chars :]
+            self._add_content("" if any(mark in text for mark in MARKS) else text)
+        self._text = ""
