@@ -9,6 +9,7 @@ from typing import assert_never
 
 import msgspec
 
+from octavo.core_proc.admin_calls import AdminCalls
 from octavo.core_proc.cache_feed import CacheFeed
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.grammar.grammars import Grammars
@@ -101,7 +102,8 @@ class FrontendService:
         self._weights = weights
         if weights is not None:
             weights.serve(self)
-        self._calls = UtilityCalls(scheduler, workers, weights, outbox, self._stats, clock)
+        self._admin = AdminCalls(scheduler, self._quarantine, self._aborts, clock)
+        self._calls = UtilityCalls(scheduler, workers, weights, outbox, self._stats, self._admin, clock)
         self._state = ProcessState.READY
         self._is_busy = False
         self._next_stats = 0.0
@@ -289,8 +291,8 @@ class FrontendService:
     def _submit(self, client: bytes, submit: Submit) -> list[ClientEvent]:
         # A continued request was accepted before the drain began, so it is finished.
         is_late = self._state is not ProcessState.READY and (not submit.is_continued or self._stop.count > 1)
-        if is_late:
-            message = "the engine is shutting down and takes no new requests"
+        if is_late or (self._admin.is_draining and not submit.is_continued):
+            message = f"the engine {'is shutting down' if is_late else 'drains'} and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         if self._aborts.is_waiting(client, submit.request_id):
             # The frontend has aborted the request with this id, so it may use the id again.

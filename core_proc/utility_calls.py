@@ -3,11 +3,13 @@
 import os
 from collections.abc import Callable
 
+from octavo.core_proc.admin_calls import AdminCalls
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.snapshot import take_snapshot
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.workers.commands import StepExecutor
+from octavo.protocol.admin import AbortRequests, DrainEngine, ListRequests, SetLogLevel
 from octavo.protocol.events import BoolResult, CallFailed, Reply, UtilityResult
 from octavo.protocol.requests import Call, GetSnapshot, GetStats, ResetPrefixCache, StartProfile, StopProfile
 from octavo.protocol.stats import EngineStats
@@ -22,6 +24,7 @@ class UtilityCalls:
         weights: take the calls about weights; None: they cannot change.
         outbox: takes the replies.
         stats: returns the counters of the engine.
+        admin: takes the calls of operators.
         clock: as the scheduler's.
     """
 
@@ -32,6 +35,7 @@ class UtilityCalls:
         weights: WeightsControl | None,
         outbox: Outbox,
         stats: Callable[[], EngineStats],
+        admin: AdminCalls,
         clock: Callable[[], float],
     ) -> None:
         self._scheduler = scheduler
@@ -39,6 +43,7 @@ class UtilityCalls:
         self._weights = weights
         self._outbox = outbox
         self._stats = stats
+        self._admin = admin
         self._clock = clock
 
     def answer(self, client: bytes, call: Call) -> None:
@@ -64,6 +69,8 @@ class UtilityCalls:
                 self._workers.profile(directory, answer_profile)
             case StopProfile():
                 self._workers.profile(None, answer_profile)
+            case ListRequests() | AbortRequests() | DrainEngine() | SetLogLevel():
+                reply(self._admin.answer(call.utility))
             case _ if self._weights is None:
                 reply(CallFailed("the weights of this engine cannot change"))
             case _:

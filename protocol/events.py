@@ -6,6 +6,7 @@ from enum import IntEnum
 import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
+from octavo.protocol.admin import RequestCount, RequestRows
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import RequestId, TokenId
 from octavo.protocol.kv_transfer import KVTransfer
@@ -219,7 +220,7 @@ class CallFailed(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="ca
     message: str
 
 
-UtilityResult = BoolResult | EngineStats | EngineSnapshot | WeightsStatus | CallFailed
+UtilityResult = BoolResult | EngineStats | EngineSnapshot | WeightsStatus | RequestRows | RequestCount | CallFailed
 
 
 class Reply(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="reply"):

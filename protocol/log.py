@@ -82,6 +82,11 @@ def configure_logging(process: str, level: str, config: str = "") -> None:
     root.propagate = False
 
 
+def set_log_level(level: str) -> None:
+    """Change the level of this process's log; children that start later get it too."""
+    logging.getLogger(_SOURCE).setLevel(level)
+
+
 def log_settings() -> tuple[str, str]:
     """Return the level and the configuration for the log of a child process."""
     return logging.getLevelName(logging.getLogger(_SOURCE).getEffectiveLevel()), _Applied.config

@@ -4,6 +4,7 @@ import msgspec
 
 from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.adapters import Adapter
+from octavo.protocol.admin import AdminCall
 from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.params import RequestParams
@@ -106,7 +107,7 @@ class StopProfile(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
 
 ProfileCall = StartProfile | StopProfile
 
-Utility = ResetPrefixCache | GetStats | GetSnapshot | ProfileCall | WeightsCall
+Utility = ResetPrefixCache | GetStats | GetSnapshot | ProfileCall | AdminCall | WeightsCall
 """All utility calls: nothing else can be called over the wire."""
 
 

@@ -41,6 +41,13 @@ BENCHMARKS: tuple[Command, ...] = (
 )
 
 ADMIN: tuple[Command, ...] = (
+    Command("state", "show the load, the weights and the counters of an engine", "octavo.frontend.cli.admin.state"),
+    Command("list", "list the in-flight requests of an engine", "octavo.frontend.cli.admin.list_requests"),
+    Command("abort", "end requests", "octavo.frontend.cli.admin.abort"),
+    Command("drain", "take no new requests and finish those there are", "octavo.frontend.cli.admin.drain"),
+    Command("resume", "take requests again", "octavo.frontend.cli.admin.resume"),
+    Command("reset-caches", "drop all cached prefixes", "octavo.frontend.cli.admin.reset_caches"),
+    Command("log-level", "change what the core logs", "octavo.frontend.cli.admin.log_level"),
     Command("engines", "list, add, drain, remove and replace engines", "octavo.frontend.cli.admin.engines"),
 )
 
@@ -51,7 +58,7 @@ COMMANDS: tuple[Command, ...] = (
     Command("run-batch", "run a file of requests into a file of results", "octavo.frontend.cli.run_batch"),
     Command("verify", "compute saved answers again and compare every bit", "octavo.frontend.cli.verify"),
     Command("bench", "benchmark a server or an engine", commands=BENCHMARKS),
-    Command("admin", "operate a running server", commands=ADMIN),
+    Command("admin", "operate a running server or engine", commands=ADMIN),
     Command("quantize", "write a checkpoint with fewer bits", "octavo.frontend.cli.quantize"),
     Command("collect-env", "print information for a bug report", "octavo.frontend.cli.collect_env"),
     Command("completion", "print a script that completes this command line", "octavo.frontend.cli.completion"),

@@ -1,6 +1,6 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import adapters, codec, events, prompt_embeds, requests, snapshot, steps, weights
+from octavo.protocol import adapters, admin, codec, events, prompt_embeds, requests, snapshot, steps, weights
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
@@ -185,10 +185,23 @@ _REPLIES = [
     steps.Acknowledged(0, 1, "the disk is full", "ab12"),
     steps.CommandFailed(0, 0, "ValueError", "bad", "trace"),
 ]
+_ADMIN_CALLS = [
+    requests.Call(12, admin.ListRequests(5)),
+    requests.Call(13, admin.AbortRequests(["a"])),
+    requests.Call(14, admin.AbortRequests(None)),
+    requests.Call(15, admin.DrainEngine(False)),
+    requests.Call(16, admin.SetLogLevel("DEBUG")),
+]
+_ADMIN_RESULTS = [
+    events.Reply(12, admin.RequestRows([admin.RequestRow("a", "ab12", "running", 1, 2, 3, 4, 5, 6.0)], 7, True)),
+    events.Reply(13, admin.RequestCount(2)),
+]
 
 MESSAGES = [
     *((codec.request_codec(), message) for message in _REQUESTS),
     *((codec.event_codec(), message) for message in _EVENTS),
     *((codec.worker_command_codec(), message) for message in _COMMANDS),
     *((codec.worker_reply_codec(), message) for message in _REPLIES),
+    *((codec.request_codec(), message) for message in _ADMIN_CALLS),
+    *((codec.event_codec(), message) for message in _ADMIN_RESULTS),
 ]

@@ -5,6 +5,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from octavo.frontend.cli.admin.connection import add_server_flags, admin_api
+from octavo.frontend.cli.admin.table import table
 from octavo.frontend.cli.parser import CommandParser
 
 _PATH = "/v1/engines"
@@ -85,7 +86,4 @@ def _table(engines: list[dict[str, Any]]) -> str:
         state = engine["state"] + (f" ({engine['reason']})" if engine["reason"] else "")
         counts = [str(engine["num_running"]), str(engine["num_waiting"])]
         rows.append([str(engine["index"]), state, *counts, engine["weights"][:8], engine["model"], engine["address"]])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return table(rows)
