@@ -46,7 +46,8 @@ class BlockTransfers:
 
     def _begin(self, load: BlockLoad) -> None:
         def finish(answer: Answer) -> None:
-            self._scheduler.finish_load(load.number, load.block_ids if answer.fault else answer.missing)
+            missing = load.block_ids if answer.fault else answer.missing
+            self._scheduler.finish_load(load.number, missing, answer.elapsed_s)
 
         self._workers.load_blocks(lambda sequence: load_command(sequence, load, self._folder), finish)
 

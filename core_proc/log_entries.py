@@ -92,6 +92,7 @@ class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finis
 
     number: int
     missing: list[BlockId]
+    elapsed_s: float = 0.0
 
 
 class FilesChanged(msgspec.Struct, array_like=True, frozen=True, tag="files_changed"):

@@ -196,7 +196,7 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
 def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Guessed) -> None:
     match entry:
         case LoadFinished():
-            scheduler.finish_load(entry.number, entry.missing)
+            scheduler.finish_load(entry.number, entry.missing, entry.elapsed_s)
         case FilesChanged():
             scheduler.change_files(entry.added, entry.removed)
         case Guessed():

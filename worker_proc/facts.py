@@ -8,6 +8,7 @@ from importlib import metadata
 import torch
 
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
+from octavo.worker_proc.cache.copy_speed import measure_block_copy
 from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
@@ -41,6 +42,8 @@ def measure(
     """
     variant = try_batches(model, config) if model.impl == "transformers" else ""
     memory = measure_steps(model, device, config)
+    specs = cache_group_specs(model, config)
+    offloads = bool(config.kv_offloading_bytes or config.kv_offloading_path) and config.kv_offloading_recompute
     return DeviceFacts(
         rank=rank,
         device_name=device.name,
@@ -52,9 +55,10 @@ def measure(
         adapter_bytes=adapters.num_bytes if adapters else 0,
         exchange_bytes=engines.share_bytes if (engines := model.parameters.placement.engines) else 0,
         cpu_kernels=_cpu_kernels(model) if config.device == "cpu" else "",
-        cache_groups=cache_group_specs(model, config),
+        cache_groups=specs,
         model_impl=model.impl,
         variant_module=variant,
+        host_block_s=measure_block_copy(specs, device, model.library, config.num_threads) if offloads else 0.0,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
@@ -40,6 +41,7 @@ class HitFinder:
         states: None: the model has no recurrent states.
         host: None: nothing is kept in host memory.
         files: None: nothing is kept in files.
+        copy_cost: decides how far contents that are elsewhere are copied.
     """
 
     def __init__(
@@ -49,17 +51,20 @@ class HitFinder:
         states: StateSlots | None,
         host: HostTier | None,
         files: FileTier | None,
+        copy_cost: CopyCost,
     ) -> None:
         self._pool = pool
         self._groups = groups
         self._states = states
         self._host = host
         self._files = files
+        self._copy_cost = copy_cost
         self._reads_files = False
         self._block_size = groups.block_size
 
     def find(self, request: Request) -> Hits:
-        """Return the cached blocks that follow the request's own; none unless its own are all full.
+        """Return the cached blocks that follow the request's own, as far as copying those that are elsewhere is faster
+        than computing them; none unless its own are all full.
 
         Every group must have the blocks that the next token reads. A window reaches back to the last of them only, and
         the state after them must be there.
@@ -68,6 +73,26 @@ class HitFinder:
         end = (len(request.token_ids) - 1) // self._block_size
         if partial or first != request.num_blocks or end <= first:
             return NO_HITS
+        hits = self._find_until(request, first, end)
+        if self._copy_cost.is_known and any(NULL_BLOCK in block_ids for block_ids in hits.block_ids):
+            end = self._end_of_copies(request, first, hits)
+            if end < first + hits.num_blocks:
+                keys = hits.keys  # on which the decision depends too
+                hits = self._find_until(request, first, end) if end > first else NO_HITS
+                hits = hits._replace(keys=[*keys, *hits.keys])
+        return hits
+
+    def _end_of_copies(self, request: Request, first: int, hits: Hits) -> int:
+        """Return at which block copies of hits end, and the rest is computed."""
+        num_host, num_files = [0] * hits.num_blocks, [0] * hits.num_blocks
+        suffixes = self._groups.key_suffixes
+        for index, group in absent_places(first + hits.num_blocks, hits.block_ids, NULL_BLOCK):
+            is_in_host = self._host is not None and request.block_hashes[index] + suffixes[group] in self._host
+            (num_host if is_in_host else num_files)[index - first] += 1
+        return self._copy_cost.best_end(first, num_host, num_files)
+
+    def _find_until(self, request: Request, first: int, end: int) -> Hits:
+        """Return the cached blocks from `first` on, at most up to `end`."""
         # Contents of files are loaded before a request starts, never for one that runs.
         self._reads_files = self._files is not None and request.state is RequestState.WAITING
         keys: list[bytes] = []
@@ -161,3 +186,19 @@ class HitFinder:
 
     def _hash(self, request: Request, index: int) -> bytes:
         return hash_of_block(request, index, self._block_size)
+
+
+def absent_places(num_blocks: int, block_ids: Sequence[list[BlockId]], absent: BlockId) -> list[tuple[int, int]]:
+    """Return index and group of the blocks among hits that are not on the device.
+
+    Args:
+        num_blocks: of the request, with these hits.
+        block_ids: of each group, those of the hits, which end there.
+        absent: stands for such a block.
+    """
+    return [
+        (num_blocks - len(found) + place, group)
+        for group, found in enumerate(block_ids)
+        for place, block_id in enumerate(found)
+        if block_id == absent
+    ]

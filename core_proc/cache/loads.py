@@ -3,7 +3,7 @@
 Knows no bytes and decides nothing. Where contents come from is a detail of each load, which the workers carry out.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from octavo.core_proc.cache.files import FileTier
@@ -132,13 +132,20 @@ class BlockLoads:
                 for place, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True))
                 if block_id not in missing and self._pool.set_hash(block_id, key)
             ]
-        if load.request.state is RequestState.SWAPPED and not load.is_stale:
+        if load.request.state is RequestState.SWAPPED and not load.is_stale and not missing:
             self._num_arrived[load.request] = len({load.places[place][0] for place in arrived})
-            self._landed[load.request] = [*load.held, *(load.block_ids[place] for place in arrived)]
-            self._pool.release([load.block_ids[place] for place in sorted({*range(len(load.keys))} - {*arrived})])
-        else:
-            self._pool.release([*load.held, *load.block_ids])
+            self._landed[load.request] = [*load.held, *map(self._hold, load.keys)]
+        else:  # nobody can continue from blocks behind one that is missing, so they must not be held
+            self._pool.release(load.held)
+        self._pool.release(load.block_ids)
         return load, arrived
+
+    def _hold(self, key: bytes) -> BlockId:
+        """Keep the block with a content, which may be another one than was filled."""
+        block_id = self._pool.find(key)
+        assert block_id is not None, "a content that has arrived cannot be found"
+        self._pool.incref(block_id)
+        return block_id
 
     def release(self, request: Request) -> None:
         """Give up the blocks that have arrived for a request, which has its own references to them or needs none."""
@@ -170,19 +177,3 @@ class BlockLoads:
         for number in list(self.in_flight):
             self.finish(number, ())
         return requests
-
-
-def absent_places(num_blocks: int, block_ids: Sequence[list[BlockId]], absent: BlockId) -> list[tuple[int, int]]:
-    """Return index and group of the blocks among hits that are not on the device.
-
-    Args:
-        num_blocks: of the request, with these hits.
-        block_ids: of each group, those of the hits, which end there.
-        absent: stands for such a block.
-    """
-    return [
-        (num_blocks - len(found) + place, group)
-        for group, found in enumerate(block_ids)
-        for place, block_id in enumerate(found)
-        if block_id == absent
-    ]

@@ -3,16 +3,19 @@
 The scheduler decides who gets blocks, and counts them before it asks.
 """
 
+# long: one state, and each event that changes it
+
 import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
-from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits
+from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits, absent_places
 from octavo.core_proc.cache.host_tier import HostTier
-from octavo.core_proc.cache.loads import BlockLoads, absent_places
+from octavo.core_proc.cache.loads import BlockLoads
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.request import NO_LIST, Request, RequestState
@@ -54,6 +57,7 @@ class PrefixCache:
         num_states: int = 0,
         num_host_blocks: int = 0,
         has_files: bool = False,
+        host_block_s: float = 0.0,
         is_enabled: bool,
     ) -> None:
         self.pool = pool
@@ -68,7 +72,9 @@ class PrefixCache:
         self.files = FileTier() if has_files and is_enabled else None
         """None: nothing is kept in files."""
         self.loads = BlockLoads(pool, self.host, self.files)
-        self._finder = HitFinder(pool, groups, self.states, self.host, self.files)
+        self.copy_cost = CopyCost(host_block_s, groups.block_size)
+        """Whether hits that are elsewhere are worth their copies."""
+        self._finder = HitFinder(pool, groups, self.states, self.host, self.files, self.copy_cost)
         self.num_loaded_tokens = 0
         """Tokens among the hits that were attached last which host memory or files had."""
         self.block_size = groups.block_size
@@ -187,6 +193,7 @@ class PrefixCache:
         for tier in (self.host, self.files):
             if tier is not None:
                 tier.watch(keys)
+        self.copy_cost.has_changed = False
         self._counted = request, len(request.token_ids)
         self._counts = hits, [sum(map(self._takes_free_block, block_ids)) for block_ids in hits.block_ids]
         return self._counts
@@ -197,7 +204,8 @@ class PrefixCache:
     def _is_counted(self, request: Request) -> bool:
         """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
         # perf: the first waiting request is checked in every step.
-        if self._counted != (request, len(request.token_ids)) or self.pool.has_watched_changed:
+        has_changed = self.pool.has_watched_changed or self.copy_cost.has_changed
+        if has_changed or self._counted != (request, len(request.token_ids)):
             return False
         places = self.host, self.files, None if self.states is None else self.states.pool
         return not any(place is not None and place.has_watched_changed for place in places)
@@ -269,11 +277,13 @@ class PrefixCache:
         held = [block_id for found in hits.block_ids for block_id in found if block_id != NULL_BLOCK]
         self.loads.begin(request, places, self._keys(request, places), held)
 
-    def finish_load(self, number: int, missing: Collection[BlockId]) -> Request | None:
+    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> Request | None:
         """End a load; returns the request that was waiting for it, None if none still does."""
         if (ended := self.loads.finish(number, missing)) is None:
             return None
         load, arrived = ended
+        if not missing:
+            self.copy_cost.observe_load(len(load.from_host), len(load.from_files), elapsed_s)
         for place in arrived:
             for observer in self._observers:
                 observer.on_stored(load.request, *load.places[place])

@@ -54,6 +54,7 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         max_request_states=max_request_states,
         num_host_blocks=_num_host_blocks(config, facts),
         host_block_bytes=sum(fact.kv_block_bytes for fact in facts),
+        host_block_s=max(fact.host_block_s for fact in facts),
     )
 
 

@@ -118,10 +118,10 @@ class ObservedScheduler(Scheduler):
         super().guess(guesses)
         self._show(Guessed([(*request.key, token_ids) for request, token_ids in guesses]))
 
-    def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
+    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> None:
         """Take the end of a load."""
-        super().finish_load(number, missing)
-        self._show(LoadFinished(number, sorted(missing)))
+        super().finish_load(number, missing, elapsed_s)
+        self._show(LoadFinished(number, sorted(missing), elapsed_s))
 
     def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
         """Note which files there are."""

@@ -74,6 +74,7 @@ class Scheduler:
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
             has_files=bool(config.kv_offloading_path) and cache_plan.num_states == 0,
+            host_block_s=cache_plan.host_block_s,
             is_enabled=config.enable_prefix_caching,
         )
         self.requests = RequestMap[LiveRequest]()
@@ -298,7 +299,9 @@ class Scheduler:
         """
         record = self._take_record(result)
         self.history.add(record, result.elapsed_s)
-        self._step_target.observe(record.scheduled, record.num_tokens - record.num_decode_tokens, result.elapsed_s)
+        num_prompt_tokens = record.num_tokens - record.num_decode_tokens
+        if self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
+            self.cache.copy_cost.observe_step(self._step_target.cost.token_s, self._step_target.cost.key_s)
         collect_prompt_logprobs(record, result)
         if self._turns.are_taken:
             self._sampled += record.sampled(result)
@@ -320,14 +323,15 @@ class Scheduler:
         """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""
         return self.cache.loads.take_begun()
 
-    def finish_load(self, number: int, missing: Collection[BlockId]) -> None:
+    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> None:
         """Let the request that waits for a load start with what has arrived.
 
         Args:
             number: of the load; it may be one of workers that were lost.
             missing: its blocks that were not filled.
+            elapsed_s: what the copies took; 0: unknown.
         """
-        if (request := self.cache.finish_load(number, missing)) is not None:
+        if (request := self.cache.finish_load(number, missing, elapsed_s)) is not None:
             self._return(request)
 
     def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
@@ -402,7 +406,7 @@ class Scheduler:
             if self.waiting_reason:
                 # Blocks that have arrived for requests behind it must not hold it up.
                 num_free = self.cache.pool.num_free
-                if self.waiting_reason == "blocks" and self.cache.loads.release_landed(besides=head):
+                if self.waiting_reason == "blocks" and self._release_landed(head):
                     draft.num_spare_blocks += self.cache.pool.num_free - num_free
                     continue
                 return
@@ -419,6 +423,13 @@ class Scheduler:
             prompts.claim(head.num_uncomputed_tokens)
         if self.waiting:
             self.waiting_reason = candidate.reason or QUARANTINED
+
+    def _release_landed(self, head: Request) -> bool:
+        """Give up blocks that have arrived and hold up the first waiting request; returns whether there were any."""
+        loads = self.cache.loads
+        # Its own too, if nobody else will free any: blocks before them may have been invalidated since they arrived.
+        is_alone = self.running.first is None and not loads.in_flight
+        return loads.release_landed(besides=head) or (is_alone and loads.release_landed())
 
     def _must_load(self, request: Request) -> bool:
         """Return whether copies for a request would take too long before a step in which others are."""

@@ -82,6 +82,9 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Annotated[float, Meta(gt=0)],
         Meta(description="Most GiB of all files under --kv-offloading-path; those used least recently are deleted."),
     ] = 32.0
+    kv_offloading_recompute: Annotated[
+        bool, Meta(description="Compute offloaded blocks again where that is faster than copying them.")
+    ] = True
 
 
 class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -97,6 +97,8 @@ class DeviceFacts(Struct, frozen=True, kw_only=True):
     """What computes the model."""
     variant_module: str = ""
     """The first module whose rows have other bits in other batches; "": there is none."""
+    host_block_s: float = 0.0
+    """Seconds in which a block is copied from host memory; 0: no blocks are kept there."""
 
     @property
     def kv_block_bytes(self) -> int:
@@ -134,6 +136,8 @@ class CachePlan(Struct, frozen=True, kw_only=True):
     """Blocks in the host memory of each worker, for contents that blocks of the cache lose to others."""
     host_block_bytes: int = 0
     """Of one of them, in all workers together."""
+    host_block_s: float = 0.0
+    """See `DeviceFacts.host_block_s`; of the slowest worker."""
 
     @property
     def has_states(self) -> bool:

@@ -151,6 +151,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_offloading_path: str = ""
     """Directory for files of KV blocks; "": there are none."""
     kv_offloading_disk_bytes: int = 0
+    kv_offloading_recompute: bool = True
+    """Whether what is slower to copy than to compute is computed."""
     """Most bytes of all files there."""
 
     @property
@@ -281,6 +283,7 @@ def resolve(
         kv_transfer=kv_transfer,
         kv_offloading_path=offloading_path(config, facts, chosen_device),
         kv_offloading_disk_bytes=int(config.cache.kv_offloading_disk_size * 2**30),
+        kv_offloading_recompute=config.cache.kv_offloading_recompute,
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),
         max_num_seqs=steps.max_num_seqs,
         max_num_batched_tokens=steps.max_num_batched_tokens,

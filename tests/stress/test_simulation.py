@@ -78,6 +78,7 @@ def test_the_runs_reach_what_they_are_for() -> None:
     assert counts["num_overloaded"] > 50
     assert counts["num_preemptions"] > 20
     assert counts["num_cached_tokens"] > 1000
+    assert counts["num_loaded_tokens"] > 100
     assert counts["num_guilty"] > 0
     assert counts["num_core_lives"] > totals.num_runs + 10
     assert counts["num_worker_lives"] > counts["num_core_lives"] + 10

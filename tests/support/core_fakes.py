@@ -124,9 +124,16 @@ class Output:
 class FakeEngine:
     """A scheduler and a fake worker, run in lockstep; invariants are checked after every call."""
 
-    def __init__(self, num_blocks: int = 64, groups: Sequence[CacheGroupSpec] = ONE_GROUP, **changes) -> None:
+    def __init__(
+        self,
+        num_blocks: int = 64,
+        groups: Sequence[CacheGroupSpec] = ONE_GROUP,
+        *,
+        host_block_s: float = 0.0,
+        **changes,
+    ) -> None:
         self.config = core_config(**changes)
-        plan = cache_plan(self.config, num_blocks, groups)
+        plan = msgspec.structs.replace(cache_plan(self.config, num_blocks, groups), host_block_s=host_block_s)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
         self.files: dict[bytes, list[int | None]] = {}
         """The contents of files, which outlive workers."""

@@ -5,6 +5,7 @@ import random
 import pytest
 from core_fakes import CLIENT, FakeEngine, alone
 
+from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.file_watch import FileChanges
 from octavo.core_proc.request import Request, RequestState
@@ -279,3 +280,63 @@ class TestHostTier:
         assert host.take_copies() == ([(0, 0)], [])
         host.on_evicted(1, b"b")
         assert host.take_copies() == ([(1, 0)], [])
+
+
+def known_cost(token_s: float, key_s: float, host_block_s: float = 1.0) -> CopyCost:
+    cost = CopyCost(host_block_s, block_size=4)
+    cost.observe_step(token_s, key_s)
+    return cost
+
+
+@pytest.mark.parametrize(
+    ("token_s", "key_s", "num_host", "end"),
+    [
+        (1.0, 0.0, [1, 1, 1], 3),  # a block costs 1 s to copy, and 4 s to compute
+        (0.2, 0.0, [1, 1, 1], 0),
+        (0.2, 0.0, [0, 1, 1], 1),  # what is on the device costs nothing
+        (0.2, 0.0, [1, 0, 0], 3),  # and makes a copy before it worth it
+        (0.2, 0.02, [1, 1, 1, 1], 4),  # attention to earlier tokens makes later blocks dearer
+        (0.2, 0.0, [1, 1, 0, 1, 0, 0, 0, 1], 7),  # a run at a time
+    ],
+)
+def test_copies_end_where_computing_is_faster(token_s: float, key_s: float, num_host: list[int], end: int) -> None:
+    cost = known_cost(token_s, key_s)
+    assert cost.is_known
+    assert cost.best_end(0, num_host, [0] * len(num_host)) == end
+
+
+def test_slow_files_are_computed_for_a_while() -> None:
+    cost = known_cost(token_s=1.0, key_s=0.0)
+    assert cost.best_end(0, [0], [1]) == 1
+    cost.has_changed = False
+    cost.observe_load(num_host_blocks=1, num_file_blocks=2, elapsed_s=101.0)
+    assert cost.has_changed
+    assert cost.best_end(0, [0], [1]) == 0
+    assert cost.best_end(0, [1], [0]) == 1
+    for _ in range(1000):
+        cost.observe_step(1.0, 0.0)
+    assert cost.best_end(0, [0], [1]) == 1
+
+
+def test_nothing_is_computed_instead_until_a_step_was_measured() -> None:
+    assert not CopyCost(1.0, block_size=4).is_known
+    assert not known_cost(1.0, 0.0, host_block_s=0.0).is_known
+
+
+@pytest.mark.parametrize("path", ["", "/files"])
+@pytest.mark.parametrize("mix", ["full", "full and window", "windows"])
+def test_a_prefix_is_computed_that_copies_would_delay(mix: str, path: str) -> None:
+    """Computed or copied, the result is the same."""
+    engine = offloading(len(MIXES[mix]) * 18, 300, MIXES[mix], kv_offloading_path=path, host_block_s=1e-3)
+    cost = engine.scheduler.cache.copy_cost
+    ask_in_turn(engine, "abc", num_tokens=33)
+    cost.observe_step(1e-6, 0.0)
+    dear = engine.submit("dear", [1] * 33)
+    engine.run()
+    assert dear.num_cached_tokens < 32
+    ask_in_turn(engine, "bcd", num_tokens=33)
+    cost.observe_step(1.0, 0.0)
+    cheap = engine.submit("cheap", [1] * 33)
+    engine.run()
+    assert cheap.num_cached_tokens == 32
+    assert dear.token_ids == cheap.token_ids == alone([1] * 33).token_ids

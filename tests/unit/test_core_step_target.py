@@ -20,7 +20,7 @@ def warm(target_s: float) -> StepTarget:
     """A target that has had the step that is not measured."""
     target = StepTarget(target_s, MAX_TOKENS)
     target.observe(chunk(MAX_TOKENS), MAX_TOKENS, 10.0)
-    assert not target.is_measured
+    assert not target.cost.is_measured
     return target
 
 
@@ -47,7 +47,7 @@ def test_steps_with_few_prompt_tokens_and_steps_without_a_time_are_not_measured(
     target = warm(0.2)
     target.observe(chunk(MAX_TOKENS), MIN_MEASURED_TOKENS - 1, 1.0)
     target.observe(chunk(MAX_TOKENS), MAX_TOKENS, 0.0)
-    assert not target.is_measured
+    assert not target.cost.is_measured
 
 
 def test_a_machine_that_was_slow_for_a_while_gets_its_large_steps_back():
@@ -90,7 +90,7 @@ def test_predicted_costs_are_positive_at_any_context_length(key_s):
     target = warm(0.15)
     for start, seconds_per_token in [(0, 1e-3), (6000, 1e-5), (0, 1e-5), (50_000, 1e-3), (6000, 1e-9), (0, 1e-9)] * 5:
         target.observe(chunk(64, start), 64, 64 * seconds_per_token)
-        assert target.is_measured
+        assert target.cost.is_measured
         assert MIN_PROMPT_TOKENS <= target.max_step_tokens(0, [start]) <= MAX_TOKENS
     for _ in range(20):
         read_prompt(target, 6000, 0.5e-3, key_s)

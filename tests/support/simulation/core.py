@@ -7,9 +7,11 @@ from functools import partial
 from typing import Any
 
 from core_fakes import cache_plan, core_config
+from msgspec.structs import replace
 
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
+from octavo.core_proc.file_store import FileStore
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
@@ -30,6 +32,7 @@ from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import FrontendMessage, Submit
 from simulation.crash_journal import SimulatedCrashJournal
+from simulation.files import SimulatedFiles, SimulatedWatch
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
 from simulation.ranks import RankedGroup
@@ -143,10 +146,13 @@ class SimulatedCore(Process):
         step_scale: typical duration of a step, in seconds.
         max_backlog_events: a frontend with a larger backlog is dropped.
         predecessor: the core that has died; None: there was none.
+        files: of KV blocks.
+        host_block_s: see `CachePlan`.
         num_ranks: of its workers.
         is_observed: check all invariants after each call of the scheduler, and replay all of them at the end.
     """
 
+    # long: one part after another
     def __init__(
         self,
         world: World,
@@ -159,12 +165,15 @@ class SimulatedCore(Process):
         max_backlog_events: int,
         predecessor: "SimulatedCore | None",
         *,
+        files: SimulatedFiles,
+        host_block_s: float = 0.0,
         num_ranks: int = 1,
         is_observed: bool,
     ) -> None:
         super().__init__(world)
         self.config = core_config(**engine)
-        self.plan = cache_plan(self.config, num_blocks, groups)
+        self.plan = replace(cache_plan(self.config, num_blocks, groups), host_block_s=host_block_s)
+        self._files = files
         self.stop_signal = SimulatedStop()
         self.entries: list[LogEntry] = []
         self.router = SimulatedRouter(self, rng.choice([1, 4, 256]))
@@ -196,6 +205,11 @@ class SimulatedCore(Process):
             lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_events=True)
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
+        if self.config.kv_offloading_path:
+            watch: Any = SimulatedWatch(files, self, step_scale, lambda: self.wake(has_events=True))
+            store = FileStore(self.scheduler, self.supervisor, "", watch, 1000)
+            self.scheduler.cache.add_observer(store)
+            self.scheduler.hooks.add(store)
         self.scheduler.hooks.add(BlockTransfers(self.scheduler, self.supervisor))
         self.service = self._service(attribution, epoch)
         self.service.on_poison = self._die_of_poison
@@ -319,6 +333,7 @@ class SimulatedCore(Process):
             on_operation=self.operate,
             start_s=self._step_scale * self._rng.choice([1, 10, 100]) if self.num_groups > 1 else 0.0,
             make_next=self._make_group,
+            files=self._files,
         )
         return self.group
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from simulation.callers import WrongAnswer
 from simulation.core import SimulatedCore
+from simulation.files import SimulatedFiles
 from simulation.frontend import Connection, SimulatedWire
 from simulation.scenario import Fault, Scenario
 from simulation.world import Action, Pipe, World
@@ -19,6 +20,7 @@ class SimulatedEngine:
         world: the clock.
         rng: draws delays.
         on_death: called with this engine when its core or its workers have died; whether a request killed them.
+        files: of KV blocks, which engines share.
         is_observed: see `Simulation`.
     """
 
@@ -29,6 +31,7 @@ class SimulatedEngine:
         world: World,
         rng: random.Random,
         on_death: "Callable[[SimulatedEngine, bool], None]",
+        files: SimulatedFiles,
         *,
         is_observed: bool,
     ) -> None:
@@ -41,6 +44,7 @@ class SimulatedEngine:
         self._world = world
         self._rng = rng
         self._on_death = on_death
+        self._files = files
         self._is_observed = is_observed
         self._name = f"{scenario.seed} of engine {index}" if index else str(scenario.seed)
         self._num_connections = 0
@@ -135,6 +139,8 @@ class SimulatedEngine:
             scenario.step_scale,
             scenario.max_backlog_events,
             self.cores[-1] if self.cores else None,
+            files=self._files,
+            host_block_s=scenario.host_block_s,
             num_ranks=scenario.num_ranks,
             is_observed=self._is_observed,
         )

@@ -7,12 +7,24 @@ import random
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.steps import CommandFailed, LoadBlocks, StepPlan, TokenMasks, WorkerCommand, WorkerReply
+from octavo.protocol.steps import (
+    BlocksLoaded,
+    CommandFailed,
+    LoadBlocks,
+    StepPlan,
+    StoreBlocks,
+    TokenMasks,
+    WorkerCommand,
+    WorkerReply,
+)
+from simulation.files import SimulatedFiles
 from simulation.scenario import POISON_MARK
-from simulation.worker import SimulatedWorker
+from simulation.worker import SimulatedWorker, facts_of
 from simulation.world import Action, Process, World
 
 COMMANDS, REPLIES = worker_command_codec(), worker_reply_codec()
@@ -31,10 +43,11 @@ class SimulatedGroup:
         on_operation: called before each message to the worker.
         start_s: duration of the start; 0.0: it is ready.
         make_next: starts the next group.
+        files: of KV blocks.
     """
 
     waitables = ()
-    facts: Sequence[DeviceFacts] = ()
+    facts: Sequence[DeviceFacts] = (facts_of(0),)
 
     def __init__(
         self,
@@ -47,9 +60,12 @@ class SimulatedGroup:
         on_operation: Action,
         start_s: float,
         make_next: "Callable[[], SimulatedGroup]",
+        files: SimulatedFiles,
     ) -> None:
         self.process = Process(world)
-        self.worker = SimulatedWorker(config, plan.num_blocks, plan.cache_groups, plan.num_host_blocks)
+        sizes = plan.num_blocks, plan.cache_groups, plan.num_host_blocks
+        self.worker = SimulatedWorker(config, *sizes, files=files.ranks[0])
+        self._files = files
         self.raises_next = False
         """The next step raises an error in the worker, which then ends."""
         self.has_exited = False
@@ -64,7 +80,7 @@ class SimulatedGroup:
         self.next_sequence = 0
         self.waits_for = ""
         self.num_joined = 0
-        self._plans: deque[StepPlan | LoadBlocks] = deque()
+        self._plans: deque[StepPlan | LoadBlocks | StoreBlocks] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._replies: deque[list[Frame]] = deque()
         self._is_busy = False
@@ -102,7 +118,9 @@ class SimulatedGroup:
         if isinstance(received, TokenMasks):
             self._masks.append(received)
         else:
-            assert isinstance(received, StepPlan | LoadBlocks), "a command that no simulated frontend asks for"
+            assert isinstance(received, StepPlan | LoadBlocks | StoreBlocks), (
+                "a command that no simulated frontend asks for"
+            )
             self._plans.append(received)
         self._go_on()
 
@@ -169,22 +187,30 @@ class SimulatedGroup:
             self.process.after(delay, lambda: self._finish_load(command.sequence))
             self._go_on()
             return
+        if isinstance(command, StoreBlocks):
+            self._plans.popleft()
+            self._files.store(self.process, self.worker, command, self._step_scale, self._reply)
+            self._go_on()
+            return
         if command.awaits_masks and not self._masks:
             return
         self._is_busy = True
         duration = self._step_scale * self._rng.choice([0.1, 0.5, 1.0, 3.0])
-        self.process.after(duration, self._finish_step)
+        self.process.after(duration, lambda: self._finish_step(duration))
 
     def _finish_load(self, sequence: int) -> None:
-        self._replies.append(REPLIES.encode(self.worker.finish_load(sequence)))
+        self._reply(self.worker.finish_load(sequence))
+
+    def _reply(self, reply: BlocksLoaded) -> None:
+        self._replies.append(REPLIES.encode(reply))
         self._on_event()
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, elapsed_s: float) -> None:
         plan = self._plans.popleft()
         assert isinstance(plan, StepPlan)
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
-        result = self.worker.execute(plan, masks)
+        result = msgspec.structs.replace(self.worker.execute(plan, masks), elapsed_s=elapsed_s)
         if self._is_poisoned(plan):
             self.has_met_poison = True
             self.die()

@@ -15,26 +15,28 @@ import msgspec
 from octavo.core_proc.workers.group import WorkerFailed
 from octavo.core_proc.workers.starting import StartingGroup
 from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
-from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.config.facts import CacheGroupSpec
+from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.control import ControlMessage, Progress, WorkerReady
 from octavo.protocol.errors import StartupError
 from octavo.protocol.lifecycle import StartupReporter
 from octavo.protocol.steps import (
     AllocateCache,
+    BlocksLoaded,
     CacheReady,
     CommandFailed,
     LoadBlocks,
     StepPlan,
     StepResult,
+    StoreBlocks,
     TokenMasks,
     WarmedUp,
     WarmUp,
     WorkerCommand,
     WorkerReply,
 )
+from simulation.files import SimulatedFiles
 from simulation.scenario import POISON_MARK
-from simulation.worker import SimulatedWorker, require
+from simulation.worker import SimulatedWorker, facts_of, require
 from simulation.world import Action, Process, World
 
 COMMANDS, REPLIES = worker_command_codec(), worker_reply_codec()
@@ -60,6 +62,7 @@ class RankedGroup(StartingGroup):
         on_operation: Action,
         start_s: float,
         make_next: "Callable[[], RankedGroup]",
+        files: SimulatedFiles,
         num_ranks: int,
     ) -> None:
         commands: Any = SimulatedPublisher(self, on_operation)
@@ -78,7 +81,8 @@ class RankedGroup(StartingGroup):
         self.num_in_flight = 0
         """Steps that were sent and whose result the core has not read."""
         sizes = plan.num_blocks, plan.cache_groups, plan.num_host_blocks
-        workers = [SimulatedWorker(config, *sizes) for _ in range(num_ranks)]
+        self.files = files
+        workers = [SimulatedWorker(config, *sizes, files=own) for own in files.ranks]
         self.ranks = [SimulatedRank(self, rank, worker) for rank, worker in enumerate(workers)]
         for rank in self.ranks:
             rank.start(start_s * rng.uniform(0.5, 1.0))
@@ -237,7 +241,7 @@ class SimulatedRank(Process):
         """True once the core can notice its end."""
         self.raises_next = False
         self._group = group
-        self._plans: deque[StepPlan | LoadBlocks] = deque()
+        self._plans: deque[StepPlan | LoadBlocks | StoreBlocks] = deque()
         self._masks: deque[TokenMasks] = deque()
         self._latest = self._latest_reply = 0.0
         """When all commands sent so far have arrived; when all replies have."""
@@ -264,7 +268,7 @@ class SimulatedRank(Process):
         masks = self._masks.popleft().unpack() if plan.awaits_masks else ()
         self.worker.next_sequence = plan.sequence  # commands arrive in order, and other kinds have numbers, too
         self.current, self.latest_ended = -1, plan.sequence
-        result = self.worker.execute(plan, masks)
+        result = msgspec.structs.replace(self.worker.execute(plan, masks), elapsed_s=group.step_scale)
         encoded = b"".join(map(bytes, REPLIES.encode(result)))
         require(group.results.setdefault(plan.sequence, encoded) == encoded, f"rank {self.number} computed other bits")
         if self.number == plan.sequence % len(group.ranks) and self._is_poisoned(plan):  # it may be any rank
@@ -284,7 +288,7 @@ class SimulatedRank(Process):
         match command:
             case TokenMasks():
                 self._masks.append(command)
-            case StepPlan() | LoadBlocks():
+            case StepPlan() | LoadBlocks() | StoreBlocks():
                 self._plans.append(command)
             case AllocateCache():
                 self._reply(CacheReady(command.sequence, self.number))
@@ -303,6 +307,11 @@ class SimulatedRank(Process):
             self._load(command)
             self.go_on()
             return
+        if isinstance(command, StoreBlocks):
+            self._plans.popleft()
+            self._group.files.store(self, self.worker, command, self._group.step_scale, self._reply_as_rank)
+            self.go_on()
+            return
         if command.awaits_masks and not self._masks:
             return
         sequence = command.sequence
@@ -318,11 +327,10 @@ class SimulatedRank(Process):
         self.worker.begin_load(command)
         delay = self._group.step_scale * self._group.rng.choice([0.0, 0.1, 1.0, 10.0])
 
-        def finish() -> None:
-            reply = self.worker.finish_load(command.sequence)
-            self._reply(msgspec.structs.replace(reply, rank=self.number))
+        self.after(delay, lambda: self._reply_as_rank(self.worker.finish_load(command.sequence)))
 
-        self.after(delay, finish)
+    def _reply_as_rank(self, reply: BlocksLoaded) -> None:
+        self._reply(msgspec.structs.replace(reply, rank=self.number))
 
     def _fail(self, plan: StepPlan) -> None:
         self._reply(CommandFailed(plan.sequence, self.number, "SimulatedError", "it raised", ""))
@@ -360,16 +368,3 @@ class SimulatedRank(Process):
     def _is_poisoned(self, plan: StepPlan) -> bool:
         rows = self.worker.rows
         return any(part.num_samples and POISON_MARK in rows[part.slot].admitted.request_id for part in plan.scheduled)
-
-
-def facts_of(rank: int) -> DeviceFacts:
-    """Return what a rank reports; nothing of it is used after the first start."""
-    return DeviceFacts(
-        rank=rank,
-        device_name="simulated",
-        total_bytes=0,
-        free_bytes=0,
-        weights_bytes=0,
-        activation_bytes=0,
-        cache_groups=[CacheGroupSpec(num_layers=1, block_bytes=1)],
-    )

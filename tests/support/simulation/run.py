@@ -11,14 +11,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
+from octavo.core_proc.scheduler import step_target
 from octavo.protocol.errors import EngineDeadError
 from octavo.protocol.events import Finished
 from simulation.callers import WrongAnswer
 from simulation.engine import SimulatedEngine
+from simulation.files import SimulatedFiles
 from simulation.frontend import Connection, SimulatedFrontend, SimulatedWire
 from simulation.scenario import Ask, Fault, Scenario
 from simulation.world import World
+
+MIN_MEASURED_TOKENS = 3
+"""Steps of the simulation are small, and their times decide too what is copied and what is computed."""
 
 READING_S = 0.5
 """A frontend that has run for this long has read all messages."""
@@ -47,6 +53,7 @@ class Report:
     num_steps: int
     num_preemptions: int
     num_cached_tokens: int
+    num_loaded_tokens: int
     num_core_lives: int
     num_worker_lives: int
     faults: Counter[str]
@@ -67,8 +74,9 @@ class Simulation:
         self._world = World(EVENTS_PER_REQUEST * (len(scenario.asks) + 10 * len(scenario.faults) + 20))
         self._rng = random.Random(f"run {scenario.seed}")
         self._counters: Counter[str] = Counter()
+        files = SimulatedFiles(scenario.seed, scenario.num_ranks, scenario.max_files)
         self._engines = [
-            SimulatedEngine(index, scenario, self._world, self._rng, self._count_death, is_observed=is_observed)
+            SimulatedEngine(index, scenario, self._world, self._rng, self._count_death, files, is_observed=is_observed)
             for index in range(scenario.num_engines)
         ]
         for engine in self._engines:
@@ -108,6 +116,7 @@ class Simulation:
             num_steps=sum(one.num_steps for one in stats),
             num_preemptions=sum(one.num_preemptions for one in stats),
             num_cached_tokens=sum(one.prefix_cache_hits for one in stats),
+            num_loaded_tokens=sum(one.external_prefix_cache_hits for one in stats),
             num_core_lives=len(cores),
             num_worker_lives=sum(core.num_groups for core in cores),
             faults=self._counters,
@@ -258,4 +267,5 @@ def run_scenario(scenario: Scenario, *, is_observed: bool) -> Report:
             loop.call_soon = call_soon
 
     # Links make futures and callbacks, for which a loop must be there; it waits for nothing, the clock is the world's.
-    return asyncio.run(live())
+    with patch.object(step_target, "MIN_MEASURED_TOKENS", MIN_MEASURED_TOKENS):
+        return asyncio.run(live())

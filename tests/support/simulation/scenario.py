@@ -45,6 +45,9 @@ SHARE_OF_POOLING = 0.15
 SHARE_OF_SPECULATION = 0.5
 """Share of the scenarios that guess tokens, among those whose models can take guesses back."""
 
+SHARE_OF_FILES = 0.4
+"""Share of the scenarios that keep KV blocks in files, unless states forbid it."""
+
 SHARE_OF_STAGES = 0.5
 """Share of the scenarios of several ranks in which each of them is a pipeline stage."""
 SHARE_OF_ALL = 0.15
@@ -121,8 +124,13 @@ class Scenario:
     num_engines: int = 1
     groups: Sequence[CacheGroupSpec] = ONE_GROUP
     """Of the cache."""
+    max_files: int = 0
+    """Of KV blocks, before some are deleted."""
+    host_block_s: float = 0.0
+    """See `CachePlan.host_block_s`."""
 
 
+# long: one draw after another
 def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int = 1, num_engines: int = 1) -> Scenario:
     """Return the scenario of a seed. Ranks and engines change nothing but who is hit by a fault.
 
@@ -139,6 +147,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     engine, num_blocks = _engine(rng)
     engine["pipeline_parallel_size"] = num_ranks if random.Random(f"stages {seed}").random() < SHARE_OF_STAGES else 1
     groups, num_blocks = _groups(random.Random(f"groups {seed}"), engine, num_blocks)
+    storey = random.Random(f"second storey {seed}")
+    engine["kv_offloading_path"] = "/files" if storey.random() < SHARE_OF_FILES else ""
     pooling = _pooling(random.Random(f"pooling {seed}"))
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
@@ -182,6 +192,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
         drains=rng.random() < 0.2,
         num_ranks=num_ranks,
         num_engines=num_engines,
+        max_files=storey.choice([5, 100, 10_000]),
+        host_block_s=storey.choice([0.0, 0.0, 1e-6, 1e-3]),
     )
 
 

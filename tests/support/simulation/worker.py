@@ -13,7 +13,7 @@ from itertools import chain
 from msgspec.structs import replace
 
 from octavo.protocol.adapters import NO_ADAPTER, AdapterFault
-from octavo.protocol.config import CacheGroupSpec, ResolvedConfig
+from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import ID_BYTES, IdArray, pack_ids, unpack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
@@ -32,6 +32,8 @@ from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, 
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
+LOAD_S = 0.001
+"""In which a block is loaded from a file."""
 
 
 class PlanRejected(AssertionError):
@@ -74,7 +76,7 @@ class SimulatedWorker:
         num_blocks: int,
         groups: Sequence[CacheGroupSpec] = ONE_GROUP,
         num_host_blocks: int = 0,
-        files: dict[bytes, list[int | None]] | None = None,
+        files: dict[bytes, list[int | None] | None] | None = None,
     ) -> None:
         self._files = {} if files is None else files
         self.rows: dict[int, Row] = {}
@@ -191,17 +193,32 @@ class SimulatedWorker:
             self._copy_in(host_id, block_id)
         for key, block_id in command.from_files:
             place = block_id * self._block_size
-            self._cache[place : place + self._block_size] = self._files.get(key, [None] * self._block_size)
-        missing = [block_id for key, block_id in command.from_files if key not in self._files]
-        return BlocksLoaded(sequence, 0, missing)
+            self._cache[place : place + self._block_size] = self._files.get(key) or [None] * self._block_size
+        missing = [block_id for key, block_id in command.from_files if self._files.get(key) is None]
+        for key, _ in command.from_files:
+            if key in self._files and self._files[key] is None:
+                del self._files[key]
+        return BlocksLoaded(sequence, 0, missing, LOAD_S * len(command.from_files))
 
     def store(self, command: StoreBlocks) -> BlocksLoaded:
         """Write blocks to files."""
-        for block_id, key in command.blocks:
-            states = self._cache[block_id * self._block_size : (block_id + 1) * self._block_size]
-            require(None not in states, f"block {block_id} is stored before it is full")
-            require(self._files.setdefault(key, states) == states, f"block {block_id} is stored under a foreign key")
+        for key, states in self.copies_for_files(command):
+            self.write_file(key, states)
         return BlocksLoaded(command.sequence, 0)
+
+    def copies_for_files(self, command: StoreBlocks) -> list[tuple[bytes, list[int | None]]]:
+        """Return key and content of the blocks that are to be written to files, as they are now."""
+        size, copies = self._block_size, []
+        for block_id, key in command.blocks:
+            states = self._cache[block_id * size : (block_id + 1) * size]
+            require(None not in states, f"block {block_id} is stored before it is full")
+            require((self._files.get(key) or states) == states, f"block {block_id} is stored under a foreign key")
+            copies.append((key, states))
+        return copies
+
+    def write_file(self, key: bytes, states: list[int | None] | None) -> None:
+        """Write a content, unless it is there; None: what is written is damaged."""
+        self._files.setdefault(key, states)
 
     def _copy_in(self, host_id: int, block_id: int) -> None:
         states = self._host[host_id]
@@ -407,3 +424,16 @@ class SimulatedWorker:
     def _prompt_logprobs(self, row: Row, part: Scheduled) -> list[TokenLogprobs]:
         end = min(part.start + part.num_tokens + 1, row.admitted.num_prompt_tokens)
         return [logprob(row.states[index - 1], row.token_ids[index]) for index in range(part.start + 1, end)]
+
+
+def facts_of(rank: int) -> DeviceFacts:
+    """Return what a rank reports; nothing of it is used after the first start."""
+    return DeviceFacts(
+        rank=rank,
+        device_name="simulated",
+        total_bytes=0,
+        free_bytes=0,
+        weights_bytes=0,
+        activation_bytes=0,
+        cache_groups=[CacheGroupSpec(num_layers=1, block_bytes=1)],
+    )

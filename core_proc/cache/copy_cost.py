@@ -1,0 +1,85 @@
+"""`CopyCost`: whether contents that are elsewhere are copied to the device, or computed again because that is faster.
+
+Knows no clock. The time of a copy from host memory is measured at the start and part of the `CachePlan`; the times of
+steps and of loads from files come with their results. So a recording holds them and replays to the same plans.
+"""
+
+from collections.abc import Sequence
+
+LEARNING_RATE = 0.2
+"""The weight of a new load from files."""
+
+FORGETTING_RATE = 0.01
+"""The part of what loads from files have taught that a step with prompts takes away. Without it, files that were slow
+once would never be tried again."""
+
+MIN_CHANGE = 0.1
+"""Changes of a price below this part of it change no decision: hits would have to be looked up again."""
+
+
+class CopyCost:
+    """The prices of a block: from host memory, from a file, and computed.
+
+    Nothing is computed instead of copied as long as no step was measured. Files count as fast as host memory until one
+    load was measured.
+
+    Args:
+        host_block_s: seconds in which a block is copied from host memory; 0: unknown, so everything is copied.
+        block_size: tokens of a block.
+    """
+
+    def __init__(self, host_block_s: float, block_size: int) -> None:
+        self.has_changed = False
+        """True once prices have changed; whoever has looked resets it."""
+        self._host_block_s = host_block_s
+        self._block_size = block_size
+        self._measured = self._used = (0.0, 0.0, host_block_s)
+        """Seconds of a token, of each key that it reads, and of a block from files: learned, and as decisions use
+        them."""
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a choice."""
+        return self._host_block_s > 0.0 and self._used[0] > 0.0
+
+    def observe_step(self, token_s: float, key_s: float) -> None:
+        """Learn what a token costs, with each of the keys that it reads."""
+        file_s = self._measured[2]
+        self._update(token_s, key_s, file_s + FORGETTING_RATE * (self._host_block_s - file_s))
+
+    def observe_load(self, num_host_blocks: int, num_file_blocks: int, elapsed_s: float) -> None:
+        """Learn from a load that has taken so long."""
+        if not num_file_blocks or elapsed_s <= 0.0:
+            return
+        token_s, key_s, file_s = self._measured
+        measured_s = max(elapsed_s - num_host_blocks * self._host_block_s, 0.0) / num_file_blocks
+        is_first = file_s == self._host_block_s
+        self._update(token_s, key_s, measured_s if is_first else file_s + LEARNING_RATE * (measured_s - file_s))
+
+    def best_end(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> int:
+        """Return at which block to stop copying and to compute the rest, so that both together take the least time.
+
+        A token that is computed costs the more the more keys are before it, so this is the beginning or the end of a
+        run of blocks that are elsewhere.
+
+        Args:
+            first: index of the first block.
+            num_host: of each block from there on, over all groups, how many must come from host memory.
+            num_files: likewise from files.
+        """
+        token_s, key_s, file_s = self._used
+        saved_s = best_s = 0.0
+        best = first
+        for index, (from_host, from_files) in enumerate(zip(num_host, num_files, strict=True), first):
+            num_keys = (index + 0.5) * self._block_size
+            saved_s += self._block_size * (token_s + key_s * num_keys)
+            saved_s -= from_host * self._host_block_s + from_files * file_s
+            if saved_s >= best_s:
+                best, best_s = index + 1, saved_s
+        return best
+
+    def _update(self, *measured: float) -> None:
+        self._measured = (measured[0], measured[1], measured[2])
+        if any(abs(new - old) > MIN_CHANGE * old for new, old in zip(measured, self._used, strict=True)):
+            self._used = self._measured
+            self.has_changed = True
