@@ -32,8 +32,9 @@ from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
 from octavo.core_proc.speculation.speculation import require_no_states
-from octavo.core_proc.transfer.connector import KVConnector
+from octavo.core_proc.transfer.base import RequestConnector
 from octavo.core_proc.transfer.open import open_connector
+from octavo.core_proc.transfer.plugin import PluginConnector
 from octavo.core_proc.waiter import Waiter
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
@@ -47,6 +48,8 @@ from octavo.protocol.curve import read_keys_of_engine
 from octavo.protocol.errors import StartupError
 from octavo.protocol.events import EngineFacts
 from octavo.protocol.identity import identity_of, identity_parts, weights_digest
+from octavo.protocol.kv_connector import KVConnectorRole
+from octavo.protocol.kv_connector_loading import open_kv_connector
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.pulse import PulseWriter
 from octavo.protocol.weights import WeightsRecord
@@ -85,7 +88,7 @@ class EngineCore:
         self._recorder: Recorder | None = None
         self._journal: CrashJournal | None = None
         self._publisher: KVEventPublisher | None = None
-        self._connector: KVConnector | None = None
+        self._connector: RequestConnector | None = None
         self._watch: FileWatch | None = None
         self._supervisor: WorkerSupervisor | None = None
         self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
@@ -144,10 +147,10 @@ class EngineCore:
         attribution = self._make_attribution(scheduler)
         supervisor = self._make_supervisor(config, plan, scheduler, attribution, time.monotonic() - start_s)
         grammars = Grammars(scheduler, supervisor, self._compiler)
-        folder = self._store_files(config, plan, scheduler, supervisor, facts.identity)
+        folder = self._store_blocks(config, plan, scheduler, supervisor, facts.identity)
         scheduler.hooks.add(BlockTransfers(scheduler, supervisor, folder))
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
-        self._connector = open_connector(
+        self._connector = self._connector or open_connector(
             self._spec,
             plan,
             workers.facts,
@@ -258,23 +261,32 @@ class EngineCore:
             scheduler.cache.host.observers.append(self._publisher)
         scheduler.hooks.add(self._publisher)
 
-    def _store_files(
+    def _store_blocks(
         self, config: ResolvedConfig, plan: CachePlan, scheduler: Scheduler, workers: WorkerSupervisor, identity: str
     ) -> str:
-        """Keep KV blocks in files, if they are wanted; returns their folder."""
-        if not config.kv_offloading_path:
+        """Keep KV blocks in files or in the user's connector, if that is wanted; returns the folder of their keys."""
+        if not config.stores_blocks:
             return ""
         if scheduler.cache.states is not None:
+            flag = "kv_transfer_config" if config.kv_connector else "--kv-offloading-path"
             raise StartupError(
-                "--kv-offloading-path: states of this hybrid model are not kept in files, so no block would be found; "
-                "leave it out",
-                phase="opening the files of KV blocks",
+                f"{flag}: states of this hybrid model are in no KV block, so no block would be found; leave it out",
+                phase="opening the store of KV blocks",
             )
-        name = folder_name(config, plan, identity)
-        folder, self._watch = open_files(Path(config.kv_offloading_path), name, config.kv_offloading_disk_bytes)
-        files = FileStore(scheduler, workers, folder, self._watch, plan.host_block_bytes)
-        scheduler.cache.add_observer(files)
-        scheduler.hooks.add(files)
+        name, connector = folder_name(config, plan, identity), config.kv_connector
+        if connector is None:
+            path = Path(config.kv_offloading_path)
+            folder, self._watch = open_files(path, name, config.kv_offloading_disk_bytes)
+            store = FileStore(scheduler, workers, folder, self._watch, plan.host_block_bytes)
+        else:
+            plugin = open_kv_connector(config, KVConnectorRole.SCHEDULER)
+            self._connector = watch = PluginConnector(plugin, scheduler, name, loads=connector.loads)
+            if not connector.saves:
+                return name
+            folder = name
+            store = FileStore(scheduler, workers, name, watch, plan.host_block_bytes, finds=connector.loads)
+        scheduler.cache.add_observer(store)
+        scheduler.hooks.add(store)
         return folder
 
     def _engine_facts(

@@ -4,11 +4,12 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from octavo.core_proc.block_transfers import LoadingWorkers
-from octavo.core_proc.file_watch import FileWatch
+from octavo.core_proc.file_watch import FileChanges, FileWatch
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
@@ -25,6 +26,22 @@ LAYOUT_VERSION = 1
 """Of the files; raise it when they change."""
 
 
+class ContentWatch(Protocol):
+    """Knows which contents are kept, besides those that this engine has just written. See `FileWatch`."""
+
+    def fileno(self) -> int:
+        """Return the file descriptor that becomes readable when `take` has something."""
+
+    def take(self) -> list[FileChanges]:
+        """Return what has changed since the last call. Never blocks."""
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        """Delete contents of all ranks, soon."""
+
+    def note_written(self, num_bytes: int) -> None:
+        """Learn how much the workers have written."""
+
+
 class FileStore:
     """A step hook and a `CacheObserver`: what can be found in the cache is written to files.
 
@@ -37,11 +54,20 @@ class FileStore:
         folder: of this engine's files.
         watch: of the directory.
         block_bytes: of a block, all ranks together.
+        finds: whether this engine may load what it has written.
     """
 
     def __init__(
-        self, scheduler: Scheduler, workers: LoadingWorkers, folder: str, watch: FileWatch, block_bytes: int
+        self,
+        scheduler: Scheduler,
+        workers: LoadingWorkers,
+        folder: str,
+        watch: ContentWatch,
+        block_bytes: int,
+        *,
+        finds: bool = True,
     ) -> None:
+        self._finds = finds
         self.folder = folder
         self._scheduler = scheduler
         self._workers = workers
@@ -104,7 +130,8 @@ class FileStore:
                 self._watch.delete([key for key in written if key not in self._storing])
             self._storing.difference_update(blocks)
             if wanted:
-                self._scheduler.change_files(wanted, ())
+                if self._finds:
+                    self._scheduler.change_files(wanted, ())
                 self._watch.note_written(len(wanted) * self._block_bytes)
 
         files.num_storing += len(blocks)

@@ -21,7 +21,7 @@ from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.queue_report import explain_waiting
 from octavo.core_proc.scheduler.scheduler import Scheduler
-from octavo.core_proc.transfer.connector import KVConnector
+from octavo.core_proc.transfer.base import RequestConnector
 from octavo.core_proc.utility_calls import UtilityCalls
 from octavo.core_proc.weights.control import WeightsControl
 from octavo.core_proc.workers.commands import StepExecutor
@@ -84,7 +84,7 @@ class FrontendService:
         clock: Callable[[], float],
         collector: IdleCollector | None = None,
         weights: WeightsControl | None = None,
-        connector: KVConnector | None = None,
+        connector: RequestConnector | None = None,
     ) -> None:
         self._connector = connector
         self._collector = collector

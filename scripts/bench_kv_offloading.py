@@ -9,6 +9,7 @@ go on. The same prompts are used with and without files.
 
 import argparse
 import asyncio
+import hashlib
 import os
 import random
 import signal
@@ -46,8 +47,9 @@ def main() -> None:
             f"{args.size:g} GiB of host memory": {"kv_offloading_size": args.size},
             "files": {"kv_offloading_path": folder},
         }
+        variants = {name: settings for name, settings in variants.items() if args.only in ("", name.split()[-1])}
         if args.recovery:
-            del variants[f"{args.size:g} GiB of host memory"]
+            variants.pop(f"{args.size:g} GiB of host memory", None)
             _compare_recoveries(args, variants)
         else:
             _compare_conversations(args, variants)
@@ -60,7 +62,7 @@ def _compare_conversations(args: argparse.Namespace, variants: dict[str, dict[st
     runs: dict[str, Run] = {}
     for name, settings in variants.items():
         run = runs[name] = asyncio.run(_converse(args, settings, num_blocks, num_context))
-        reference = runs["neither"]
+        reference = next(iter(runs.values()))
         if run.conversations != reference.conversations:
             raise SystemExit(f"{name}: the tokens differ")
         first_s = statistics.median(run.first_token_s)
@@ -122,11 +124,16 @@ def _compare_recoveries(args: argparse.Namespace, variants: dict[str, dict[str, 
         outputs[name], pause_s, start_s = asyncio.run(_recover(args, settings))
         print(
             f"{name:8}: all {args.streams} streams of {args.first_tokens} tokens go on {pause_s:.2f} s after their "
-            f"workers were killed; the first one after {start_s:.2f} s",
+            f"{args.kill} was killed; the first one after {start_s:.2f} s; digest {_digest(outputs[name])}",
             flush=True,
         )
-    if outputs["neither"] != outputs["files"]:
+    if any(output != next(iter(outputs.values())) for output in outputs.values()):
         raise SystemExit("the tokens differ")
+
+
+def _digest(outputs: list[list[int]]) -> str:
+    """Return what the outputs of two runs are compared by."""
+    return hashlib.blake2b(repr(outputs).encode(), digest_size=8).hexdigest()
 
 
 async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[list[list[int]], float, float]:
@@ -160,7 +167,7 @@ async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[
         tasks = [asyncio.create_task(stream(index, _tokens(rng, args.first_tokens))) for index in range(args.streams)]
         await have_begun.wait()
         for process in descendants(os.getpid()):
-            if "worker_proc" in process.module:
+            if f"{args.kill}_proc" in process.module:
                 send_signal(process, signal.SIGKILL)
         killed_s = time.perf_counter() + 0.1  # what was sent before has arrived by then
         outputs = list(await asyncio.gather(*tasks))
@@ -188,6 +195,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=4.0, help="GiB of host memory")
     parser.add_argument("--path", default=None, help="directory for files (default: the system's for temporary files)")
     parser.add_argument("--recovery", action="store_true", help="kill the workers and measure how long streams pause")
+    parser.add_argument("--kill", choices=["worker", "core"], default="worker", help="with --recovery: which process")
+    parser.add_argument("--only", choices=["", "neither", "memory", "files"], default="", help="one engine, not all")
     parser.add_argument("--streams", type=int, default=16, help="with --recovery")
     return parser.parse_args()
 

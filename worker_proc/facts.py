@@ -43,7 +43,7 @@ def measure(
     variant = try_batches(model, config) if model.impl == "transformers" else ""
     memory = measure_steps(model, device, config)
     specs = cache_group_specs(model, config)
-    offloads = bool(config.kv_offloading_bytes or config.kv_offloading_path) and config.kv_offloading_recompute
+    offloads = bool(config.kv_offloading_bytes or config.stores_blocks) and config.kv_offloading_recompute
     return DeviceFacts(
         rank=rank,
         device_name=device.name,

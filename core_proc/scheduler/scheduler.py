@@ -73,7 +73,7 @@ class Scheduler:
             groups,
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
-            has_files=bool(config.kv_offloading_path) and cache_plan.num_states == 0,
+            has_files=config.stores_blocks and cache_plan.num_states == 0,
             host_block_s=cache_plan.host_block_s,
             is_enabled=config.enable_prefix_caching,
         )

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from octavo.frontend.pooling.outputs import ScoringOutput as ScoringOutput
     from octavo.frontend.pooling.outputs import ScoringRequestOutput as ScoringRequestOutput
     from octavo.protocol.config import ServerConfig as ServerConfig
+    from octavo.protocol.kv_connector import ConnectorRequest as ConnectorRequest
+    from octavo.protocol.kv_connector import KVConnectorBase as KVConnectorBase
+    from octavo.protocol.kv_connector import KVConnectorConfig as KVConnectorConfig
+    from octavo.protocol.kv_connector import KVConnectorRole as KVConnectorRole
     from octavo.protocol.logits_processor import AdapterLogitsProcessor as AdapterLogitsProcessor
     from octavo.protocol.logits_processor import BatchUpdate as BatchUpdate
     from octavo.protocol.logits_processor import LogitsProcessor as LogitsProcessor
@@ -44,8 +48,12 @@ _HOME = {
     "ClassificationOutput": "octavo.frontend.pooling.outputs",
     "ClassificationRequestOutput": "octavo.frontend.pooling.outputs",
     "CompletionOutput": "octavo.frontend.outputs",
+    "ConnectorRequest": "octavo.protocol.kv_connector",
     "EmbeddingOutput": "octavo.frontend.pooling.outputs",
     "EmbeddingRequestOutput": "octavo.frontend.pooling.outputs",
+    "KVConnectorBase": "octavo.protocol.kv_connector",
+    "KVConnectorConfig": "octavo.protocol.kv_connector",
+    "KVConnectorRole": "octavo.protocol.kv_connector",
     "LLM": "octavo.frontend.llm",
     "LoRARequest": "octavo.frontend.lora.request",
     "LogitsProcessor": "octavo.protocol.logits_processor",
@@ -74,8 +82,12 @@ __all__ = [
     "ClassificationOutput",
     "ClassificationRequestOutput",
     "CompletionOutput",
+    "ConnectorRequest",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "KVConnectorBase",
+    "KVConnectorConfig",
+    "KVConnectorRole",
     "LLM",
     "LoRARequest",
     "LogitsProcessor",

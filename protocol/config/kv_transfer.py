@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Meta, Struct
@@ -14,13 +14,31 @@ from octavo.protocol.errors import ConfigError
 KVRole: TypeAlias = Literal["kv_producer", "kv_consumer", "kv_both"]
 
 CONNECTOR = "OctavoConnector"
-"""The one connector that there is."""
+"""The connector between engines of octavo."""
 
 ENGINE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """It is part of the name of a socket."""
 
 _PHASE = "configuration"
 _HINT = 'use {"kv_connector": "OctavoConnector", "kv_role": "kv_both"}; docs/disaggregation.md lists the fields'
+_EXTRA = "kv_connector_extra_config"
+_T = TypeVar("_T")
+_INSTEAD = {
+    "NixlConnector NixlPullConnector NixlPushConnector P2pNcclConnector MooncakeConnector MoRIIOConnector": (
+        f"{CONNECTOR} moves blocks between engines, with the same kv_role and kv_transfer_params"
+    ),
+    "MooncakeStoreConnector HF3FSKVConnector FlexKVConnectorV1 LMCacheConnectorV1 LMCacheMPConnector": (
+        "--kv-offloading-size and --kv-offloading-path keep blocks in host memory and in files; other stores need a "
+        "connector of their own (kv_connector_module_path, docs/kv-connectors.md)"
+    ),
+    "MultiConnector": (
+        f"--kv-offloading-size, --kv-offloading-path and {CONNECTOR} work together, each with its own setting"
+    ),
+    "HiSparseConnector": "--kv-offloading-size keeps evicted blocks in host memory",
+    "DecodeBenchConnector": "octavo bench measures an engine with real prompts",
+    "ExampleHiddenStatesConnector": "hidden states do not leave an engine",
+}
+"""What to use in place of vLLM's connectors, by their names."""
 _Seconds = Annotated[float, Meta(gt=0)]
 
 
@@ -33,7 +51,7 @@ class _ExtraConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     """An engine that is silent for so long counts as gone."""
 
 
-class _KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
+class KVTransferFields(Struct, kw_only=True, forbid_unknown_fields=True):
     """The fields of vLLM's class that apply here."""
 
     kv_connector: str
@@ -43,7 +61,29 @@ class _KVTransferConfig(Struct, kw_only=True, forbid_unknown_fields=True):
     kv_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
     kv_buffer_size: Annotated[float, Meta(gt=0)] = 4e9
     kv_load_failure_policy: Literal["recompute"] = "recompute"
-    kv_connector_extra_config: _ExtraConfig = msgspec.field(default_factory=_ExtraConfig)
+    kv_connector_extra_config: dict[str, Any] = {}
+    kv_connector_module_path: str | None = None
+
+
+class ResolvedKVConnector(Struct, frozen=True, kw_only=True):
+    """Code of the user's that keeps KV blocks: see `octavo.protocol.kv_connector`."""
+
+    name: str
+    """The class."""
+    module_path: str
+    """Where it is."""
+    role: KVRole
+    extra_config: dict[str, Any] = {}
+
+    @property
+    def saves(self) -> bool:
+        """Whether it gets blocks."""
+        return self.role != "kv_consumer"
+
+    @property
+    def loads(self) -> bool:
+        """Whether it is asked for blocks."""
+        return self.role != "kv_producer"
 
 
 class ResolvedKVTransfer(Struct, frozen=True, kw_only=True):
@@ -73,22 +113,17 @@ class ResolvedKVTransfer(Struct, frozen=True, kw_only=True):
 
 
 def read_kv_transfer(setting: Mapping[str, Any] | str | None) -> ResolvedKVTransfer | None:
-    """Return the configuration; None: blocks stay in their engine.
+    """Return the configuration of transfers between engines; None: there are none.
 
     Raises:
         ConfigError: it is not such an object.
     """
-    if not setting:
+    given = read_fields(setting)
+    if given is None or given.kv_connector_module_path:
         return None
-    try:
-        if isinstance(setting, str):
-            given = msgspec.json.decode(setting, type=_KVTransferConfig)
-        else:
-            given = msgspec.convert(setting, _KVTransferConfig)
-    except msgspec.DecodeError as error:  # also what `convert` raises
-        raise _rejected(str(error)) from None
     if given.kv_connector != CONNECTOR:
-        raise _rejected(f"there is no kv_connector {given.kv_connector!r}, only {CONNECTOR}")
+        raise _rejected(_reason_against(given.kv_connector))
+    extra = _convert(given.kv_connector_extra_config, _ExtraConfig)
     if given.engine_id is not None and not ENGINE_ID.fullmatch(given.engine_id):
         raise _rejected(f"engine_id {given.engine_id!r} is not made of up to 64 letters, digits, '_', '-' and '.'")
     if given.kv_port is not None and not given.kv_ip:
@@ -99,13 +134,63 @@ def read_kv_transfer(setting: Mapping[str, Any] | str | None) -> ResolvedKVTrans
         host=given.kv_ip or "",
         port=given.kv_port or 0,
         max_bytes=int(given.kv_buffer_size),
-        keep_s=given.kv_connector_extra_config.keep_s,
-        pull_timeout_s=given.kv_connector_extra_config.pull_timeout_s,
+        keep_s=extra.keep_s,
+        pull_timeout_s=extra.pull_timeout_s,
     )
 
 
+def read_kv_connector(setting: Mapping[str, Any] | str | None) -> ResolvedKVConnector | None:
+    """Return which code of the user's keeps KV blocks; None: there is none.
+
+    Raises:
+        ConfigError: it is not such an object, or has fields that say nothing to a connector.
+    """
+    given = read_fields(setting)
+    if given is None or not given.kv_connector_module_path:
+        return None
+    for name in ("engine_id", "kv_ip", "kv_port"):
+        if getattr(given, name) is not None:
+            raise _rejected(f"{name} has no meaning for {given.kv_connector}", f"put it into {_EXTRA}")
+    return ResolvedKVConnector(
+        name=given.kv_connector,
+        module_path=given.kv_connector_module_path,
+        role=given.kv_role,
+        extra_config=given.kv_connector_extra_config,
+    )
+
+
+def read_fields(setting: Mapping[str, Any] | str | None) -> KVTransferFields | None:
+    """Return the fields that were given; None: there is no setting.
+
+    Raises:
+        ConfigError: it is not such an object.
+    """
+    if not setting:
+        return None
+    try:
+        given = msgspec.json.decode(setting) if isinstance(setting, str) else setting
+    except msgspec.DecodeError as error:
+        raise _rejected(str(error)) from None
+    return _convert(given, KVTransferFields)
+
+
+def _convert(given: Any, kind: type[_T]) -> _T:
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise _rejected(str(error)) from None
+
+
+def _reason_against(name: str) -> str:
+    """Return why there is no connector of this name, for those of vLLM with what does the same here."""
+    for names, instead in _INSTEAD.items():
+        if name in names.split():
+            return f"there is no {name}: {instead}"
+    return f"there is no kv_connector {name!r}, and no kv_connector_module_path says where it is"
+
+
 def check_kv_transfer(
-    transfer: ResolvedKVTransfer | None,
+    transfer: ResolvedKVTransfer | ResolvedKVConnector | None,
     facts: ModelFacts,
     *,
     block_multiple: int,

@@ -15,8 +15,15 @@ from octavo.protocol.config.engine import (
     SchedulingPolicy,
 )
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.kv_connectors import use_own_settings
 from octavo.protocol.config.kv_events import KVEventsConfig, read_kv_events
-from octavo.protocol.config.kv_transfer import ResolvedKVTransfer, check_kv_transfer, read_kv_transfer
+from octavo.protocol.config.kv_transfer import (
+    ResolvedKVConnector,
+    ResolvedKVTransfer,
+    check_kv_transfer,
+    read_kv_connector,
+    read_kv_transfer,
+)
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
 from octavo.protocol.config.model import DtypeName, QuantizationName
@@ -146,14 +153,21 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """For adapters from the hub; None: the hub's own cache."""
     kv_offloading_bytes: int = 0
     """Host memory of all workers for evicted KV blocks; 0: none."""
+    kv_connector: ResolvedKVConnector | None = None
+    """Code of the user's that keeps KV blocks, in place of files."""
     kv_transfer: ResolvedKVTransfer | None = None
     """None: KV blocks stay in their engine."""
     kv_offloading_path: str = ""
     """Directory for files of KV blocks; "": there are none."""
     kv_offloading_disk_bytes: int = 0
+    """Most bytes of all files there."""
     kv_offloading_recompute: bool = True
     """Whether what is slower to copy than to compute is computed."""
-    """Most bytes of all files there."""
+
+    @property
+    def stores_blocks(self) -> bool:
+        """Whether full KV blocks are kept outside of the workers' memory, by files or by a connector."""
+        return bool(self.kv_offloading_path) or self.kv_connector is not None
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -210,6 +224,7 @@ def resolve(
     Raises:
         ConfigError: two settings contradict each other, or one contradicts the model.
     """
+    config = msgspec.structs.replace(config, cache=use_own_settings(config.cache))
     chosen_device = device if config.device.device == "auto" else config.device.device
     dtype = resolve_dtype(config.model.dtype, facts)
     num_stages = config.parallel.pipeline_parallel_size
@@ -240,8 +255,9 @@ def resolve(
             hint="give both --engine-secret-key-file and --engine-authorized-clients, or neither",
         )
     kv_transfer = read_kv_transfer(config.cache.kv_transfer_config)
+    kv_connector = read_kv_connector(config.cache.kv_transfer_config)
     check_kv_transfer(
-        kv_transfer,
+        kv_transfer or kv_connector,
         facts,
         block_multiple=BLOCK_MULTIPLE if chosen_device == "cpu" else 1,
         block_size=config.cache.block_size,
@@ -280,6 +296,7 @@ def resolve(
         kv_cache_memory_bytes=config.cache.kv_cache_memory_bytes,
         num_blocks_override=config.cache.num_gpu_blocks_override,
         kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
+        kv_connector=kv_connector,
         kv_transfer=kv_transfer,
         kv_offloading_path=offloading_path(config, facts, chosen_device),
         kv_offloading_disk_bytes=int(config.cache.kv_offloading_disk_size * 2**30),

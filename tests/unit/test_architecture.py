@@ -33,11 +33,14 @@ ENVIRONMENT_NAMES = {"environ", "environb", "getenv", "putenv"}
 
 CATCHES_EVERYTHING = {
     "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told; it is logged",
+    "core_proc/transfer/plugin.py": "code of users runs; a request whose contents it does not find is computed",
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
     "frontend/cli/batch/asgi_call.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
     "frontend/membership/directory.py": "a command that another process has sent must be answered; it is logged",
     "frontend/http/route.py": "raised again, for the server's log, as soon as its client has been answered",
     "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
+    "protocol/kv_connector_loading.py": "code of users is imported; it goes on as a ConfigError",
+    "worker_proc/cache/connector_store.py": "code of users runs; contents that it does not load are computed",
     "worker_proc/models/fallback/configuration.py": "code of transformers and of repositories runs; a ConfigError",
     "worker_proc/sampling/processor_loading.py": "code of users is imported; it goes on as a ConfigError",
     "worker_proc/sampling/processors.py": "code of users runs; what it raises ends the request that it was run for",

@@ -144,7 +144,7 @@ def test_wrong_params_name_the_field(value: object, message: str) -> None:
     ("setting", "message"),
     [
         ("{", "kv_transfer_config"),
-        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "no kv_connector 'NixlConnector'"),
+        ({"kv_connector": "NixlConnector", "kv_role": "kv_both"}, "there is no NixlConnector: OctavoConnector"),
         ({"kv_connector": "OctavoConnector", "kv_role": "kv_all"}, "kv_role"),
         ({"kv_connector": "OctavoConnector", "kv_role": "kv_both", "kv_port": 1}, "kv_port needs kv_ip"),
         ({"kv_connector": "OctavoConnector", "kv_role": "kv_both", "engine_id": "a/b"}, "engine_id 'a/b'"),

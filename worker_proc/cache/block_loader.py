@@ -5,18 +5,35 @@ import os
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import LoadBlocks, StoreBlocks
-from octavo.worker_proc.cache.content_files import ContentFiles
+from octavo.worker_proc.cache.content_files import Content
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
+
+STORED_AT_ONCE = 32
+"""Rows that are free for other contents together."""
+
+
+class ContentStore(Protocol):
+    """Where contents are kept outside of the workers' memory. Reads and writes have a thread each."""
+
+    def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Read contents; returns which of them were there."""
+
+    def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Write contents; returns which of them are there now."""
+
+    def close(self) -> None:
+        """Give up what is held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +50,12 @@ class BlockLoader:
 
     Args:
         host: what it copies from, and through which it reads and writes files.
-        files: None: there are none.
+        store: None: there is none.
     """
 
-    def __init__(self, host: HostBlocks, files: ContentFiles | None = None) -> None:
+    def __init__(self, host: HostBlocks, store: ContentStore | None = None) -> None:
         self._host = host
-        self._files = files
+        self._contents = store
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._load_thread = ThreadPoolExecutor(1, "load blocks", initializer=_use_all_processors)
@@ -89,6 +106,8 @@ class BlockLoader:
         """End the threads. Blocks until: the transfers before are done."""
         self._load_thread.shutdown()
         self._store_thread.shutdown()
+        if self._contents is not None:
+            self._contents.close()
         self._close_fd()
 
     def _submit(self, thread: ThreadPoolExecutor, body: Callable[[], FinishedTransfer]) -> None:
@@ -104,23 +123,27 @@ class BlockLoader:
         missing: list[BlockId] = []
         num_rows = len(self._load_rows)
         for start in range(0, len(command.from_files), num_rows or 1):
-            part, copies = command.from_files[start : start + num_rows], []
-            for row, (key, block_id) in zip(self._load_rows, part, strict=False):
-                if self._files is not None and self._files.read(command.folder, key, self._host.row(row)):
-                    copies.append((row, block_id))
-                else:
-                    missing.append(block_id)
-            self._host.load(copies)
+            part, rows = command.from_files[start : start + num_rows], self._load_rows
+            contents = [(key, self._host.row(row)) for row, (key, _) in zip(rows, part, strict=False)]
+            store = self._contents
+            found = [False] * len(part) if store is None else store.read_all(command.folder, contents)
+            missing += [block_id for (_, block_id), is_there in zip(part, found, strict=True) if not is_there]
+            self._host.load(
+                [(row, block_id) for row, (_, block_id), is_there in zip(rows, part, found, strict=False) if is_there]
+            )
         return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
 
     def _store(self, command: StoreBlocks, rows: list[int], event: DeviceEvent) -> FinishedTransfer:
         event.wait()
         started_s = time.perf_counter()
         missing = [block_id for block_id, _ in command.blocks[len(rows) :]]
-        for row, (block_id, key) in zip(rows, command.blocks, strict=False):
-            if self._files is None or not self._files.write(command.folder, key, self._host.row(row)):
-                missing.append(block_id)
-            self._store_rows.append(row)
+        for start in range(0, len(rows), STORED_AT_ONCE):
+            part, blocks = rows[start : start + STORED_AT_ONCE], command.blocks[start:]
+            contents = [(key, self._host.row(row)) for row, (_, key) in zip(part, blocks, strict=False)]
+            store = self._contents
+            written = [False] * len(part) if store is None else store.write_all(command.folder, contents)
+            missing += [block_id for (block_id, _), is_there in zip(blocks, written, strict=False) if not is_there]
+            self._store_rows.extend(part)
         return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
 
 

@@ -6,7 +6,9 @@ import os
 import struct
 import threading
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from octavo.protocol.log import LimitedLog
 
@@ -15,6 +17,10 @@ logger = logging.getLogger(__name__)
 _MAGIC = b"octavoKV"
 _HEADER = struct.Struct("<8sQI44s")
 """Magic bytes, size of the content, checksum of key and content, key padded with zeros."""
+
+
+Content: TypeAlias = tuple[bytes, memoryview]
+"""Key, and the bytes of a block or room for them."""
 
 
 class ContentFiles:
@@ -31,6 +37,17 @@ class ContentFiles:
         self._rank = str(rank)
         self._log = LimitedLog(logger)
         self._made: set[Path] = set()
+
+    def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Write contents; returns which of them are there now."""
+        return [self.write(folder, key, content) for key, content in contents]
+
+    def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Read contents; returns which of them were there and whole."""
+        return [self.read(folder, key, content) for key, content in contents]
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""
 
     def write(self, folder: str, key: bytes, content: memoryview) -> bool:
         """Write a content, unless it is there; returns whether it is there now."""

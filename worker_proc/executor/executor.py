@@ -18,8 +18,7 @@ from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
-from octavo.worker_proc.cache.block_loader import BlockLoader
-from octavo.worker_proc.cache.content_files import ContentFiles
+from octavo.worker_proc.cache.block_loader import BlockLoader, ContentStore
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
 from octavo.worker_proc.executor.results import step_result
@@ -46,7 +45,7 @@ class PipelinedExecutor:
         adapters: fills the slots of LoRA adapters; None: the engine has none.
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
-        content_files: keeps them in files, by way of `host_blocks`; None: the engine has no files.
+        store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
@@ -62,7 +61,7 @@ class PipelinedExecutor:
         pooler: Pooler | None = None,
         *,
         host_blocks: HostBlocks | None = None,
-        content_files: ContentFiles | None = None,
+        store: ContentStore | None = None,
         drafter: Drafter | None = None,
         answers: bool = True,
     ) -> None:
@@ -72,7 +71,7 @@ class PipelinedExecutor:
         self._adapters = adapters
         self._pooler = pooler
         self._host_blocks = host_blocks
-        self.loader = None if host_blocks is None else BlockLoader(host_blocks, content_files)
+        self.loader = None if host_blocks is None else BlockLoader(host_blocks, store)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
         self._batch = batch

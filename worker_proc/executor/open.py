@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.kv_connector import KVConnectorRole
+from octavo.protocol.kv_connector_loading import open_kv_connector
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
+from octavo.worker_proc.cache.block_loader import ContentStore
+from octavo.worker_proc.cache.connector_store import ConnectorStore
 from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import Stream
@@ -63,11 +67,11 @@ def open_executor(
     pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
     drafter = open_drafter(model, config, runner, batch, num_blocks=num_blocks, max_model_len=max_model_len)
     buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
-    content_files = ContentFiles(rank) if config.kv_offloading_path else None
+    store = _open_store(config, rank)
     host_blocks = None
-    if num_host_blocks or content_files is not None:
+    if num_host_blocks or store is not None:
         host_blocks = _open_host_blocks(
-            buffers, config, model, stream, num_blocks, num_host_blocks, has_files=bool(content_files)
+            buffers, config, model, stream, num_blocks, num_host_blocks, has_store=store is not None
         )
     executor = PipelinedExecutor(
         batch,
@@ -77,13 +81,19 @@ def open_executor(
         adapters,
         pooler,
         host_blocks=host_blocks,
-        content_files=content_files,
+        store=store,
         drafter=drafter,
         answers=model.stage.is_last,
     )
     if config.kv_transfer is not None:
         executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
     return executor
+
+
+def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:
+    if config.kv_connector is not None:
+        return ConnectorStore(open_kv_connector(config, KVConnectorRole.WORKER, rank))
+    return ContentFiles(rank) if config.kv_offloading_path else None
 
 
 def _open_host_blocks(
@@ -94,10 +104,10 @@ def _open_host_blocks(
     num_blocks: int,
     num_host_blocks: int,
     *,
-    has_files: bool,
+    has_store: bool,
 ) -> HostBlocks:
     num_rows = 0
-    if has_files:
+    if has_store:
         block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
         num_rows = min(max(MIN_STAGING_ROWS, STAGING_BYTES // max(1, block_bytes)), MAX_STAGING_ROWS)
     return HostBlocks(

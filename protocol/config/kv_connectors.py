@@ -1,0 +1,83 @@
+"""vLLM's connectors that have a setting of octavo's own: `--kv-transfer-config` becomes that setting."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from octavo.protocol.config.engine import CacheConfig
+from octavo.protocol.config.kv_transfer import KVTransferFields, read_fields
+from octavo.protocol.errors import ConfigError
+
+_GIB = 2**30
+_HOST = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+_FILES = ("ExampleConnector", "SharedStorageConnector")
+_IMPLIED = {
+    "spec_name": ("CPUOffloadingSpec",),
+    "eviction_policy": ("lru",),
+    "lazy_offload": (False, True),  # when vLLM copies out; here it is when a block is evicted
+    "kv_offload_backend": ("cpu",),
+    "offload_prompt_only": (False,),
+}
+"""Values that say what octavo does anyway."""
+
+
+def use_own_settings(cache: CacheConfig) -> CacheConfig:
+    """Return the settings of the cache with those of octavo in place of a connector of vLLM that they replace.
+
+    Raises:
+        ConfigError: the connector has fields that no setting replaces, or the setting is given too.
+    """
+    given = read_fields(cache.kv_transfer_config)
+    if given is None or given.kv_connector_module_path or given.kv_connector not in (*_HOST, *_FILES):
+        return cache
+    if given.kv_role != "kv_both":
+        raise _error(f"{given.kv_connector} needs the kv_role kv_both: the engine finds its own blocks")
+    extra = dict(given.kv_connector_extra_config)
+    own = _files(given, extra) if given.kv_connector in _FILES else _host(given, extra)
+    for name, values in _IMPLIED.items():
+        if name in extra and extra.pop(name) not in values:
+            raise _error(f"{given.kv_connector}: {name} must be {' or '.join(map(repr, values))}")
+    if extra:
+        raise _error(f"{given.kv_connector}: there is no {', '.join(sorted(extra))}")
+    for name in own:
+        if name != "kv_offloading_disk_size" and getattr(cache, name):
+            raise _error(f"{given.kv_connector} and --{name.replace('_', '-')} are two names of one setting")
+    return msgspec.structs.replace(cache, kv_transfer_config=None, **own)
+
+
+def _host(given: KVTransferFields, extra: dict[str, Any]) -> Mapping[str, Any]:
+    own: dict[str, Any] = {}
+    if "cpu_bytes_to_use_per_rank" in extra:
+        own["swap_space"] = _bytes(given, extra.pop("cpu_bytes_to_use_per_rank")) / _GIB
+        extra.pop("cpu_bytes_to_use", None)  # vLLM prefers the other one
+    elif "cpu_bytes_to_use" in extra:
+        own["kv_offloading_size"] = _bytes(given, extra.pop("cpu_bytes_to_use")) / _GIB
+    else:
+        raise _error(f"{given.kv_connector} needs cpu_bytes_to_use in kv_connector_extra_config")
+    if path := extra.pop("disk_path", None):
+        own["kv_offloading_path"] = str(path)
+    if "disk_capacity_bytes" in extra:
+        capacity_bytes = _bytes(given, extra.pop("disk_capacity_bytes"))
+        return own | ({"kv_offloading_disk_size": capacity_bytes / _GIB} if path else {})
+    return own
+
+
+def _files(given: KVTransferFields, extra: dict[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(path := extra.pop("shared_storage_path", None), str) or not path:
+        raise _error(f"{given.kv_connector} needs shared_storage_path in kv_connector_extra_config")
+    return {"kv_offloading_path": path}
+
+
+def _bytes(given: KVTransferFields, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+        raise _error(f"{given.kv_connector}: {value!r} is not a number of bytes")
+    return float(value)
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(
+        f"kv_transfer_config: {message}",
+        phase="configuration",
+        hint="use --kv-offloading-size GiB, and --kv-offloading-path DIR for files; docs/kv-offloading.md",
+    )

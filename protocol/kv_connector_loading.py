@@ -1,0 +1,57 @@
+"""Imports the connector that `--kv-transfer-config` names."""
+
+import importlib
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ConfigError
+from octavo.protocol.kv_connector import KVConnectorBase, KVConnectorConfig, KVConnectorRole
+
+
+def open_kv_connector(config: ResolvedConfig, role: KVConnectorRole, rank: int = -1) -> KVConnectorBase:
+    """Make the connector of an engine, for this process.
+
+    Args:
+        config: has one.
+        role: of this process.
+        rank: of the worker.
+
+    Raises:
+        ConfigError: it cannot be imported or made.
+    """
+    setting = config.kv_connector
+    assert setting is not None, "the engine has no connector"
+    name = f"{setting.module_path}.{setting.name}"
+    own = KVConnectorConfig(setting.extra_config, config.block_size, config.world_size, rank)
+    try:
+        kind = getattr(_module(setting.module_path), setting.name)
+        if not (isinstance(kind, type) and issubclass(kind, KVConnectorBase)):
+            raise _error(f"{name} does not derive from octavo.KVConnectorBase")
+        connector = kind(own, role)
+    except ConfigError:
+        raise
+    except Exception as error:  # the author's code, which may raise anything
+        raise _error(f"{name}: {type(error).__name__}: {error}") from error
+    return connector
+
+
+def _module(path: str) -> ModuleType:
+    if not path.endswith(".py"):
+        return importlib.import_module(path)
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise _error(f"{path} is not a Python file that can be read")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _error(message: str) -> ConfigError:
+    return ConfigError(
+        f"kv_transfer_config: {message}",
+        phase="loading the KV connector",
+        hint="kv_connector_module_path is a module that the engine can import (PYTHONPATH) or a .py file, and "
+        "kv_connector a class in it; docs/kv-connectors.md has an example",
+    )
