@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from octavo.frontend.conversation.context import ChatContext
-from octavo.frontend.conversation.output_parser import OutputParser
+from octavo.frontend.conversation.output_parser import OutputFormat, OutputParser
+from octavo.frontend.conversation.plugins import plugin_format
 from octavo.frontend.conversation.reasoning import begin_output, check_reasoning_limit, constrain_output
 from octavo.frontend.conversation.rendering import last_text, render_prompt
 from octavo.frontend.conversation.request import ChatRequest, ChatTool
@@ -18,6 +19,7 @@ from octavo.frontend.harmony.format import HarmonyFormat
 from octavo.frontend.harmony.header import CALL, RETURN
 from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
+from octavo.frontend.plugins.format import PluginFormat
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.frontend.tools.answer import AnswerFormat
@@ -71,6 +73,9 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     generation = request.generation.with_overrides(structured_outputs=form)
     if _has_special_tags(plan, reasoning, client.tokenizer):
         generation = generation.with_overrides(skip_special_tokens=False)
+    parser = _output_parser(request, plan, reasoning, state, context, text, token_ids)
+    if parser is not None and isinstance(parser.format, PluginFormat) and parser.format.shows_special_tokens:
+        generation = generation.with_overrides(skip_special_tokens=False)
     if settings.is_harmony:
         generation = _ended_by_marks(generation, client.tokenizer)
     return PreparedChat(
@@ -78,7 +83,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
         AnswerRendering(
             role=settings.role if shown.add_generation_prompt else str(shown.messages[-1].get("role")),
             echo=_echo(request),
-            parser=_output_parser(request, plan, reasoning, state, text, context),
+            parser=parser,
         ),
     )
 
@@ -137,8 +142,9 @@ def _output_parser(
     plan: ToolPlan,
     reasoning: ReasoningParser | None,
     state: ReasoningState,
-    prompt: str,
     context: ChatContext,
+    prompt: str,
+    token_ids: Sequence[int],
 ) -> OutputParser | None:
     tokenizer = context.client.tokenizer
     if isinstance(plan, HarmonyPlan):
@@ -151,8 +157,9 @@ def _output_parser(
     if reasoning is not None and plan.form is not None and state is ReasoningState.INSIDE:
         # The constraint begins after no other mark.
         reasoning = replace(reasoning, ends=(reasoning.end,), call_marks=())
-    answer_format = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
-    return OutputParser(answer_format, tokenizer, request.shows_reasoning, plan.is_named)
+    answer = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
+    outputs: OutputFormat = plugin_format(answer, request, tokenizer, token_ids) or answer
+    return OutputParser(outputs, tokenizer, request.shows_reasoning, plan.is_named)
 
 
 def _echo(request: ChatRequest) -> str:

@@ -51,6 +51,13 @@ def begin_output(
     if state is ReasoningState.INSIDE:
         return prompt, state
     thinks = wants or (wants is None and reasoning.thinks_by_default)
+    if (must_begin_in_form or request.max_reasoning_tokens is not None) and not reasoning.ends:
+        field = REASONING_LIMIT if plan.form is None else plan.form.name(*plan.form.kinds[:1])
+        raise InvalidRequestError(
+            f"{field} needs a reasoning parser that says how the reasoning ends, and the plugin of this server names no"
+            ' mark for that: leave it out, or send "chat_template_kwargs": {"enable_thinking": false}',
+            field,
+        )
     if must_begin_in_form and not thinks:
         return prompt, ReasoningState.OUTSIDE
     if must_begin_in_form or (request.max_reasoning_tokens is not None and (thinks or wants is False)):

@@ -8,11 +8,12 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.harmony.parser import HARMONY_REASONING, HarmonyParser
+from octavo.frontend.plugins.loading import load_plugin
 from octavo.frontend.reasoning.parser import ReasoningParser
 from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.tools.parser import ToolParser
-from octavo.frontend.tools.registry import load_plugin, tool_parser
+from octavo.frontend.tools.registry import tool_parser
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
 
@@ -49,8 +50,13 @@ class ChatSettings:
         Raises:
             ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.
         """
-        if config.tool_parser_plugin is not None:
-            load_plugin(config.tool_parser_plugin)
+        plugins = {
+            config.tool_parser_plugin: "--tool-parser-plugin",
+            config.reasoning_parser_plugin: "--reasoning-parser-plugin",
+        }
+        for file, flag in plugins.items():
+            if file is not None:
+                load_plugin(file, flag)
         parser = None if config.tool_call_parser is None else tool_parser(config.tool_call_parser)
         if parser is not None and not config.enable_auto_tool_choice:
             logger.warning("--tool-call-parser has no effect without --enable-auto-tool-choice")

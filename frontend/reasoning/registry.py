@@ -56,6 +56,12 @@ _aliases = {
 }
 
 
+def register_reasoning_parser(name: str, parser: ReasoningParser) -> None:
+    """Let `--reasoning-parser NAME` find a parser; an existing name is replaced."""
+    _aliases.pop(name, None)
+    _parsers[name] = parser
+
+
 def reasoning_parser(name: str) -> ReasoningParser:
     """Return the parser of this name.
 
@@ -67,7 +73,8 @@ def reasoning_parser(name: str) -> ReasoningParser:
         raise ConfigError(
             f"unknown reasoning parser {name!r}",
             phase="choosing the reasoning parser",
-            hint=f"--reasoning-parser is one of {', '.join(reasoning_parser_names())}",
+            hint=f"--reasoning-parser is one of {', '.join(reasoning_parser_names())}, or what "
+            "--reasoning-parser-plugin registers",
         )
     return parser
 

@@ -1,8 +1,6 @@
 """Tool parsers by name: built-in ones, and those registered by a plugin file."""
 
-import importlib.util
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from octavo.frontend.harmony.parser import HarmonyParser
@@ -55,20 +53,3 @@ def tool_parser(name: str) -> type[ToolParser]:
             hint=f"--tool-call-parser is one of {', '.join(sorted(_parsers))}, or what --tool-parser-plugin registers",
         )
     return _parsers[name]
-
-
-def load_plugin(file: str) -> None:
-    """Run a Python file that registers parsers.
-
-    Raises:
-        ConfigError: the file cannot be read or its code fails.
-    """
-    path = Path(file)
-    spec = importlib.util.spec_from_file_location(f"octavo_tool_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"--tool-parser-plugin {file}: the Python file does not exist", phase=_PHASE)
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (OSError, SyntaxError, ImportError, AttributeError, NameError, TypeError, ValueError, LookupError) as error:
-        raise ConfigError(f"--tool-parser-plugin {file}: {type(error).__name__}: {error}", phase=_PHASE) from error

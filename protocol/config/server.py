@@ -227,6 +227,9 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "content."
         ),
     ] = None
+    reasoning_parser_plugin: Annotated[
+        str | None, Meta(description="Python file that registers further reasoning parsers; its code is run.")
+    ] = None
     enable_vllm_metrics: Annotated[bool, Meta(description="Also export the metrics under vllm: names.")] = False
     disable_fastapi_docs: Annotated[bool, Meta(description="Serve neither /openapi.json nor /docs.")] = False
     watchdog_timeout: Annotated[

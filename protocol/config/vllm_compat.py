@@ -322,7 +322,6 @@ def _unsupported() -> Iterator[VllmSetting]:
     yield from _group(
         "value", "the marks are those of --reasoning-parser, <think> and </think>", _EMPTY, "reasoning_config"
     )
-    yield from _group("value", "only the parsers of --reasoning-parser exist", _EMPTY, "reasoning_parser_plugin")
     yield from _group("value", "each tool's own field strict applies", ("auto",), "tool_strict_level")
     yield from _group("value", "tool calls are returned to the client and never run here", _EMPTY, "tool_server")
     yield from _group("switch", "the server speaks HTTP only", _OFF, "grpc tokens_only enable_scale_out")

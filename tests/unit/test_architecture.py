@@ -37,6 +37,8 @@ CATCHES_EVERYTHING = {
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
     "frontend/cli/batch/asgi_call.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
     "frontend/membership/directory.py": "a command that another process has sent must be answered; it is logged",
+    "frontend/plugins/calls.py": "code of users runs; what it raises ends the request that it was run for",
+    "frontend/plugins/loading.py": "code of users is imported; it goes on as a ConfigError",
     "frontend/http/route.py": "raised again, for the server's log, as soon as its client has been answered",
     "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",
     "protocol/kv_connector_loading.py": "code of users is imported; it goes on as a ConfigError",

@@ -4,8 +4,9 @@ import json
 
 import pytest
 
+from octavo.frontend.plugins.loading import load_plugin
 from octavo.frontend.tools.parser import FunctionTool
-from octavo.frontend.tools.registry import load_plugin, register_tool_parser, tool_parser
+from octavo.frontend.tools.registry import register_tool_parser, tool_parser
 from octavo.protocol.errors import ConfigError
 
 SCHEMA = {
@@ -242,14 +243,14 @@ def test_unknown_parsers_and_plugins(tmp_path) -> None:
         "    def parse(self, text, is_final):\n"
         "        return Parsed('', [ToolCall('shout', '{}')] if '!' in text else [])\n"
     )
-    load_plugin(str(plugin))
+    load_plugin(str(plugin), "--tool-parser-plugin")
     assert read("shout", "hey!") == ("", [("shout", {})])
     for broken, reason in (("import nothing_of_this_name\n", "ModuleNotFoundError"), ("def f(:\n", "SyntaxError")):
         plugin.write_text(broken)
         with pytest.raises(ConfigError, match=reason):
-            load_plugin(str(plugin))
+            load_plugin(str(plugin), "--tool-parser-plugin")
     with pytest.raises(ConfigError, match="the Python file does not exist"):
-        load_plugin(str(tmp_path / "missing.py"))
+        load_plugin(str(tmp_path / "missing.py"), "--tool-parser-plugin")
 
 
 def test_formats_go_by_the_names_that_vllm_has_for_them() -> None:

@@ -1,0 +1,60 @@
+"""`PluginFormat`: outputs that parsers of plugins read, alone or beside a parser of octavo's."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.frontend.plugins.adapters import PluginReasoning, PluginToolParser
+from octavo.frontend.plugins.reader import PluginReader
+from octavo.frontend.plugins.reasoning_reader import PluginReasoningReader, ReasoningStage
+from octavo.frontend.plugins.tokenizer import PluginTokenizer
+from octavo.frontend.plugins.tool_reader import PluginToolReader
+from octavo.frontend.plugins.vllm_types import ChatCompletionRequest
+from octavo.frontend.reasoning.parser import TagTokenizer
+from octavo.frontend.tools.answer import AnswerFormat
+
+
+@dataclass(frozen=True, slots=True)
+class PluginFormat:
+    """How the outputs of one request are read."""
+
+    format: AnswerFormat
+    """The parsers; at least one is of a plugin."""
+    request: ChatCompletionRequest
+    """What plugins get to know of the request."""
+    tokenizer: PluginTokenizer
+    prompt_token_ids: Sequence[int]
+
+    @property
+    def separates_reasoning(self) -> bool:
+        """True if reasoning is told from the rest."""
+        return self.format.separates_reasoning
+
+    @property
+    def shows_special_tokens(self) -> bool:
+        """True if a plugin wants to see special tokens in the text."""
+        return not self.request.skip_special_tokens
+
+    def open(self) -> PluginReader:
+        """Return a reader of one output."""
+        reasoning, tools = self.format.reasoning, self.format.tools
+        stage: ReasoningStage
+        if isinstance(reasoning, PluginReasoning):
+            parser = reasoning.make(self.tokenizer, self.request.chat_template_kwargs or {})
+            stage = PluginReasoningReader(parser, self.request, self.prompt_token_ids)
+        else:
+            stage = AnswerFormat(reasoning, self.format.initial_state).open()
+        if isinstance(tools, PluginToolParser):
+            return PluginReader(
+                stage, PluginToolReader(tools.make(self.tokenizer, self.request), self.request, self.format.max_calls)
+            )
+        return PluginReader(stage, AnswerFormat(tools=tools, max_calls=self.format.max_calls).open())
+
+    def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
+        """Return how many of the generated tokens are reasoning."""
+        reasoning = self.format.reasoning
+        if not isinstance(reasoning, PluginReasoning):
+            return self.format.num_reasoning_tokens(token_ids, tokenizer)
+        parser = reasoning.make(self.tokenizer, self.request.chat_template_kwargs or {})
+        return (
+            int(parser.call("count_reasoning_tokens", list(token_ids))) if parser.has("count_reasoning_tokens") else 0
+        )

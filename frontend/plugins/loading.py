@@ -1,0 +1,86 @@
+"""Loads the Python files of `--tool-parser-plugin` and `--reasoning-parser-plugin`."""
+
+import contextlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from octavo.frontend.plugins import vllm_api
+from octavo.frontend.plugins.adapters import PluginReasoning, PluginToolParser
+from octavo.frontend.plugins.vllm_modules import has_vllm, vllm_modules
+from octavo.frontend.reasoning.registry import register_reasoning_parser
+from octavo.frontend.tools.registry import register_tool_parser
+from octavo.protocol.errors import ConfigError
+
+_PHASE = "loading a plugin"
+
+
+def load_plugin(file: str, flag: str) -> None:
+    """Run a Python file that registers parsers with octavo's functions or with vLLM's managers.
+
+    Args:
+        file: its path.
+        flag: which names it, for errors.
+
+    Raises:
+        ConfigError: the file cannot be read, or its code fails.
+    """
+    path = Path(file)
+    spec = importlib.util.spec_from_file_location(f"octavo_plugin_{path.stem}", path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise ConfigError(f"{flag} {file}: the Python file does not exist", phase=_PHASE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pydantic look there for the names in annotations
+    is_real = has_vllm()
+    try:
+        with contextlib.nullcontext() if is_real else vllm_modules():
+            before = _registered() if is_real else {}
+            spec.loader.exec_module(module)
+            _register(before, _registered() if is_real else _registered_here(), module)
+    except ConfigError:
+        raise
+    except Exception as error:
+        hint = "docs/plugins.md lists what plugins for vLLM can import" if isinstance(error, ImportError) else ""
+        raise ConfigError(f"{flag} {file}: {type(error).__name__}: {error}", phase=_PHASE, hint=hint) from error
+
+
+Registered = Mapping[tuple[str, str], Any]
+"""Classes, or the module and the name of one, by kind ("tool", "reasoning") and name."""
+
+
+def _registered_here() -> Registered:
+    """Return what was registered with the stand-ins, which forget it."""
+    found: dict[tuple[str, str], Any] = {}
+    managers = {"tool": vllm_api.ToolParserManager, "reasoning": vllm_api.ReasoningParserManager}
+    for kind, manager in managers.items():
+        found |= {(kind, name): parser for name, parser in {**manager.lazy, **manager.found}.items()}
+        manager.lazy.clear()
+        manager.found.clear()
+    return found
+
+
+def _registered() -> Registered:
+    """Return what is registered with vLLM itself."""
+    tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
+    reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
+    return {
+        **{("tool", name): parser for name, parser in {**tools.lazy_parsers, **tools.tool_parsers}.items()},
+        **{("reasoning", name): one for name, one in {**reasoning.lazy_parsers, **reasoning.reasoning_parsers}.items()},
+    }
+
+
+def _register(before: Registered, after: Registered, module: ModuleType) -> None:
+    for (kind, name), parser in after.items():
+        if before.get((kind, name)) == parser:
+            continue
+        if isinstance(parser, tuple):
+            path, class_name = parser
+            parser = getattr(module, class_name, None) or getattr(importlib.import_module(path), class_name)
+        if kind == "tool":
+            register_tool_parser(name)(PluginToolParser.of(name, parser))
+        else:
+            register_reasoning_parser(name, PluginReasoning.of(name, parser))

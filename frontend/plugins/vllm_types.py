@@ -1,0 +1,99 @@
+"""The messages and requests that parsers written for vLLM import, with the names and fields of vLLM that they use."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from octavo.frontend.tools.call_id import new_call_id
+
+
+class OpenAIBaseModel(BaseModel):
+    """Base of all: further fields are kept."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class FunctionCall(OpenAIBaseModel):
+    """The function and the arguments of a whole call."""
+
+    name: str
+    arguments: str
+    id: str | None = None
+
+
+class ToolCall(OpenAIBaseModel):
+    """A whole call."""
+
+    id: str = Field(default_factory=new_call_id)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class DeltaFunctionCall(BaseModel):
+    """The new part of a call's function."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class DeltaToolCall(OpenAIBaseModel):
+    """The new part of a call."""
+
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int
+    function: DeltaFunctionCall | None = None
+
+
+class DeltaMessage(OpenAIBaseModel):
+    """The new part of an answer. Older parsers call the reasoning `reasoning_content`."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[DeltaToolCall] = Field(default_factory=list)
+
+
+class ExtractedToolCallInformation(BaseModel):
+    """The calls of a whole answer, and the text beside them."""
+
+    tools_called: bool
+    tool_calls: list[ToolCall]
+    content: str | None = None
+
+
+class FunctionDefinition(OpenAIBaseModel):
+    """A function as the caller describes it."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChatCompletionToolsParam(OpenAIBaseModel):
+    """A tool of a request."""
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class ChatCompletionRequest(OpenAIBaseModel):
+    """A request, whichever API it came through."""
+
+    messages: list[Any] = Field(default_factory=list)
+    model: str | None = None
+    tools: list[ChatCompletionToolsParam] | None = None
+    tool_choice: Any = "none"
+    parallel_tool_calls: bool | None = True
+    include_reasoning: bool = True
+    skip_special_tokens: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: Any = None
+    response_format: Any = None
+    stream: bool | None = False
+
+
+class ResponsesRequest(ChatCompletionRequest):
+    """Never made: parsers get a `ChatCompletionRequest` from every API."""
