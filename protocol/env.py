@@ -43,6 +43,11 @@ class Env:
     """`VLLM_LORA_RESOLVER_CACHE_DIR`: the same as `--lora-resolver-dir`."""
     allows_lora_updates: bool = False
     """`VLLM_ALLOW_RUNTIME_LORA_UPDATING=1`: the same as `--allow-runtime-lora-updating`."""
+    otlp_traces_endpoint: str | None = None
+    """`OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`: the same as `--otlp-traces-endpoint`."""
+    otlp_traces_protocol: str = "grpc"
+    """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, else `OTEL_EXPORTER_OTLP_PROTOCOL`: grpc or http/protobuf. OpenTelemetry
+    itself reads its other variables."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -64,6 +69,10 @@ class Env:
             has_one_shot_all_reduce=get("OCTAVO_ONE_SHOT_ALL_REDUCE") == "1",
             lora_resolver_dir=get("VLLM_LORA_RESOLVER_CACHE_DIR") or None,
             allows_lora_updates=get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").lower() in ("1", "true"),
+            otlp_traces_endpoint=get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") or None,
+            otlp_traces_protocol=get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
+            or get("OTEL_EXPORTER_OTLP_PROTOCOL")
+            or "grpc",
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from octavo.frontend.generation.beam_search import Beam, BeamSearch, Step
 from octavo.frontend.generation.logprobs import position_logprobs
+from octavo.frontend.metrics.call import report_finished
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, RequestOutput
@@ -194,7 +195,8 @@ class BeamGeneration:
         if not self._observer:
             return
         lengths = [len(beam.steps) for beam in self._search.best()]
-        self._observer.on_finished(
+        report_finished(
+            self._observer,
             RequestRecord(
                 num_prompt_tokens=len(self._prompt_token_ids),
                 num_generation_tokens=sum(lengths),

@@ -9,6 +9,7 @@ import time
 from octavo.frontend.generation.best_of import choose_best
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.sequence import Sequence
+from octavo.frontend.metrics.call import report_finished
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.outputs import PositionLogprobs, RequestOutput
@@ -245,7 +246,7 @@ class Generation:
             engine = self._streams[0].engine if self._streams else 0
             if isinstance(error, OverloadedError) and error.limit:
                 self._observer.on_rejected(error.limit, engine)
-            self._observer.on_finished(self._record(finish_reason), engine)
+            report_finished(self._observer, self._record(finish_reason), engine)
         self._observer = None
 
     def _record(self, finish_reason: str) -> RequestRecord:
@@ -262,4 +263,6 @@ class Generation:
             params_max_tokens=spec.max_tokens if isinstance(spec, SamplingSpec) else 0,
             e2e_s=time.monotonic() - self._start_s,
             timings=self._sequences[0].timings,
+            temperature=spec.temperature if isinstance(spec, SamplingSpec) else None,
+            top_p=spec.top_p if isinstance(spec, SamplingSpec) else None,
         )

@@ -28,6 +28,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
+from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -267,7 +268,7 @@ class RequestPreparer:
             child_id,
             prompt.token_ids,
             spec,
-            priority,
+            effective_priority(priority),
             cache_salt,
             adapter,
             stream_interval=interval,

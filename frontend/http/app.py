@@ -1,6 +1,7 @@
 """`create_app`: the whole server as a FastAPI application, with its pages, API keys, CORS and middleware."""
 
 from collections.abc import Awaitable, Sequence
+from dataclasses import replace
 from http import HTTPStatus
 
 from fastapi import FastAPI
@@ -14,6 +15,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from octavo.frontend.calls.middleware import CallMiddleware, TenantLimits
+from octavo.frontend.calls.services import CallServices
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.dashboard.routes import add_dashboard_routes
 from octavo.frontend.http.app_state import AppState
@@ -49,7 +52,8 @@ def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastA
     """
     config = config or ServerConfig()
     require_no_modules(config)
-    return make_app(make_app_state(client, config), config, api_keys(config))
+    services = CallServices.open(config, client.config)
+    return make_app(replace(make_app_state(client, config), calls=services), config, api_keys(config))
 
 
 def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> FastAPI:
@@ -67,7 +71,7 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
         openapi_url=None,  # added below, with our page
         redirect_slashes=False,
         telemetry={"tracing": False, "metrics": False, "logs": False},  # checked for each request; octavo has /metrics
-        middleware=_middleware(config, keys),
+        middleware=_middleware(config, keys, state.calls),
         exception_handlers={
             HTTPException: _http_exception,
             OctavoError: _failure,
@@ -173,10 +177,13 @@ class _CorsMiddleware(CORSMiddleware):
         return (super().__call__ if is_from_page else self.app)(scope, receive, send)
 
 
-_OWN_MIDDLEWARE: tuple[object, ...] = (RequestIdMiddleware, _CorsMiddleware, PathMiddleware, ApiKeyMiddleware)
+_OWN_MIDDLEWARE: tuple[object, ...] = (
+    *(RequestIdMiddleware, _CorsMiddleware, PathMiddleware),
+    *(CallMiddleware, ApiKeyMiddleware, TenantLimits),
+)
 
 
-def _middleware(config: ServerConfig, keys: Sequence[str]) -> list[Middleware]:
+def _middleware(config: ServerConfig, keys: Sequence[str], calls: CallServices) -> list[Middleware]:
     """Return the middleware, outermost first."""
     found = load_middleware(config.middleware or ())
     if config.enable_request_id_headers:
@@ -194,9 +201,14 @@ def _middleware(config: ServerConfig, keys: Sequence[str]) -> list[Middleware]:
         )
         found.append(cors)
     found.append(Middleware(PathMiddleware, root_path=config.root_path or ""))
+    if calls.are_needed:
+        found.append(Middleware(CallMiddleware, services=calls))
     operators = admin_keys(config)
-    if keys or operators:
-        found.append(Middleware(ApiKeyMiddleware, keys=keys, admin_keys=operators))
+    if keys or operators or calls.tenants:
+        tenants = calls.tenants.file if calls.tenants else None
+        found.append(Middleware(ApiKeyMiddleware, keys=keys, admin_keys=operators, tenants=tenants))
+    if calls.tenants:
+        found.append(Middleware(TenantLimits, tenants=calls.tenants))
     return found
 
 

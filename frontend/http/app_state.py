@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from octavo.frontend.calls.services import CallServices
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.conversation.settings import ChatSettings
@@ -68,6 +69,8 @@ class AppState:
     """Gets the receipt of every answer; None: there is no such log."""
     background_responses: BackgroundResponses = field(default_factory=BackgroundResponses)
     """Responses that later requests go on from, and those that are generated without a connection."""
+    calls: CallServices = field(default_factory=CallServices)
+    """What is kept of each HTTP request, for the whole application."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     others: "tuple[AppState, ...]" = ()

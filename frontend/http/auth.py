@@ -9,14 +9,25 @@ from http import HTTPStatus
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from octavo.frontend.http.errors import is_messages_path, messages_error_body
+from octavo.frontend.calls.middleware import set_tenant
+from octavo.frontend.http.errors import is_messages_path, messages_error_body, rejection
 from octavo.frontend.http.request import JSON, RequestId, header_value, route_path
+from octavo.frontend.tenants.file import TenantsFile
 
 OPEN_PATHS = frozenset({"/health", "/ping"})
 """Paths that need no key: a load balancer probes them."""
 
 ADMIN_PATH = "/v1/engines"
 """This path and those below it need an admin key, and no other key opens them."""
+
+TENANT_PATHS = ("/v1/", "/v2/", "/inference/")
+TENANT_PAGES = frozenset(
+    {"/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize", "/tokenizer_info", "/version"}
+    | {"/docs", "/openapi.json"}
+)
+"""What the key of a tenant opens. All else is about the whole server: metrics, caches, weights, profiles."""
+
+_NOT_FOR_TENANTS = frozenset({"/v1/load_lora_adapter", "/v1/unload_lora_adapter"})
 
 
 class ApiKeyMiddleware:
@@ -30,10 +41,18 @@ class ApiKeyMiddleware:
         app: gets the accepted requests.
         keys: the accepted keys; none: no key is required, except below `ADMIN_PATH`.
         admin_keys: the keys of operators; none: the routes below `ADMIN_PATH` do not exist.
+        tenants: whose keys open what is theirs; None: there are none.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str], admin_keys: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: Sequence[str],
+        admin_keys: Sequence[str] = (),
+        tenants: TenantsFile | None = None,
+    ) -> None:
         self._app = app
+        self._tenants = tenants
         self._digests = [_digest(key) for key in keys]
         self._admin_digests = [_digest(key) for key in admin_keys]
 
@@ -43,6 +62,9 @@ class ApiKeyMiddleware:
             return self._app(scope, receive, send)
         if scope["type"] == "websocket":  # WebSocket routes of an embedding application
             return send({"type": "websocket.close", "code": 1008})
+        if self._tenants is not None and self._tenants.find(_key_of(scope) or ""):
+            message = f"the key of a tenant does not open {path}: it needs a key of --api-key"
+            return rejection(HTTPStatus.FORBIDDEN, message, None, scope)(scope, receive, send)
         challenge = 'Basic realm="octavo: any name, the API key as password"' if _is_page(path) else "Bearer"
         body = b'{"error":"Unauthorized"}'
         if is_messages_path(path):
@@ -54,21 +76,41 @@ class ApiKeyMiddleware:
     def _is_allowed(self, scope: Scope, path: str) -> bool:
         if self._admin_digests and (path == ADMIN_PATH or path.startswith(ADMIN_PATH + "/")):
             return self._has_key(scope, self._admin_digests)
-        return not self._digests or self._has_key(scope, self._digests)
+        if self._tenants is None:
+            return not self._digests or self._has_key(scope, self._digests)
+        return self._has_key(scope, self._digests) or self._is_tenant(scope, path, self._tenants)
+
+    def _is_tenant(self, scope: Scope, path: str, tenants: TenantsFile) -> bool:
+        """Return whether the key is a tenant's, which may open the path; the call is the tenant's from now on."""
+        if (tenant := tenants.find(_key_of(scope) or "")) is None:
+            return False
+        if path in _NOT_FOR_TENANTS or not (path in TENANT_PAGES or path.startswith(TENANT_PATHS)):
+            return False
+        if path == ADMIN_PATH or path.startswith(ADMIN_PATH + "/"):
+            return False
+        set_tenant(scope, tenant)
+        return True
 
     def _has_key(self, scope: Scope, digests: Sequence[bytes]) -> bool:
-        scheme, _, credentials = header_value(scope, b"authorization").partition(" ")
-        if scheme.lower() == "bearer":
-            key = credentials
-        elif scheme.lower() == "basic" and _is_own_origin(scope):
-            key = _password(credentials)
-        elif not scheme:
-            key = header_value(scope, b"x-api-key")  # of Anthropic's clients; no page of another site can send it
-        else:
+        if (key := _key_of(scope)) is None:
             return False
         # Digests have one length and every key is compared, so the time taken tells nothing.
-        digest = _digest(key.strip())
+        digest = _digest(key)
         return sum(hmac.compare_digest(digest, known) for known in digests) > 0
+
+
+def _key_of(scope: Scope) -> str | None:
+    """Return the key that a request brings; None: it brings none that counts."""
+    scheme, _, credentials = header_value(scope, b"authorization").partition(" ")
+    if scheme.lower() == "bearer":
+        key = credentials
+    elif scheme.lower() == "basic" and _is_own_origin(scope):
+        key = _password(credentials)
+    elif not scheme:
+        key = header_value(scope, b"x-api-key")  # of Anthropic's clients; no page of another site can send it
+    else:
+        return None
+    return key.strip()
 
 
 def _is_page(path: str) -> bool:

@@ -15,6 +15,7 @@ from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.response_store import ResponseStore
 from octavo.frontend.http.routes.engine import usable_directory
 from octavo.frontend.lora.startup import open_resolver
+from octavo.frontend.metrics.buckets import read_buckets
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.frontend.receipts.log import ReceiptLog
@@ -54,6 +55,7 @@ def make_app_state(
             engine_blocks=lambda: {index: facts.num_blocks for index, facts in client.facts_by_engine().items()},
             has_vllm_names=config.enable_vllm_metrics,
             counters=counters,
+            buckets=read_buckets(config.custom_histogram_buckets),
         )
         client.observer = client.observer or metrics
     state = AppState(

@@ -6,6 +6,7 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from octavo.frontend.calls.services import require_no_services
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http import openapi
 from octavo.frontend.http.auth import ADMIN_PATH
@@ -65,11 +66,12 @@ def create_router(client: AsyncClient, config: ServerConfig | None = None) -> AP
         config: of the server; only settings about requests apply. None: the defaults.
 
     Raises:
-        ConfigError: the configuration has `lora_modules`, or names a parser, a template or a directory that cannot be
-            used.
+        ConfigError: the configuration has `lora_modules`, tenants, traces or an access log, or names a parser, a
+            template or a directory that cannot be used.
     """
     config = config or ServerConfig()
     require_no_modules(config)
+    require_no_services(config)
     state = make_app_state(client, config)
     router = APIRouter(route_class=ApiRoute.bound_to(state, config.max_request_body_bytes))
     add_routes(router, config)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import uvloop
 
+from octavo.frontend.calls.services import USAGE_FILE, CallServices, check_services
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.hosting import (
@@ -117,6 +118,7 @@ def run_on_ray(engine: EngineConfig, config: ServerConfig, listener: Listener) -
 
     prepare_process()
     ChatSettings.of(config)
+    check_services(config)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve_on_ray(RayEngines(engine), config, listener))
 
@@ -135,12 +137,14 @@ async def _serve(
     engines: Sequence[SpawnedEngine], config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # report invalid flags now, not after the engine has loaded
+    check_services(config)
     async with starting(engines) as client:
         await _serve_clients([client], config, listener, reread)
 
 
 async def _serve_joined(config: ServerConfig, listener: Listener) -> None:
     ChatSettings.of(config)
+    check_services(config)
     check_join(config)
     async with joining(config) as clients:
         check_names(clients, config.join or ())
@@ -189,7 +193,9 @@ async def _serve_with(
         make_app_state(client, own, counters, operator.execute, background)
         for client, own, operator in zip(clients, configs, operators, strict=True)
     ]
-    server = make_server(states, config, keys)
+    usage_path = directory / USAGE_FILE if config.api_server_count > 1 else None
+    calls = CallServices.open(config, clients[0].config, usage_path)
+    server = make_server(states, config, keys, calls)
     engines = ServedEngines(clients)
     socket_path = directory / SOCKET_NAME
     api_workers = ApiWorkers(
@@ -207,6 +213,7 @@ async def _serve_with(
             await _serve_until_stopped(api_workers, server, clients, config, listener)
     finally:
         await api_workers.kill()
+        calls.close()
         for operator in operators:
             await operator.close()
     if server.failure:
@@ -243,17 +250,18 @@ async def _serve_until_stopped(
         await api_workers.wait(0 if server.failure else config.shutdown_timeout)
 
 
-def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence[str]) -> Server:
+def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence[str], calls: CallServices) -> Server:
     """Return a server for engines.
 
     Args:
         states: of the routes, one for each model; a request that names none is for the first one.
         config: of the server.
         keys: the accepted API keys.
+        calls: what is kept of each HTTP request.
     """
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
-    state = replace(states[0], others=tuple(states[1:]))
+    state = replace(states[0], others=tuple(states[1:]), calls=calls)
     server = Server(
         make_app(state, config, keys), config, ServedEngines([one.client for one in states]), state.background
     )

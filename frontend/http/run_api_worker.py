@@ -11,6 +11,7 @@ from pathlib import Path
 
 import uvloop
 
+from octavo.frontend.calls.services import USAGE_FILE, CallServices
 from octavo.frontend.hosting import join_entry
 from octavo.frontend.http.configure import make_app_state, sharing_responses
 from octavo.frontend.http.run import make_server
@@ -58,9 +59,13 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         client.adapters.share(directory / ADAPTERS_FILE)
         counters = SharedCounters.attach(Path(spec.counters_path), spec.row)
         config = sharing_responses(spec.config, directory)
+        calls = CallServices.open(config, client.config, directory / USAGE_FILE, spec.row)
         state = make_app_state(client, config, counters, follower.execute)
-        server = make_server([state], config, config.api_key or [])
+        server = make_server([state], config, config.api_key or [], calls)
         loop.add_signal_handler(signal.SIGTERM, server.on_signal, signal.SIGTERM)
         reporter.mark_ready(ServerReady())
-        await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
+        try:
+            await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
+        finally:
+            calls.close()
     return server.failure is None

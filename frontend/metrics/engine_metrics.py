@@ -1,6 +1,8 @@
 """`EngineMetrics`: the metrics of one engine, in columns of `SharedCounters`."""
 
 import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import get_args
 
 from octavo.frontend.metrics.histogram import SharedHistogram, num_columns
@@ -44,9 +46,15 @@ class EngineMetrics:
     Args:
         counters: storage.
         max_model_len: upper bound of token-count buckets.
+        buckets: upper edges of histograms by name, in place of those of the table.
     """
 
-    def __init__(self, counters: SharedCounters, max_model_len: int) -> None:
+    def __init__(
+        self,
+        counters: SharedCounters,
+        max_model_len: int,
+        buckets: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
+    ) -> None:
         self._counts_engine = counters.row == 0
         self._last = EngineStats()
         self._unobserved_tokens = 0
@@ -58,7 +66,7 @@ class EngineMetrics:
         self.histograms: dict[str, SharedHistogram] = {}
         for metric in METRICS:
             if metric.kind is Kind.HISTOGRAM:
-                edges = _edges(metric, max_model_len)
+                edges = buckets.get(metric.name) or _edges(metric, max_model_len)
                 self.histograms[metric.name] = SharedHistogram(edges, counters.allocate(num_columns(edges)))
             else:
                 self.numbers[metric.name] = counters.allocate(len(LABEL_VALUES.get(metric.name, "1")))

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.core import HistogramMetricFamily
@@ -30,6 +31,7 @@ class Metrics(Collector):
         has_vllm_names: also export every metric under vLLM's prefix.
         counters: storage. If shared, every process exports the totals of all. Engine-wide metrics are counted by
             the process of the first row only.
+        buckets: upper edges of histograms by name, in place of those of the table.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Metrics(Collector):
         engine_blocks: Callable[[], Mapping[int, int]],
         has_vllm_names: bool = False,
         counters: SharedCounters | None = None,
+        buckets: Mapping[str, tuple[float, ...]] = MappingProxyType({}),
     ) -> None:
         self._config = config
+        self._buckets = buckets
         self._max_model_len = max_model_len
         self._engine_blocks = engine_blocks
         self._counters = counters or SharedCounters.private()
@@ -124,7 +128,9 @@ class Metrics(Collector):
     def _of(self, engine: int) -> EngineMetrics:
         """Return the metrics of an engine."""
         if (found := self._engines.get(engine)) is None:
-            found = self._engines[engine] = EngineMetrics(self._counters.section(engine), self._max_model_len)
+            found = self._engines[engine] = EngineMetrics(
+                self._counters.section(engine), self._max_model_len, self._buckets
+            )
         return found
 
     def _labels(self, engine: int) -> dict[str, str]:

@@ -25,3 +25,11 @@ class RequestRecord:
     """From the caller's request to its last token, on the frontend's clock."""
     timings: RequestTimings
     """On the core's clock; 0.0 for an event that never happened."""
+    temperature: float | None = None
+    """None: it does not sample."""
+    top_p: float | None = None
+
+    @property
+    def first_token_s(self) -> float:
+        """From the caller's request to its first token, if it had one."""
+        return self.e2e_s - (self.timings.finished - self.timings.first_token)

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from itertools import count
 
 from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.metrics.call import report_finished
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.pooling.result import PooledResult
 from octavo.frontend.request_stream import RequestStream
@@ -135,4 +136,4 @@ class PoolingBatch:
             e2e_s=time.monotonic() - start_s,
             timings=finished.timings,
         )
-        self._live.observer.on_finished(record, stream.engine)
+        report_finished(self._live.observer, record, stream.engine)

@@ -8,6 +8,7 @@ import msgspec
 
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.spec import check_cache_salt
+from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.batch import CHUNK, WINDOW, PoolingBatch
 from octavo.frontend.pooling.inputs import Fields, PoolingInput, PoolingPrompt, PoolingTokenizer
 from octavo.frontend.pooling.result import PooledResult
@@ -103,7 +104,9 @@ class Pooler:
             spec = specs[id(own)]
             if one.segment_start:
                 spec = msgspec.structs.replace(spec, segment_start=one.segment_start)
-            return Submit(self._next_id(self._prefix), one.token_ids, spec, priority, cache_salt, adapter)
+            return Submit(
+                self._next_id(self._prefix), one.token_ids, spec, effective_priority(priority), cache_salt, adapter
+            )
 
         chunks = self._chunks(prompts, each, submit, fields, add_special_tokens=add_special_tokens)
         batch = PoolingBatch(

@@ -36,6 +36,13 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "Default: OCTAVO_ADMIN_API_KEY, else these routes do not exist."
         ),
     ] = None
+    tenants: Annotated[
+        str | None,
+        Meta(
+            description="YAML file of tenants: names with keys, rates, token budgets, concurrency and priorities. It "
+            "is read again when it changes. Their keys open only the API; --api-key is for keys without limits."
+        ),
+    ] = None
     enable_dev_routes: Annotated[
         bool,
         Meta(
@@ -265,6 +272,28 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     disable_access_log_for_endpoints: Annotated[
         list[str] | None,
         Meta(description="Paths without access log lines, as words or as one list with commas: /health,/metrics."),
+    ] = None
+    access_log_file: Annotated[
+        str | None,
+        Meta(
+            description="File to which each HTTP request appends a JSON object with status, times and token counts, "
+            "but no text; -: standard output. It may be rotated. Paths of --disable-access-log-for-endpoints are left "
+            "out."
+        ),
+    ] = None
+    otlp_traces_endpoint: Annotated[
+        str | None,
+        Meta(
+            description="URL of an OpenTelemetry collector that gets the spans of requests; needs octavo[otel]. "
+            "Default: OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, else no traces."
+        ),
+    ] = None
+    custom_histogram_buckets: Annotated[
+        str | None,
+        Meta(
+            description="Upper edges of the buckets of histograms in /metrics, as a JSON object: "
+            '{"time_to_first_token_seconds": [0.1, 0.5, 2]}. Default: those of vLLM.'
+        ),
     ] = None
     enable_log_requests: Annotated[bool, Meta(description="Log the prompt and the parameters of every request.")] = (
         False

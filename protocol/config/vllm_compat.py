@@ -122,7 +122,7 @@ _ONE_WORKER = "workers share layers (--tensor-parallel-size) or requests (--data
 _LORA = "adapters in PEFT's format are served with --enable-lora, for linear layers, embeddings and lm_head"
 _NO_OFFLOAD = "weights are never offloaded; --kv-offloading-size keeps evicted KV blocks in host memory"
 _NO_TRANSFER = "this release does not transfer caches or weights between engines"
-_NO_TRACING = "there are metrics (/metrics) and logs, but no traces"
+_NO_TRACING = "/metrics has other metrics, and --otlp-traces-endpoint sends traces of requests"
 _NO_MAMBA = "recurrent states are float32, and checkpoints of them are as far apart as their size asks for"
 _NO_PLUGIN = "the engine cannot be extended by classes"
 _NO_COHERE = "it applies only to vLLM's Cohere and Anthropic routes"
@@ -304,10 +304,12 @@ def _unsupported() -> Iterator[VllmSetting]:
         "kv_cache_metrics enable_mfu_metrics enable_logging_iteration_details enable_trace_replay",
     )
     yield from _group(
-        "value", _NO_TRACING, _EMPTY, "otlp_traces_endpoint custom_histogram_buckets show_hidden_metrics_for_version"
+        "value", "there are no metrics of earlier releases to show", None, "show_hidden_metrics_for_version"
     )
     yield from _group("value", _NO_TRACING, None, "kv_cache_metrics_sample")
-    yield from _group("list", _NO_TRACING, _EMPTY, "collect_detailed_traces")
+    yield from _group(
+        "list", "--otlp-traces-endpoint traces the phases of every request", None, "collect_detailed_traces"
+    )
     yield from _group("value", "--log-level and --log-config-file configure logging", _EMPTY, "logging_config")
     yield from _group("switch", "responses do not report experts", _OFF, "enable_return_routed_experts")
     yield from _group("switch", "logprobs report the candidates", _OFF, "return_sampling_mask")

@@ -15,6 +15,7 @@ from fake_client import FakeClient
 from fastapi import FastAPI
 from waiting import until
 
+from octavo.frontend.calls.services import CallServices
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.http.app import make_app
 from octavo.frontend.http.app_state import AppState
@@ -51,6 +52,7 @@ def application(
         AnswerSettings.of(config),
         created=1_700_000_000,
         keep_alive_s=config.sse_keep_alive_interval,
+        calls=CallServices.open(config, client.config),
     )
     return make_app(state, config, api_keys)
 
@@ -68,6 +70,7 @@ async def listening(app: FastAPI, config: ServerConfig = PLAIN) -> AsyncIterator
             yield path
         finally:
             await _end(server, serving)
+            app.state.octavo.calls.close()
 
 
 async def _end(server: Server, serving: "asyncio.Task[None]") -> None:

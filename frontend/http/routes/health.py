@@ -7,6 +7,7 @@ from starlette.responses import Response
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.request import JSON
 from octavo.frontend.metrics.exporter import render_together
+from octavo.frontend.tenants.metrics import render_usage
 from octavo.protocol.version import __version__
 
 
@@ -39,4 +40,7 @@ async def version(state: CurrentState) -> Response:
 
 async def metrics(state: CurrentState) -> Response:
     """Render all metrics for Prometheus."""
-    return Response(render_together([one.metrics for one in state.of_all_models]), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+    text = render_together([one.metrics for one in state.of_all_models])
+    if state.calls.tenants is not None:
+        text += render_usage(state.calls.tenants.usage.totals())
+    return Response(text, media_type=CONTENT_TYPE_PLAIN_0_0_4)

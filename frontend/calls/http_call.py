@@ -1,0 +1,76 @@
+"""`HttpCall`: one HTTP request, with the figures of the requests to the engine that it causes."""
+
+import time
+from typing import Any
+
+from starlette.types import Scope
+
+from octavo.frontend.calls.tracer import RequestTracer
+from octavo.frontend.http.request import RequestId, route_path
+from octavo.frontend.metrics.record import RequestRecord
+from octavo.frontend.tenants.file import Tenant
+from octavo.frontend.tenants.usage import TenantUsage
+
+_CALL = "octavo.call"
+
+
+class HttpCall:
+    """Counts what its requests use, makes their spans, and becomes a line of the access log.
+
+    Args:
+        scope: of the HTTP request; the call can be found in it from now on.
+        tracer: makes the spans; None: nobody does.
+    """
+
+    __slots__ = (
+        *("_context", "_request_id", "_tracer", "finish_reasons", "first_token_s", "num_cached_tokens"),
+        *("num_generation_tokens", "num_prompt_tokens", "path", "started_s", "status", "tenant", "usage"),
+    )
+
+    def __init__(self, scope: Scope, tracer: RequestTracer | None) -> None:
+        scope[_CALL] = self
+        self.path = route_path(scope)
+        self.started_s = time.monotonic()
+        self.status: int | None = None
+        """None: no response has begun."""
+        self.tenant: Tenant | None = None
+        self.usage: TenantUsage | None = None
+        """Where the tokens of the tenant are counted."""
+        self.num_prompt_tokens = 0
+        self.num_cached_tokens = 0
+        self.num_generation_tokens = 0
+        self.first_token_s: float | None = None
+        """Of the first request that ended, from its arrival."""
+        self.finish_reasons: list[str] = []
+        self._request_id = RequestId.of(scope)
+        self._tracer = tracer
+        self._context: Any = None if tracer is None else tracer.context_of(scope["headers"])
+
+    @classmethod
+    def of(cls, scope: Scope) -> "HttpCall | None":
+        """Return the call of a scope, if calls are kept."""
+        found = scope.get(_CALL)
+        return found if isinstance(found, cls) else None
+
+    @property
+    def priority(self) -> int | None:
+        """See `Call`."""
+        return None if self.tenant is None else self.tenant.priority
+
+    @property
+    def request_id(self) -> str:
+        """That of the response."""
+        return self._request_id.text
+
+    def on_finished(self, record: RequestRecord) -> None:
+        """See `Call`."""
+        self.num_prompt_tokens += record.num_prompt_tokens
+        self.num_cached_tokens += record.num_cached_tokens
+        self.num_generation_tokens += record.num_generation_tokens
+        self.finish_reasons.append(record.finish_reason)
+        if self.first_token_s is None and record.timings.first_token:
+            self.first_token_s = record.first_token_s
+        if self.tenant is not None and self.usage is not None:
+            self.usage.spend(self.tenant, record.num_prompt_tokens, record.num_generation_tokens)
+        if self._tracer is not None:
+            self._tracer.on_finished(record, self._context, self.request_id)

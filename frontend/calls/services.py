@@ -1,0 +1,103 @@
+"""`CallServices`: tenants, traces and the access log of one HTTP process, as its configuration says."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from octavo.frontend.calls.access_log import AccessLog
+from octavo.frontend.calls.tracer import RequestTracer, traces_endpoint
+from octavo.frontend.metrics.buckets import read_buckets
+from octavo.frontend.tenants.file import TenantsFile, read_tenants
+from octavo.frontend.tenants.usage import TenantUsage
+from octavo.protocol.config import ResolvedConfig, ServerConfig
+from octavo.protocol.errors import ConfigError
+
+USAGE_FILE = "tenants"
+"""In the directory that the HTTP processes of a server share."""
+
+
+@dataclass(frozen=True)
+class Tenants:
+    """Who they are, and what they have used."""
+
+    file: TenantsFile
+    usage: TenantUsage
+
+
+@dataclass(frozen=True)
+class CallServices:
+    """What is kept of each HTTP request; None: nothing."""
+
+    tenants: Tenants | None = None
+    tracer: RequestTracer | None = None
+    access_log: AccessLog | None = None
+
+    @property
+    def are_needed(self) -> bool:
+        """Whether there is anything to keep."""
+        return self != CallServices()
+
+    @classmethod
+    def open(
+        cls, config: ServerConfig, engine: ResolvedConfig, usage_path: Path | None = None, row: int = 0
+    ) -> "CallServices":
+        """Return the services.
+
+        Args:
+            config: of the server.
+            engine: of the first engine.
+            usage_path: of the file in which all HTTP processes count what tenants use; None: this is the only one.
+            row: of this process.
+
+        Raises:
+            ConfigError: the tenants file is invalid, OpenTelemetry is missing, or the log cannot be written.
+        """
+        tenants = None
+        if config.tenants is not None:
+            file = TenantsFile(Path(config.tenants), has_priorities=engine.scheduling_policy == "priority")
+            tenants = Tenants(file, TenantUsage(usage_path, row))
+        endpoint = traces_endpoint(config.otlp_traces_endpoint)
+        tracer = None if endpoint is None else RequestTracer(endpoint, engine.served_model_names[0])
+        access_log = None
+        if config.access_log_file is not None:
+            silent = [path for text in config.disable_access_log_for_endpoints or () for path in text.split(",")]
+            access_log = AccessLog(config.access_log_file, frozenset(map(str.strip, silent)))
+        return cls(tenants, tracer, access_log)
+
+    def close(self) -> None:
+        """Send and write what is left. Blocks until: the traces are sent, or the exporter's timeout is over."""
+        if self.tracer is not None:
+            self.tracer.close()
+        if self.access_log is not None:
+            self.access_log.close()
+        if self.tenants is not None:
+            self.tenants.usage.close()
+
+
+def check_services(config: ServerConfig) -> None:
+    """Report invalid settings now, not after the engine has loaded.
+
+    Raises:
+        ConfigError: as `CallServices.open`.
+    """
+    read_buckets(config.custom_histogram_buckets)
+    if config.tenants is not None:
+        read_tenants(Path(config.tenants), has_priorities=True)
+    if (endpoint := traces_endpoint(config.otlp_traces_endpoint)) is not None:
+        RequestTracer(endpoint, "").close()
+    if config.access_log_file is not None:
+        AccessLog(config.access_log_file).close()
+
+
+def require_no_services(config: ServerConfig) -> None:
+    """Raise an error for settings that need middleware, which a router has not.
+
+    Raises:
+        ConfigError: naming the flag.
+    """
+    for name in ("tenants", "otlp_traces_endpoint", "access_log_file"):
+        if getattr(config, name) is not None:
+            raise ConfigError(
+                f"{name} belongs to the whole application, and create_router makes only its routes",
+                phase="configuration",
+                hint="use create_app, and mount it",
+            )
