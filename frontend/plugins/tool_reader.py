@@ -46,9 +46,8 @@ class PluginToolReader:
             return self._whole(text)
         self._has_begun = self._has_begun or bool(text)
         delta = AnswerDelta()
-        if text or token_ids:
-            self._push(delta, text, list(token_ids))
-        if is_final and self._places and self._parser.has("get_remaining_unstreamed_args"):
+        has_calls = self._push(delta, text, list(token_ids)) if text or token_ids else False
+        if is_final and has_calls and self._places and self._parser.has("get_remaining_unstreamed_args"):
             rest = self._parser.call("get_remaining_unstreamed_args")
             self._add(delta, max(self._places), None, None, str(rest))
         return delta
@@ -62,18 +61,20 @@ class PluginToolReader:
             self._add(delta, index, call.id, call.function.name, call.function.arguments)
         return delta
 
-    def _push(self, delta: AnswerDelta, text: str, token_ids: list[int]) -> None:
+    def _push(self, delta: AnswerDelta, text: str, token_ids: list[int]) -> bool:
+        """Add a piece of a stream; return whether the plugin answers with a part of a call."""
         before, ids_before = self._text, list(self._token_ids)
         self._text += text
         self._token_ids += token_ids
         ids = (ids_before, list(self._token_ids), token_ids)
         message = self._parser.call("extract_tool_calls_streaming", before, self._text, text, *ids, self._request)
         if message is None:
-            return
+            return False
         delta.content = message.content or ""
         for call in message.tool_calls or ():
             name, arguments = (call.function.name, call.function.arguments) if call.function else (None, None)
             self._add(delta, call.index, call.id, name, arguments or "")
+        return bool(message.tool_calls)
 
     def _add(self, delta: AnswerDelta, index: int, call_id: str | None, name: str | None, arguments: str) -> None:
         """Add to a call, or start it once it has a name."""

@@ -94,16 +94,16 @@ class ReasoningParser:
         return None
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
-        """Return whether the reasoning has ended within these tokens."""
-        raise NotImplementedError(f"{type(self).__name__} has no is_reasoning_end")
+        """Return whether the reasoning has ended within these tokens; parsers that look at the text never say so."""
+        return False
 
     def is_reasoning_end_streaming(self, input_ids: Sequence[int], delta_ids: Iterable[int]) -> bool:
         """Return whether the reasoning has ended, `delta_ids` being the latest tokens."""
         return self.is_reasoning_end(input_ids)
 
     def extract_content_ids(self, input_ids: list[int]) -> list[int]:
-        """Return the tokens after the reasoning."""
-        raise NotImplementedError(f"{type(self).__name__} has no extract_content_ids")
+        """Return the tokens after the reasoning. octavo does not call it."""
+        return []
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Return how many of the generated tokens are reasoning."""

@@ -1,5 +1,6 @@
 """Stand-ins for the modules of vLLM from which its plugins import: there while a plugin is loaded, if vLLM is not."""
 
+import ast
 import importlib.util
 import json
 import sys
@@ -55,7 +56,7 @@ _REASONING = {
 _TOOL_TEXTS = {
     function.__name__: function
     for function in (is_complete_json, find_common_prefix, partial_tag_overlap, consume_space)
-}
+} | {"safe_literal_eval": ast.literal_eval}
 _CALL_IDS = {"make_tool_call_id": make_tool_call_id, "random_tool_call_id": new_call_id}
 _TOKENIZERS = {"TokenizerLike": PluginTokenizer, "AnyTokenizer": PluginTokenizer}
 _VALUES = {"is_list_of": vllm_api.is_list_of, "random_uuid": new_call_id}

@@ -79,6 +79,19 @@ class ChatCompletionToolsParam(OpenAIBaseModel):
     function: FunctionDefinition
 
 
+class ChatCompletionNamedFunction(OpenAIBaseModel):
+    """Names a function."""
+
+    name: str
+
+
+class ChatCompletionNamedToolChoiceParam(OpenAIBaseModel):
+    """The choice of one function. Never made: forced calls do not reach a plugin."""
+
+    type: Literal["function"] = "function"
+    function: ChatCompletionNamedFunction
+
+
 class ChatCompletionRequest(OpenAIBaseModel):
     """A request, whichever API it came through."""
 

@@ -182,6 +182,28 @@ def test_a_reasoning_parser_for_vllm(text: str, plugin: Any) -> None:
     assert both_ways("Hi.", ended, config)["message"]["content"] == "Hi."
 
 
+def test_a_reasoning_parser_that_looks_at_the_text_only(plugin: Any) -> None:
+    text = NEW_REASONING.replace("def is_reasoning_end(", "def not_used(").replace(
+        "def extract_content_ids", "def other"
+    )
+    config = ServerConfig(reasoning_parser="hash", reasoning_parser_plugin=plugin(text))
+    choice = both_ways("hm#", ask(), config)
+    assert (choice["message"]["reasoning"], choice["message"]["content"]) == ("hm", None)
+
+
+def test_arguments_that_a_parser_has_not_streamed_follow_at_the_end(tools: ServerConfig, plugin: Any) -> None:
+    text = OLD_TOOLS.replace(
+        "        function = DeltaFunctionCall(arguments=delta_text)",
+        "        self.prev_tool_call_arr = [{'arguments': arguments}]\n"
+        "        self.streamed_args_for_tool = [arguments[:4]]\n"
+        "        delta_text = delta_text if len(arguments) <= 4 else ''\n"
+        "        function = DeltaFunctionCall(arguments=delta_text)",
+    )
+    config = msgspec.structs.replace(tools, tool_parser_plugin=plugin(text, "shriek.py"))
+    choice = both_ways('weather!{"city": "Ulm"}', ask(tools=TOOLS), config)
+    assert choice["message"]["tool_calls"] == [weather("Ulm")]
+
+
 def test_a_reasoning_parser_without_marks_allows_no_constraint(plugin: Any) -> None:
     text = NEW_REASONING.replace('return "#"', "return None")
     config = ServerConfig(reasoning_parser="hash", reasoning_parser_plugin=plugin(text))
