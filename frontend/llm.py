@@ -122,20 +122,27 @@ class LLM(PoolingLLM, WeightsLLM):
         Raises:
             InvalidRequestError: the model has no chat template, or the template rejects the messages.
         """
-        several: list[Any] = list(messages)
-        conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
-        template = self.client.chat_template(chat_template_content_format, chat_template)
-        tokenizer = self.client.tokenizer
         variables = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": continue_final_message,
             "tools": tools,
             **(chat_template_kwargs or {}),
         }
-        prompts: list[Prompt] = [
-            conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations
-        ]
+        prompts = self._conversation_prompts(messages, chat_template, chat_template_content_format, variables)
         return self.generate(prompts, sampling_params, use_tqdm=use_tqdm, lora_request=lora_request, priority=priority)
+
+    def _conversation_prompts(
+        self,
+        messages: list[Message] | Sequence[list[Message]],
+        chat_template: str | None,
+        content_format: FormatChoice,
+        variables: dict[str, Any],
+    ) -> list[Prompt]:
+        several: list[Any] = list(messages)
+        conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
+        template = self.client.chat_template(content_format, chat_template)
+        tokenizer = self.client.tokenizer
+        return [conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations]
 
     def beam_search(
         self,

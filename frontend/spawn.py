@@ -17,6 +17,7 @@ import msgspec
 from octavo.frontend.device import detect_device
 from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.frontend.run_dir import RunDir
+from octavo.frontend.vllm_environment import engine_with_variables
 from octavo.protocol.channel import ipc_path, is_listening
 from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
 from octavo.protocol.control import CoreSpec, PhaseDone
@@ -298,11 +299,11 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
             phase="configuration",
             hint="leave out --data-parallel-backend, or join the engines of a server by their addresses",
         )
-    start = time.monotonic()
-    env = Env.read()
-    facts = read_model_facts(config.model, env)
-    head, device = read_head_facts(config, facts, env), detect_device(hides_gpus=env.hides_gpus)
-    resolved = resolve(config, facts, device=device, num_cores=num_usable_cores(), head=head)
+    env, start = Env.read(), time.monotonic()
+    facts, device = read_model_facts(config.model, env), detect_device(hides_gpus=env.hides_gpus)
+    config = engine_with_variables(config, env, device)
+    head, num_cores = read_head_facts(config, facts, env), num_usable_cores()
+    resolved = resolve(config, facts, device=device, num_cores=num_cores, head=head)
     timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 
@@ -323,9 +324,8 @@ def config_of_engine(config: ResolvedConfig, index: int, place: int | None = Non
     record_steps = config.record_steps
     if record_steps and index:  # each core writes a recording of its own
         record_steps = f"{record_steps}.engine{index}"
-    return msgspec.structs.replace(
-        config, engine_index=index, engine_place=index if place is None else place, record_steps=record_steps
-    )
+    place = index if place is None else place
+    return msgspec.structs.replace(config, engine_index=index, engine_place=place, record_steps=record_steps)
 
 
 def addresses_of_engines(address: str, num_engines: int) -> list[str]:

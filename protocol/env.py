@@ -5,7 +5,7 @@ else is a configuration field.
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -16,7 +16,7 @@ class Env:
     cache_dir: Path
     """Downloaded and converted models, packed weights, compiled kernels (`OCTAVO_CACHE`, default `~/.cache/octavo`)."""
     log_level: str
-    """`OCTAVO_LOG_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
+    """`OCTAVO_LOG_LEVEL`, else `VLLM_LOGGING_LEVEL`: DEBUG, INFO, WARNING or ERROR."""
     api_key: str | None
     """`OCTAVO_API_KEY`, else `VLLM_API_KEY`: the same as `--api-key`."""
     check_invariants: bool
@@ -48,6 +48,10 @@ class Env:
     otlp_traces_protocol: str = "grpc"
     """`OTEL_EXPORTER_OTLP_TRACES_PROTOCOL`, else `OTEL_EXPORTER_OTLP_PROTOCOL`: grpc or http/protobuf. OpenTelemetry
     itself reads its other variables."""
+    log_config_file: str | None = None
+    """`VLLM_LOGGING_CONFIG_PATH`: the same as `--log-config-file`."""
+    vllm_variables: dict[str, str] = field(default_factory=dict)
+    """All `VLLM_*`; `frontend/vllm_environment.py` reads further settings from them."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -56,7 +60,7 @@ class Env:
         runtime = Path(get("XDG_RUNTIME_DIR") or get("TMPDIR") or "/tmp")
         return cls(
             cache_dir=Path(get("OCTAVO_CACHE") or Path.home() / ".cache" / "octavo"),
-            log_level=(get("OCTAVO_LOG_LEVEL") or "INFO").upper(),
+            log_level=(get("OCTAVO_LOG_LEVEL") or get("VLLM_LOGGING_LEVEL") or "INFO").upper(),
             api_key=get("OCTAVO_API_KEY") or get("VLLM_API_KEY") or None,
             admin_api_key=get("OCTAVO_ADMIN_API_KEY") or None,
             check_invariants=get("OCTAVO_CHECK") == "1",
@@ -73,6 +77,8 @@ class Env:
             otlp_traces_protocol=get("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL")
             or get("OTEL_EXPORTER_OTLP_PROTOCOL")
             or "grpc",
+            log_config_file=get("VLLM_LOGGING_CONFIG_PATH") or None,
+            vllm_variables=named("VLLM_"),
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 

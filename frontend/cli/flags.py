@@ -52,19 +52,12 @@ class FlagParser(CommandParser):
         """Add a group of flags; `--help=NAME` shows it alone."""
         group = self.add_named_group(name, title)
         for info in fields:
-            flags = [spelled(name) for name in (info.name, *info.aliases)]
-            group.add_argument(*flags, *info.short, dest=info.name, help=_help(info), **_argument(info))
+            add_field(group, info)
 
     def add_vllm_flags(self, settings: Iterable[VllmSetting]) -> None:
         """Add vLLM's flags, hidden from the help: they have no effect, or are rejected with a reason."""
         for setting in settings:
-            flags = [spelled(setting.name), *([setting.short] if setting.short else [])]
-            kinds: dict[str, dict[str, Any]] = {
-                "switch": {"action": argparse.BooleanOptionalAction},
-                "value": {},
-                "list": {"nargs": "+"},
-            }
-            self.add_argument(*flags, dest=setting.name, help=argparse.SUPPRESS, **kinds[setting.kind])
+            add_vllm_flag(self, setting)
 
     def parse_flags(self, argv: Sequence[str]) -> dict[str, Any]:
         """Return the settings given on the command line, by name.
@@ -98,6 +91,23 @@ class FlagParser(CommandParser):
 
     def _unknown(self, word: str) -> str:
         return super()._unknown(word) + ("" if word.startswith("-") else f": there is one {self._operand}")
+
+
+def add_field(group: argparse._ActionsContainer, info: FieldInfo, **options: Any) -> None:
+    """Add the flag of a field, with further options of `add_argument`."""
+    flags = [spelled(name) for name in (info.name, *info.aliases)]
+    group.add_argument(*flags, *info.short, dest=info.name, help=_help(info), **_argument(info), **options)
+
+
+def add_vllm_flag(group: argparse._ActionsContainer, setting: VllmSetting, **options: Any) -> None:
+    """Add a flag that only vLLM has, hidden from the help, with further options of `add_argument`."""
+    flags = [spelled(setting.name), *([setting.short] if setting.short else [])]
+    kinds: dict[str, dict[str, Any]] = {
+        "switch": {"action": argparse.BooleanOptionalAction},
+        "value": {},
+        "list": {"nargs": "+"},
+    }
+    group.add_argument(*flags, dest=setting.name, help=argparse.SUPPRESS, **kinds[setting.kind], **options)
 
 
 def config_parser(prog: str, description: str, *, has_server: bool = True, operand: str = "MODEL") -> FlagParser:

@@ -59,7 +59,8 @@ def _terminable() -> Iterator[None]:
 def _run(argv: list[str]) -> int:
     settings = read_settings(argv)
     # Before settings are resolved: some log warnings.
-    start_log(str(settings.get("log_level") or Env.read().log_level), settings.get("log_config_file"))
+    env = Env.read()
+    start_log(str(settings.get("log_level") or env.log_level), settings.get("log_config_file") or env.log_config_file)
     if settings.get("join"):
         return _join(joining_server(settings))
     engine, server = configurations(settings)

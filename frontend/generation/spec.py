@@ -83,7 +83,7 @@ def make_spec(
     """
     _check_texts(params, tokenizer)
     _check_engine(params, config)
-    room = _room(params, num_prompt_tokens, max_model_len)
+    room = room_after_prompt(params.max_tokens, num_prompt_tokens, max_model_len)
     vocab_size = config.model.vocab_size
     logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
@@ -152,8 +152,13 @@ def _check_texts(params: SamplingParams, tokenizer: Tokenizer) -> None:
         tokenizer.require(params.structured_outputs.param or "structured_outputs")
 
 
-def _room(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) -> int:
-    """Return how many tokens may be generated after a prompt, and reject what can never fit."""
+def room_after_prompt(max_tokens: int | None, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Return how many tokens may be generated after a prompt.
+
+    Raises:
+        InvalidRequestError: the prompt is empty.
+        PromptTooLongError: the prompt, or `max_tokens` after it, can never fit.
+    """
     room = max_model_len - num_prompt_tokens
     if num_prompt_tokens == 0:
         raise InvalidRequestError("the prompt is empty: give at least one token", "prompt")
@@ -163,9 +168,9 @@ def _room(params: SamplingParams, num_prompt_tokens: int, max_model_len: int) ->
             "with at least one generated: shorten the prompt or start the engine with a larger --max-model-len",
             "prompt",
         )
-    if params.max_tokens is not None and params.max_tokens > room:
+    if max_tokens is not None and max_tokens > room:
         raise PromptTooLongError(
-            f"max_tokens {params.max_tokens} and {num_prompt_tokens} prompt tokens exceed the {max_model_len} tokens "
+            f"max_tokens {max_tokens} and {num_prompt_tokens} prompt tokens exceed the {max_model_len} tokens "
             f"this engine holds (max_model_len): ask for at most {room}",
             "max_tokens",
         )

@@ -19,6 +19,7 @@ from octavo.frontend.metrics.buckets import read_buckets
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.metrics.shared_counters import SharedCounters
 from octavo.frontend.receipts.log import ReceiptLog
+from octavo.frontend.vllm_environment import server_with_variables
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -47,6 +48,7 @@ def make_app_state(
         ConfigError: the configured chat template cannot be read, the directory of the profiler or of the receipts
             or the store of responses cannot be used, or a parser does not exist.
     """
+    config = server_with_variables(config, Env.read())
     metrics = client.observer
     if not isinstance(metrics, Metrics):
         metrics = Metrics(

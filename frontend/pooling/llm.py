@@ -102,6 +102,7 @@ class PoolingLLM(ABC):
         use_tqdm: bool = True,
         pooling_params: PoolingParams | None = None,
         lora_request: LoRARequest | None = None,
+        chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
         """Return a score for each pair of texts.
 
@@ -111,6 +112,7 @@ class PoolingLLM(ABC):
             use_tqdm: show a progress bar.
             pooling_params: for all pairs.
             lora_request: for all pairs.
+            chat_template: of a cross-encoder's pairs, a file or the Jinja source. None: the engine's.
         """
         num_pairs = 1 if isinstance(data_2, str) else len(data_2)
         with _bar(num_pairs, use_tqdm=use_tqdm) as on_progress:
@@ -120,6 +122,7 @@ class PoolingLLM(ABC):
                     data_2,
                     pooling_params,
                     lora_request=lora_request,
+                    chat_template=chat_template,
                     window=OFFLINE_WINDOW,
                     on_progress=on_progress,
                 )

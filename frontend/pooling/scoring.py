@@ -25,6 +25,7 @@ async def score(
     *,
     names: tuple[str, str] = ("data_1", "data_2"),
     max_tokens: tuple[int, int] = (0, 0),
+    chat_template: str | None = None,
     template_variables: dict[str, Any] | None = None,
     request_id: str | None = None,
     **options: Any,
@@ -42,7 +43,8 @@ async def score(
         params: as in `Pooler.run`.
         names: what the caller calls both, for errors.
         max_tokens: each first and second text is cut to so many tokens; 0: it is not.
-        template_variables: of the engine's `--chat-template`, which is used for pairs if there is one.
+        chat_template: for pairs, a file or the Jinja source. None: the engine's `--chat-template`, if there is one.
+        template_variables: of the template.
         request_id: as in `Pooler.run`.
         **options: as in `Pooler.run`.
 
@@ -61,7 +63,8 @@ async def score(
                 "use classify",
                 "model",
             )
-        pairs = _pairs(pooler, firsts, second, max_tokens, template_variables)
+        template = chat_template or pooler.config.chat_template
+        pairs = _pairs(pooler, firsts, second, max_tokens, template, template_variables)
         results = await pooler.run(
             pairs, params, task="classify", request_id=request_id, fields=Fields(names[1]), **options
         )
@@ -70,8 +73,9 @@ async def score(
         raise InvalidRequestError(
             f"{pooler.config.served_model_names[0]} computes {facts.tasks[0]}, no scores", "model"
         )
-    if template_variables:
-        raise InvalidRequestError("chat_template_kwargs and instruction need a cross-encoder", "chat_template_kwargs")
+    if chat_template or template_variables:
+        message = "chat_template, chat_template_kwargs and instruction need a cross-encoder"
+        raise InvalidRequestError(message, "chat_template" if chat_template else "chat_template_kwargs")
     return await _compared(pooler, first, second, params, max_tokens, names, request_id, options)
 
 
@@ -121,21 +125,22 @@ def _pairs(
     first: Sequence[str],
     second: Sequence[str],
     max_tokens: tuple[int, int],
+    chat_template: str | None,
     variables: dict[str, Any] | None,
 ) -> list[PoolingPrompt]:
-    """Return what a cross-encoder reads: both texts in the tokenizer's form of a pair, or in the engine's template.
+    """Return what a cross-encoder reads: both texts in the tokenizer's form of a pair, or in a template.
 
-    Only a template that was given to the engine is used: the one in the model's files is usually left from the chat
+    Only a template that somebody has given is used: the one in the model's files is usually left from the chat
     model that it was trained from.
     """
-    if pooler.config.chat_template is None:
+    if chat_template is None:
         if variables:
             raise InvalidRequestError(
                 "chat_template_kwargs and instruction need a score template: start the engine with --chat-template",
                 "chat_template_kwargs",
             )
         return [TextPair(one, other, max_tokens) for one, other in zip(first, second, strict=True)]
-    template = ChatTemplate.for_model(pooler.config.chat_template, pooler.tokenizer, "string")
+    template = ChatTemplate.for_model(chat_template, pooler.tokenizer, "string")
 
     def render(one: str, other: str) -> str:
         messages: list[Message] = [{"role": "query", "content": one}, {"role": "document", "content": other}]

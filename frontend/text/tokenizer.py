@@ -63,6 +63,11 @@ class Tokenizer:
         """
         return cls(*read_tokenizer(Path(path), mode))
 
+    @property
+    def fast(self) -> FastTokenizer:
+        """The tokenizer of the `tokenizers` library. Must not be changed."""
+        return self._fast
+
     @cached_property
     def max_token_chars(self) -> int:
         """Length of the longest token, in characters."""

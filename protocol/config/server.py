@@ -254,7 +254,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     log_level: Annotated[
         str | None,
         Meta(
-            description="DEBUG, INFO, WARNING or ERROR. Default: OCTAVO_LOG_LEVEL, else INFO.",
+            description="DEBUG, INFO, WARNING or ERROR. Default: OCTAVO_LOG_LEVEL, else VLLM_LOGGING_LEVEL, else INFO.",
             extra={"aliases": ("uvicorn_log_level",)},
         ),
     ] = None

@@ -301,7 +301,10 @@ def _unsupported() -> Iterator[VllmSetting]:
         "switch",
         _NO_TRACING,
         _OFF,
-        "kv_cache_metrics enable_mfu_metrics enable_logging_iteration_details enable_trace_replay",
+        "kv_cache_metrics enable_mfu_metrics enable_logging_iteration_details",
+    )
+    yield from _group(
+        "switch", "LLM.score_tokens(prompt, tokens) returns the logprobs of given tokens", _OFF, "enable_trace_replay"
     )
     yield from _group(
         "value", "there are no metrics of earlier releases to show", None, "show_hidden_metrics_for_version"

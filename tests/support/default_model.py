@@ -1,4 +1,4 @@
-"""Real models for tests: the small chat model that `scripts/serve` starts with, and a small embedding model."""
+"""What tests fetch: the small chat model that `scripts/serve` starts with, an embedding model, vLLM's source."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
 class ModelMissing(Exception):
-    """A model is not in the cache and could not be fetched."""
+    """A model or a source is not in the cache and could not be fetched."""
 
 
 @cache
@@ -31,6 +31,16 @@ def embedding_model() -> Path:
         ModelMissing: as in `default_model`.
     """
     return _fetched("fetch_embedding_model.py")
+
+
+@cache
+def vllm_source() -> Path:
+    """Return the directory of vLLM's source, fetching it if it is not in the cache.
+
+    Raises:
+        ModelMissing: as in `default_model`.
+    """
+    return _fetched("fetch_vllm_source.py")
 
 
 def _fetched(script: str) -> Path:

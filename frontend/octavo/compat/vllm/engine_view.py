@@ -1,0 +1,92 @@
+"""What scripts read of an engine's configuration under vLLM's names, and the configuration of its profiler."""
+
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo.frontend.client import AsyncClient
+
+
+@dataclass
+class ProfilerConfig:
+    """Where `start_profile` writes traces."""
+
+    profiler: str | None = None
+    """"torch"."""
+    torch_profiler_dir: str = ""
+    delay_iterations: int = 0
+    """Without effect: traces begin with `start_profile`."""
+    max_iterations: int = 0
+    """Without effect: traces end with `stop_profile`."""
+
+
+@dataclass
+class PoolerConfig:
+    """How a pooling model pools; None: as its files say."""
+
+    task: str | None = None
+    pooling_type: str | None = None
+    seq_pooling_type: str | None = None
+    tok_pooling_type: str | None = None
+    use_activation: bool | None = None
+    enable_flash_late_interaction: bool | None = None
+    dimensions: int | None = None
+    enable_chunked_processing: bool | None = None
+    max_embed_len: int | None = None
+    logit_mean: float | None = None
+    logit_sigma: float | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: list[int] | None = None
+
+
+def plain(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings in octavo's form: members of configuration objects that are None are left out.
+
+    `max_model_len` among `hf_overrides` is the setting of this name; it is no member of a model's `config.json`.
+    """
+    found = dict(settings)
+    for name, value in settings.items():
+        if is_dataclass(value) and not isinstance(value, type):
+            found[name] = {member: one for member, one in vars(value).items() if one is not None}
+    overrides = found.get("hf_overrides")
+    if isinstance(overrides, dict) and "max_model_len" in overrides:
+        found["hf_overrides"] = {name: value for name, value in overrides.items() if name != "max_model_len"}
+        found.setdefault("max_model_len", overrides["max_model_len"])
+    return found
+
+
+class ModelConfig:
+    """The model of an engine."""
+
+    def __init__(self, client: "AsyncClient") -> None:
+        own = client.config
+        self.model = own.model.model_path
+        self.tokenizer = own.model.tokenizer_path
+        self.served_model_name = own.served_model_names[0]
+        self.max_model_len = client.facts.max_model_len
+        self.dtype = own.dtype
+        self.seed = own.seed
+        self.max_logprobs = own.max_logprobs
+        self.architecture = own.model.architecture
+        self._facts = own.model
+
+    @cached_property
+    def hf_config(self) -> Any:
+        """The configuration as transformers loads it; for a GGUF file, one made from its metadata."""
+        import transformers
+
+        config = dict(self._facts.hf_config)
+        return transformers.AutoConfig.for_model(config.pop("model_type"), **config)
+
+    def get_vocab_size(self) -> int:
+        """Return the number of the model's tokens."""
+        return self._facts.vocab_size
+
+
+class VllmConfig:
+    """The configuration of an engine: `model_config`, and octavo's own as `octavo_config`."""
+
+    def __init__(self, client: "AsyncClient") -> None:
+        self.model_config = ModelConfig(client)
+        self.octavo_config = client.config

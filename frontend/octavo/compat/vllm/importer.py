@@ -1,0 +1,101 @@
+"""Makes vLLM's modules importable: each is a module whose names come from `names.py` when they are first used."""
+
+import importlib.abc
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from octavo.compat.vllm.names import NAMES
+from octavo.protocol.env import named
+
+
+class VllmFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the modules of vLLM under a name: `vllm` itself, or `octavo.compat.vllm`.
+
+    Args:
+        root: the name that stands for vLLM's top-level module.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+
+    @classmethod
+    def install(cls, root: str, *, is_first: bool = False) -> None:
+        """Let imports of `root` and of modules below it find vLLM's modules.
+
+        Args:
+            root: as in the constructor.
+            is_first: even if a package of this name is installed.
+        """
+        if is_first:
+            sys.meta_path.insert(0, cls(root))
+        else:
+            sys.meta_path.append(cls(root))
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of one of vLLM's modules; None if the name belongs to somebody else."""
+        del path, target
+        if (theirs := self._theirs(fullname)) is None:
+            return None
+        if not _is_module(theirs):
+            raise ModuleNotFoundError(
+                f"octavo has no {theirs}: docs/vllm-compatibility.md lists the modules of vLLM that it has",
+                name=fullname,
+            )
+        return importlib.util.spec_from_loader(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Fill a module."""
+        theirs = self._theirs(module.__name__)
+        assert theirs is not None
+        module.__getattr__ = _getter(theirs, module.__name__)  # type: ignore[method-assign]
+        module.__all__ = sorted(NAMES.get(theirs, ()))  # type: ignore[attr-defined]
+
+    def _theirs(self, fullname: str) -> str | None:
+        """Return vLLM's own name of a module."""
+        if fullname == self._root or fullname.startswith(self._root + "."):
+            return "vllm" + fullname[len(self._root) :]
+        return None
+
+
+def member(theirs: str, module: str, name: str) -> object:
+    """Return what vLLM's module `theirs` has under a name; `module` is its name in this process.
+
+    Raises:
+        AttributeError: octavo does not have it.
+    """
+    if (found := NAMES.get(theirs, {}).get(name)) is not None:
+        home, ours = found
+        return getattr(import_module(home), ours)
+    if theirs == "vllm.envs":
+        return _variable(name)
+    if _is_module(f"{theirs}.{name}"):
+        return import_module(f"{module}.{name}")
+    raise AttributeError(
+        f"octavo has no {theirs}.{name}: docs/vllm-compatibility.md lists the names of vLLM that it has"
+    )
+
+
+def _getter(theirs: str, module: str) -> Callable[[str], object]:
+    return lambda name: member(theirs, module, name)
+
+
+def _is_module(theirs: str) -> bool:
+    return theirs in NAMES or any(known.startswith(theirs + ".") for known in NAMES)
+
+
+_VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": 5, "VLLM_LOGGING_LEVEL": "INFO"}
+"""Variables that scripts read from `vllm.envs`, with vLLM's defaults."""
+
+
+def _variable(name: str) -> object:
+    """Return a variable of `vllm.envs`: the environment's, as an integer if it is one."""
+    if not name.startswith("VLLM_"):
+        raise AttributeError(f"vllm.envs has no {name}")
+    value: object = named(name).get(name, _VARIABLES.get(name))
+    return int(value) if isinstance(value, str) and value.isdigit() else value

@@ -1,0 +1,71 @@
+"""The names of vLLM's modules, and the module of octavo that defines each of them."""
+
+_HERE = "octavo.compat.vllm."
+
+_POOLING_OUTPUTS = (
+    "ClassificationOutput ClassificationRequestOutput EmbeddingOutput EmbeddingRequestOutput PoolingOutput "
+    "PoolingRequestOutput ScoringOutput ScoringRequestOutput"
+)
+
+_ROWS = (
+    # vLLM's modules; where the names are defined; the names, `theirs=ours` if they differ
+    ("vllm vllm.entrypoints.llm", "llm", "LLM"),
+    ("vllm vllm.engine.arg_utils", "engine_args", "EngineArgs AsyncEngineArgs"),
+    ("vllm vllm.engine.llm_engine vllm.v1.engine.llm_engine", "llm_engine", "LLMEngine"),
+    ("vllm vllm.engine.async_llm_engine", "async_llm", "AsyncLLMEngine=AsyncLLM"),
+    ("vllm.v1.engine.async_llm", "async_llm", "AsyncLLM"),
+    ("vllm.engine.protocol", "async_llm", "EngineClient=AsyncLLM"),
+    ("vllm vllm.sampling_params", "sampling", "SamplingParams"),
+    ("vllm.sampling_params", "sampling", "BeamSearchParams RequestOutputKind StructuredOutputsParams"),
+    ("vllm.sampling_params", "octavo.protocol.repetition", "RepetitionDetectionParams"),
+    ("vllm vllm.pooling_params", "octavo.protocol.pooling_params", "PoolingParams"),
+    ("vllm vllm.outputs", "request_outputs", "CompletionOutput RequestOutput"),
+    ("vllm vllm.outputs", "octavo.frontend.pooling.outputs", _POOLING_OUTPUTS),
+    ("vllm.beam_search vllm.entrypoints.generate.beam_search.utils", "octavo.frontend.outputs", "BeamSearchOutput"),
+    ("vllm.beam_search vllm.entrypoints.generate.beam_search.utils", "octavo.frontend.outputs", "BeamSearchSequence"),
+    ("vllm.logprobs", "request_outputs", "FlatLogprobs Logprob"),
+    ("vllm.v1.metrics.stats", "request_outputs", "RequestStateStats"),
+    ("vllm vllm.inputs", "prompts", "PromptType TextPrompt TokensPrompt"),
+    ("vllm.inputs", "prompts", "EmbedsPrompt"),
+    ("vllm.lora.request", "octavo.frontend.lora.request", "LoRARequest"),
+    ("vllm.config", "engine_view", "ModelConfig PoolerConfig ProfilerConfig VllmConfig"),
+    ("vllm.v1.metrics.reader", "metrics", "Counter Gauge Histogram Metric Vector"),
+    ("vllm.v1.sample.logits_processor", "octavo.protocol.logits_processor", "AdapterLogitsProcessor BatchUpdate"),
+    ("vllm.v1.sample.logits_processor", "octavo.protocol.logits_processor", "LogitsProcessor MoveDirectionality"),
+    ("vllm.v1.sample.logits_processor", "octavo.protocol.logits_processor", "RequestLogitsProcessor=RowProcessor"),
+    ("vllm.v1.sample.logits_processor.builtin", "processor_state", "process_dict_updates"),
+    ("vllm.exceptions", "octavo.protocol.errors", "VLLMValidationError=InvalidRequestError"),
+    ("vllm.v1.engine.exceptions", "octavo.protocol.errors", "EngineDeadError"),
+    ("vllm.tokenizers vllm.transformers_utils.tokenizer", "tokenizer", "get_tokenizer TokenizerLike"),
+    ("vllm.utils vllm.utils.argparse_utils", "argument_parser", "FlexibleArgumentParser"),
+    ("vllm.utils", "scripting", "random_uuid"),
+    ("vllm.utils vllm.utils.network_utils", "scripting", "get_ip get_open_port"),
+    ("vllm.utils.counter vllm.utils", "scripting", "Counter"),
+    ("vllm.utils.print_utils", "scripting", "print_embeddings"),
+    ("vllm.utils.system_utils", "scripting", "set_ulimit"),
+    ("vllm.distributed vllm.distributed.parallel_state", "scripting", "cleanup_dist_env_and_memory"),
+    ("vllm.logger", "scripting", "init_logger"),
+    ("vllm.usage.usage_lib", "scripting", "UsageContext"),
+    ("vllm.platforms", "scripting", "current_platform"),
+    ("vllm.transformers_utils.repo_utils", "scripting", "hf_api"),
+    ("vllm.entrypoints.launchers.launcher", "serving", "serve_http"),
+    ("vllm.entrypoints.serve.utils.api_utils", "serving", "with_cancellation"),
+)
+
+
+def _read(rows: tuple[tuple[str, str, str], ...]) -> dict[str, dict[str, tuple[str, str]]]:
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    for modules, home, names in rows:
+        home = home if home.startswith("octavo.") else _HERE + home
+        for module in modules.split():
+            for name in names.split():
+                theirs, _, ours = name.partition("=")
+                found.setdefault(module, {})[theirs] = home, ours or theirs
+    return found
+
+
+NAMES = _read(_ROWS)
+"""By vLLM's module: each of its names, with the module that defines it and its name there."""
+
+NAMES["vllm.version"] = {name: (_HERE.rstrip("."), name) for name in ("__version__", "__version_tuple__")}
+NAMES["vllm.envs"] = {}
