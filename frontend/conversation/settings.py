@@ -13,7 +13,7 @@ from octavo.frontend.reasoning.parser import ReasoningParser
 from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.text.chat_template import FormatChoice
 from octavo.frontend.tools.parser import ToolParser
-from octavo.frontend.tools.registry import tool_parser
+from octavo.frontend.tools.registry import parser_names, tool_parser
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
 
@@ -64,7 +64,7 @@ class ChatSettings:
             raise ConfigError(
                 "--enable-auto-tool-choice needs a tool parser",
                 phase="choosing the tool parser",
-                hint="add --tool-call-parser hermes, llama3_json, mistral, pythonic or qwen3_xml",
+                hint=f"add --tool-call-parser with one of {', '.join(parser_names())}",
             )
         reasoning = None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser)
         if parser is HarmonyParser and reasoning is None:

@@ -166,14 +166,14 @@ class AnswerStream:
             self._num_content = len(parsed.content)
         else:
             # Emitted content is final, so it need not be parsed again.
-            self._text = self._text[len(parsed.content) :]
+            self._text = self._text[len(parsed.content) if parsed.length is None else parsed.length :]
             self._is_plain = parsed.is_plain
         length = len(self._text)
         self._next_length = length + length // GROWTH if length > EAGER_CHARS else 0
         for index, call in enumerate(parsed.calls[: self._style.max_calls]):
             if index == len(self._num_arguments):
-                new_id = self._style.tools.new_call_id()
-                delta.calls.append(CallDelta(index, call.arguments, new_id, call.name))
+                call_id = call.id or self._style.tools.new_call_id()
+                delta.calls.append(CallDelta(index, call.arguments, call_id, call.name))
                 self._num_arguments.append(len(call.arguments))
             elif fresh := call.arguments[self._num_arguments[index] :]:
                 delta.calls.append(CallDelta(index, fresh))

@@ -42,6 +42,19 @@ def json_value(text: str, schema: object) -> str:
     return json_string(text)
 
 
+def open_value(text: str, schema: object, is_final: bool) -> str | None:
+    """Return the JSON of an incomplete value; None if nothing of it is certain.
+
+    Args:
+        text: the value so far.
+        schema: of the value. Only a string's JSON is known before its end.
+        is_final: no more text will follow, so all of it is returned.
+    """
+    if is_text(schema):
+        return json_string(text)[:-1]
+    return text.strip() if is_final else None
+
+
 def _whole_characters(text: str) -> str:
     """Replace each lone surrogate by U+FFFD: an escape can produce one, but UTF-8 cannot encode it."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

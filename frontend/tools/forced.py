@@ -1,4 +1,4 @@
-"""Answers that a grammar forced to be calls: the whole text is JSON, independent of the model's format."""
+"""Parsers of answers that a grammar forced to be calls, in JSON or in the model's format."""
 
 from collections.abc import Sequence
 
@@ -12,11 +12,8 @@ class RequiredParser(ToolParser):
 
     def parse(self, text: str, is_final: bool) -> Parsed:
         """Return the calls; content only if the text is not such an array."""
-        start = skip_space(text, 0)
-        if text[start : start + 1] == "[":
-            found = read_calls(text, start, is_final, ("parameters",))
-            if isinstance(found, list):
-                return Parsed("", found)
+        if calls := read_calls(text, skip_space(text, 0), is_final).calls:
+            return Parsed("", calls)
         return Parsed(text if is_final else "")
 
 
@@ -35,3 +32,21 @@ class NamedParser(ToolParser):
         """Return the call, once its first character is there; an answer that ended before has no call."""
         arguments = text.strip()
         return Parsed("", [ToolCall(self._tool.name, json_text(arguments))] if arguments else [])
+
+
+class NativeParser(ToolParser):
+    """Calls in the model's format, which are the whole answer.
+
+    Args:
+        parser: of that format.
+    """
+
+    def __init__(self, parser: ToolParser) -> None:
+        super().__init__(parser.tools)
+        self.tags = parser.tags
+        self.new_call_id = parser.new_call_id
+        self._parser = parser
+
+    def parse(self, text: str, is_final: bool) -> Parsed:
+        """Return the calls; the beginning of a call that was cut before its arguments is not content."""
+        return Parsed("", self._parser.parse(text, is_final).calls)

@@ -1,34 +1,23 @@
 """Parses calls written as JSON objects, `{"name": ..., "arguments": {...}}`, which most formats wrap in tags."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import Enum
 
 from octavo.frontend.tools.json_reader import Span, json_text, read_members, read_value, skip_space, string_text
+from octavo.frontend.tools.marked import CallMatch
 from octavo.frontend.tools.parser import ToolCall
 
-
-class CallStatus(Enum):
-    """Whether an object in a text is a call."""
-
-    CALL = "call"
-    NO_CALL = "no call"
-    OPEN = "open"
-    """Not known yet: too little of it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class CallMatch:
-    """The result of parsing at one position."""
-
-    status: CallStatus
-    end: int | None
-    """Where parsing continues; None: the object is incomplete."""
-    call: ToolCall | None = None
+ARGUMENT_KEYS = ("arguments", "parameters")
+"""Names of the member with the arguments: models use both."""
 
 
 def read_call(
-    text: str, position: int, is_final: bool, argument_keys: Sequence[str], *, needs_arguments: bool = False
+    text: str,
+    position: int,
+    is_final: bool,
+    *,
+    argument_keys: Sequence[str] = ARGUMENT_KEYS,
+    name_key: str = "name",
+    needs_arguments: bool = False,
 ) -> CallMatch:
     """Parse one object that may be a call, with its members in any order.
 
@@ -39,11 +28,12 @@ def read_call(
         position: of the expected opening brace.
         is_final: no more text will follow.
         argument_keys: accepted names of the member with the arguments.
+        name_key: name of the member with the function's name.
         needs_arguments: an object without arguments is not a call; otherwise its arguments are `{}`.
     """
     if text[position : position + 1] != "{":
         is_open = position == len(text) and not is_final
-        return CallMatch(CallStatus.OPEN if is_open else CallStatus.NO_CALL, None if is_open else position)
+        return CallMatch(None if is_open else position)
     name: str | None = None
     arguments: str | None = None
     is_malformed = False
@@ -51,7 +41,7 @@ def read_call(
     for key, span in read_members(text, position):
         if key is None:
             whole = span
-        elif key == "name" and name is None:
+        elif key == name_key and name is None:
             name = string_text(text, span) if span.is_whole and text[span.start] == '"' else ""
         elif key in argument_keys and arguments is None:
             arguments, is_malformed = arguments_text(text, span, is_final), span.is_broken
@@ -61,34 +51,40 @@ def read_call(
     if arguments is None and whole.is_whole and not needs_arguments:
         arguments = "{}"
     if name and arguments is not None:
-        return CallMatch(CallStatus.CALL, end, ToolCall(name, arguments, is_malformed))
-    if end is not None or is_final:
-        return CallMatch(CallStatus.NO_CALL, len(text) if end is None else end)
-    return CallMatch(CallStatus.OPEN, None)
+        return CallMatch(end, [ToolCall(name, arguments, is_malformed)])
+    return CallMatch(len(text) if end is None and is_final else end)
 
 
-def read_calls(text: str, position: int, is_final: bool, argument_keys: Sequence[str]) -> CallMatch | list[ToolCall]:
-    """Parse an array of calls; return the calls, or the match of the element that is not a call.
+def read_calls(
+    text: str, position: int, is_final: bool, *, name_key: str = "name", needs_arguments: bool = False
+) -> CallMatch:
+    """Parse an array of calls; an element that is not a call ends it.
 
     Args:
         text: may end inside the array.
         position: of its opening bracket.
         is_final: no more text will follow.
-        argument_keys: as for `read_call`.
+        name_key: as for `read_call`.
+        needs_arguments: as for `read_call`.
     """
+    if text[position : position + 1] != "[":
+        is_open = position == len(text) and not is_final
+        return CallMatch(None if is_open else position)
     calls: list[ToolCall] = []
-    position += 1
     while True:
-        match = read_call(text, skip_space(text, position), is_final, argument_keys)
-        if match.call is None:
-            return calls or match
-        calls.append(match.call)
-        if match.end is None:
-            return calls
+        match = read_call(
+            text,
+            skip_space(text, position + 1),
+            is_final,
+            name_key=name_key,
+            needs_arguments=needs_arguments,
+        )
+        calls += match.calls
+        if not match.calls or match.end is None:
+            return CallMatch(match.end, calls)
         position = skip_space(text, match.end)
         if text[position : position + 1] != ",":
-            return calls
-        position += 1
+            return CallMatch(None if position == len(text) and not is_final else position, calls)
 
 
 def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
@@ -110,8 +106,8 @@ def arguments_text(text: str, span: Span, is_final: bool) -> str | None:
     return None
 
 
-def read_named_call(text: str, position: int, is_final: bool, name: str) -> tuple[ToolCall, int | None]:
-    """Parse a bare object of arguments; return the call and the object's end, None while it is incomplete."""
+def read_named_call(text: str, position: int, is_final: bool, name: str) -> CallMatch:
+    """Parse a bare object of arguments, of which at least the first character is there."""
     span = read_value(text, position)
     call = ToolCall(name, arguments_text(text, span, is_final) or "", span.is_broken)
-    return call, span.limit if span.is_whole or span.is_broken else None
+    return CallMatch(span.limit if span.is_whole or span.is_broken else None, [call])

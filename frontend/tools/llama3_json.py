@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from octavo.frontend.tools.json_call import CallStatus, read_call
-from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, json_tag, shown_length
+from octavo.frontend.tools.json_call import read_call
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, shown_length
 from octavo.frontend.tools.subschema import moved_schema, object_schema
+from octavo.frontend.tools.tag_formats import json_of, tag
 
 TAG = "<|python_tag|>"
 
@@ -29,11 +30,11 @@ class Llama3JsonParser(ToolParser):
         calls: list[ToolCall] = []
         content = ""
         while found := _OBJECT.search(text, searched):
-            match = read_call(text, found.start(), is_final, ("parameters", "arguments"), needs_arguments=True)
-            if match.call is not None:
+            match = read_call(text, found.start(), is_final, needs_arguments=True)
+            if match.calls:
                 content = content if calls else _before(text, found.start())
-                calls.append(match.call)
-            elif match.status is CallStatus.OPEN and not calls:
+                calls += match.calls
+            elif match.end is None and not calls:
                 return Parsed(_before(text, found.start()))
             if match.end is None:
                 break
@@ -47,8 +48,7 @@ class Llama3JsonParser(ToolParser):
         begin = f'{{"name": {json.dumps(name, ensure_ascii=False)}, "parameters": '
         call = object_schema({"name": {"const": name}, "parameters": {"$ref": "#/$defs/call"}})
         call["$defs"] = {"call": moved_schema(schema, "call")}
-        alone = {"type": "json_schema", "json_schema": call}
-        return CallForm('{"name":', json_tag(begin, schema, "}"), "; ", alone)
+        return CallForm(('{"name":',), tag(begin, json_of(schema), "}"), "; ", json_of(call))
 
 
 def _before(text: str, end: int) -> str:

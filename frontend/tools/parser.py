@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from octavo.frontend.tools.call_id import new_call_id
+from octavo.frontend.tools.subschema import dereferenced
 
 
 @dataclass(slots=True)
@@ -17,6 +18,8 @@ class ToolCall:
     """JSON text; incomplete while the call is being written or if it was truncated."""
     is_malformed: bool = False
     """The text after `arguments` cannot be part of them: the model wrote something other than a call."""
+    id: str | None = None
+    """The id that the model wrote; None: it writes none."""
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Parsed:
     calls: list[ToolCall] = field(default_factory=list)
     is_plain: bool = False
     """True if all further text is content too."""
+    length: int | None = None
+    """Length of the text that `content` was made of; None: all of it is content."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +52,8 @@ class FunctionTool:
 class CallForm:
     """How a format writes a call of one function, for the grammar."""
 
-    trigger: str
-    """The text that only such a call starts with; unused if an answer consists of calls alone."""
+    marks: tuple[str, ...]
+    """Texts in the tag's `begin` at which a call in free text may start; empty: calls cannot stand alone in it."""
     tag: Mapping[str, Any]
     """A tag in the format of structural tags (docs/structured-output.md): begin, content and end."""
     separator: str
@@ -56,6 +61,17 @@ class CallForm:
     alone: Mapping[str, Any] | None = None
     """The call as a structural tag's format for answers that are either calls or JSON: its fixed texts must not start
     like JSON. None: use `tag`, whose texts do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """The texts around all calls of an answer, for the grammar. Text may precede them."""
+
+    mark: str
+    """The text that only a section starts with."""
+    begin: str
+    """Starts with the mark."""
+    end: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +89,6 @@ class AnswerFrame:
     """A regular expression for answers without calls."""
 
 
-def json_tag(begin: str, schema: Mapping[str, Any], end: str) -> dict[str, Any]:
-    """Return the tag of a call whose arguments are JSON."""
-    return {"type": "tag", "begin": begin, "content": {"type": "json_schema", "json_schema": schema}, "end": end}
-
-
 class ToolParser(ABC):
     """Parses the calls of one format.
 
@@ -90,15 +101,27 @@ class ToolParser(ABC):
         tools: the functions of the request.
     """
 
-    tags: ClassVar[tuple[str, ...]] = ()
+    tags: tuple[str, ...] = ()
     """Tags of the format that may be special tokens; detokenization must not skip these."""
     frame: ClassVar[AnswerFrame | None] = None
     """The text around calls, if an answer consists of calls alone; None: calls may appear within text."""
+    sections: ClassVar[tuple[Section, ...]] = ()
+    """The alternatives for what surrounds all calls of an answer; empty: nothing does."""
     new_call_id = staticmethod(new_call_id)
     """Generates the id of a call; some models need ids of a certain form."""
 
     def __init__(self, tools: Sequence[FunctionTool]) -> None:
         self.tools = tools
+
+    def properties(self, name: str) -> Mapping[str, Any]:
+        """Return the schemas of a function's arguments by their names, with their references resolved."""
+        for tool in self.tools:
+            if tool.name == name:
+                properties = tool.parameters.get("properties")
+                if not isinstance(properties, Mapping):
+                    return {}
+                return {key: dereferenced(inner, tool.parameters) for key, inner in properties.items()}
+        return {}
 
     @abstractmethod
     def parse(self, text: str, is_final: bool) -> Parsed:

@@ -1,14 +1,14 @@
 """Translates `tools` and `tool_choice` of a request into a grammar for the answer and a parser for it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from octavo.frontend.tools.forced import NamedParser, RequiredParser
+from octavo.frontend.tools.forced import NamedParser, NativeParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
-from octavo.frontend.tools.schema import calls_schema, structural_tag
+from octavo.frontend.tools.schema import calls_schema, forced_tag, structural_tag
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
@@ -66,7 +66,7 @@ def plan_tools(
         tools: the request's tools.
         choice: the request's `tool_choice`.
         is_parallel: an answer may contain several calls.
-        auto_parser: parses calls under `tool_choice` auto; None: auto is not enabled.
+        auto_parser: the model's format of calls, in which forced calls are made too; None: auto is not enabled.
         answer_form: the form of an answer without calls; None: unconstrained.
 
     Raises:
@@ -83,12 +83,13 @@ def plan_tools(
             name,
         )
     if choice.named is not None:
-        return _named(tools, choice.named)
+        return _named(tools, choice.named, auto_parser)
     num_tools, tools = len(tools), _allowed(tools, choice.allowed)
     max_calls = None if is_parallel else 1
     if choice.mode == "required":
-        param = _schema_name(tools[0]) if len(tools) == 1 else "tools"
-        form = _forced(calls_schema(tools, max_calls), param, _schemas(tools))
+        if native := _native(tools, auto_parser, max_calls):
+            return native
+        form = _forced(tools, json=calls_schema(tools, max_calls))
         return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
     if choice.mode == "none":
         return ToolPlan(form=answer_form)
@@ -116,12 +117,29 @@ def _allowed(tools: Sequence[FunctionTool], names: frozenset[str] | None) -> Seq
     return [tool for tool in tools if tool.name in names]
 
 
-def _named(tools: Sequence[FunctionTool], name: str) -> ToolPlan:
+def _named(tools: Sequence[FunctionTool], name: str, auto_parser: type[ToolParser] | None) -> ToolPlan:
     for tool in tools:
         if tool.name == name:
-            form = _forced(dict(tool.parameters), _schema_name(tool))
+            if native := _native([tool], auto_parser, 1):
+                return replace(native, is_named=True)
+            form = _forced([tool], json=dict(tool.parameters))
             return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the tools", "tool_choice")
+
+
+def _native(
+    tools: Sequence[FunctionTool], auto_parser: type[ToolParser] | None, max_calls: int | None
+) -> ToolPlan | None:
+    """Return the plan for calls that are forced in the model's own format, which it writes best.
+
+    None if the server does not know the format or the format cannot express a schema.
+    """
+    parser = None if auto_parser is None else auto_parser(tools)
+    tag = None if parser is None else forced_tag(tools, parser, max_calls)
+    if parser is None or tag is None:
+        return None
+    form = _forced(tools, structural_tag=tag)
+    return ToolPlan(NativeParser(parser), form, max_calls=max_calls)
 
 
 def _schema_name(tool: FunctionTool) -> str:
@@ -134,18 +152,22 @@ def _schemas(tools: Sequence[FunctionTool]) -> dict[str, dict[str, Any]]:
 
 
 def _forced(
-    schema: dict[str, Any], param: str, schemas: dict[str, dict[str, Any]] | None = None
+    tools: Sequence[FunctionTool],
+    *,
+    json: dict[str, Any] | None = None,
+    structural_tag: dict[str, Any] | None = None,
 ) -> StructuredOutputsParams:
-    """Return the form of forced calls.
+    """Return the form of forced calls of these tools, by a schema or by a tag.
 
     It excludes white space, in which weak models get lost, and arguments that the schema does not name.
     """
     return StructuredOutputsParams(
-        json=schema,
+        json=json,
+        structural_tag=structural_tag,
         disable_additional_properties=True,
         whitespace_pattern=SPACE,
-        param=param,
-        schemas=schemas,
+        param=_schema_name(tools[0]) if len(tools) == 1 else "tools",
+        schemas=_schemas(tools),
     )
 
 

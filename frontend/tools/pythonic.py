@@ -10,6 +10,7 @@ from typing import Any
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, Parsed, ToolParser
 from octavo.frontend.tools.python_calls import CALL_NAME, KEY, Cut, NotCalls, read_call_list
 from octavo.frontend.tools.subschema import property_schema
+from octavo.frontend.tools.tag_formats import either, elements_of, fixed, json_of, sequence, tag
 
 _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
@@ -26,15 +27,7 @@ _REMARKS = frozenset({"title", "description", "default", "examples", "deprecated
 
 def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
     """Return the format of one of the texts, or of an empty text."""
-    return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in ("", *texts)]}
-
-
-def _sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
-    return {"type": "sequence", "elements": list(elements)}
-
-
-def _text(text: str) -> dict[str, Any]:
-    return {"type": "const_string", "value": text}
+    return either(fixed(text) for text in ("", *texts))
 
 
 class PythonicParser(ToolParser):
@@ -42,18 +35,18 @@ class PythonicParser(ToolParser):
 
     tags = (*_OPENING_TAGS, *_CLOSING_TAGS)
     frame = AnswerFrame(
-        begin=_sequence({"type": "regex", "pattern": r"[ \t\r\n]*"}, _any_of(_OPENING_TAGS), _text("[")),
-        end=_sequence(_text("]"), _any_of(_CLOSING_TAGS)),
+        begin=sequence({"type": "regex", "pattern": r"[ \t\r\n]*"}, _any_of(_OPENING_TAGS), fixed("[")),
+        end=sequence(fixed("]"), _any_of(_CLOSING_TAGS)),
         other_text=_NO_CALLS,
     )
 
     def parse(self, text: str, is_final: bool) -> Parsed:
         """Return content and calls; see `ToolParser.parse`."""
         inner = text.lstrip()
-        for tag in _OPENING_TAGS:
-            inner = inner.removeprefix(tag).lstrip()
+        for mark in _OPENING_TAGS:
+            inner = inner.removeprefix(mark).lstrip()
         if not inner.startswith("["):
-            if not is_final and (not inner or any(tag.startswith(inner) for tag in _OPENING_TAGS)):
+            if not is_final and (not inner or any(mark.startswith(inner) for mark in _OPENING_TAGS)):
                 return Parsed("")
             return Parsed(text, is_plain=True)
         try:
@@ -65,9 +58,9 @@ class PythonicParser(ToolParser):
         except NotCalls:
             return Parsed(text, is_plain=True)
         behind = inner[end:].lstrip()
-        for tag in _CLOSING_TAGS:
-            behind = behind.removeprefix(tag).lstrip()
-        if behind and not any(tag.startswith(behind) for tag in _CLOSING_TAGS):
+        for mark in _CLOSING_TAGS:
+            behind = behind.removeprefix(mark).lstrip()
+        if behind and not any(mark.startswith(behind) for mark in _CLOSING_TAGS):
             return Parsed(text, is_plain=True)
         return Parsed("", calls) if is_final else Parsed("")
 
@@ -79,7 +72,7 @@ class PythonicParser(ToolParser):
         arguments = _arguments(schema)
         if arguments is None or not CALL_NAME.fullmatch(name):
             return None
-        return CallForm("", {"type": "tag", "begin": f"{name}(", "content": arguments, "end": ")"}, _SEPARATOR)
+        return CallForm((), tag(f"{name}(", arguments, ")"), _SEPARATOR)
 
 
 def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -96,18 +89,14 @@ def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     if not all(inner is True or isinstance(inner, Mapping) for inner in properties.values()):
         return None
     keys = sorted(properties, key=lambda key: key not in required)
-    return {
-        "type": "elements_with_separator",
-        "elements": [_argument(_text(f"{key}="), property_schema(schema, key)) for key in keys],
-        "num_required": len(set(required)),
-        "separator": _SEPARATOR,
-    }
+    elements = [_argument(fixed(f"{key}="), property_schema(schema, key)) for key in keys]
+    return elements_of(elements, len(set(required)), _SEPARATOR)
 
 
 def _further_arguments(schema: Any) -> dict[str, Any] | None:
     """Return the format of arguments with arbitrary names."""
     if schema is False:
-        return _text("")
+        return fixed("")
     if schema is not True and schema != {}:
         return None
     argument = _argument({"type": "regex", "pattern": r"[A-Za-z_][A-Za-z_0-9]*="}, {})
@@ -115,4 +104,4 @@ def _further_arguments(schema: Any) -> dict[str, Any] | None:
 
 
 def _argument(key: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    return _sequence(key, {"type": "json_schema", "json_schema": schema})
+    return sequence(key, json_of(schema))

@@ -4,12 +4,11 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.frontend.harmony.parser import HarmonyParser
-from octavo.frontend.tools.hermes import HermesParser
+from octavo.frontend.tools import json_formats, xml_formats
 from octavo.frontend.tools.llama3_json import Llama3JsonParser
 from octavo.frontend.tools.mistral import MistralParser
 from octavo.frontend.tools.parser import ToolParser
 from octavo.frontend.tools.pythonic import PythonicParser
-from octavo.frontend.tools.qwen3_xml import Qwen3XmlParser
 from octavo.protocol.errors import ConfigError
 
 Parser = TypeVar("Parser", bound=type[ToolParser])
@@ -17,16 +16,37 @@ Parser = TypeVar("Parser", bound=type[ToolParser])
 _PHASE = "choosing the tool parser"
 
 _parsers: dict[str, type[ToolParser]] = {
-    "hermes": HermesParser,
-    "qwen3_json": HermesParser,
+    "cohere_command3": json_formats.CohereParser,
+    "cohere_command4": json_formats.CohereParser,
+    "deepseek_v3": json_formats.DeepseekV3Parser,
+    "deepseek_v31": json_formats.DeepseekV31Parser,
+    "ernie45": json_formats.Ernie45Parser,
+    "glm45": xml_formats.Glm45Parser,
+    "glm47": xml_formats.Glm47Parser,
+    "granite": json_formats.GraniteParser,
+    "granite-20b-fc": json_formats.Granite20bParser,
+    "granite4": json_formats.HermesParser,
+    "hermes": json_formats.HermesParser,
+    "hunyuan_a13b": json_formats.HunyuanA13bParser,
+    "internlm": json_formats.InternLmParser,
+    "jamba": json_formats.JambaParser,
+    "kimi_k2": json_formats.KimiK2Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
+    "llama4_pythonic": PythonicParser,
+    "longcat": json_formats.LongcatParser,
+    "minimax_m2": xml_formats.MinimaxM2Parser,
     "mistral": MistralParser,
     "openai": HarmonyParser,
+    "phi4_mini_json": json_formats.Phi4MiniParser,
     "pythonic": PythonicParser,
-    "llama4_pythonic": PythonicParser,
-    "qwen3_xml": Qwen3XmlParser,
-    "qwen3_coder": Qwen3XmlParser,
+    "qwen3_coder": xml_formats.Qwen3XmlParser,
+    "qwen3_json": json_formats.HermesParser,
+    "qwen3_xml": xml_formats.Qwen3XmlParser,
+    "seed_oss": xml_formats.SeedOssParser,
+    "step3": xml_formats.Step3Parser,
+    "step3p5": xml_formats.Qwen3XmlParser,
+    "xlam": json_formats.XlamParser,
 }
 
 
@@ -40,6 +60,11 @@ def register_tool_parser(name: str) -> Callable[[Parser], Parser]:
     return register
 
 
+def parser_names() -> list[str]:
+    """Return the names of all parsers."""
+    return sorted(_parsers)
+
+
 def tool_parser(name: str) -> type[ToolParser]:
     """Return the parser with this name.
 
@@ -50,6 +75,6 @@ def tool_parser(name: str) -> type[ToolParser]:
         raise ConfigError(
             f"unknown tool parser {name!r}",
             phase=_PHASE,
-            hint=f"--tool-call-parser is one of {', '.join(sorted(_parsers))}, or what --tool-parser-plugin registers",
+            hint=f"--tool-call-parser is one of {', '.join(parser_names())}, or what --tool-parser-plugin registers",
         )
     return _parsers[name]

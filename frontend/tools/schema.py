@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from octavo.frontend.tools.parser import AnswerFrame, FunctionTool, ToolParser
+from octavo.frontend.generation.closed_schema import closed_schema
+from octavo.frontend.tools.parser import AnswerFrame, CallForm, FunctionTool, ToolParser
 from octavo.frontend.tools.subschema import moved_schema, object_schema
+from octavo.frontend.tools.tag_formats import either, json_of, sequence, tag
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """Schema of a function without parameters."""
@@ -37,29 +39,73 @@ def structural_tag(
     Returns:
         None if no grammar can constrain the parser's calls.
     """
-    tags, alone, triggers, separator = [], [], [], ""
-    for tool in tools:
-        form = parser.call_form(tool.name, tool.parameters if tool.is_strict else {"type": "object"})
-        if form is None:
-            return None
-        tags.append(form.tag)
-        alone.append(form.alone or form.tag)
-        separator = form.separator
-        if form.trigger not in triggers:
-            triggers.append(form.trigger)
+    forms = _call_forms([(tool, tool.parameters if tool.is_strict else {"type": "object"}) for tool in tools], parser)
+    if forms is None:
+        return None
     if answer_schema is None and parser.frame is None:
-        return _tag_of({"type": "triggered_tags", "triggers": triggers, "tags": tags})
-    calls = {"type": "tags_with_separator", "tags": alone, "separator": separator, "at_least_one": True}
-    calls["stop_after_first"] = max_calls == 1
+        tags = [_short_tag(form.tag, mark) for form in forms for mark in form.marks]
+        calls = _calls(forms, max_calls)
+        tags += [tag(section.begin, calls, section.end) for section in parser.sections]
+        marks = [mark for form in forms for mark in form.marks] + [section.mark for section in parser.sections]
+        return _tag_of({"type": "triggered_tags", "triggers": list(dict.fromkeys(marks)), "tags": tags})
+    other = _other_answer(answer_schema, parser.frame)
+    return _tag_of(either([other, _calls_alone(forms, parser, max_calls, beside_json=True)]))
+
+
+def forced_tag(tools: Sequence[FunctionTool], parser: ToolParser, max_calls: int | None) -> dict[str, Any] | None:
+    """Return the structural tag of an answer that consists of calls; all of them follow their schemas.
+
+    Args:
+        tools: one of these is called, or several.
+        parser: defines the format of calls.
+        max_calls: limit per answer.
+
+    Returns:
+        None if no grammar can constrain the parser's calls.
+    """
+    forms = _call_forms([(tool, closed_schema(tool.parameters)) for tool in tools], parser)
+    return None if forms is None else _tag_of(_calls_alone(forms, parser, max_calls))
+
+
+def _call_forms(tools: Sequence[tuple[FunctionTool, Mapping[str, Any]]], parser: ToolParser) -> list[CallForm] | None:
+    """Return the forms of calls with arguments of these schemas; None if a function has none."""
+    forms = [parser.call_form(tool.name, schema) for tool, schema in tools]
+    return None if None in forms else [form for form in forms if form is not None]
+
+
+def _short_tag(form: Mapping[str, Any], mark: str) -> dict[str, Any]:
+    """Return the tag without the text before a mark, with which models begin a call too."""
+    begin = form["begin"]
+    return {**form, "begin": begin[begin.index(mark) :]}
+
+
+def _calls(forms: Sequence[CallForm], max_calls: int | None, *, beside_json: bool = False) -> dict[str, Any]:
+    return {
+        "type": "tags_with_separator",
+        "tags": [(form.alone if beside_json else None) or form.tag for form in forms],
+        "separator": forms[0].separator,
+        "at_least_one": True,
+        "stop_after_first": max_calls == 1,
+    }
+
+
+def _calls_alone(
+    forms: Sequence[CallForm], parser: ToolParser, max_calls: int | None, *, beside_json: bool = False
+) -> dict[str, Any]:
+    """Return the format of an answer that consists of calls."""
+    calls = _calls(forms, max_calls, beside_json=beside_json)
     if parser.frame is not None:
-        calls = {"type": "sequence", "elements": [parser.frame.begin, calls, parser.frame.end]}
-    return _tag_of({"type": "or", "elements": [_other_answer(answer_schema, parser.frame), calls]})
+        return sequence(parser.frame.begin, calls, parser.frame.end)
+    if parser.sections:
+        section = parser.sections[0]
+        return tag(section.begin, calls, section.end)
+    return calls
 
 
 def _other_answer(schema: Mapping[str, Any] | None, frame: AnswerFrame | None) -> dict[str, Any]:
     """Return the format of an answer without calls: JSON by a schema, or text that does not start like calls."""
     if schema is not None:
-        return {"type": "json_schema", "json_schema": schema}
+        return json_of(schema)
     assert frame is not None, "needed only if calls cannot appear within text"
     return {"type": "regex", "pattern": frame.other_text}
 

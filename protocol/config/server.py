@@ -217,8 +217,8 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     tool_call_parser: Annotated[
         str | None,
         Meta(
-            description="How the model writes tool calls: hermes (qwen3_json), llama3_json (llama4_json), mistral, "
-            "pythonic (llama4_pythonic), qwen3_xml (qwen3_coder), or what the plugin registers."
+            description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, qwen3_coder, another "
+            "name in docs/tool-calling.md, or what the plugin registers."
         ),
     ] = None
     tool_parser_plugin: Annotated[

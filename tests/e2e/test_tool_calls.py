@@ -117,8 +117,10 @@ def test_a_call_that_is_cut(server: Server) -> None:
     named = {"type": "function", "function": {"name": "weather"}}
     fields = {"tools": tools(), "tool_choice": named, "seed": 5}
     api = client(server)
-    (whole,) = api.chat.completions.create(**ASK, **fields).choices
-    (cut,) = api.chat.completions.create(**{**ASK, "max_tokens": 5}, **fields).choices
+    answer = api.chat.completions.create(**ASK, **fields)
+    (whole,) = answer.choices
+    length = answer.usage.completion_tokens - 20
+    (cut,) = api.chat.completions.create(**{**ASK, "max_tokens": length}, **fields).choices
     assert cut.finish_reason == "length"
     arguments = cut.message.tool_calls[0].function.arguments
     assert arguments and whole.message.tool_calls[0].function.arguments.startswith(arguments)

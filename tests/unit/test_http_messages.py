@@ -111,8 +111,8 @@ def test_reasoning_text_and_calls_become_blocks() -> None:
 @pytest.mark.parametrize(
     ("choice", "reply", "expected"),
     [
-        ({"type": "any"}, '[{"name": "weather", "parameters": {"city": "Ulm"}}]', "tool_use"),
-        ({"type": "tool", "name": "weather"}, '{"city": "Ulm"}', "tool_use"),
+        ({"type": "any"}, CALL, "tool_use"),
+        ({"type": "tool", "name": "weather"}, CALL, "tool_use"),
         ({"type": "auto", "disable_parallel_tool_use": True}, CALL + CALL, "tool_use"),
         ({"type": "none"}, "Hi.", "end_turn"),
     ],

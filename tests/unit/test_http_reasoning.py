@@ -97,7 +97,7 @@ def test_a_form_begins_at_once_without_reasoning(wish: dict[str, Any], parser: s
     config = msgspec.structs.replace(
         QWEN, reasoning_parser=parser, default_chat_template_kwargs='{"enable_thinking": false}'
     )
-    client = ToolClient('[{"name": "weather", "parameters": {"city": "Ulm"}}]')
+    client = ToolClient(CALL)
     client.chat_template = lambda content_format="auto": ChatTemplate(  # type: ignore[method-assign]
         "{% for message in messages %}{{ message.content }}{% endfor %}<assistant>", {}, content_format=content_format
     )

@@ -91,8 +91,8 @@ def test_reasoning_texts_and_calls_become_items() -> None:
 @pytest.mark.parametrize(
     ("choice", "reply"),
     [
-        ("required", '[{"name": "weather", "parameters": {"city": "Ulm"}}]'),
-        ({"type": "function", "name": "weather"}, '{"city": "Ulm"}'),
+        ("required", CALL),
+        ({"type": "function", "name": "weather"}, CALL),
         ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]}, CALL),
     ],
     ids=str,

@@ -53,13 +53,21 @@ def test_required_calls_need_no_parser() -> None:
     assert choice["message"]["tool_calls"] == [weather("Ulm"), weather("Bonn")]
 
 
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}], ids=str)
+def test_forced_calls_are_in_the_format_of_the_servers_parser(choice: Any) -> None:
+    answer = both_ways(CALL, ask(tools=TOOLS, tool_choice=choice), HERMES)
+    assert answer["finish_reason"] == ("tool_calls" if choice == "required" else "stop")
+    assert answer["message"]["tool_calls"] == [weather("Ulm")] and answer["message"]["content"] is None
+    cut = both_ways(CALL, ask(tools=TOOLS, tool_choice=choice, max_tokens=30), HERMES)
+    assert (cut["finish_reason"], cut["message"]["content"]) == ("length", ""), "half a name is not content"
+
+
 @pytest.mark.parametrize("mode", ["auto", "required"])
 def test_some_of_the_tools_may_be_called_and_all_are_shown(mode: str) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("weather", "now")]
     some = {"mode": mode, "tools": [{"type": "function", "function": {"name": "weather"}}]}
     body = ask(tools=tools, tool_choice={"type": "allowed_tools", "allowed_tools": some})
-    reply = CALL if mode == "auto" else json.dumps([{"name": "weather", "parameters": {"city": "Ulm"}}])
-    client = ToolClient(reply)
+    client = ToolClient(CALL)
     answer = post(client, PATH, body, config=HERMES).json()
     assert "choices" in answer, answer
     (choice,) = answer["choices"]

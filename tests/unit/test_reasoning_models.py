@@ -12,7 +12,7 @@ from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState, wa
 from octavo.frontend.reasoning.registry import reasoning_parser, reasoning_parser_names
 from octavo.frontend.reasoning.tokens import num_reasoning_tokens
 from octavo.frontend.tools.answer import AnswerFormat, AnswerStream, read_answer
-from octavo.frontend.tools.hermes import HermesParser
+from octavo.frontend.tools.json_formats import HermesParser
 
 GRANITE = "Here is my thought process:"
 CALL = '<tool_call>\n{"name": "f", "arguments": {"a": "é"}}\n</tool_call>'

@@ -4,14 +4,14 @@ import json
 import re
 from datetime import date
 from enum import StrEnum
-from functools import cache
 
 import jsonschema_rs
 import pytest
+from grammar_fits import compiled, fits, tokens
 from grammar_walks import walks
 from pydantic import BaseModel, Field
 
-from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
+from octavo.core_proc.grammar.matcher import Matcher
 from octavo.frontend.generation.grammar import grammar_spec
 from octavo.frontend.tools.parser import FunctionTool
 from octavo.frontend.tools.plan import ToolChoice, plan_tools
@@ -32,25 +32,6 @@ SCHEMA = {
 }
 TOOLS = [FunctionTool("weather", SCHEMA, is_strict=True), FunctionTool("now", {"type": "object"})]
 ANSWER = {"type": "object", "properties": {"t": {"type": "number"}}, "required": ["t"], "additionalProperties": False}
-
-
-@cache
-def tokens() -> GrammarTokens:
-    return GrammarTokens.of_bytes()
-
-
-def compiled(form: StructuredOutputsParams) -> Matcher:
-    form.verify()
-    return Matcher.compile(tokens(), source_of(grammar_spec(form, {})))
-
-
-def fits(matcher: Matcher, text: str) -> bool:
-    """Return whether the text is a whole output of the grammar."""
-    matcher = matcher.copy()
-    if not all(matcher.accept(byte) for byte in text.encode()):
-        return False
-    _, may_end = matcher.mask()
-    return may_end or matcher.is_complete
 
 
 def auto(parser: str, answer: StructuredOutputsParams | None = None) -> StructuredOutputsParams:

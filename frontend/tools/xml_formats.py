@@ -1,0 +1,73 @@
+"""Tool call formats like XML, by model. Each class says how one format differs from the others."""
+
+from octavo.frontend.tools.parser import Section
+from octavo.frontend.tools.xml_calls import XmlParser
+
+
+class Qwen3XmlParser(XmlParser):
+    """Qwen3-Coder: `<tool_call><function=f><parameter=x>value</parameter></function></tool_call>`."""
+
+    openings = (("<tool_call>", "<function="),)
+    tags = ("<tool_call>", "</tool_call>")
+    begin, end = "<tool_call>\n<function=", "</function>\n</tool_call>"
+    name_end = ">"
+    key, value_end = ("<parameter=", ">"), "</parameter>"
+    ends = ("</function>", "</tool_call>")
+    padding = "\n"
+    strips_line_breaks = True
+
+
+class SeedOssParser(Qwen3XmlParser):
+    """Seed-OSS: Qwen3-Coder's format with other outer tags, and values without line breaks around them."""
+
+    openings = (("<seed:tool_call>", "<function="),)
+    tags = ("<seed:tool_call>", "</seed:tool_call>")
+    begin, end = "<seed:tool_call>\n<function=", "</function>\n</seed:tool_call>"
+    ends = ("</function>", "</seed:tool_call>")
+    padding = ""
+
+
+class MinimaxM2Parser(XmlParser):
+    """MiniMax M2: `<invoke name="f"><parameter name="x">value</parameter></invoke>` in `<minimax:tool_call>`."""
+
+    openings = (("<minimax:tool_call>", "<invoke name="),)
+    tags = ("<minimax:tool_call>", "</minimax:tool_call>")
+    sections = (Section(tags[0], f"{tags[0]}\n", tags[1]),)
+    begin, end = '<invoke name="', "</invoke>\n"
+    name_end = '">'
+    key, value_end = ('<parameter name="', '">'), "</parameter>"
+    ends = ("</invoke>", tags[1])
+    separator = ""
+
+
+class Step3Parser(XmlParser):
+    """Step3: `<steptml:invoke name="f">` with `<steptml:parameter name="x">`, between the marks of a call."""
+
+    openings = (
+        ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "function", "<｜tool_sep｜>", "<steptml:invoke name="),
+    )
+    call_end, section_end = "<｜tool_call_end｜>", "<｜tool_calls_end｜>"
+    tags = ("<｜tool_calls_begin｜>", "<｜tool_call_begin｜>", "<｜tool_sep｜>", call_end, section_end)
+    sections = (Section(tags[0], tags[0], section_end),)
+    begin, end = f'{tags[1]}function{tags[2]}<steptml:invoke name="', f"</steptml:invoke>{call_end}"
+    name_end = '">'
+    key, value_end = ('<steptml:parameter name="', '">'), "</steptml:parameter>"
+    ends = ("</steptml:invoke>", call_end)
+    line = separator = ""
+
+
+class Glm45Parser(XmlParser):
+    """GLM 4.5 and 4.6: `<tool_call>f` with `<arg_key>x</arg_key><arg_value>value</arg_value>`, one a line."""
+
+    openings = (("<tool_call>",),)
+    tags = ("<tool_call>", "</tool_call>")
+    begin, end = "<tool_call>", "</tool_call>"
+    name_end = ""
+    key, value_end = ("<arg_key>", "</arg_key>", "<arg_value>"), "</arg_value>"
+    ends = ("</tool_call>",)
+
+
+class Glm47Parser(Glm45Parser):
+    """GLM 4.7: GLM 4.5's format without line breaks."""
+
+    line = separator = ""

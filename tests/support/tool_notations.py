@@ -1,0 +1,150 @@
+"""How models write tool calls, stated independently of the parsers: one writer for each notation."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Call = tuple[str, Mapping[str, Any]]
+Writer = Callable[[Sequence[Call]], str]
+
+
+@dataclass(frozen=True)
+class Notation:
+    """One notation.
+
+    Args:
+        write: writes calls as the model's chat template does.
+        has_bare_text: strings are not quoted, so a schema tells them from other values.
+        marks: fragments for random texts.
+    """
+
+    write: Writer
+    has_bare_text: bool = False
+    marks: tuple[str, ...] = ()
+
+
+def dumps(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def objects(before: str, after: str, between: str = "", key: str = "arguments") -> Notation:
+    def write(calls: Sequence[Call]) -> str:
+        return between.join(before + dumps({"name": name, key: args}) + after for name, args in calls)
+
+    return Notation(write, marks=(before.strip(), after.strip()))
+
+
+def array(before: str, after: str, between: str = ", ", name_key: str = "name", key: str = "arguments") -> Notation:
+    def write(calls: Sequence[Call]) -> str:
+        return before + "[" + between.join(dumps({name_key: name, key: args}) for name, args in calls) + "]" + after
+
+    return Notation(write, marks=(before.strip(), after.strip(), f'{{"{name_key}": "f", "{key}": {{'))
+
+
+def named(section: tuple[str, str], call: tuple[str, str, str], between: str = "") -> Notation:
+    """The name, then the arguments; NUMBER in a mark is the call's."""
+
+    def write(calls: Sequence[Call]) -> str:
+        written = [
+            call[0] + name + call[1].replace("NUMBER", str(number)) + dumps(args) + call[2]
+            for number, (name, args) in enumerate(calls)
+        ]
+        return section[0] + between.join(written) + section[1]
+
+    return Notation(write, marks=(*section, *call, call[0] + "f" + call[1].replace("NUMBER", "0")))
+
+
+def xml(
+    section: tuple[str, str], call: tuple[str, str, str], argument: tuple[str, str, str], between: str = ""
+) -> Notation:
+    def write(calls: Sequence[Call]) -> str:
+        written = [
+            call[0] + name + call[1] + "".join(
+                argument[0] + key + argument[1] + (value if isinstance(value, str) else dumps(value)) + argument[2]
+                for key, value in args.items()
+            ) + call[2]
+            for name, args in calls
+        ]  # fmt: skip
+        return section[0] + between.join(written) + section[1]
+
+    marks = (
+        *section,
+        *call,
+        *argument,
+        call[0] + "f" + call[1],
+        *(f"{argument[0]}{key}{argument[1]}" for key in "sno"),
+    )
+    return Notation(write, has_bare_text=True, marks=marks)
+
+
+HERMES = objects("<tool_call>\n", "\n</tool_call>", "\n")
+QWEN = xml(
+    ("", ""),
+    ("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"),
+    ("<parameter=", ">\n", "\n</parameter>\n"),
+    "\n",
+)
+STEP = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
+SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
+CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+
+NOTATIONS = {
+    "cohere_command3": array("<|START_ACTION|>", "<|END_ACTION|>", ",\n    ", "tool_name", "parameters"),
+    "deepseek_v3": named(SECTION, (f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{CALL_END}"), "\n"),
+    "deepseek_v31": named(SECTION, (CALL, SEPARATOR, CALL_END)),
+    "ernie45": HERMES,
+    "glm45": xml(
+        ("", ""),
+        ("<tool_call>", "\n", "</tool_call>"),
+        ("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+        "\n",
+    ),
+    "glm47": xml(("", ""), ("<tool_call>", "", "</tool_call>"), ("<arg_key>", "</arg_key><arg_value>", "</arg_value>")),
+    "granite": array("<|tool_call|>", ""),
+    "granite-20b-fc": objects("<function_call> ", ""),
+    "granite4": HERMES,
+    "hermes": HERMES,
+    "hunyuan_a13b": array("<tool_calls>", "</tool_calls>"),
+    "internlm": objects("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
+    "jamba": array("<tool_calls>", "</tool_calls>", ",\n    "),
+    "kimi_k2": named(
+        ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
+        ("<|tool_call_begin|>functions.", ":NUMBER<|tool_call_argument_begin|>", "<|tool_call_end|>"),
+    ),
+    "llama3_json": objects("", "", "; ", "parameters"),
+    "longcat": objects("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"),
+    "minimax_m2": xml(
+        ("<minimax:tool_call>\n", "</minimax:tool_call>"),
+        ('<invoke name="', '">\n', "</invoke>\n"),
+        ('<parameter name="', '">', "</parameter>\n"),
+    ),
+    "mistral": named(("", ""), ("[TOOL_CALLS]", "", "")),
+    "phi4_mini_json": array("functools", ""),
+    "qwen3_coder": QWEN,
+    "seed_oss": xml(
+        ("", ""),
+        ("<seed:tool_call>\n<function=", ">\n", "</function>\n</seed:tool_call>"),
+        ("<parameter=", ">", "</parameter>\n"),
+        "\n",
+    ),
+    "step3": xml(
+        STEP,
+        (
+            '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
+            '">',
+            "</steptml:invoke><｜tool_call_end｜>",
+        ),
+        ('<steptml:parameter name="', '">', "</steptml:parameter>"),
+    ),
+    "xlam": array("", ""),
+}
+"""One name for each notation; `ALIASES` has the others."""
+
+ALIASES = {
+    "cohere_command4": "cohere_command3",
+    "llama4_json": "llama3_json",
+    "qwen3_json": "hermes",
+    "qwen3_xml": "qwen3_coder",
+    "step3p5": "qwen3_coder",
+}
