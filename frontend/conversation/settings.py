@@ -11,13 +11,17 @@ from octavo.frontend.harmony.parser import HARMONY_REASONING, HarmonyParser
 from octavo.frontend.plugins.loading import load_plugin
 from octavo.frontend.reasoning.parser import ReasoningParser
 from octavo.frontend.reasoning.registry import reasoning_parser
-from octavo.frontend.text.chat_template import FormatChoice
+from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
+from octavo.frontend.tools.detection import detect_tool_parser
 from octavo.frontend.tools.parser import ToolParser
 from octavo.frontend.tools.registry import parser_names, tool_parser
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
+
+AUTO = "auto"
+"""The name of a tool parser that the chat template decides."""
 
 RESERVED_VARIABLES = frozenset({"messages", "self"})
 """Template variables that cannot be set by name."""
@@ -44,8 +48,12 @@ class ChatSettings:
         return self.reasoning is HARMONY_REASONING
 
     @classmethod
-    def of(cls, config: ServerConfig) -> "ChatSettings":
+    def of(cls, config: ServerConfig, template: ChatTemplate | None = None) -> "ChatSettings":
         """Return the settings that the flags describe.
+
+        Args:
+            config: of the server.
+            template: of the model, which decides a tool parser "auto". None: not known yet.
 
         Raises:
             ConfigError: a parser is unknown or missing, the plugin does not load, or the template's defaults are wrong.
@@ -57,14 +65,14 @@ class ChatSettings:
         for file, flag in plugins.items():
             if file is not None:
                 load_plugin(file, flag)
-        parser = None if config.tool_call_parser is None else tool_parser(config.tool_call_parser)
-        if parser is not None and not config.enable_auto_tool_choice:
+        parser = _tool_parser(config.tool_call_parser, template)
+        if config.tool_call_parser is not None and not config.enable_auto_tool_choice:
             logger.warning("--tool-call-parser has no effect without --enable-auto-tool-choice")
-        if config.enable_auto_tool_choice and parser is None:
+        if config.enable_auto_tool_choice and config.tool_call_parser is None:
             raise ConfigError(
                 "--enable-auto-tool-choice needs a tool parser",
                 phase="choosing the tool parser",
-                hint=f"add --tool-call-parser with one of {', '.join(parser_names())}",
+                hint=f"add --tool-call-parser auto, or one of {', '.join(parser_names())}",
             )
         reasoning = None if config.reasoning_parser is None else reasoning_parser(config.reasoning_parser)
         if parser is HarmonyParser and reasoning is None:
@@ -84,6 +92,22 @@ class ChatSettings:
             reasoning=reasoning,
             role=config.response_role,
         )
+
+
+def _tool_parser(name: str | None, template: ChatTemplate | None) -> type[ToolParser] | None:
+    if name is None or (name == AUTO and template is None):
+        return None
+    if name != AUTO or template is None:
+        return tool_parser(name)
+    found = detect_tool_parser(template.source_with_tools)
+    if found is None:
+        raise ConfigError(
+            "the chat template writes tool calls in no format that is known, or does not support tools",
+            phase="choosing the tool parser",
+            hint=f"set --tool-call-parser to one of {', '.join(parser_names())}",
+        )
+    logger.info("the chat template writes tool calls for the parser %s", found)
+    return tool_parser(found)
 
 
 def _template_defaults(text: str | None) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.conversation.settings import ChatSettings
+from octavo.frontend.conversation.settings import AUTO, ChatSettings
 from octavo.frontend.http.app_state import AppState, Execute
 from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.background_responses import BackgroundResponses
@@ -66,7 +66,7 @@ def make_app_state(
         trusts_request_templates=config.trust_request_chat_template,
         max_n_sequences=config.max_n_sequences,
         max_stop_strings=config.max_stop_strings,
-        chat=ChatSettings.of(config),
+        chat=chat_settings(client, config),
         profiler_dir=_usable(config.torch_profiler_dir, "--torch-profiler-dir"),
         forces_usage=config.enable_force_include_usage,
         request_log=RequestLog.of(config),
@@ -82,6 +82,22 @@ def make_app_state(
     has_adapters = client.config.lora is not None or client.config.enable_prompt_embeds
     open_resolver(config, client.adapters, has_adapters=has_adapters)
     return state
+
+
+def chat_settings(client: AsyncClient, config: ServerConfig) -> ChatSettings:
+    """Return how a server handles conversations; a tool parser "auto" is the one of the model's chat template.
+
+    Raises:
+        ConfigError: there is no such parser, or another flag is wrong.
+    """
+    if config.tool_call_parser != AUTO:
+        return ChatSettings.of(config)
+    try:
+        template = client.chat_template(config.chat_template_content_format)
+    except InvalidRequestError as error:
+        hint = "name the tool parser, or give a --chat-template"
+        raise ConfigError(error.message, phase="choosing the tool parser", hint=hint) from None
+    return ChatSettings.of(config, template)
 
 
 def _usable(path: str | None, flag: str) -> Path | None:

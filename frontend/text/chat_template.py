@@ -58,6 +58,7 @@ class ChatTemplate:
         with_tools: str | None = None,
     ) -> None:
         self.source = source
+        self.source_with_tools = source if with_tools is None else with_tools
         self._compiled = compile_template(source)
         self._special_tokens = dict(special_tokens)
         shape = self._compiled.shape

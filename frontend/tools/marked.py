@@ -35,7 +35,7 @@ class MarkedParser(ToolParser):
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if hasattr(cls, "openings"):
-            marks = {mark for opening in cls.openings for mark in opening if not mark.isalnum()}
+            marks = {mark for opening in cls.openings for mark in opening if not mark[0].isalnum()}
             cls._starts = tuple(sorted(marks or {opening[-1] for opening in cls.openings}, key=len, reverse=True))
             cls._start = re.compile("|".join(map(re.escape, cls._starts)))
 

@@ -5,13 +5,13 @@ import math
 import re
 import sys
 
+from octavo.frontend.tools.keyed_arguments import KEY
 from octavo.frontend.tools.parser import ToolCall
 
 MAX_DEPTH = 64
 """Maximum nesting of lists and dicts."""
 
 CALL_NAME = re.compile(r"[^\W\d][\w.]*")
-KEY = re.compile(r"[^\W\d]\w*")
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _NUMBER_CHARACTERS = re.compile(r"[-+.\w]+")
@@ -69,9 +69,18 @@ def read_call_list(text: str) -> tuple[list[ToolCall], int]:
         Cut: the text ends inside the list.
         NotCalls: the list does not consist of calls.
     """
-    reader = _Reader(text)
+    reader = _Reader(text, 1)
     try:
         return reader.read_list(), reader.position
+    except _AtEnd:
+        raise Cut(reader.calls_so_far()) from None
+
+
+def read_call_lines(text: str, closing: str) -> tuple[list[ToolCall], int]:
+    """Parse calls with white space between them, up to a closing mark; otherwise as `read_call_list`."""
+    reader = _Reader(text, 0)
+    try:
+        return reader.read_lines(closing), reader.position
     except _AtEnd:
         raise Cut(reader.calls_so_far()) from None
 
@@ -83,8 +92,8 @@ class _AtEnd(Exception):
 class _Reader:
     """Parses a text in one pass and writes JSON on the way, so that a truncated text yields its partial arguments."""
 
-    def __init__(self, text: str) -> None:
-        self.position = 1
+    def __init__(self, text: str, position: int) -> None:
+        self.position = position
         self._text = text
         self._calls: list[ToolCall] = []
         self._name: str | None = None
@@ -101,6 +110,16 @@ class _Reader:
             self._read_call()
             if self._take(",]") == "]" or self._takes("]"):
                 return self._calls
+
+    def read_lines(self, closing: str) -> list[ToolCall]:
+        while True:
+            self._read_call()
+            self._peek()
+            if self._text.startswith(closing, self.position):
+                self.position += len(closing)
+                return self._calls
+            if closing.startswith(self._text[self.position :]):
+                raise _AtEnd
 
     def _read_call(self) -> None:
         self._peek()

@@ -7,10 +7,10 @@ literal, the whole text is content. So nothing is returned before the end of the
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.frontend.tools.keyed_arguments import keyed_arguments
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, Parsed, ToolParser
-from octavo.frontend.tools.python_calls import CALL_NAME, KEY, Cut, NotCalls, read_call_list
-from octavo.frontend.tools.subschema import property_schema
-from octavo.frontend.tools.tag_formats import either, elements_of, fixed, json_of, sequence, tag
+from octavo.frontend.tools.python_calls import CALL_NAME, Cut, NotCalls, read_call_list
+from octavo.frontend.tools.tag_formats import either, fixed, sequence, tag
 
 _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
 _CLOSING_TAGS = ("<|python_end|>",)
@@ -19,10 +19,6 @@ _NO_CALLS = r"[\s\x1c-\x1f]*([^\s\x1c-\x1f\[<](.|\n)*|<([^|](.|\n)*)?)?"
 """Text that starts with neither a list nor a possible tag."""
 
 _SEPARATOR = ", "
-_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "$defs", "definitions"})
-"""Keywords allowed in a schema whose arguments are constrained one by one."""
-_REMARKS = frozenset({"title", "description", "default", "examples", "deprecated", "$comment", "$schema", "$id"})
-"""Annotations, which constrain nothing."""
 
 
 def _any_of(texts: tuple[str, ...]) -> dict[str, Any]:
@@ -69,39 +65,13 @@ class PythonicParser(ToolParser):
 
         None if a name is not valid in Python, or the schema constrains more than each argument by itself.
         """
-        arguments = _arguments(schema)
-        if arguments is None or not CALL_NAME.fullmatch(name):
-            return None
-        return CallForm((), tag(f"{name}(", arguments, ")"), _SEPARATOR)
+        call = python_call(name, schema)
+        return None if call is None else CallForm((), call, _SEPARATOR)
 
 
-def _arguments(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the format of the arguments, None if there is none."""
-    properties, required = schema.get("properties") or {}, schema.get("required") or []
-    if not isinstance(properties, Mapping) or not isinstance(required, list):
+def python_call(name: str, schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the format of a call with arguments in JSON; None as for `keyed_arguments`, or for names not of Python."""
+    arguments = keyed_arguments(schema, "=", _SEPARATOR)
+    if arguments is None or not CALL_NAME.fullmatch(name):
         return None
-    if schema.keys() - _KEYWORDS - _REMARKS or not all(isinstance(key, str) and key in properties for key in required):
-        return None
-    if not properties:
-        return _further_arguments(schema.get("additionalProperties", True))
-    if not all(isinstance(key, str) and KEY.fullmatch(key) for key in properties):
-        return None
-    if not all(inner is True or isinstance(inner, Mapping) for inner in properties.values()):
-        return None
-    keys = sorted(properties, key=lambda key: key not in required)
-    elements = [_argument(fixed(f"{key}="), property_schema(schema, key)) for key in keys]
-    return elements_of(elements, len(set(required)), _SEPARATOR)
-
-
-def _further_arguments(schema: Any) -> dict[str, Any] | None:
-    """Return the format of arguments with arbitrary names."""
-    if schema is False:
-        return fixed("")
-    if schema is not True and schema != {}:
-        return None
-    argument = _argument({"type": "regex", "pattern": r"[A-Za-z_][A-Za-z_0-9]*="}, {})
-    return {"type": "tags_with_separator", "tags": [argument], "separator": _SEPARATOR}
-
-
-def _argument(key: Mapping[str, Any], schema: Any) -> dict[str, Any]:
-    return sequence(key, json_of(schema))
+    return tag(f"{name}(", arguments, ")")

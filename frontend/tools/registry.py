@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from octavo.frontend.harmony.parser import HarmonyParser
-from octavo.frontend.tools import json_formats, xml_formats
+from octavo.frontend.tools import gemma_calls, json_formats, python_marked, xml_formats
 from octavo.frontend.tools.llama3_json import Llama3JsonParser
 from octavo.frontend.tools.mistral import MistralParser
 from octavo.frontend.tools.parser import ToolParser
@@ -21,6 +21,8 @@ _parsers: dict[str, type[ToolParser]] = {
     "deepseek_v3": json_formats.DeepseekV3Parser,
     "deepseek_v31": json_formats.DeepseekV31Parser,
     "ernie45": json_formats.Ernie45Parser,
+    "functiongemma": gemma_calls.FunctionGemmaParser,
+    "gemma4": gemma_calls.Gemma4Parser,
     "glm45": xml_formats.Glm45Parser,
     "glm47": xml_formats.Glm47Parser,
     "granite": json_formats.GraniteParser,
@@ -31,12 +33,14 @@ _parsers: dict[str, type[ToolParser]] = {
     "internlm": json_formats.InternLmParser,
     "jamba": json_formats.JambaParser,
     "kimi_k2": json_formats.KimiK2Parser,
+    "lfm2": python_marked.Lfm2Parser,
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": PythonicParser,
     "longcat": json_formats.LongcatParser,
     "minimax_m2": xml_formats.MinimaxM2Parser,
     "mistral": MistralParser,
+    "olmo3": python_marked.Olmo3Parser,
     "openai": HarmonyParser,
     "phi4_mini_json": json_formats.Phi4MiniParser,
     "pythonic": PythonicParser,

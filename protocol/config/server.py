@@ -218,7 +218,7 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str | None,
         Meta(
             description="How the model writes tool calls: hermes, llama3_json, mistral, pythonic, qwen3_coder, another "
-            "name in docs/tool-calling.md, or what the plugin registers."
+            "name in docs/tool-calling.md, or what the plugin registers; auto: what the chat template writes."
         ),
     ] = None
     tool_parser_plugin: Annotated[

@@ -17,11 +17,13 @@ class Notation:
         write: writes calls as the model's chat template does.
         has_bare_text: strings are not quoted, so a schema tells them from other values.
         marks: fragments for random texts.
+        has_identifiers: the names of arguments are identifiers.
     """
 
     write: Writer
     has_bare_text: bool = False
     marks: tuple[str, ...] = ()
+    has_identifiers: bool = False
 
 
 def dumps(value: object) -> str:
@@ -78,6 +80,39 @@ def xml(
     return Notation(write, has_bare_text=True, marks=marks)
 
 
+def gemma(before: str, after: str, quote: str) -> Notation:
+    def value(value: object) -> str:
+        if isinstance(value, str):
+            return quote + value + quote
+        if isinstance(value, list):
+            return "[" + ",".join(map(write_value, value)) + "]"
+        if isinstance(value, Mapping):
+            return "{" + ",".join(f"{key}:{write_value(inner)}" for key, inner in value.items()) + "}"
+        return dumps(value)
+
+    write_value = value
+
+    def write(calls: Sequence[Call]) -> str:
+        return "".join(before + name + value(args) + after for name, args in calls)
+
+    return Notation(
+        write,
+        has_bare_text=True,
+        has_identifiers=True,
+        marks=(before, after, quote, f"{before}f{{s:", "n:", "o:{k:[", ","),
+    )
+
+
+def python(section: tuple[str, str], between: str) -> Notation:
+    def write(calls: Sequence[Call]) -> str:
+        written = (
+            f"{name}({', '.join(f'{key}={dumps(value)}' for key, value in args.items())})" for name, args in calls
+        )
+        return section[0] + between.join(written) + section[1]
+
+    return Notation(write, has_identifiers=True, marks=(*section, between, "f(n=", "s='x'", "f()", ")", ", "))
+
+
 HERMES = objects("<tool_call>\n", "\n</tool_call>", "\n")
 QWEN = xml(
     ("", ""),
@@ -94,6 +129,8 @@ NOTATIONS = {
     "deepseek_v3": named(SECTION, (f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{CALL_END}"), "\n"),
     "deepseek_v31": named(SECTION, (CALL, SEPARATOR, CALL_END)),
     "ernie45": HERMES,
+    "functiongemma": gemma("<start_function_call>call:", "<end_function_call>", "<escape>"),
+    "gemma4": gemma("<|tool_call>call:", "<tool_call|>", '<|"|>'),
     "glm45": xml(
         ("", ""),
         ("<tool_call>", "\n", "</tool_call>"),
@@ -112,6 +149,7 @@ NOTATIONS = {
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ("<|tool_call_begin|>functions.", ":NUMBER<|tool_call_argument_begin|>", "<|tool_call_end|>"),
     ),
+    "lfm2": python(("<|tool_call_start|>[", "]<|tool_call_end|>"), ", "),
     "llama3_json": objects("", "", "; ", "parameters"),
     "longcat": objects("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"),
     "minimax_m2": xml(
@@ -120,6 +158,7 @@ NOTATIONS = {
         ('<parameter name="', '">', "</parameter>\n"),
     ),
     "mistral": named(("", ""), ("[TOOL_CALLS]", "", "")),
+    "olmo3": python(("<function_calls>", "</function_calls>"), "\n"),
     "phi4_mini_json": array("functools", ""),
     "qwen3_coder": QWEN,
     "seed_oss": xml(

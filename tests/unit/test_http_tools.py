@@ -11,6 +11,9 @@ from http_client import URL, application, http_on, listening, post
 from tool_answers import CALL, HERMES, PATH, QWEN, TOOLS, ToolClient, ask, both_ways, weather
 
 from octavo.frontend.conversation.settings import ChatSettings
+from octavo.frontend.http.configure import chat_settings
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.tools.registry import tool_parser
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError, PromptTooLongError
 
@@ -203,6 +206,19 @@ def test_the_openai_client_understands_it_all() -> None:
     assert [delta.id is not None for delta in fragments] == [True] + [False] * (len(fragments) - 1)
     assert json.loads("".join(delta.function.arguments for delta in fragments)) == {"city": "Ulm"}
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_the_chat_template_may_decide_the_parser() -> None:
+    auto = ServerConfig(enable_auto_tool_choice=True, tool_call_parser="auto")
+    ChatSettings.of(auto)  # before the template is known
+    client: Any = ToolClient()
+    with pytest.raises(ConfigError, match="in no format that is known") as caught:
+        chat_settings(client, auto)
+    assert "--tool-call-parser" in caught.value.hint
+    marked = '{% for tool in tools %}{% endfor %}<tool_call>{"name": ..., "arguments": ...}</tool_call>'
+    client.chat_template = lambda content_format: ChatTemplate("plain", {}, with_tools=marked)
+    assert chat_settings(client, auto).auto_parser is tool_parser("hermes")
+    assert chat_settings(client, HERMES).auto_parser is tool_parser("hermes")
 
 
 def test_flags_that_do_not_fit_are_told_at_the_start(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,12 +1,14 @@
-"""The chat templates in docs/templates: their prompts, and that the parsers read their calls."""
+"""The chat templates in docs/templates: their prompts, and that the parsers read their calls; parsers of templates."""
 
 import json
 
 import pytest
 from source_tree import ROOT
+from tool_notations import NOTATIONS
 
 from octavo.frontend.text.chat_template import ChatTemplate
-from octavo.frontend.tools.registry import tool_parser
+from octavo.frontend.tools.detection import MARKS, detect_tool_parser
+from octavo.frontend.tools.registry import parser_names, tool_parser
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"x": {}}}}}
@@ -43,6 +45,35 @@ def test_the_parser_reads_what_the_template_writes(name: str) -> None:
     parsed = tool_parser(name)([]).parse(turn, is_final=True)
     assert [(call.name, json.loads(call.arguments)) for call in parsed.calls] == CALLS
     assert parsed.content == ""
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_parser_of_a_template_is_found(name: str) -> None:
+    assert detect_tool_parser((ROOT / "docs" / "templates" / f"{name}.jinja").read_text()) == name
+
+
+NEAR_MARKS = {
+    "granite": "<|start_of_role|>",
+    "granite-20b-fc": "<function_response>",
+    "hunyuan_a13b": "<|extra_0|>",
+    "llama3_json": "<|start_header_id|>",
+    "olmo3": "<functions>",
+    "phi4_mini_json": "<|end|>",
+}
+"""Other marks in the templates of formats that have few of their own."""
+
+
+@pytest.mark.parametrize("name", sorted(NOTATIONS.keys() - {"xlam", "longcat", "ernie45"}))
+def test_a_template_that_writes_a_notation_has_its_parser(name: str) -> None:
+    written = NOTATIONS[name].write([("NAME", {"x": "y"})])
+    found = detect_tool_parser("{{ tools }}" + NEAR_MARKS.get(name, "") + written.replace('"', r"\""))
+    assert found is not None and tool_parser(found) is tool_parser(name)
+    assert detect_tool_parser(written) is None, "this template supports no tools"
+
+
+def test_every_parser_that_is_found_exists() -> None:
+    assert {name for name, _ in MARKS} <= set(parser_names())
+    assert detect_tool_parser("{{ tools }} plain") is None
 
 
 @pytest.mark.parametrize("name", ENDS)
