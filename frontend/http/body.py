@@ -8,6 +8,7 @@ import msgspec
 
 from octavo.frontend.http.errors import BodyError
 from octavo.frontend.http.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS, reject_unsupported_fields
+from octavo.protocol.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +30,7 @@ def decode(body: bytes, schema: type[T]) -> T:
     """Decode a JSON object; fields that the schema does not have are accepted, the first time with a warning.
 
     Raises:
-        BodyError: the body is not a JSON object, or a field is invalid; `param` is its path.
+        InvalidRequestError: the body is not a JSON object, or a field is invalid; `param` is its path.
     """
     # Every value but the first follows a comma. Commas in texts are counted too: excluding them would take seconds.
     if len(body) > MAX_VALUES and body.count(b",") >= MAX_VALUES:
@@ -62,6 +63,8 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
     try:
         decoded = msgspec.convert(raw, schema, str_keys=True)
     except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, InvalidRequestError) and " - at " not in str(error):
+            raise error.__cause__ from None  # of the schema's own check, which knows the field
         raise _with_bad_keys(_field_error(str(error)), raw) from None
     _warn_of_unknown(raw, schema)
     return decoded

@@ -29,6 +29,7 @@ BY_BODY = frozenset(
     {
         "/classify",
         "/detokenize",
+        "/inference/v1/generate",
         "/pooling",
         "/rerank",
         "/score",

@@ -17,6 +17,7 @@ from octavo.frontend.http.routes import admin, dev, pooling, responses
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
+from octavo.frontend.http.routes.generate import generate_tokens
 from octavo.frontend.http.routes.health import health, metrics, version
 from octavo.frontend.http.routes.lora import load_lora_adapter, unload_lora_adapter
 from octavo.frontend.http.routes.messages import count_message_tokens, create_message
@@ -28,6 +29,7 @@ from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedR
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
 from octavo.frontend.http.schemas.engine import Done, Load, ServerInfo, Version
+from octavo.frontend.http.schemas.generate import GenerateRequest, GenerateResponse
 from octavo.frontend.http.schemas.lora import LoadLoRAAdapterRequest, UnloadLoRAAdapterRequest
 from octavo.frontend.http.schemas.messages import CountTokensRequest, MessageAnswer, MessagesRequest, TokenCount
 from octavo.frontend.http.schemas.models import ModelCard, ModelList
@@ -83,6 +85,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
+    add.post("/inference/v1/generate", generate_tokens, GenerateRequest, GenerateResponse, streams=True)
     add.post("/v1/messages", create_message, MessagesRequest, MessageAnswer, streams=True)
     add.post("/v1/messages/count_tokens", count_message_tokens, CountTokensRequest, TokenCount)
     _add_responses(add)

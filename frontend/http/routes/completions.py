@@ -1,9 +1,11 @@
 """`POST /v1/completions`."""
 
 import asyncio
+from functools import partial
 
 from starlette.responses import Response
 
+from octavo.frontend.generation.infill import InfillFormat, infill_format, infill_prompt, infill_stops
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.generation.request import GenerationRequest
@@ -36,7 +38,7 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     require_generation(state.client.config)
     check_fields(body)
     answer_id = f"cmpl-{http_request.choose_id(body.request_id)}"
-    generations = await _prepare(state, body, adapter)
+    generations = await prepare_completion(state, body, adapter)
     recorder = receipt_recorder(state, http_request, data, is_asked=body.return_receipt)
     num_logprobs = 0 if body.logprob_token_ids else body.logprobs
     answer = CompletionAnswer(
@@ -53,14 +55,26 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     return WholeAnswer(state, named, answer.whole, recorder=recorder)
 
 
-async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | None) -> list[PreparedGeneration]:
-    """Return what is generated for each prompt; the event loop gets a turn after each."""
+async def prepare_completion(
+    state: AppState, body: CompletionRequest, adapter: Adapter | None
+) -> list[PreparedGeneration]:
+    """Return what is generated for each prompt; the event loop gets a turn after each.
+
+    Raises:
+        InvalidRequestError: the request cannot be served; `param` names the field.
+    """
     request = _generation_request(body, adapter)
+    infill = _infill(state, body)
+    if infill is not None and not body.ignore_eos:
+        stops = infill_stops(infill, state.client.tokenizer)
+        request = request.with_overrides(stop_token_ids=[*(body.stop_token_ids or ()), *stops])
     prompts: list[tuple[str | None, list[int]] | TokenizedPrompt] = [
         await state.client.preparer.embeds_prompt(embeds) for embeds in _embeds(body)
     ]
     for prompt in _split(body.prompt) if body.prompt or not prompts else []:
-        if isinstance(prompt, str):
+        if infill is not None:
+            prompts.append((None, await _infill_prompt(state, body, infill, prompt)))
+        elif isinstance(prompt, str):
             token_ids = await state.client.tokenize(prompt, add_special_tokens=body.add_special_tokens)
             prompts.append((prompt, state.resolver.truncate(token_ids, request)))
         else:
@@ -83,6 +97,35 @@ async def _prepare(state: AppState, body: CompletionRequest, adapter: Adapter | 
             check_volume(params, sum(lengths), len(prompts), state.client.config)
         await asyncio.sleep(0)
     return generations
+
+
+def _infill(state: AppState, body: CompletionRequest) -> InfillFormat | None:
+    """Return how the model fills in the middle; None: there is no suffix.
+
+    Raises:
+        InvalidRequestError: it cannot, or a field needs the prompt as it is.
+    """
+    if not body.suffix:
+        return None
+    excluded = {
+        "echo": body.echo,
+        "truncate_prompt_tokens": body.truncate_prompt_tokens is not None,
+        "prompt_embeds": bool(body.prompt_embeds),
+    }
+    for name, is_set in excluded.items():
+        if is_set:
+            raise InvalidRequestError(f"{name} cannot be combined with suffix: leave one of them out", name)
+    state.client.tokenizer.require("suffix")
+    return infill_format(state.client.tokenizer)
+
+
+async def _infill_prompt(
+    state: AppState, body: CompletionRequest, infill: InfillFormat, prompt: str | list[int]
+) -> list[int]:
+    client = state.client
+    encode = partial(client.tokenize, add_special_tokens=False)
+    start = await client.tokenize("") if body.add_special_tokens else []
+    return [*start, *await infill_prompt(infill, client.tokenizer, prompt, body.suffix or "", encode)]
 
 
 def _embeds(body: CompletionRequest) -> list[str]:

@@ -19,6 +19,8 @@ class CompletionRequest(SamplingFields, kw_only=True):
     prompt_embeds: str | list[str] | None = None
     """Prompts as rows of numbers, before those of `prompt`: base64 of a tensor in a safetensors file or saved by
     torch.save."""
+    suffix: str | None = None
+    """Text behind the gap to fill in, for models that were trained for it."""
     max_tokens: int | None = None
     logprobs: int | None = None
     best_of: int | None = None

@@ -1,0 +1,131 @@
+"""Fill in the middle: the prompt of a prefix and a suffix, for models that were trained with tokens for it.
+
+Sources of the formats: the model cards and papers of the families, and their published tokenizers. A family is known by
+its tokens, not by the name of the model.
+"""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
+
+from octavo.protocol.errors import InvalidRequestError
+
+Part: TypeAlias = Literal["prefix", "suffix"]
+
+Encode: TypeAlias = Callable[[str], Awaitable[list[int]]]
+"""Tokenizes a text without special tokens."""
+
+
+class Vocabulary(Protocol):
+    """The part of a tokenizer that is needed here."""
+
+    def token_id(self, token: str) -> int | None:
+        """Return the id of a token; None: there is no such token."""
+
+
+@dataclass(frozen=True, slots=True)
+class InfillFormat:
+    """How one family of models writes such a prompt."""
+
+    families: str
+    prefix: str
+    """The token before the prefix; the suffix and the middle have one too."""
+    suffix: str
+    middle: str | None
+    """None: the answer follows the prefix, which is then the last part."""
+    ends: tuple[str, ...] = ()
+    """Further tokens that end an answer, where the vocabulary has them."""
+    has_suffix_first: bool = False
+    joins_suffix: bool = False
+    """The suffix is tokenized as the middle of a text: without the space that the tokenizer puts before a text."""
+
+    @property
+    def tokens(self) -> list[str]:
+        """The tokens that the vocabulary must have."""
+        return [token for token in (self.prefix, self.suffix, self.middle) if token is not None]
+
+
+FORMATS = (
+    InfillFormat(
+        "Qwen2.5-Coder, CodeGemma",
+        "<|fim_prefix|>",
+        "<|fim_suffix|>",
+        "<|fim_middle|>",
+        ("<|fim_pad|>", "<|repo_name|>", "<|file_sep|>", "<|file_separator|>", "<|endoftext|>"),
+    ),
+    InfillFormat(
+        "StarCoder, StarCoder2, Granite Code",
+        "<fim_prefix>",
+        "<fim_suffix>",
+        "<fim_middle>",
+        ("<fim_pad>", "<file_sep>", "<repo_name>", "<filename>", "<|endoftext|>"),
+    ),
+    InfillFormat("SantaCoder", "<fim-prefix>", "<fim-suffix>", "<fim-middle>", ("<fim-pad>", "<|endoftext|>")),
+    InfillFormat("CodeLlama", "\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>", ("\u2581<EOT>",), joins_suffix=True),
+    InfillFormat(
+        "DeepSeek-Coder",
+        "<\uff5cfim\u2581begin\uff5c>",
+        "<\uff5cfim\u2581hole\uff5c>",
+        "<\uff5cfim\u2581end\uff5c>",
+    ),
+    InfillFormat("Codestral", "[PREFIX]", "[SUFFIX]", None, has_suffix_first=True, joins_suffix=True),
+)
+
+_MARK = "\u263a"
+"""A character that no tokenizer joins with letters around it."""
+
+
+def infill_format(vocabulary: Vocabulary) -> InfillFormat:
+    """Return the format of a model.
+
+    Raises:
+        InvalidRequestError: its vocabulary has the tokens of no family.
+    """
+    for one in FORMATS:
+        if all(vocabulary.token_id(token) is not None for token in one.tokens):
+            return one
+    raise InvalidRequestError(
+        "suffix needs a model that was trained to fill in the middle, and the tokenizer of this one has none of the "
+        f"tokens for it (known: {'; '.join(one.families for one in FORMATS)}): leave it out, or serve such a model",
+        "suffix",
+    )
+
+
+async def infill_prompt(
+    form: InfillFormat, vocabulary: Vocabulary, prefix: str | Sequence[int], suffix: str, encode: Encode
+) -> list[int]:
+    """Return the tokens of a prompt, without a token for the beginning of a text.
+
+    Args:
+        form: of the model.
+        vocabulary: has the tokens of `form`.
+        prefix: text before the gap, or its tokens.
+        suffix: text behind the gap.
+        encode: of the model's tokenizer.
+    """
+    own = await encode(prefix) if isinstance(prefix, str) else list(prefix)
+    behind = await _encode_inside(suffix, encode) if form.joins_suffix else await encode(suffix)
+    before = [_id(vocabulary, form.prefix), *own]
+    after = [_id(vocabulary, form.suffix), *behind]
+    tokens = after + before if form.has_suffix_first else before + after
+    return tokens if form.middle is None else [*tokens, _id(vocabulary, form.middle)]
+
+
+def infill_stops(form: InfillFormat, vocabulary: Vocabulary) -> list[int]:
+    """Return the tokens that end an answer besides the model's own: none of them belongs into a text."""
+    ids = [vocabulary.token_id(token) for token in (*form.tokens, *form.ends)]
+    return sorted({one for one in ids if one is not None})
+
+
+async def _encode_inside(text: str, encode: Encode) -> list[int]:
+    """Tokenize a text behind a mark, and leave the mark out."""
+    mark, tokens = await encode(_MARK), await encode(_MARK + text)
+    if tokens[: len(mark)] != mark:
+        raise InvalidRequestError("suffix cannot be tokenized apart from the prefix with this tokenizer", "suffix")
+    return tokens[len(mark) :]
+
+
+def _id(vocabulary: Vocabulary, token: str) -> int:
+    found = vocabulary.token_id(token)
+    assert found is not None, "the format was chosen by its tokens"
+    return found

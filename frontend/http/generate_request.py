@@ -1,0 +1,65 @@
+"""From the body of `/inference/v1/generate` to that of `/v1/completions`, which everything behind it is made for."""
+
+import msgspec
+
+from octavo.frontend.http.body import decode
+from octavo.frontend.http.errors import BodyError
+from octavo.frontend.http.schemas.completions import CompletionRequest
+from octavo.frontend.http.schemas.generate import GenerateRequest
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import SamplingParams
+
+_NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args")
+"""Parameters that a body of `/v1/completions` does not have under this name."""
+
+_FIELDS = [name for name in SamplingParams.__struct_fields__ if name not in _NOT_FIELDS]
+
+ERROR_NAMES = {
+    "prompt": "token_ids",
+    "extra_args": "sampling_params.extra_args",
+    "max_tokens": "sampling_params.max_tokens",
+    **{name: f"sampling_params.{name}" for name in _FIELDS},
+}
+"""Names of fields in errors, by those of plain completions."""
+
+
+class _Given(msgspec.Struct):
+    max_tokens: int | None = None
+
+
+def completion_body(request: GenerateRequest, max_model_len: int) -> CompletionRequest:
+    """Return the same request to plain completions.
+
+    Args:
+        request: the body.
+        max_model_len: of the engine.
+
+    Raises:
+        InvalidRequestError: a parameter is wrong; `param` is its path.
+    """
+    if request.features is not None:
+        raise InvalidRequestError("features is not supported here: octavo has no multimodal inputs", "features")
+    params = _sampling_params(request.sampling_params)
+    max_tokens = msgspec.json.decode(request.sampling_params, type=_Given).max_tokens
+    return CompletionRequest(
+        prompt=list(request.token_ids),
+        model=request.model,
+        stream=request.stream,
+        stream_options=request.stream_options,
+        cache_salt=request.cache_salt,
+        priority=request.priority,
+        kv_transfer_params=request.kv_transfer_params,
+        vllm_xargs=params.extra_args,
+        max_tokens=max(1, max_model_len - len(request.token_ids)) if max_tokens is None else max_tokens,
+        **{name: getattr(params, name) for name in _FIELDS},
+    )
+
+
+def _sampling_params(raw: msgspec.Raw) -> SamplingParams:
+    try:
+        return decode(bytes(raw), SamplingParams)
+    except InvalidRequestError as error:
+        if error.param is None:
+            raise BodyError(f"sampling_params: {error.message}", "sampling_params") from None
+        path = f"sampling_params.{error.param}"
+        raise type(error)(error.message.replace(error.param, path, 1), path) from None

@@ -1,0 +1,66 @@
+"""From outputs of the client to answers of `/inference/v1/generate`, whole and in chunks. Does no IO."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from octavo.frontend.http.render.answer import AnswerStyle
+from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
+from octavo.frontend.http.render.usage import UsageCount
+from octavo.frontend.http.schemas.generate import GenerateChoice, GenerateResponse
+from octavo.frontend.outputs import CompletionOutput, RequestOutput
+
+_encode = msgspec.json.Encoder().encode
+
+
+class TokensAnswer:
+    """One answer that consists of tokens.
+
+    Args:
+        style: of the answer; names tokens by their ids.
+    """
+
+    def __init__(self, style: AnswerStyle) -> None:
+        self._style = style
+        self._usage = UsageCount()
+
+    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
+        """Return the whole answer as JSON; `outputs` has the one prompt's."""
+        (output,) = outputs
+        self._usage.add(output)
+        logprobs = None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+        response = GenerateResponse(
+            request_id=self._style.id,
+            choices=[self._choice(choice) for choice in output.outputs],
+            prompt_logprobs=logprobs,
+            kv_transfer_params=output.kv_transfer_params,
+            usage=self._usage.total(),
+        )
+        return _encode(response)
+
+    def take(self, output: RequestOutput, prompt_index: int) -> list[bytes]:
+        """Return the chunks for a delta, as JSON: one per choice with something new."""
+        self._usage.add(output)
+        chunks = []
+        for choice in output.outputs:
+            if choice.token_ids or choice.finish_reason is not None:
+                response = GenerateResponse(request_id=self._style.id, choices=[self._choice(choice)])
+                if self._style.has_running_usage:
+                    response.usage = self._usage.total()
+                chunks.append(_encode(response))
+        return chunks
+
+    def last(self) -> list[bytes]:
+        """Return the chunk after the last choice has ended: the usage, if requested."""
+        if not self._style.has_usage:
+            return []
+        return [_encode(GenerateResponse(request_id=self._style.id, choices=[], usage=self._usage.total()))]
+
+    def _choice(self, choice: CompletionOutput) -> GenerateChoice:
+        logprobs = None
+        if choice.logprobs is not None:
+            num_top = None if self._style.names_logprobs else self._style.num_logprobs
+            logprobs = chat_logprobs(choice.token_ids, choice.logprobs, self._style.names, num_top)
+        return GenerateChoice(
+            index=choice.index, logprobs=logprobs, finish_reason=choice.finish_reason, token_ids=choice.token_ids
+        )

@@ -1,0 +1,49 @@
+"""`/inference/v1/generate`: vLLM's route from tokens to tokens, request and response."""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Raw, Struct, UnsetType
+
+from octavo.frontend.http.schemas.chat import ChatLogprobs
+from octavo.frontend.http.schemas.completions import PromptLogprobs
+from octavo.frontend.http.schemas.sampling import Priority, StreamOptions
+from octavo.frontend.http.schemas.usage import Usage
+
+
+class GenerateRequest(Struct, kw_only=True):
+    """Tokens to continue."""
+
+    token_ids: Annotated[list[int], Meta(min_length=1)]
+    sampling_params: Raw
+    """An object with the fields of `SamplingParams`. What is left out has the defaults of that class, not the model's;
+    without `max_tokens` the answer may fill the context."""
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    request_id: str | None = None
+    cache_salt: Annotated[str, Meta(min_length=1)] | None = None
+    priority: Priority = 0
+    kv_transfer_params: dict[str, Any] | None = None
+    features: Any = None
+    """Rejected: octavo has no multimodal inputs."""
+
+
+class GenerateChoice(Struct, kw_only=True):
+    """One continuation, or in a stream its new part."""
+
+    index: int
+    logprobs: ChatLogprobs | None = None
+    """With names of the form `token_id:ID`."""
+    finish_reason: str | None = None
+    token_ids: list[int]
+
+
+class GenerateResponse(Struct, kw_only=True):
+    """The whole answer, or one chunk of a stream."""
+
+    request_id: str
+    choices: list[GenerateChoice]
+    prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET
+    usage: Usage | UnsetType = UNSET
+    """In streams in the last chunk, or in all, as `stream_options` say."""
