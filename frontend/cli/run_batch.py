@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from octavo.frontend.cli.batch.lines import BadLine, BatchRequest, BatchResult, read_lines
-from octavo.frontend.cli.batch.remote import fetch, is_url, local_name, put
-from octavo.frontend.cli.batch.results_file import ResultsFile, StandardOutput
+from octavo.frontend.batch.lines import BadLine, BatchRequest, BatchResult, read_lines
+from octavo.frontend.batch.remote import fetch, is_url, local_name, put
+from octavo.frontend.batch.results_file import ResultsFile, StandardOutput
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.start_log import start_log
@@ -147,8 +147,8 @@ class Batch:
         # Imported late: these imports are slow.
         from tqdm import tqdm
 
-        from octavo.frontend.cli.batch.own_engine import serving
-        from octavo.frontend.cli.batch.runner import answer_lines
+        from octavo.frontend.batch.own_engine import serving
+        from octavo.frontend.batch.runner import answer_lines
 
         async with serving(config, server) as (client, app):
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs

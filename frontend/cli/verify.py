@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from octavo.frontend.cli.batch.lines import BatchRequest, BatchResult
+from octavo.frontend.batch.lines import BatchRequest, BatchResult
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.cli.flags import FlagParser, config_parser, configurations
 from octavo.frontend.cli.main import fail
@@ -120,7 +120,7 @@ class Verification:
             runner.run(self._run(engine, server))
 
     async def _run(self, engine: EngineConfig, server: ServerConfig) -> None:
-        from octavo.frontend.cli.batch.own_engine import serving  # imported late: its imports are slow
+        from octavo.frontend.batch.own_engine import serving  # imported late: its imports are slow
 
         async with serving(engine, server) as (client, app):
             await self.verify(client, app)
@@ -135,7 +135,7 @@ class Verification:
         Raises:
             EngineDeadError: the engine died.
         """
-        from octavo.frontend.cli.batch.runner import answer_lines
+        from octavo.frontend.batch.runner import answer_lines
 
         limit = IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
         await answer_lines(app, client, self._requests(client), self._add, limit)

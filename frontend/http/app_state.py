@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.calls.services import CallServices
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.prepare import AnswerRendering
@@ -71,6 +72,8 @@ class AppState:
     """Responses that later requests go on from, and those that are generated without a connection."""
     calls: CallServices = field(default_factory=CallServices)
     """What is kept of each HTTP request, for the whole application."""
+    batches: BatchService | None = None
+    """Runs files of requests; None: there are none."""
     created: int = field(default_factory=lambda: int(time.time()))
     """When serving began, in seconds since the epoch: the models' creation time."""
     others: "tuple[AppState, ...]" = ()

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import msgspec
 
+from octavo.frontend.batch.directory import BatchDirectory
+from octavo.frontend.batch.service import BatchService
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import AUTO, ChatSettings
 from octavo.frontend.http.app_state import AppState, Execute
@@ -113,6 +115,37 @@ def _usable(path: str | None, flag: str) -> Path | None:
 def _receipts(config: ServerConfig) -> ReceiptLog | None:
     directory = _usable(config.receipts, "--receipts")
     return None if directory is None else ReceiptLog(directory, config.receipts_max_bytes)
+
+
+def batch_service(config: ServerConfig, tasks: BackgroundTasks) -> BatchService | None:
+    """Return what runs batches, None without `--batch-dir`.
+
+    Args:
+        config: of the server.
+        tasks: of the server.
+
+    Raises:
+        ConfigError: the directory cannot be used, or a package is missing.
+    """
+    if config.batch_dir is None:
+        return None
+    if config.tenants is not None:
+        raise ConfigError(
+            "--batch-dir cannot be combined with --tenants: batches know no tenants and would pass their limits",
+            phase="configuration",
+            hint="serve batches with a further server that joins the same engine (--join)",
+        )
+    try:
+        import python_multipart  # noqa: F401
+    except ImportError:
+        raise ConfigError(
+            "--batch-dir needs python-multipart, which is not installed",
+            phase="configuration",
+            hint='pip install "octavo[batch]"',
+        ) from None
+    directory = _usable(config.batch_dir, "--batch-dir")
+    assert directory is not None, "a path was given"
+    return BatchService(BatchDirectory(directory, config.batch_dir_max_bytes), tasks)
 
 
 def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:

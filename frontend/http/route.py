@@ -26,6 +26,8 @@ from octavo.protocol.errors import OctavoError
 APP_STATE = "octavo.app_state"
 """Key of the scope."""
 
+STREAMS_BODY = "streams_body"
+"""Attribute of an endpoint that reads its body itself, and bounds it: a file may be longer than other bodies."""
 
 Endpoint: TypeAlias = Callable[..., Coroutine[Any, Any, Response]]
 
@@ -49,6 +51,7 @@ class ApiRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
+        self._streams_body = getattr(endpoint, STREAMS_BODY, False)
         self._parameters = tuple(inspect.signature(endpoint).parameters)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -76,6 +79,13 @@ class ApiRoute(APIRoute):
             await super().handle(scope, receive, send)
             return
         scope[APP_STATE] = self.app_state
+        if self._streams_body:
+            if self.is_included or scope["app"].dependency_overrides:
+                await super().handle(scope, receive, send)
+            else:
+                response = await self._respond(ApiRequest(scope, receive))
+                await response(scope, receive, send)
+            return
         if rejected := self._rejection(scope):
             await rejected(scope, receive, send)
             return

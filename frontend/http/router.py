@@ -13,7 +13,7 @@ from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state
 from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
-from octavo.frontend.http.routes import admin, dev, pooling, responses
+from octavo.frontend.http.routes import admin, batches, dev, pooling, responses
 from octavo.frontend.http.routes.chat import create_chat_completion
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
@@ -24,6 +24,15 @@ from octavo.frontend.http.routes.messages import count_message_tokens, create_me
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
+from octavo.frontend.http.schemas.batches import (
+    FILE_FORM,
+    Batch,
+    BatchList,
+    BatchRequestBody,
+    DeletedFile,
+    FileList,
+    FileObject,
+)
 from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
@@ -89,6 +98,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/v1/messages", create_message, MessagesRequest, MessageAnswer, streams=True)
     add.post("/v1/messages/count_tokens", count_message_tokens, CountTokensRequest, TokenCount)
     _add_responses(add)
+    _add_batches(add)
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
@@ -126,6 +136,21 @@ def _add_responses(add: "_Adder") -> None:
     add.delete(path, responses.delete_response, DeletedResponse, failures=(404,), parameter=name)
     add.post(f"{path}/cancel", responses.cancel_response, response=ResponseObject, failures=(400, 404), parameter=name)
     add.get(f"{path}/input_items", responses.list_input_items, InputItems, failures=(400, 404), parameter=name)
+
+
+def _add_batches(add: "_Adder") -> None:
+    file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
+    add.upload("/v1/files", batches.upload_file, FILE_FORM, FileObject, failures=(400, 404, 409, 413))
+    add.get("/v1/files", batches.list_files, FileList, failures=(400, 404))
+    add.get(file, batches.retrieve_file, FileObject, failures=(404,), parameter="file_id")
+    add.delete(file, batches.delete_file, DeletedFile, failures=(404, 409), parameter="file_id")
+    media_type = "application/octet-stream"
+    add.get(f"{file}/content", batches.read_file, media_type=media_type, failures=(404,), parameter="file_id")
+    add.post("/v1/batches", batches.create_batch, BatchRequestBody, Batch, failures=(409,))
+    add.get("/v1/batches", batches.list_batches, BatchList, failures=(400, 404))
+    add.get(batch, batches.retrieve_batch, Batch, failures=(404,), parameter="batch_id")
+    failures = (404, 409)
+    add.post(f"{batch}/cancel", batches.cancel_batch, response=Batch, failures=failures, parameter="batch_id")
 
 
 def add_dev_routes(router: APIRouter) -> None:
@@ -170,6 +195,17 @@ class _Adder:
     ) -> None:
         extra = {} if parameter is None else openapi.path_parameter(parameter)
         self._add("GET", path, endpoint, openapi.responses(response, media_type=media_type, failures=failures), extra)
+
+    def upload(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        form: openapi.Document,
+        response: openapi.Schema,
+        *,
+        failures: tuple[int, ...],
+    ) -> None:
+        self._add("POST", path, endpoint, openapi.responses(response, failures=failures), form)
 
     def delete(
         self,

@@ -32,7 +32,7 @@ from octavo.frontend.http.api_workers import ApiWorkers
 from octavo.frontend.http.app import make_app
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.background import BackgroundTasks
-from octavo.frontend.http.configure import api_keys, make_app_state, sharing_responses
+from octavo.frontend.http.configure import api_keys, batch_service, make_app_state, sharing_responses
 from octavo.frontend.http.errors import logger as error_log
 from octavo.frontend.http.garbage import bound_pauses
 from octavo.frontend.http.listener import Listener
@@ -254,16 +254,25 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
     """Return a server for engines.
 
     Args:
-        states: of the routes, one for each model; a request that names none is for the first one.
+        states: of the routes, one for each model; a request that names none is for the first one. They share the
+            background tasks.
         config: of the server.
         keys: the accepted API keys.
         calls: what is kept of each HTTP request.
+
+    Raises:
+        ConfigError: the directory of batches cannot be used.
     """
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
-    state = replace(states[0], others=tuple(states[1:]), calls=calls)
-    server = Server(
-        make_app(state, config, keys), config, ServedEngines([one.client for one in states]), state.background
-    )
+    background = states[0].background
+    state = replace(states[0], others=tuple(states[1:]), calls=calls, batches=batch_service(config, background))
+    engines = ServedEngines([one.client for one in states])
+    server = Server(make_app(state, config, keys), config, engines, background)
+    if state.batches is not None:
+        # Requests of a batch were accepted with a key already.
+        app = make_app(replace(state, batches=None, calls=replace(calls, tenants=None)), config, keys=())
+        half = max(1, state.client.facts.max_num_seqs // 2)  # the rest is for requests of others
+        state.batches.start(app, engines, half)
     bound_pauses()
     return server

@@ -310,6 +310,16 @@ class ServerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             "has the texts of conversations. Default: memory, which the server's processes share."
         ),
     ] = None
+    batch_dir: Annotated[
+        str | None,
+        Meta(
+            description="Directory for files and batches (/v1/files, /v1/batches), which outlive the server. It has "
+            "the texts of all their requests, and only this user may read it. Default: none; these routes are off."
+        ),
+    ] = None
+    batch_dir_max_bytes: Annotated[
+        int, Meta(ge=2**20, description="Size of that directory (10G); uploads beyond it are rejected.")
+    ] = 10 * 2**30
     receipts: Annotated[
         str | None,
         Meta(

@@ -17,10 +17,10 @@ from tiny_models import make_tiny
 from waiting import wait_until
 
 from octavo import AsyncClient
-from octavo.frontend.cli.batch.asgi_call import Response, call
-from octavo.frontend.cli.batch.lines import read_lines
-from octavo.frontend.cli.batch.own_engine import serving
-from octavo.frontend.cli.batch.runner import answer_lines
+from octavo.frontend.batch.asgi_call import Response, call
+from octavo.frontend.batch.lines import read_lines
+from octavo.frontend.batch.own_engine import serving
+from octavo.frontend.batch.runner import answer_lines
 from octavo.frontend.cli.verify import Verification
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.config.sources import engine_config

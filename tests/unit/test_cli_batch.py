@@ -12,11 +12,11 @@ import pytest
 from fake_client import MODEL, FakeClient
 from http_client import application
 
+from octavo.frontend.batch import results_file as results_module
+from octavo.frontend.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
+from octavo.frontend.batch.results_file import ResultsFile
+from octavo.frontend.batch.runner import answer_lines
 from octavo.frontend.cli import run_batch
-from octavo.frontend.cli.batch import results_file as results_module
-from octavo.frontend.cli.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
-from octavo.frontend.cli.batch.results_file import ResultsFile
-from octavo.frontend.cli.batch.runner import answer_lines
 from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
 
@@ -131,7 +131,7 @@ def test_no_more_in_flight_than_allowed() -> None:
 
 
 def test_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("octavo.frontend.cli.batch.runner.RETRY_S", 0.01)
+    monkeypatch.setattr("octavo.frontend.batch.runner.RETRY_S", 0.01)
     client = FakeClient()
     client.error = OverloadedError("the queue is full")
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from waiting import join
 
+from octavo.frontend.batch import remote
 from octavo.frontend.cli import run_batch
-from octavo.frontend.cli.batch import remote
 from octavo.frontend.cli.errors import CommandError
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import msgspec
 
-from octavo.frontend.cli.batch.asgi_call import Response, call
-from octavo.frontend.cli.batch.lines import (
+from octavo.frontend.batch.asgi_call import Response, call
+from octavo.frontend.batch.lines import (
     ID_PREFIX,
     Answered,
     AnsweredRequest,

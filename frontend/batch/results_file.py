@@ -12,7 +12,7 @@ from types import TracebackType
 
 import msgspec
 
-from octavo.frontend.cli.batch.lines import BatchResult
+from octavo.frontend.batch.lines import BatchResult
 from octavo.frontend.cli.errors import CommandError
 
 
