@@ -1,5 +1,7 @@
 """`BatchService`: runs the batches of `--batch-dir` through the routes of this server, one after the other.
 
+All batches are validated at once, and a batch that waits can be cancelled; their requests are answered in turn.
+
 Each HTTP process has one. A batch belongs to the process that holds its lock, and any process takes over a batch whose
 process has ended: after a restart of the server, results that are on disk are not computed again.
 """
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from octavo.frontend.batch.directory import FINAL, BatchDirectory, StoredBatch
+from octavo.frontend.batch.directory import FINAL, BatchDirectory
 from octavo.frontend.batch.lines import BadLine, BatchRequest, BatchResult, Failure, read_lines
 from octavo.frontend.batch.results_file import ResultsFile
 from octavo.frontend.batch.runner import EngineLiveness, answer_lines
@@ -33,6 +35,9 @@ MAX_LINES = 50_000
 
 MAX_ERRORS = 100
 """Invalid lines that a failed batch names."""
+
+TURN = "turn"
+"""Name of the lock of the batch whose requests are answered."""
 
 POLL_S = 1.0
 """How often a process looks for cancelled batches, for those of processes that have ended, and writes progress."""
@@ -70,6 +75,10 @@ class BatchService:
         """Answers the requests of the batch that runs."""
         self._ended: set[str] = set()
         """Batches that need no further look."""
+        self._running: set[str] = set()
+        """Batches of this process: they are validated, wait for their turn, are answered or end."""
+        self._queue: list[int] = []
+        """The places in the order of batches of those that want to be answered."""
         self._retry_at: dict[str, float] = {}
         """When to go on with batches that could not."""
 
@@ -92,34 +101,56 @@ class BatchService:
     async def _run(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
         while not self._tasks.is_draining:
             self._wake.clear()
-            for stored in await asyncio.to_thread(self._unfinished):
-                batch_id = stored.batch.id
-                if self._tasks.is_draining or self._retry_at.get(batch_id, 0.0) > time.monotonic():
-                    continue
-                try:
-                    with self.directory.lock(batch_id) as is_ours:
-                        if is_ours:
-                            await _BatchRun(self, batch_id).run(app, engine, max_in_flight)
-                except Exception as error:
-                    self._retry_at[batch_id] = time.monotonic() + RETRY_S
-                    is_expected = isinstance(error, CommandError | OSError)
-                    message = "batch %s goes on in %g s: %s"
-                    logger.error(message, batch_id, RETRY_S, error, exc_info=None if is_expected else error)
+            for batch_id in await asyncio.to_thread(self._unfinished):
+                if batch_id not in self._running and self._retry_at.get(batch_id, 0.0) <= time.monotonic():
+                    self._running.add(batch_id)
+                    self._tasks.start(self._run_batch(batch_id, app, engine, max_in_flight))
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._wake.wait(), POLL_S)
 
-    def _unfinished(self) -> list[StoredBatch]:
+    async def _run_batch(self, batch_id: str, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Take a batch as far as possible, unless another process has it."""
+        try:
+            with self.directory.lock(batch_id) as is_ours:
+                if is_ours:
+                    await _BatchRun(self, batch_id).run(app, engine, max_in_flight)
+        except Exception as error:
+            self._retry_at[batch_id] = time.monotonic() + RETRY_S
+            is_expected = isinstance(error, CommandError | OSError)
+            message = "batch %s goes on in %g s: %s"
+            logger.error(message, batch_id, RETRY_S, error, exc_info=None if is_expected else error)
+        finally:
+            self._running.discard(batch_id)
+
+    def _unfinished(self) -> list[str]:
+        """Return the batches that have not ended, the oldest first."""
         found = self.directory.batches()
         self._ended |= {one.batch.id for one in found if one.batch.status in FINAL}
-        return [one for one in found if one.batch.id not in self._ended]
+        return [one.batch.id for one in found if one.batch.id not in self._ended]
 
     def _stop(self) -> None:
         """Leave unanswered requests to the next start: an aborted answer is no result."""
         if self._work is not None:
             self._work.cancel()
 
-    async def answer(self, run: "_BatchRun", app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Answer the lines of a batch until it ends, is cancelled or expires, or the server ends."""
+    async def answer_in_turn(
+        self, run: "_BatchRun", app: "ASGIApp", engine: EngineLiveness, max_in_flight: int
+    ) -> None:
+        """Answer the lines of a batch when it is the oldest one and no process answers those of another."""
+        self._queue.append(run.order)
+        try:
+            while not run.should_end() and not self._tasks.is_draining:
+                if run.order == min(self._queue):
+                    with self.directory.lock(TURN) as has_turn:
+                        if has_turn:
+                            await self._answer(run, app, engine, max_in_flight)
+                            return
+                await asyncio.sleep(POLL_S)
+        finally:
+            self._queue.remove(run.order)
+
+    async def _answer(self, run: "_BatchRun", app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Answer lines until all have a result, the batch is cancelled or expires, or the server ends."""
         work = answer_lines(app, engine, run.lines(self._tasks), run.write, max_in_flight)
         self._work = asyncio.create_task(work)
         try:
@@ -147,6 +178,11 @@ class _BatchRun:
         self._batch = stored.batch
         self._saved: bytes = b""
 
+    @property
+    def order(self) -> int:
+        """The place in the order of all batches."""
+        return self._stored.order
+
     async def run(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
         """Run it as far as possible.
 
@@ -163,7 +199,7 @@ class _BatchRun:
             self.save_progress()
             if not self.should_end():
                 with suppress(EngineDeadError):  # the server ends, and the next one goes on
-                    await self._service.answer(self, app, engine, max_in_flight)
+                    await self._service.answer_in_turn(self, app, engine, max_in_flight)
             if self._is_complete or self.should_end():
                 await asyncio.to_thread(self._finish)
 

@@ -20,13 +20,14 @@ finds most, ignores it and always runs whole."""
 
 LONG = ("--max-time", "240")
 
-NUM_OPERATIONS = 32
+NUM_OPERATIONS = 43
 """In the description; one is counted for each method of a path."""
 
 
 @pytest.mark.parametrize("limit", [SHORT, pytest.param(LONG, marks=pytest.mark.long)], ids=["short", "long"])
 def test_no_request_breaks_the_server_or_the_description(model: Path, tmp_path: Path, limit: tuple[str, str]) -> None:
-    with serve(model, *SMALL, "--torch-profiler-dir", str(tmp_path / "traces")) as server:
+    directories = ("--torch-profiler-dir", str(tmp_path / "traces"), "--batch-dir", str(tmp_path / "batches"))
+    with serve(model, *SMALL, *directories) as server:
         server.wait_until_ready()
         done = subprocess.run(
             [
