@@ -31,7 +31,6 @@ from octavo.core_proc.recovery.supervisor import WorkerSupervisor
 from octavo.core_proc.scheduler.observed import ObservedScheduler, Observer
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.core_proc.speculation.speculation import require_no_states
 from octavo.core_proc.transfer.base import RequestConnector
 from octavo.core_proc.transfer.open import open_connector
 from octavo.core_proc.transfer.plugin import PluginConnector
@@ -131,8 +130,6 @@ class EngineCore:
             workers.start(self._reporter, self._stop)
         plan = plan_cache(self._spec.config, workers.facts)
         config = msgspec.structs.replace(self._spec.config, max_model_len=plan.max_model_len)
-        if config.speculation is not None:
-            require_no_states(plan)
         with self._reporter.phase("allocating the KV cache"):
             workers.allocate(plan, self._stop)
         with self._reporter.phase("warming up"):

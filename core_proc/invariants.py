@@ -220,10 +220,7 @@ def _check_references(
 def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
     """Each request that has begun holds its state, and no more slots than are planned; what it writes is its own."""
     group, size = states.group, scheduler.cache.block_size
-    held = {
-        request: [slot for slot in request.block_ids[group.index] if slot != NULL_BLOCK]
-        for request in scheduler.running
-    }
+    held = {request: states.held(request) for request in scheduler.running}
     _check_references(states.pool, held)
     _require(len(held) <= states.max_requests, "more requests run than there are slots of states for")
     for request, slots in held.items():
@@ -233,7 +230,8 @@ def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
         _require(not entries or entries[-1] != NULL_BLOCK, f"{name} has no slot for its state")
         is_at_checkpoint = request.num_computed_tokens == request.num_blocks * size
         if slots and not is_at_checkpoint:
-            is_own = states.pool.num_references(slots[-1]) == 1 and states.pool.block_hash(slots[-1]) is None
+            own = entries[-1]
+            is_own = states.pool.num_references(own) == 1 and states.pool.block_hash(own) is None
             _require(is_own, f"{name} writes to a checkpoint")
     for block_hash, slot in states.pool.cached_blocks().items():
         _require(states.pool.block_hash(slot) == block_hash, f"state {slot}: its hash and the map differ")
@@ -263,7 +261,10 @@ def _check_hashes(scheduler: Scheduler) -> None:
     _require(scheduler.cache.is_enabled or not hashed, "blocks are hashed though prefix caching is off")
     for request in scheduler.running:
         parent = ROOT_HASH
-        num_known = min(request.num_computed_tokens, len(request.token_ids))
+        num_computed = request.num_computed_tokens
+        if (states := scheduler.cache.states) is not None and states.goes_back(request):
+            num_computed += 1  # it has keys and values of the first position that it computes again
+        num_known = min(num_computed, len(request.token_ids))
         for index in range(request.num_blocks):
             own_hash = None
             if (index + 1) * size <= num_known:

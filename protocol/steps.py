@@ -26,6 +26,11 @@ from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import Span, StepEmbeds
 from octavo.protocol.weights import Transfer, TransferGroup
 
+StateMove: TypeAlias = tuple[SlotId, BlockId, BlockId]
+"""Where the recurrent state of a request lies around a step: its slot in the batch, the slot of the state before its
+first position, and that of the state after its last one. The latter takes the place of the entries that the request's
+list has from the block with this last position on."""
+
 TokenMask: TypeAlias = tuple[SlotId, int, bytes | memoryview]
 """The tokens that one draw of a step may take: slot, index of the draw among those of the slot (0: its first sampled
 position), and 32-bit little-endian words: bit i % 32 of word i // 32 is set if token i is allowed."""
@@ -108,6 +113,9 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     """Blocks in host memory whose contents the step reads: (host block, block). No destination occurs twice."""
     num_drafts: int = 0
     """Most tokens that the workers draft to follow what the step samples of each request."""
+    state_moves: list[StateMove] = []
+    """Of all requests with guesses whose model has recurrent states, and of those that compute again what was right of
+    the latest ones: the state before the guesses stays as it is until they are verified. Applied after `appended`."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -324,6 +332,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     """What the workers guess to follow the last token of some requests: at least one token, at most `num_drafts`."""
     drafts_s: float = 0.0
     """The part of `elapsed_s` that the workers have drafted."""
+    idle_s: float = 0.0
+    """How long the worker had nothing to compute before this step, since the one before it; 0 for the first one."""
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):

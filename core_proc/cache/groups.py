@@ -70,11 +70,13 @@ class StateGroup:
     block_size: int
     interval: int
     """A request leaves a checkpoint after so many tokens each, and one before the last block of its prompt; 0: none."""
+    has_guesses: bool = False
+    """Whether steps verify guesses: the state before them is kept, because they may be wrong."""
 
     @property
     def max_held(self) -> int:
-        """Slots that a request holds at most at a time: with checkpoints, the one it reads and the one it writes."""
-        return 2 if self.interval else 1
+        """Slots that a request holds at most at a time: the one it reads and the one it writes, if they may differ."""
+        return 2 if self.interval or self.has_guesses else 1
 
     def is_kept(self, position: int, num_prompt_tokens: int) -> bool:
         """Return whether a request leaves a checkpoint of its state after `position` tokens."""
@@ -103,6 +105,7 @@ class CacheGroups:
         max_step_tokens: most tokens of a step.
         max_chunk: most tokens of one request in one step; 0: no limit.
         keeps_checkpoints: whether requests leave checkpoints of their states for others.
+        has_guesses: whether steps verify guesses.
     """
 
     def __init__(
@@ -113,6 +116,7 @@ class CacheGroups:
         max_chunk: int = 0,
         *,
         keeps_checkpoints: bool = True,
+        has_guesses: bool = False,
     ) -> None:
         state_specs = [spec for spec in specs if spec.kind == "state"]
         specs = [spec for spec in specs if spec.kind != "state"]
@@ -122,7 +126,7 @@ class CacheGroups:
         limits = [max_chunk] if max_chunk else []
         if state_specs:
             interval = state_specs[0].window or checkpoint_interval(state_specs[0].block_bytes, block_size)
-            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0)
+            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0, has_guesses)
             limits += [interval] if keeps_checkpoints else []
         if any(spec.window for spec in specs):
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
@@ -156,6 +160,7 @@ class CacheGroups:
             config.max_num_batched_tokens,
             max_chunk=config.long_prefill_token_threshold,
             keeps_checkpoints=config.enable_prefix_caching,
+            has_guesses=config.speculation is not None,
         )
 
     @classmethod

@@ -285,8 +285,7 @@ class PrefixCache:
         if not missing:
             self.copy_cost.observe_load(len(load.from_host), len(load.from_files), elapsed_s)
         for place in arrived:
-            for observer in self._observers:
-                observer.on_stored(load.request, *load.places[place])
+            self.announce_stored(load.request, *load.places[place])
         return load.request if load.request.state is RequestState.SWAPPED else None
 
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
@@ -323,9 +322,10 @@ class PrefixCache:
         self._advanced.clear()
 
     def _free_passed_blocks(self, request: Request) -> None:
+        num_back = request.num_guesses + (request.num_guesses > 0 and self.states is not None)  # see `StateSlots`
         for group in self.groups.windowed:
             start = request.first_blocks[group.index]
-            end = min(group.first_block(request.num_computed_tokens - request.num_guesses), request.num_blocks)
+            end = min(group.first_block(request.num_computed_tokens - num_back), request.num_blocks)
             if end <= start:
                 continue
             block_ids = request.block_ids[group.index]

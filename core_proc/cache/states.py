@@ -3,11 +3,14 @@
 Called by `PrefixCache` only, which does the same for blocks.
 """
 
+from collections.abc import Iterable
+
 from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
+from octavo.protocol.steps import StateMove
 
 
 class StateSlots:
@@ -23,6 +26,9 @@ class StateSlots:
 
     A checkpoint is found from the plan after the one that computes it: the requests of one step read their states
     before any is written.
+
+    A step that verifies guesses writes to another slot than it reads. If a guess is wrong, the request goes back to the
+    state before all of them, and its next step computes what was right again.
     """
 
     def __init__(self, group: StateGroup, num_slots: int, key_suffix: bytes) -> None:
@@ -40,6 +46,8 @@ class StateSlots:
         """Hashes of the blocks before checkpoints that this plan computes."""
         self._invalid: set[Request] = set()
         """Requests whose states may contain NaN."""
+        self._before_guesses: dict[Request, BlockId] = {}
+        """Requests with guesses that are verified or were wrong, and the slot of the state before them."""
 
     def settle(self) -> None:
         """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
@@ -91,6 +99,50 @@ class StateSlots:
         self.pool.incref(slot)
         slots += [NULL_BLOCK] * (num_new - 1)
         slots.append(slot)
+
+    def max_guesses(self, request: Request, position: int) -> int:
+        """Return how many guesses a step may verify after `position`: none of them comes to a checkpoint."""
+        if not self._has_checkpoints:
+            return request.max_num_tokens
+        return max(0, self.group.next_kept(position - 1, request.num_prompt_tokens) - 1 - position)
+
+    def keep(self, request: Request) -> None:
+        """Keep the state of a request as it is before this plan, which computes guesses, until they are verified.
+
+        Raises:
+            OutOfBlocks: more requests run than the pool has slots for.
+        """
+        slots = request.block_ids[self.group.index]
+        if (passed := self._passed.pop(request, None)) is not None:  # it continues in another slot as it is
+            self._before_guesses[request], slots[passed] = slots[passed], NULL_BLOCK
+        else:
+            self._before_guesses[request], slots[-1] = slots[-1], self.pool.allocate()
+
+    def end_guesses(self, request: Request, *, are_right: bool) -> None:
+        """Learn whether all guesses of a request were right. If not, it goes back to the state before them."""
+        if are_right and (slot := self._before_guesses.pop(request, None)) is not None:
+            self.pool.release([slot])
+
+    def goes_back(self, request: Request) -> bool:
+        """Return whether a request computes, or must compute, from the state before its latest guesses on."""
+        return request in self._before_guesses
+
+    def take_moves(self, requests: Iterable[Request]) -> list[StateMove]:
+        """Return the moves of a plan that computes tokens of these requests, and takes no more slots."""
+        moves: list[StateMove] = []
+        for request in requests if self._before_guesses else ():
+            if (source := self._before_guesses.get(request)) is None:
+                continue
+            assert request.slot is not None, "a request that is computed has a slot"
+            moves.append((request.slot, source, request.block_ids[self.group.index][-1]))
+            if not request.num_guesses:
+                self.pool.release([self._before_guesses.pop(request)])
+        return moves
+
+    def held(self, request: Request) -> list[BlockId]:
+        """Return the slots of a running request."""
+        slots = [slot for slot in request.block_ids[self.group.index] if slot != NULL_BLOCK]
+        return [*slots, self._before_guesses[request]] if request in self._before_guesses else slots
 
     def on_computed(self, request: Request) -> None:
         """Learn that the plan computes tokens of a request, up to `num_computed_tokens`."""
@@ -171,6 +223,8 @@ class StateSlots:
             self._cache(request, last)
         if (passed := self._passed.pop(request, None)) is not None:
             self._drop(request, passed)
+        if (before := self._before_guesses.pop(request, None)) is not None:
+            self.pool.release([before])
         if slots:
             self._drop(request, last)
         self._written.pop(request, None)

@@ -136,12 +136,16 @@ class Acceptance:
             request.num_in_flight -= 1
             request.num_pending_tokens -= scheduled.num_samples
             request.num_guesses = 0
-            is_short = request.state is RequestState.RUNNING and count < scheduled.num_samples
+            # Positions after a rejected guess hold the KV of tokens that the request does not have.
+            num_wrong = scheduled.num_samples - count
+            is_short = request.state is RequestState.RUNNING and num_wrong > 0
+            if (states := self._cache.states) is not None and scheduled.num_samples > 1:
+                # A recurrent state has no positions: what was right is computed again, from the state before the step.
+                states.end_guesses(request, are_right=not num_wrong)
+                num_wrong = scheduled.num_tokens
             if is_short:
-                assert self._cache.states is None, "a recurrent state holds rejected guesses: keep it before them"
-                # Positions after a rejected guess hold the KV of tokens that the request does not have.
                 self._batch.withdraw(request)
-                request.num_computed_tokens -= scheduled.num_samples - count
+                request.num_computed_tokens -= num_wrong
             events += self._accept(request, list(result.token_ids[start:end]), result.logprobs[start:end])
             if is_short and request.state is RequestState.RUNNING:
                 self._batch.update(request)

@@ -43,6 +43,11 @@ class RunningBatch:
         """Decoding requests whose next token needs a new block of each group."""
         self._cache = cache
 
+    @property
+    def has_states(self) -> bool:
+        """Whether requests have recurrent states."""
+        return self._cache.states is not None
+
     def add(self, request: Request) -> None:
         """Add a request that starts. In its first step it prefills, however few tokens are left to compute."""
         self.requests.add(request)
@@ -151,6 +156,8 @@ class RunningBatch:
         """
         size, end = self._cache.block_size, request.num_computed_tokens
         num_guesses = min(num_guesses, request.max_num_tokens - request.num_tokens)
+        if (states := self._cache.states) is not None:
+            num_guesses = min(num_guesses, states.max_guesses(request, end))
         if num_guesses > request.num_blocks * size - end:
             num_spare = self._cache.pool.num_free - self.num_reserved_blocks
             num_spare += (
@@ -162,6 +169,8 @@ class RunningBatch:
             return 0
         self._leave(request)
         self._cache.extend(request, end + num_guesses)
+        if states is not None:
+            states.keep(request)
         self.grown[request] = None
         request.num_computed_tokens += num_guesses
         request.num_pending_tokens += num_guesses

@@ -9,7 +9,16 @@ from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import IdArray, SlotId, TokenId
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
-from octavo.protocol.steps import POOLED, Admitted, Appended, BlockCopy, Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import (
+    POOLED,
+    Admitted,
+    Appended,
+    BlockCopy,
+    Scheduled,
+    StateMove,
+    StepPlan,
+    StepResult,
+)
 
 
 @dataclass(slots=True)
@@ -32,6 +41,8 @@ class StepRecord:
     """Those among them that are outputs, computed one per request, and guesses of those that follow."""
     guesses: list[tuple[SlotId, IdArray]] = field(default_factory=list)
     """Those that it verifies, in the order of their requests."""
+    is_ahead: bool = False
+    """Whether it was planned while another step was in flight."""
 
     @property
     def chunks(self) -> Iterator[tuple[Request, Scheduled]]:
@@ -85,6 +96,7 @@ class StepDraft:
         """Tokens of all of them."""
         self.num_drafts = 0
         """See `StepPlan.num_drafts`."""
+        self.state_moves: list[StateMove] = []
         self.num_next_blocks = 0
         """New blocks that the decodes need for the step after this one, in all groups."""
         self.admitted: list[Request] = []
@@ -103,6 +115,11 @@ class StepDraft:
     def is_empty(self) -> bool:
         """True while nothing is computed."""
         return not self.decodes and not self._starts
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests that the step computes something of."""
+        return [*self.decodes, *self._starts]
 
     def num_tokens_of(self, request: Request) -> int:
         """Return how many tokens of a prefilling request this step computes so far."""
@@ -132,8 +149,7 @@ class StepDraft:
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], list[Request]()
-        num_tokens = len(self.decodes) + self.num_guesses
-        num_decode_tokens = self.num_decode_tokens + self.num_guesses
+        num_tokens, num_decode_tokens = len(self.decodes) + self.num_guesses, self.num_decode_tokens + self.num_guesses
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
@@ -145,7 +161,7 @@ class StepDraft:
             num_decode_tokens += num_computed == 1 and start >= request.num_prompt_tokens
             assert request.slot is not None
             scheduled.append(Scheduled(request.slot, start, num_computed, num_samples))
-        requests = [*self.decodes, *self._starts]
+        requests = self.requests
         awaits_input = self.may_await_input and any(request.needs_step_input for request in sampling)
         plan = StepPlan(
             sequence=sequence,
@@ -162,6 +178,7 @@ class StepDraft:
             copies_out=self.copies_out,
             copies_in=self.copies_in,
             num_drafts=self.num_drafts,
+            state_moves=self.state_moves,
         )
         record = StepRecord(
             sequence=sequence,

@@ -40,7 +40,6 @@ from octavo.core_proc.scheduler.stop import FinishCause, find_stop
 from octavo.core_proc.scheduler.throttle import DecodeThrottle
 from octavo.core_proc.scheduler.turns import PipelineTurns
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
-from octavo.core_proc.speculation.depth import NOT_AHEAD_PRICE
 from octavo.core_proc.speculation.speculation import Speculation
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import ProtocolError
@@ -247,9 +246,7 @@ class Scheduler:
     def may_plan(self, depth: int) -> bool:
         """Return whether the next step may be planned before the `depth` steps in flight are committed."""
         is_ahead = bool(self.in_flight) and not self._turns.are_taken
-        if is_ahead and self.batch.num_held > NOT_AHEAD_PRICE * self.batch.num_decoding:
-            # A step without those that speculate takes almost as long as one with them, which would come after it. But
-            # if they are few, it is better that they lose a step.
+        if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
             return False
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self.batch.decoding))
 
@@ -359,7 +356,10 @@ class Scheduler:
         if not self.batch.decoding or not self._throttle.can_defer:
             return False
         head = self.admission.candidate(self.eligible_requests()).request
-        candidates = [*self.batch.prefilling, head] if head else self.batch.prefilling
+        states = self.cache.states
+        # A request that goes back to the state before wrong guesses decodes: it has no prompt to complete.
+        candidates = [one for one in self.batch.prefilling if states is None or not states.goes_back(one)]
+        candidates += [head] if head else []
         completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
         # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
         return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
@@ -470,11 +470,14 @@ class Scheduler:
             draft.copies_out, draft.copies_in = self.cache.take_copies()
             if self._speculation is not None:
                 draft.num_drafts = self._speculation.num_drafts(self.running)
+            if self.cache.states is not None:
+                draft.state_moves = self.cache.states.take_moves(draft.requests)
             plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)
             self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
             self._released, self._sampled = [], []
             self.batch.grown.clear()
             self._num_planned += 1
+            record.is_ahead = bool(self.in_flight)
             self.in_flight.append(record)
             self.counters.num_steps += 1
             self.counters.step_tokens += record.num_tokens

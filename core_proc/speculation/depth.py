@@ -12,8 +12,8 @@ FIRST_ACCEPTANCE = 0.7
 MIN_GAIN = 0.05
 """Tokens that the first guess must be worth beyond its row: the step after it cannot be planned ahead."""
 
-NOT_AHEAD_PRICE = 0.15
-"""The part of a step's time that is lost when the step after it is not planned ahead."""
+FIRST_NOT_AHEAD_PRICE = 0.15
+"""The part of a step's time that is lost if it is not planned ahead, as long as nothing is measured."""
 
 REQUESTS_PER_REST = 16
 """Guesses from grammars take the core's time: after they were not worth it, a step is left out for so many requests."""
@@ -59,9 +59,11 @@ class StepCost:
         """Return how many tokens a step of `num_requests` rows would deliver in the time that one more row takes."""
         if not self._mean_s:
             return num_requests / (DOUBLING_ROWS + num_requests)
-        slope_s = self._slope_s
-        step_s = self._mean_s + slope_s * (num_requests - self._mean_rows)
-        return min(1.0, slope_s * num_requests / max(step_s, 0.1 * self._mean_s))
+        return min(1.0, self._slope_s * num_requests / self.step_s(num_requests))
+
+    def step_s(self, num_rows: int) -> float:
+        """Return the time of a step of so many rows; 0.0 as long as nothing is measured."""
+        return max(self._mean_s + self._slope_s * (num_rows - self._mean_rows), 0.1 * self._mean_s)
 
     @property
     def _slope_s(self) -> float:
@@ -69,6 +71,30 @@ class StepCost:
         prior_s = self._mean_s / (DOUBLING_ROWS + self._mean_rows)
         slope_s = (self._covariance + prior_s) / (self._variance + 1.0)
         return min(max(slope_s, 0.0), self._mean_s / max(self._mean_rows, 1.0))
+
+
+class NotAheadCost:
+    """The time that is lost if a step is not planned ahead: workers wait until the core has read the last result.
+
+    In seconds, because it hardly depends on what a step computes: a part of a short step, little of a long one.
+    """
+
+    def __init__(self) -> None:
+        self._idle_s: dict[bool, float] = {}
+        """The mean time for which workers had nothing to compute, before steps that were and were not planned ahead."""
+
+    def observe(self, idle_s: float, *, is_ahead: bool) -> None:
+        """Learn from a step before which workers had nothing to compute for `idle_s` seconds."""
+        if idle_s <= 0.0:
+            return
+        mean_s = self._idle_s.setdefault(is_ahead, idle_s)
+        self._idle_s[is_ahead] = mean_s + LEARNING_RATE / 4 * (min(idle_s, MAX_STEP_FACTOR * mean_s) - mean_s)
+
+    def price(self, step_s: float) -> float:
+        """Return the lost part of a step that takes `step_s` seconds; 0.0: its time is not known."""
+        if False not in self._idle_s or step_s <= 0.0:
+            return FIRST_NOT_AHEAD_PRICE
+        return min(1.0, max(0.0, self._idle_s[False] - self._idle_s.get(True, 0.0)) / step_s)
 
 
 class DraftCost:

@@ -10,20 +10,18 @@ from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.speculation.depth import (
-    NOT_AHEAD_PRICE,
     PROBE_STEPS,
     REQUESTS_PER_REST,
     Depth,
     DraftCost,
+    NotAheadCost,
     StepCost,
 )
 from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.proposer import NoProposer, Proposer
 from octavo.core_proc.speculation.suffix import SuffixProposer
-from octavo.protocol.config import CachePlan
 from octavo.protocol.config.speculation import ResolvedSpeculation
-from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import StepResult
@@ -49,7 +47,7 @@ class Speculation:
         self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
         """Guesses that come from the workers; None: they make none."""
         self._default_depth = Depth(config.max_depth)
-        self._cost, self._draft_cost = StepCost(), DraftCost()
+        self._cost, self._draft_cost, self._not_ahead_cost = StepCost(), DraftCost(), NotAheadCost()
         self._num_undrafted = 0
         """Steps since the workers have drafted."""
         self._depths: dict[Request, Depth] = {}
@@ -87,6 +85,7 @@ class Speculation:
         """Learn from the result of a step that has been accepted, and guess how its requests continue."""
         if record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
+            self._not_ahead_cost.observe(result.idle_s, is_ahead=record.is_ahead)
             if result.drafts:
                 num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
                 self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
@@ -130,7 +129,7 @@ class Speculation:
                 chosen.append((request, depth, guess, num_guesses))
         self._proposals.clear()
         num_guessed = sum(num_guesses > 0 for *_, num_guesses in chosen)
-        is_worth_it = gain > min(num_guessed, NOT_AHEAD_PRICE * self._batch.num_decoding)
+        is_worth_it = gain > min(num_guessed, self._max_held)
         if guesses and not is_worth_it:
             self._num_rests = self._batch.num_decoding // REQUESTS_PER_REST
         for request, depth, guess, num_guesses in chosen:
@@ -140,6 +139,21 @@ class Speculation:
             depth.expected, depth.expected_at = guess[0], len(request.token_ids)
             if is_worth_it and num_guesses > 0:
                 self._batch.hold(request)
+
+    @property
+    def may_plan_ahead(self) -> bool:
+        """Return whether a step may be planned without the requests that wait for their last tokens.
+
+        A step without those that speculate takes almost as long as one with them, which would come after it. But if
+        they are few, it is better that they lose a step.
+        """
+        return self._batch.num_held <= self._max_held
+
+    @property
+    def _max_held(self) -> float:
+        """How many tokens are lost if the next step is not planned ahead."""
+        num_decoding = self._batch.num_decoding
+        return self._not_ahead_cost.price(self._cost.step_s(num_decoding)) * num_decoding
 
     def withdraw(self, request: Request) -> None:
         """Drop the guesses for a request that is preempted."""
@@ -153,8 +167,12 @@ class Speculation:
             self._proposer.forget(request)
 
     def _row_price(self) -> float:
-        """Return how many tokens of a request a step would deliver in the time that one more row takes."""
-        return self._cost.row_price(max(1, self._batch.num_decoding))
+        """Return how many tokens of a request a step would deliver in the time that the row of one more guess takes.
+
+        A recurrent state goes back to before wrong guesses, so the rows of right ones may come twice.
+        """
+        price = self._cost.row_price(max(1, self._batch.num_decoding))
+        return min(1.0, 2 * price) if self._batch.has_states else price
 
     def _learn(self, record: StepRecord, result: StepResult) -> None:
         counters, counts = self._counters, iter(result.counts or [1] * len(record.sampling))
@@ -199,20 +217,6 @@ class Speculation:
             return 0
         wanted = request.sampling.speculation
         return self._config.max_depth if wanted is None else min(wanted, self._config.max_depth)
-
-
-def require_no_states(plan: CachePlan) -> None:
-    """Reject models with recurrent states, from which a rejected guess cannot be taken back.
-
-    Raises:
-        StartupError: the model has some.
-    """
-    if any(group.kind == "state" for group in plan.cache_groups):
-        raise StartupError(
-            "speculative_config: this model has layers with a recurrent state, which cannot take back a wrong guess",
-            phase="allocating the KV cache",
-            hint="leave out --speculative-config",
-        )
 
 
 def make_proposer(config: ResolvedSpeculation) -> Proposer:

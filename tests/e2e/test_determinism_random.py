@@ -210,7 +210,6 @@ SPECULATIONS = [
     ResolvedSpeculation(method="ngram", max_depth=5, prompt_lookup_min=1, prompt_lookup_max=3),
     ResolvedSpeculation(method="grammar", max_depth=8),
 ]
-"""Of models without recurrent states."""
 
 
 ENGINES = st.fixed_dictionaries(
@@ -318,15 +317,13 @@ def check(
     num_threads: list[int],
 ) -> None:
     speculation = settings.pop("speculation")
-    config = model.config(**settings)
+    config = msgspec.structs.replace(model.config(**settings), speculation=speculation)
     num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
     turns = itertools.cycle(num_threads)
     with pytest.MonkeyPatch.context() as patch:
         # So small a model is left to one thread otherwise.
         patch.setattr(ThreadPolicy, "choose", lambda policy, work: next(turns))
         groups = groups_of(model, config)
-        if not any(group.kind == "state" for group in groups):
-            config = msgspec.structs.replace(config, speculation=speculation)
         if config.block_size % BLOCK_MULTIPLE:
             num_host_blocks = 0
         engine = SmallEngine(model.weights, config, num_blocks, model.compiler, groups, num_host_blocks)

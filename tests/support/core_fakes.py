@@ -13,6 +13,7 @@ from simulation.worker import ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
+from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.file_store import FileStore
 from octavo.core_proc.file_watch import FileChanges
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -82,7 +83,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         max_model_len=config.max_model_len,
         kv_cache_bytes=num_blocks * 1000,
         cache_groups=list(groups),
-        max_request_states=any(group.kind == "state" for group in groups) * (1 + config.enable_prefix_caching),
+        max_request_states=state.max_held if (state := CacheGroups.of(config, groups).state) else 0,
         num_host_blocks=num_host_blocks,
         host_block_bytes=MAX_COPIED_BYTES // num_copied if num_copied else 1000,
     )

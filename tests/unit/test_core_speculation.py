@@ -4,16 +4,24 @@ import random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from core_fakes import FakeEngine
 from specs import some_facts
 
 from octavo.core_proc.request import Request, RequestState
-from octavo.core_proc.speculation.depth import PROBE_STEPS, Depth, DraftCost, StepCost
+from octavo.core_proc.speculation.depth import (
+    FIRST_NOT_AHEAD_PRICE,
+    PROBE_STEPS,
+    Depth,
+    DraftCost,
+    NotAheadCost,
+    StepCost,
+)
 from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.speculation import Speculation
 from octavo.core_proc.speculation.suffix import SuffixProposer
-from octavo.protocol.config import EngineConfig
+from octavo.protocol.config import CacheGroupSpec, EngineConfig
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
 from octavo.protocol.errors import ConfigError
@@ -68,6 +76,49 @@ def test_outputs_are_those_without_guesses(speculation, num_blocks, num_stages, 
     assert 0 < counters.spec_decode_num_accepted_tokens < counters.spec_decode_num_draft_tokens
     assert sum(counters.spec_decode_accepted_per_pos.values()) == counters.spec_decode_num_accepted_tokens
     assert counters.num_preemptions > 0 or num_blocks > 24
+
+
+STATE = CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000)
+FULL, WINDOW = (
+    CacheGroupSpec(kind=kind, window=window, num_layers=1, block_bytes=1000)
+    for kind, window in (("full", 0), ("window", 5))
+)
+
+
+@pytest.mark.parametrize(
+    ("groups", "speculation", "settings"),
+    [
+        ([STATE], NGRAM, {"num_blocks": 17}),
+        ([STATE], SUFFIX, {"enable_prefix_caching": False}),
+        ([FULL, STATE], SUFFIX, {"num_blocks": 24}),
+        ([FULL, WINDOW, STATE], NGRAM, {"num_blocks": 40, "max_num_batched_tokens": 7}),
+        ([FULL, WINDOW, STATE], msgspec.structs.replace(SUFFIX, max_depth=20), {}),
+        ([FULL, STATE], HEAD, {"pipeline_parallel_size": 2, "world_size": 2}),
+    ],
+)
+def test_recurrent_states_go_back_to_before_wrong_guesses(groups, speculation, settings) -> None:
+    settings = {"num_blocks": 64} | settings
+    engine, plain = FakeEngine(groups=groups, speculation=speculation, **settings), FakeEngine(64)
+    for seed in range(3):
+        found, wanted = run_random(engine, seed), run_random(plain, seed, aborts=False)
+        assert len(found) > 20
+        assert found == {name: wanted[name] for name in found}
+    counters = engine.scheduler.counters
+    assert 0 < counters.spec_decode_num_accepted_tokens < counters.spec_decode_num_draft_tokens
+    assert any(plan.state_moves and not plan.guesses for plan in engine.plans), "nothing was computed again"
+    states = engine.scheduler.cache.states
+    assert states.pool.num_free == states.pool.num_blocks
+    assert bool(states.pool.cached_blocks()) == engine.config.enable_prefix_caching
+
+
+def test_guesses_end_before_a_checkpoint() -> None:
+    engine = FakeEngine(groups=[STATE], speculation=NGRAM)
+    engine.submit("r", [1, 2, 3, 1, 2, 3], max_tokens=50, seed=ECHO)
+    engine.run()
+    ends = {(part.start + part.num_tokens, part.num_samples) for plan in engine.plans for part in plan.scheduled}
+    assert {(16, 1), (32, 1), (48, 1)} <= ends
+    assert len(engine.scheduler.cache.states.pool.cached_blocks()) == 3
+    assert any(num_samples > 1 for _, num_samples in ends)
 
 
 def test_a_repetition_is_computed_several_tokens_at_a_time() -> None:
@@ -171,10 +222,24 @@ def test_depth_follows_acceptance_and_price() -> None:
     assert Depth(8).choose(0.9) == 0
 
 
+def test_the_price_of_a_step_that_is_not_planned_ahead_is_learned_from_idle_workers() -> None:
+    cost = NotAheadCost()
+    cost.observe(0.0001, is_ahead=True)
+    assert cost.price(0.01) == FIRST_NOT_AHEAD_PRICE, "nothing is known of steps that are not planned ahead"
+    for _ in range(100):
+        cost.observe(0.0001, is_ahead=True)
+        cost.observe(0.0006, is_ahead=False)
+    assert cost.price(0.01) == pytest.approx(0.05)
+    assert cost.price(0.1) == pytest.approx(0.005)
+    assert (cost.price(0.0002), cost.price(0.0)) == (1.0, FIRST_NOT_AHEAD_PRICE)
+    cost.observe(10.0, is_ahead=False)
+    assert cost.price(0.01) < 0.06, "one disturbed step counts little"
+
+
 def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned_ahead() -> None:
     for num_decoding, is_worth_it in ((1, True), (2, True), (4, False)):
         held: list[Request] = []
-        batch: Any = SimpleNamespace(num_decoding=num_decoding, hold=held.append)
+        batch: Any = SimpleNamespace(num_decoding=num_decoding, hold=held.append, has_states=False)
         speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
         speculation._cost.row_price = lambda num_requests: 0.5
         request = one_request([1, 2])
@@ -198,7 +263,7 @@ def test_the_price_of_a_draft_is_its_share_of_a_step() -> None:
 
 
 def test_slow_and_wrong_drafts_are_asked_for_seldom() -> None:
-    batch: Any = SimpleNamespace(num_decoding=1)
+    batch: Any = SimpleNamespace(num_decoding=1, has_states=False)
     speculation = Speculation(ResolvedSpeculation(method="draft_model", max_depth=4), batch, EngineStats())
     request = one_request([1, 2])
     assert speculation.num_drafts([]) == 0

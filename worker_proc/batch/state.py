@@ -21,11 +21,11 @@ from octavo.worker_proc.batch.inputs import (
     GivenInputs,
     GroupInputs,
     Ints,
-    StateInputs,
     StepEntries,
     StepInputs,
 )
 from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.state_moves import StateMoves
 
 FEW = 8
 FOLLOWED = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
@@ -83,7 +83,7 @@ class BatchState:
         """A table for each cache group, and for states: entry i is the slot of the state at the end of block i."""
         self.num_groups = num_groups
         """Cache groups with blocks."""
-        self._has_states = has_states
+        self._state_moves = StateMoves(block_size) if has_states else None
         self._num_adapters = num_adapters
         self._segment_stride = segment_stride
 
@@ -97,6 +97,8 @@ class BatchState:
             self._admit(admitted)
         for appended in plan.appended:
             self._append(appended)
+        if self._state_moves is not None:
+            self._state_moves.apply(plan, self._block_ids[-1], self.rows)
 
     def guess(self, plan: StepPlan) -> None:
         """Put the guesses of a plan after the known tokens of their requests, until `end_guesses`.
@@ -113,8 +115,8 @@ class BatchState:
                 raise ProtocolError(f"guesses came for slot {slot} while a step in flight samples for it")
             if not 1 <= len(token_ids) < self._token_ids.shape[1] - start:
                 raise ProtocolError(f"{len(token_ids)} guesses came for slot {slot}, which has {start} tokens")
-            if self._has_states:
-                raise ProtocolError(f"guesses came for slot {slot}, whose recurrent state cannot forget wrong ones")
+            if self._state_moves is not None and slot not in self._state_moves:
+                raise ProtocolError(f"guesses came for slot {slot}, which would overwrite the state before them")
             self._token_ids[slot, start : start + len(token_ids)] = token_ids
             columns.num_guessed_S[slot] = len(token_ids)
         if len(plan.guesses) != sum(entry.num_samples > 1 for entry in plan.scheduled):
@@ -268,6 +270,7 @@ class BatchState:
         if self._segment_stride:
             first_T = self.columns.segment_S[slots_T]
             positions_T = positions_T + self._segment_stride * ((first_T > 0) & (positions_T >= first_T))
+        moves = self._state_moves
         return StepInputs(
             token_ids_T=token_ids_T,
             positions_T=positions_T,
@@ -275,16 +278,10 @@ class BatchState:
             context_lens=context_lens_R,
             slots_T=slots_T,
             groups=tuple(groups),
-            states=self._state_inputs(slots_R, starts_R, context_lens_R) if self._has_states else None,
+            states=moves.inputs(self._block_ids[-1], slots_R, starts_R, context_lens_R) if moves is not None else None,
             given=given,
             adapters=self._adapter_inputs(slots_T) if self._num_adapters else None,
         )
-
-    def _state_inputs(self, slots_R: Ints, starts_R: Ints, ends_R: Ints) -> StateInputs:
-        table = self._block_ids[-1]
-        sources_R = table[slots_R, (starts_R - 1) // self._block_size]
-        sources_R[starts_R == 0] = -1
-        return StateInputs(sources_R, table[slots_R, (ends_R - 1) // self._block_size])
 
     def _adapter_inputs(self, slots_T: Ints) -> AdapterInputs | None:
         adapters_T = self.columns.adapter_S[slots_T]

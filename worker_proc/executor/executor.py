@@ -21,7 +21,7 @@ from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader, ContentStore
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
-from octavo.worker_proc.executor.results import step_result
+from octavo.worker_proc.executor.results import StepTimes, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
 from octavo.worker_proc.executor.runner import Accepted, Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
@@ -282,10 +282,14 @@ class PipelinedExecutor:
         if self._drafter is not None and step.entries is not None and step.query_starts is not None:
             drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         end_s = time.perf_counter()
-        elapsed_s = end_s - max(step.started_s, self._last_end_s)
+        idle_s = max(0.0, step.started_s - self._last_end_s) if self._last_end_s else 0.0
+        times = StepTimes(
+            elapsed_s=end_s - max(step.started_s, self._last_end_s),
+            drafts_s=end_s - sampled_s if drafts else 0.0,
+            idle_s=idle_s,
+        )
         self._last_end_s = end_s
-        drafts_s = end_s - sampled_s if drafts else 0.0
-        self._deliver(step_result(step, token_ids, elapsed_s, accepted, drafts, drafts_s))
+        self._deliver(step_result(step, token_ids, times, accepted, drafts))
         self.runner.after_step(step.num_tokens)
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:

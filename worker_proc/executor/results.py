@@ -1,6 +1,7 @@
 """Builds the `StepResult` of a step that is over."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from octavo.kernels.logprobs import RowLogprobs
 from octavo.protocol.events import TokenLogprobs
@@ -11,23 +12,30 @@ from octavo.worker_proc.executor.runner import Accepted
 from octavo.worker_proc.pooling.pooler import PendingPooled
 
 
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """The times of a step; see `StepResult`."""
+
+    elapsed_s: float
+    drafts_s: float = 0.0
+    idle_s: float = 0.0
+
+
 def step_result(
     step: InFlightStep,
     token_ids: list[int],
-    elapsed_s: float,
+    times: StepTimes,
     accepted: Accepted | None = None,
     drafts: Sequence[tuple[SlotId, IdArray]] = (),
-    drafts_s: float = 0.0,
 ) -> StepResult:
     """Return the answer to a plan.
 
     Args:
         step: that is over.
         token_ids: what it has sampled.
-        elapsed_s: its time.
+        times: of the step.
         accepted: which of that follows no wrong guess; None: all.
         drafts: what may come next.
-        drafts_s: the part of the time that they took.
     """
     logprobs = _sampled_logprobs(step, token_ids)
     if accepted is not None:
@@ -40,13 +48,14 @@ def step_result(
         prompt_logprobs=[
             (chunk.slot, list(map(_token_logprobs, chunk.token_ids, chunk.logprobs.rows()))) for chunk in step.prompts
         ],
-        elapsed_s=elapsed_s,
+        elapsed_s=times.elapsed_s,
         counts=[] if accepted is None else accepted.counts,
         faults=list(step.faults),
         adapter_faults=list(step.adapter_faults),
         pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],
         drafts=list(drafts),
-        drafts_s=drafts_s,
+        drafts_s=times.drafts_s,
+        idle_s=times.idle_s,
     )
 
 

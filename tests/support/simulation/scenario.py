@@ -152,7 +152,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     pooling = _pooling(random.Random(f"pooling {seed}"))
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
-    engine["speculation"] = None if pooling else _speculation(random.Random(f"speculation {seed}"), groups)
+    engine["speculation"] = None if pooling else _speculation(random.Random(f"speculation {seed}"))
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
     duration = num_requests * (step_scale := 0.01) / load
@@ -253,8 +253,8 @@ def _engine_fault(rng: random.Random, num_engines: int, duration: float, step_sc
     return Fault(kind, rng.uniform(0, duration), duration=pause, engine=rng.randrange(num_engines))
 
 
-def _speculation(rng: random.Random, groups: Sequence[CacheGroupSpec]) -> ResolvedSpeculation | None:
-    if rng.random() >= SHARE_OF_SPECULATION or any(group.kind == "state" for group in groups):
+def _speculation(rng: random.Random) -> ResolvedSpeculation | None:
+    if rng.random() >= SHARE_OF_SPECULATION:
         return None
     shortest = rng.randint(1, 3)
     return ResolvedSpeculation(

@@ -124,7 +124,7 @@ class SimulatedWorker:
         for part in plan.scheduled:
             self._read(part)
         if self._states is not None:
-            self._update_states(self._states, plan.scheduled)
+            self._update_states(self._states, plan)
         result = self._sample(plan, {(slot, index): bytes(words) for slot, index, words in masks})
         return replace(result, adapter_faults=faults)
 
@@ -264,7 +264,10 @@ class SimulatedWorker:
         """Put guesses at the ends of their rows while the step is computed."""
         parts = {part.slot: part for part in plan.scheduled}
         require(len({slot for slot, _ in plan.guesses}) == len(plan.guesses), "two guesses for a slot")
-        require(not plan.guesses or self._states is None, "guesses though states cannot be taken back")
+        moved = {slot for slot, _, _ in plan.state_moves}
+        require(len(moved) == len(plan.state_moves) and moved <= parts.keys(), "states of other requests move")
+        is_kept = self._states is None or {slot for slot, _ in plan.guesses} <= moved
+        require(is_kept, "a state is overwritten by guesses that may be wrong")
         for slot, token_ids in plan.guesses:
             row, part, num_positions = self.rows[slot], parts[slot], len(token_ids) + 1
             name = row.admitted.request_id
@@ -312,14 +315,20 @@ class SimulatedWorker:
         """Return the lists of the groups that have blocks."""
         return row.block_ids if self._states is None else row.block_ids[:-1]
 
-    def _update_states(self, states: dict[int, int], scheduled: Sequence[Scheduled]) -> None:
+    def _update_states(self, states: dict[int, int], plan: StepPlan) -> None:
         """Continue each request from the state before its part; sources are read before anything is written."""
         size, sources, written = self._block_size, {}, {}
-        for part in scheduled:
+        moves = {slot: move for slot, *move in plan.state_moves}
+        for part in plan.scheduled:
             row, end = self.rows[part.slot], part.start + part.num_tokens
             name, slots = row.admitted.request_id, row.block_ids[-1]
             if part.start:
                 source = slots[(part.start - 1) // size]
+                if part.slot in moves:
+                    source, destination = moves[part.slot]
+                    require(source != destination, f"{name}: the state before its guesses is overwritten")
+                    last = (end - 1) // size
+                    slots[last:] = [destination] * (len(slots) - last)
                 require(source != NULL_BLOCK, f"{name}: no state before position {part.start}")
                 is_own = states.get(source) == row.states[part.start - 1]
                 require(is_own, f"{name}: slot {source} holds something foreign before position {part.start}")
@@ -409,7 +418,9 @@ class SimulatedWorker:
         row.num_guesses = 0
         row.token_ids[num_known:] = accepted
         row.num_computed = num_known + len(accepted) - 1
-        del row.states[row.num_computed :]
+        if self._states is not None and len(accepted) < len(masks):
+            row.num_computed = num_known - 1  # its state has no positions: what was right is computed again
+        del row.states[num_known + len(accepted) - 1 :]
         return accepted
 
     def _collect(self, row: Row, spec: PoolingSpec, part: Scheduled) -> None:
