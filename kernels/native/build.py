@@ -14,6 +14,7 @@ the same sources.
 import contextlib
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -58,6 +59,8 @@ COMPILE_TIMEOUT_S = 600.0
 LOCK_TIMEOUT_S = 600.0
 LOCK_TOLD_AFTER_S = 2.0
 """After this long the log says that another process is building."""
+PREBUILT_PACKAGE = "octavo_prebuilt"
+"""A package of libraries that were built elsewhere, for machines without a compiler (`scripts/build_wheels`)."""
 KEPT_LIBRARIES = 16
 KEPT_OBJECTS = 128
 ABANDONED_AFTER_S = 3600.0
@@ -178,7 +181,8 @@ def _unavailable(toolchain: Toolchain, failures: list[tuple[Compiler, CompileErr
         )
     return NativeUnavailable(
         f"there is no C++ compiler: none of {', '.join(SEARCHED)} is on the PATH, and ziglang is not installed",
-        "install g++ (apt install g++, dnf install gcc-c++), or: pip install ziglang",
+        "install g++ (apt install g++, dnf install gcc-c++), or: pip install ziglang, or a wheel of octavo_prebuilt of "
+        "this version",
     )
 
 
@@ -237,18 +241,28 @@ class _Request:
         """Return an existing library built by any compiler, for this level or, at "native", for any level that runs
         here.
 
-        This finds a library from `octavo build-kernels` on a machine without a compiler.
+        This finds a library from `octavo build-kernels`, or from a wheel of `scripts/build_wheels`, on a machine
+        without a compiler.
         """
         stems = [self.stem]
         if self.level == NATIVE:
             stems += [_Request.make(self.toolchain, level.name).stem for level in Processor.read().levels()]
-        return _first_intact(path for stem in stems for path in sorted(self.toolchain.folder.glob(f"{stem}-*.so")))
+        folders = [self.toolchain.folder, *_installed_folders()]
+        return _first_intact(
+            path for stem in stems for folder in folders for path in sorted(folder.glob(f"{stem}-*.so"))
+        )
 
     def target_flags(self, compiler: Compiler) -> tuple[str, ...]:
         if self.level == NATIVE and compiler.accepts("-march=native"):
             # The compiler does not know whether Linux lets us use the registers of AMX.
             return ("-march=native",) if "-mamx-tile" in self.flags else ("-march=native", "-mno-amx-tile")
         return tuple(compiler.spell(flag) for flag in self.flags)
+
+
+def _installed_folders() -> list[Path]:
+    """Return where the package of built libraries has them, if it is installed."""
+    found = importlib.util.find_spec(PREBUILT_PACKAGE)
+    return [Path(place) for place in found.submodule_search_locations or ()] if found else []
 
 
 def _largest_first(source: Path) -> tuple[int, Path]:

@@ -18,7 +18,7 @@ from octavo.frontend.cli.serve import read_settings
 from octavo.protocol.config import ModelConfig, resolve
 from octavo.protocol.config.sources import engine_config
 
-MANIFESTS = sorted((ROOT / "deploy").glob("*.yaml"))
+MANIFESTS = sorted(path for path in (ROOT / "deploy").glob("*.yaml") if path.name != "compose.yaml")
 
 
 def fields(required: str = "", **properties: Any) -> dict[str, Any]:

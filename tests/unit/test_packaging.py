@@ -1,14 +1,22 @@
 """The packages that are installed from the folders."""
 
+import importlib
 import os
+import re
 import subprocess
 import sys
 import tomllib
 import zipfile
+from functools import partial
 from pathlib import Path
 
+import build_wheels
 import pytest
+from build_wheels import build_octavo
 from source_tree import ROOT, modules, package_dirs
+
+from octavo.kernels.native.build import PREBUILT_PACKAGE, NativeUnavailable, Toolchain, build
+from octavo.protocol.version import __version__
 
 FOLDERS = ["protocol", "frontend", "core_proc", "worker_proc", "kernels"]
 
@@ -27,14 +35,38 @@ def test_no_folder_of_sources_lacks_its_init() -> None:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the wheel through links to the sources, so that the checkout gets no build folder."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ["pyproject.toml", "README.md", "LICENSE", *FOLDERS]:
-        (source / name).symlink_to(ROOT / name)
-    code = f"from setuptools.build_meta import build_wheel; build_wheel({str(out)!r})"
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=source, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return next(out.glob("*.whl"))
+    """Return the wheel that is built from the sdist, so that the sdist has all that it needs."""
+    sdist, wheel = build_octavo(tmp_path_factory.mktemp("wheel"))
+    assert sdist.name.endswith(".tar.gz")
+    return wheel
+
+
+def test_prebuilt_kernels_are_found_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(build_wheels, "Toolchain", partial(Toolchain, sources=sources))
+    made = build_wheels.build_kernels(tmp_path, ["portable"], None)
+    assert made.name.startswith(f"{PREBUILT_PACKAGE}-{__version__}-py3-none-linux_")
+    zipfile.ZipFile(made).extractall(tmp_path / "site")
+    monkeypatch.syspath_prepend(tmp_path / "site")
+    importlib.invalidate_caches()
+    monkeypatch.setattr("octavo.kernels.native.build.find_compilers", lambda given: iter(()))
+    found = build(Toolchain(tmp_path / "cache", sources=sources))
+    assert found.path.parent == tmp_path / "site" / PREBUILT_PACKAGE and found.compiler is None
+    (sources / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
+    with pytest.raises(NativeUnavailable, match="no C\\+\\+ compiler") as caught:
+        build(Toolchain(tmp_path / "cache", sources=sources))
+    assert PREBUILT_PACKAGE in caught.value.hint, "those of another version are not used"
+
+
+def test_the_changelog_and_the_version_agree() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == __version__
+    heads = re.findall(r"^## \[([^]]+)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert heads[0] == "Unreleased", "changes go there until they are released"
+    chart = (ROOT / "deploy" / "helm" / "octavo" / "Chart.yaml").read_text()
+    assert f'appVersion: "{__version__}"' in chart and f"version: {__version__}" in chart
 
 
 def test_wheel_holds_one_top_level_package(wheel: Path) -> None:
