@@ -4,19 +4,16 @@ import asyncio
 import json
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import pytest
 from counted_client import CountedClient
 from fake_client import FakeClient
 from http_client import http_client, request
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
+from otlp_collector import Collector, attributes
 
 from octavo.frontend.calls.services import check_services
 from octavo.frontend.http.configure import make_app_state
@@ -29,44 +26,6 @@ TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TIMEOUT_S = 20.0
 
 
-class Collector:
-    """An OTLP collector on 127.0.0.1 that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.spans: list[Span] = []
-        self.resources: list[dict[str, str]] = []
-        self.arrived = threading.Event()
-        collector = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["content-length"]))
-                assert self.path == "/v1/traces"
-                collector.add(ExportTraceServiceRequest.FromString(body))
-                self.send_response(200)
-                self.end_headers()
-
-            def log_message(self, *arguments: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_port}/v1/traces"
-
-    def add(self, sent: ExportTraceServiceRequest) -> None:
-        for of_resource in sent.resource_spans:
-            values = {one.key: one.value.string_value for one in of_resource.resource.attributes}
-            self.resources.append(values)
-            self.spans += [span for scope in of_resource.scope_spans for span in scope.spans]
-        self.arrived.set()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._thread.join()
-        self._server.server_close()
-
-
 @pytest.fixture
 def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
@@ -74,10 +33,6 @@ def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
     running = Collector()
     yield running
     running.close()
-
-
-def attributes(span: Span) -> dict[str, Any]:
-    return {one.key: getattr(one.value, one.value.WhichOneof("value")) for one in span.attributes}
 
 
 def trace_one(collector: Collector, client: FakeClient, headers: dict[str, str]) -> dict[str, Span]:
