@@ -1,7 +1,7 @@
 """`ReasoningParser`: a pure function from the text so far to reasoning and the rest. Keeps no state, knows no model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Protocol
 
@@ -37,6 +37,8 @@ class Split:
     reasoning: str
     rest: str | None
     """Text after the reasoning; None while the reasoning continues."""
+    length: int = field(default=0, compare=False)
+    """Where `reasoning` ends in the text, while `rest` is None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ class ReasoningParser:
             return ReasoningState.OUTSIDE
         return self.default
 
-    def split(self, text: str, state: ReasoningState, is_final: bool) -> Split:
+    def split(self, text: str, state: ReasoningState, is_final: bool, *, has_begun: bool = False) -> Split:
         """Split a partial or a whole text.
 
         For texts `a` and `a + b`, the reasoning of `a` is a prefix of the reasoning of `a + b`, and so is the rest.
@@ -127,35 +129,41 @@ class ReasoningParser:
             text: the answer so far.
             state: at its beginning.
             is_final: no more text will follow.
+            has_begun: the text follows some of the reasoning, up to `Split.length`. Long reasoning need not be read
+                again with every piece.
         """
-        if state is not ReasoningState.OUTSIDE and not is_final:
+        if state is not ReasoningState.OUTSIDE and not is_final and not has_begun:
             body = text.lstrip()
             if any(begin != body and begin.startswith(body) for begin in self.begins):
                 return Split("", None)
-        bounds = self.bounds(text, state)
+        bounds = self.bounds(text, state, has_begun=has_begun)
         if bounds is None:
             return Split("", text)
         if bounds.stop is not None:
-            rest = text[bounds.rest :]
-            return Split(text[bounds.start : bounds.stop].rstrip(), rest if rest or is_final else None)
+            reasoning, rest = text[bounds.start : bounds.stop].rstrip(), text[bounds.rest :]
+            return Split(reasoning, rest if rest or is_final else None, bounds.start + len(reasoning))
         body = text[bounds.start :]
         if not is_final:
-            body = body[: max(0, len(body) - self._num_held(body))]
-        return Split(body.rstrip(), "" if is_final else None)
+            body = body[: max(0, len(body) - self._num_held(body, has_begun=has_begun))]
+        reasoning = body.rstrip()
+        return Split(reasoning, "" if is_final else None, bounds.start + len(reasoning))
 
-    def bounds(self, text: str, state: ReasoningState) -> Bounds | None:
+    def bounds(self, text: str, state: ReasoningState, *, has_begun: bool = False) -> Bounds | None:
         """Return where the reasoning is in a text; None if there is none.
 
         Args:
             text: the answer so far; no opening mark begins at its end.
             state: at its beginning.
+            has_begun: the text follows some of the reasoning.
         """
-        start = _skip_space(text, 0)
-        begin = next((begin for begin in self.begins if text.startswith(begin, start)), None)
-        if state is ReasoningState.OUTSIDE or (state is ReasoningState.UNDECIDED and begin is None):
-            return None
-        if begin is not None:
-            start = _skip_space(text, start + len(begin))
+        start = 0
+        if not has_begun:
+            start = _skip_space(text, 0)
+            begin = next((begin for begin in self.begins if text.startswith(begin, start)), None)
+            if state is ReasoningState.OUTSIDE or (state is ReasoningState.UNDECIDED and begin is None):
+                return None
+            if begin is not None:
+                start = _skip_space(text, start + len(begin))
         found = []
         for end in self.ends:
             if (stop := text.find(end, start)) >= 0:
@@ -163,15 +171,16 @@ class ReasoningParser:
                 found.append((stop, len(text) - len(text[rest:].lstrip(self.gap))))
         for mark in self.call_marks:
             tag = mark.lstrip("\n")
-            at = start if tag != mark and text.startswith(tag, start) else text.find(mark, start)
+            is_first = tag != mark and not has_begun and text.startswith(tag, start)
+            at = start if is_first else text.find(mark, start)
             if at >= 0:
                 at = text.index(tag, at)
                 found.append((at, at))
         return Bounds(start, *min(found)) if found else Bounds(start)
 
-    def _num_held(self, body: str) -> int:
+    def _num_held(self, body: str, *, has_begun: bool) -> int:
         """Return how many characters at the end of unfinished reasoning may be the start of a mark."""
-        text = "\n" + body
+        text = body if has_begun else "\n" + body
         marks = (*self.ends, *self.call_marks)
         return max((n for mark in marks for n in range(1, len(mark)) if text.endswith(mark[:n])), default=0)
 

@@ -113,7 +113,8 @@ class AnswerStream:
         wrapper = style.reasoning.wrapper if style.reasoning is not None else None
         self._unwrapper = None if wrapper is None else Unwrapper(wrapper)
         self._is_plain = style.tools is None
-        self._num_reasoning = 0
+        self._has_reasoning = False
+        """Some of the reasoning was returned; the text begins after it."""
         self._num_content = 0
         self._num_arguments: list[int] = []
         self._next_length = 0
@@ -146,9 +147,12 @@ class AnswerStream:
         """Return the text after the reasoning; None while it continues."""
         assert self._style.reasoning is not None
         self._text += text
-        split = self._style.reasoning.split(self._text, self._style.initial_state, is_final)
-        delta.reasoning = split.reasoning[self._num_reasoning :]
-        self._num_reasoning = len(split.reasoning)
+        split = self._style.reasoning.split(
+            self._text, self._style.initial_state, is_final, has_begun=self._has_reasoning
+        )
+        delta.reasoning = split.reasoning
+        if split.reasoning and split.rest is None:
+            self._text, self._has_reasoning = self._text[split.length :], True
         return split.rest
 
     def _take_answer(self, delta: AnswerDelta, is_final: bool) -> None:

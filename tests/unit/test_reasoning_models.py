@@ -186,3 +186,13 @@ def test_the_marks_fit_together() -> None:
     for name, parser in VARIANTS.items():
         assert isinstance(parser, ReasoningParser)
         assert parser.opening.strip() == parser.begins[0] and parser.closing.strip() == parser.end, name
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_long_reasoning_is_not_read_anew_with_each_piece(name: str) -> None:
+    parser = VARIANTS[name]
+    reader = AnswerStream(AnswerFormat(parser, ReasoningState.INSIDE))
+    for _ in range(50):
+        assert reader.push(" word").reasoning.strip() == "word"
+        assert len(reader._text) <= max(map(len, parser.marks))
+    assert reader.push(f" {parser.end} Hi.", is_final=True).content.strip() == "Hi."
