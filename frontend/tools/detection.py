@@ -6,6 +6,7 @@ MARKS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("openai", ("<|channel|>commentary", "<|start|>assistant")),
     ("kimi_k2", ("<|tool_call_argument_begin|>",)),
     ("step3", ("<steptml:invoke",)),
+    ("dots", ("<dots_function_call>",)),
     ("minimax_m2", ("<minimax:tool_call>", "<invoke name=")),
     ("seed_oss", ("<seed:tool_call>", "<function=")),
     ("longcat", ("<longcat_tool_call>",)),

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from octavo.frontend.tools.bare_value import is_free_text, is_text, json_string, json_value, open_value
 from octavo.frontend.tools.json_reader import read_value, skip_space, string_text
-from octavo.frontend.tools.keyed_arguments import REMARKS, keyed_arguments
+from octavo.frontend.tools.keyed_arguments import ANY_JSON, REMARKS, keyed_arguments
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
 from octavo.frontend.tools.parser import CallForm, ToolCall, partial_tag
 from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, tag
@@ -50,17 +50,21 @@ class GemmaParser(MarkedParser):
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
         """Return a call with required arguments first; None as for `keyed_arguments`, or if a string is constrained."""
-        arguments = keyed_arguments(schema, ":", ",", self._value_form)
+        arguments = self._arguments_form(schema)
         if arguments is None or not _NAME.fullmatch(name):
             return None
         return self.marked_form(f"{self.begin}{name}{{", arguments, f"}}{self.end}")
+
+    def _arguments_form(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        any_value = either([tag(self.quote, ANY_TEXT, self.quote), ANY_JSON])
+        return keyed_arguments(schema, ":", ",", self._value_form, any_value)
 
     def _value_form(self, schema: Any) -> Mapping[str, Any] | None:
         """Return the format of a value; in JSON, which is read too, if the schema is more than its parts."""
         if is_text(schema):
             return self._text_form(schema)
         if schema.get("type") == "object" and schema.get("properties"):
-            members = keyed_arguments(schema, ":", ",", self._value_form)
+            members = self._arguments_form(schema)
             return json_of(schema) if members is None else tag("{", members, "}")
         if schema.get("type") == "array" and schema.keys() <= {"type", "items", *REMARKS} and "items" in schema:
             item = self._value_form(schema["items"])

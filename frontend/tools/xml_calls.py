@@ -75,7 +75,7 @@ class XmlParser(MarkedParser):
     def _arguments_form(self, schema: Mapping[str, Any]) -> Mapping[str, Any] | None:
         properties, required = schema.get("properties"), schema.get("required", [])
         if not properties:
-            return _EMPTY if schema.get("additionalProperties") is False else ANY_TEXT
+            return _EMPTY if schema.get("additionalProperties") is False else self._any_arguments()
         if not isinstance(properties, Mapping) or not isinstance(required, list):
             return None
         shapes = {key: dereferenced(inner, schema) for key, inner in properties.items()}
@@ -83,11 +83,20 @@ class XmlParser(MarkedParser):
             return None
         elements: list[Mapping[str, Any]] = []
         for key, inner in shapes.items():
-            before, after = self.key[0] + key, self.line.join(self.key[1:])
-            content = _value_content(key, inner, schema)
-            argument = tag(f"{before}{after}{self.padding}", content, f"{self.padding}{self.value_end}{self.line}")
+            argument = sequence(fixed(self.key[0] + key), self._value_form(_value_content(key, inner, schema)))
             elements.append(argument if key in required else either([argument, _EMPTY]))
         return sequence(*elements)
+
+    def _any_arguments(self) -> Mapping[str, Any]:
+        """Return the format of arguments with arbitrary names and values."""
+        key = {"type": "regex", "pattern": _NAME}
+        argument = sequence(fixed(self.key[0]), key, self._value_form(ANY_TEXT))
+        return {"type": "tags_with_separator", "tags": [argument], "separator": ""}
+
+    def _value_form(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the format of what follows a key."""
+        before = f"{self.line.join(self.key[1:])}{self.padding}"
+        return tag(before, content, f"{self.padding}{self.value_end}{self.line}")
 
     def _arguments(self, text: str, name: re.Match[str], is_final: bool) -> tuple[str, int | None]:
         """Return the arguments as JSON text, and the end of the call, None while it is incomplete."""

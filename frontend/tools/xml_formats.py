@@ -27,6 +27,13 @@ class SeedOssParser(Qwen3XmlParser):
     padding = ""
 
 
+class MimoParser(Qwen3XmlParser):
+    """MiMo: Qwen3-Coder's format with values as they stand, line breaks included."""
+
+    padding = ""
+    strips_line_breaks = False
+
+
 class MinimaxM2Parser(XmlParser):
     """MiniMax M2: `<invoke name="f"><parameter name="x">value</parameter></invoke>` in `<minimax:tool_call>`."""
 
@@ -38,6 +45,15 @@ class MinimaxM2Parser(XmlParser):
     key, value_end = ('<parameter name="', '">'), "</parameter>"
     ends = ("</invoke>", tags[1])
     separator = ""
+
+
+class DotsParser(MinimaxM2Parser):
+    """dots: MiniMax M2's format in `<dots_function_call>`."""
+
+    openings = (("<dots_function_call>", "<invoke name="),)
+    tags = ("<dots_function_call>", "</dots_function_call>")
+    sections = (Section(tags[0], f"{tags[0]}\n", tags[1]),)
+    ends = ("</invoke>", tags[1])
 
 
 class Step3Parser(XmlParser):
@@ -60,7 +76,7 @@ class Glm45Parser(XmlParser):
     """GLM 4.5 and 4.6: `<tool_call>f` with `<arg_key>x</arg_key><arg_value>value</arg_value>`, one a line."""
 
     openings = (("<tool_call>",),)
-    tags = ("<tool_call>", "</tool_call>")
+    tags = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     begin, end = "<tool_call>", "</tool_call>"
     name_end = ""
     key, value_end = ("<arg_key>", "</arg_key>", "<arg_value>"), "</arg_value>"

@@ -37,11 +37,22 @@ def objects(before: str, after: str, between: str = "", key: str = "arguments") 
     return Notation(write, marks=(before.strip(), after.strip()))
 
 
-def array(before: str, after: str, between: str = ", ", name_key: str = "name", key: str = "arguments") -> Notation:
+def array(before: str, after: str, between: str = ", ") -> Notation:
     def write(calls: Sequence[Call]) -> str:
-        return before + "[" + between.join(dumps({name_key: name, key: args}) for name, args in calls) + "]" + after
+        return before + between.join(dumps({"name": name, "arguments": args}) for name, args in calls) + after
 
-    return Notation(write, marks=(before.strip(), after.strip(), f'{{"{name_key}": "f", "{key}": {{'))
+    return Notation(write, marks=(before.strip(), after.strip(), '{"name": "f", "arguments": {'))
+
+
+def numbered(before: str, after: str, between: str) -> Notation:
+    def write(calls: Sequence[Call]) -> str:
+        written = (
+            dumps({"tool_call_id": str(number), "tool_name": name, "parameters": args})
+            for number, (name, args) in enumerate(calls)
+        )
+        return before + between.join(written) + after
+
+    return Notation(write, marks=(before.strip(), after.strip(), '{"tool_name": "f", "parameters": {'))
 
 
 def named(section: tuple[str, str], call: tuple[str, str, str], between: str = "") -> Notation:
@@ -125,7 +136,7 @@ SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 NOTATIONS = {
-    "cohere_command3": array("<|START_ACTION|>", "<|END_ACTION|>", ",\n    ", "tool_name", "parameters"),
+    "cohere_command3": numbered("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "),
     "deepseek_v3": named(SECTION, (f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{CALL_END}"), "\n"),
     "deepseek_v31": named(SECTION, (CALL, SEPARATOR, CALL_END)),
     "ernie45": HERMES,
@@ -138,13 +149,13 @@ NOTATIONS = {
         "\n",
     ),
     "glm47": xml(("", ""), ("<tool_call>", "", "</tool_call>"), ("<arg_key>", "</arg_key><arg_value>", "</arg_value>")),
-    "granite": array("<|tool_call|>", ""),
+    "granite": array("<|tool_call|>[", "]"),
     "granite-20b-fc": objects("<function_call> ", ""),
     "granite4": HERMES,
     "hermes": HERMES,
-    "hunyuan_a13b": array("<tool_calls>", "</tool_calls>"),
+    "hunyuan_a13b": array("<tool_calls>[", "]</tool_calls>"),
     "internlm": objects("<|action_start|><|plugin|>\n", "<|action_end|>", key="parameters"),
-    "jamba": array("<tool_calls>", "</tool_calls>", ",\n    "),
+    "jamba": array("<tool_calls>[\n    ", "\n]</tool_calls>", ",\n    "),
     "kimi_k2": named(
         ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         ("<|tool_call_begin|>functions.", ":NUMBER<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -152,6 +163,17 @@ NOTATIONS = {
     "lfm2": python(("<|tool_call_start|>[", "]<|tool_call_end|>"), ", "),
     "llama3_json": objects("", "", "; ", "parameters"),
     "longcat": objects("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"),
+    "dots": xml(
+        ("<dots_function_call>\n", "</dots_function_call>"),
+        ('<invoke name="', '">\n', "</invoke>\n"),
+        ('<parameter name="', '">', "</parameter>\n"),
+    ),
+    "mimo": xml(
+        ("", ""),
+        ("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"),
+        ("<parameter=", ">", "</parameter>\n"),
+        "\n",
+    ),
     "minimax_m2": xml(
         ("<minimax:tool_call>\n", "</minimax:tool_call>"),
         ('<invoke name="', '">\n', "</invoke>\n"),
@@ -159,7 +181,7 @@ NOTATIONS = {
     ),
     "mistral": named(("", ""), ("[TOOL_CALLS]", "", "")),
     "olmo3": python(("<function_calls>", "</function_calls>"), "\n"),
-    "phi4_mini_json": array("functools", ""),
+    "phi4_mini_json": array("functools[", "]"),
     "qwen3_coder": QWEN,
     "seed_oss": xml(
         ("", ""),
@@ -176,13 +198,15 @@ NOTATIONS = {
         ),
         ('<steptml:parameter name="', '">', "</steptml:parameter>"),
     ),
-    "xlam": array("", ""),
+    "xlam": array("[", "]"),
 }
 """One name for each notation; `ALIASES` has the others."""
 
 ALIASES = {
     "cohere_command4": "cohere_command3",
+    "ling3": "glm45",
     "llama4_json": "llama3_json",
+    "poolside_v1": "glm45",
     "qwen3_json": "hermes",
     "qwen3_xml": "qwen3_coder",
     "step3p5": "qwen3_coder",

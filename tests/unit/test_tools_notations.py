@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 from typing import Any
 
 import jsonschema_rs
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tool_notations import ALIASES, NOTATIONS
 
+from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.frontend.generation.grammar import grammar_spec
 from octavo.frontend.tools.answer import AnswerFormat, read_answer
 from octavo.frontend.tools.parser import FunctionTool
@@ -152,9 +154,8 @@ def test_a_grammar_binds_forced_calls(name: str) -> None:
     required, named = plan(name, mode="required"), plan(name, named="f")
     assert required.form is not None and required.form.structural_tag and named.form is not None
     matcher, one = compiled(required.form), compiled(named.form)
-    if name not in ("cohere_command3", "jamba", "llama3_json"):  # the space between their tokens is freer
-        assert fits(matcher, notation.write(CALLS[:1])) and fits(matcher, notation.write(CALLS))
-        assert fits(one, notation.write(CALLS[:1]))
+    assert fits(matcher, notation.write(CALLS[:1])) and fits(matcher, notation.write(CALLS))
+    assert fits(one, notation.write(CALLS[:1]))
     for text in (
         "",
         "text",
@@ -196,9 +197,32 @@ def test_a_grammar_binds_strict_calls_in_free_text(name: str) -> None:
     assert made.form is not None and made.begins_free
     matcher = compiled(made.form)
     assert fits(matcher, "") and fits(matcher, "just text, a < b")
-    if name not in ("cohere_command3", "jamba", "llama3_json"):
-        for text in (notation.write(CALLS), "So:\n" + notation.write(CALLS[:1]), notation.write(CALLS[1:2])):
-            assert fits(matcher, text), text
+    for text in (notation.write(CALLS), "So:\n" + notation.write(CALLS[:1]), notation.write(CALLS[1:2])):
+        assert fits(matcher, text), text
     for args in ({"s": "x"}, {"s": "x", "n": "y"}, {"s": "x", "n": 1, "z": 1}):
         assert not fits(matcher, notation.write([("f", args)])), args
     assert not fits(matcher, notation.write([("other", {})]))
+
+
+@names
+def test_marks_may_be_special_tokens(name: str) -> None:
+    marks = sorted(tool_parser(name).tags, key=len, reverse=True)
+    special = {mark: 256 + place for place, mark in enumerate(marks)}
+    vocabulary = GrammarTokens(
+        [bytes([byte]) for byte in range(256)] + [mark.encode() for mark in marks], [*special.values()]
+    )
+    tools = [TOOLS[0], FunctionTool("get_it", {"type": "object"})]
+    for choice, last in ((ToolChoice(), {"any": "thing"}), (ToolChoice("required"), {"s": "x", "n": 1})):
+        made = plan_tools(tools, choice, is_parallel=True, auto_parser=tool_parser(name))
+        assert made.form is not None
+        matcher = Matcher.compile(vocabulary, source_of(grammar_spec(made.form, special)))
+        calls = [("f", {"s": "a </b> c", "n": 5}), ("get_it" if choice.mode == "auto" else "f", last)]
+        pieces = (
+            re.split("(" + "|".join(map(re.escape, marks)) + ")", NOTATIONS[name].write(calls))
+            if marks
+            else [NOTATIONS[name].write(calls)]
+        )
+        for piece in pieces:
+            for token_id in [special[piece]] if piece in special else piece.encode():
+                assert matcher.accept(token_id), (piece, token_id)
+        assert matcher.mask()[1] or matcher.is_complete
