@@ -66,7 +66,8 @@ class BackgroundResponses:
         """Yield the events of a response behind the one with this sequence number, up to the last."""
         while True:
             is_running = self.store.is_running(response_id)  # before its events, so none is missed
-            self.store.get(response_id)  # ends the events of a response whose process has died
+            if not is_running:
+                self.store.get(response_id)  # ends the events of a response whose process has died
             if found := self.store.events_after(response_id, sequence):
                 sequence = found[-1][0]
                 yield NAMED_EVENTS.join([event for _, event in found])

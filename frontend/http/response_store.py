@@ -66,6 +66,8 @@ class ResponseStore:
         self._path = path
         self._lock: int | None = None
         """The file whose lock tells other processes that this owner is alive."""
+        if path is not None:
+            _make_private(path)
         self._database = sqlite3.connect(path or ":memory:", timeout=10.0, check_same_thread=False)
         if path is not None:
             self._database.execute("pragma journal_mode=wal")
@@ -214,3 +216,11 @@ class ResponseStore:
             return False
         finally:
             os.close(file)
+
+
+def _make_private(path: str) -> None:
+    """Make the file, if it is missing, so that only this user may read the conversations in it."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    except OSError as error:
+        raise sqlite3.OperationalError(error.strerror) from None

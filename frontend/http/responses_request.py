@@ -1,6 +1,8 @@
 """From the body of `/v1/responses` to that of `/v1/chat/completions`, which everything behind it is made for."""
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -17,6 +19,8 @@ from octavo.frontend.http.schemas.chat import (
 from octavo.frontend.http.schemas.responses import ResponsesRequest
 from octavo.frontend.http.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
 from octavo.protocol.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -118,8 +122,16 @@ def check_settings(request: ResponsesRequest) -> None:
         raise InvalidRequestError("background needs store: a response that is not stored cannot be read", "background")
     if request.conversation is not None:
         raise InvalidRequestError("conversation is not supported here: use previous_response_id", "conversation")
+    if request.text is not None and request.text.verbosity is not None:
+        _note_unused_verbosity()
     if request.prompt is not None:
         raise InvalidRequestError("prompt is not supported here: send the text as instructions and input", "prompt")
+
+
+@cache
+def _note_unused_verbosity() -> None:
+    """Say it once: agents send it with every request."""
+    logger.warning("ignored text.verbosity: no chat template knows it; further occurrences are not logged")
 
 
 def _messages(items: Sequence[Mapping[str, Any]], first_own: int) -> Iterator[dict[str, Any]]:

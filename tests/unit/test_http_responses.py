@@ -199,6 +199,7 @@ def test_the_store_is_bounded_and_outlives_its_process(tmp_path: Path) -> None:
     store.put(stored(3))
     assert [store.get(f"resp_{number}") is not None for number in range(4)] == [True, False, True, True]
     assert ResponseStore(path).get("resp_3") == stored(3)
+    assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.iterdir())
     store.put(stored(4, 9_000))
     store.put(stored(5, 9_000))
     assert store.get("resp_4") is None and store.get("resp_5") == stored(5, 9_000)
