@@ -223,9 +223,7 @@ class EngineCore:
             functools.cache(lambda digest, version: identity_of(config, digest, workers, version)),
             self._spec.weights_dir,
         )
-        speculation = config.speculation
-        has_draft_head = speculation is not None and speculation.has_draft_head
-        control = WeightsControl(scheduler, supervisor, state, has_draft_head=has_draft_head)
+        control = WeightsControl(scheduler, supervisor, state)
         supervisor.on_replaced = control.on_replaced
         return control
 

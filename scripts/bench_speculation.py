@@ -13,8 +13,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import counting_checkpoint
 import fetch_default_model
-from bench_report import random_prompt, report, write
+from bench_report import MAX_TOKEN_ID, MIN_TOKEN_ID, random_prompt, report, write
+from make_bf16_checkpoint import SHAPES
 
 from octavo import LLM, SamplingParams
 from octavo.protocol.structured import StructuredOutputsParams
@@ -26,6 +28,15 @@ TEXT = (
     "leaves at eight and returns at dusk. A storm in 1921 broke the southern pier, and it was rebuilt within a year."
 )
 CASES = ("repeat", "edit", "chat", "random", "json", "json-batch")
+COUNTING_CASES = ("repeat", "edit", "chat", "random")
+"""Those of a model that counts: it cannot follow a schema."""
+
+NUM_COUNTED = 4
+"""Tokens at the end of its prompt, from which it counts on."""
+
+EDIT_DISTANCE = 16
+"""A model that counts repeats its prompt with another token after each so many."""
+
 TEXT_FIELD = {"type": "string", "maxLength": 24}
 ORDER_SCHEMA = {
     "type": "object",
@@ -69,7 +80,12 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/bench_speculation", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--model", help="directory, .gguf file or hub id; default: SmolLM2-135M-Instruct")
-    parser.add_argument("--cases", default=",".join(CASES), help="separated by commas; default: all")
+    parser.add_argument(
+        "--shape",
+        choices=[name for name in SHAPES if name.startswith("qwen2")],
+        help="a model of this shape that counts: see scripts/counting_checkpoint.py",
+    )
+    parser.add_argument("--cases", help="separated by commas; default: all of the model")
     parser.add_argument(
         "--speculative-config", type=json.loads, default={"method": "ngram"}, metavar="JSON", help="default: ngram"
     )
@@ -81,8 +97,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
     args = parser.parse_args()
+    if args.shape:
+        args.model = str(counting_checkpoint.make_counting(args.shape))
     args.model = args.model or str(fetch_default_model.fetch())
-    if unknown := set(args.cases.split(",")) - set(CASES):
+    cases = COUNTING_CASES if args.shape else CASES
+    args.cases = args.cases or ",".join(cases)
+    if unknown := set(args.cases.split(",")) - set(cases):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
     return args
 
@@ -93,6 +113,8 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     if name == "random":
         rng = random.Random(0)
         return Case([random_prompt(rng, 64) for _ in range(args.num_random)], [params] * args.num_random)
+    if args.shape:
+        return Case([_counting_prompt(name, args.output_len)], [params])
     if name.startswith("json"):
         params = params.clone(max_tokens=256, structured_outputs=StructuredOutputsParams(json=ORDER_SCHEMA))
     question = {
@@ -109,6 +131,18 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     return Case(
         [list(output.prompt_token_ids)] * num_requests, [params.clone(seed=seed) for seed in range(num_requests)]
     )
+
+
+def _counting_prompt(name: str, output_len: int) -> list[int]:
+    """Return a prompt whose output counts on: as the prompt has done before, with some other tokens, or not at all."""
+    first = MIN_TOKEN_ID
+    text = list(range(first, first + output_len + NUM_COUNTED))
+    if name == "edit":
+        text[EDIT_DISTANCE::EDIT_DISTANCE] = [MAX_TOKEN_ID] * len(text[EDIT_DISTANCE::EDIT_DISTANCE])
+    if name == "chat":
+        text = random_prompt(random.Random(0), len(text))
+        first = MAX_TOKEN_ID + 1
+    return [*text, *range(first, first + NUM_COUNTED)]
 
 
 def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 
 from octavo.kernels.native.library import NativeLibrary
@@ -17,8 +18,8 @@ from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.steps import LoadWeights
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.models.registry import build_model
+from octavo.worker_proc.weights.heads import load_head, updated_head
 from octavo.worker_proc.weights.load import packer_of
 from octavo.worker_proc.weights.transfer import WeightReceiver
 from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite
@@ -53,8 +54,11 @@ class LiveModel:
         self._library: NativeLibrary | None = model.library
         self._exchange = model.exchange
         self._cache_scales = model.cache_scales
-        self._head = model.head
-        """A draft model keeps its weights."""
+        speculation = config.speculation
+        self._draft_model = model.head if speculation is not None and speculation.method == "draft_model" else None
+        """It keeps its weights."""
+        self._head_facts = speculation.head if speculation is not None and self._draft_model is None else None
+        """The files of a head, which belongs to its model: a new model reads them again. None: there is none."""
         self.stage = model.stage
         """The layers that are here."""
 
@@ -82,12 +86,6 @@ class LiveModel:
         Returns:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
-        if isinstance(self._head, DraftHead):
-            return (
-                "speculative_config: weights cannot change while a head drafts, which was trained for these: "
-                "start an engine with the new weights and their head, or without speculative_config",
-                "",
-            )
         try:
             source = self._source(command)
             update = check_update(self._config, self._placement, source, is_partial=command.is_partial)
@@ -96,6 +94,9 @@ class LiveModel:
             if command.is_check:
                 return "", ""
             digest = source.digest()
+            if self._head_facts is not None and isinstance(source, Checkpoint):
+                assert self._config.speculation is not None, "an engine with a head"
+                self._head_facts = updated_head(self._config.speculation.method, self._head_facts, source.facts)
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
                 overwrite(self._config, self._model, update, packer)
@@ -166,10 +167,13 @@ class LiveModel:
         return store
 
     def _use(self, model: Model) -> None:
-        model.library, model.exchange, model.head = self._library, self._exchange, self._head
+        model.library, model.exchange, model.head = self._library, self._exchange, self._draft_model
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
         if self._config.enable_prompt_embeds:
             model.take_given_rows(self._config.max_num_batched_tokens)
+        if (speculation := self._config.speculation) is not None and self._head_facts is not None:
+            speculation = msgspec.structs.replace(speculation, head=self._head_facts)
+            load_head(speculation, model, self._config.max_num_batched_tokens, lambda fraction: None)
         self._model = model
         self._adopt(model)
         self._collect()

@@ -78,21 +78,12 @@ class WeightsControl:
         scheduler: holds the requests.
         workers: get commands.
         state: of the weights.
-        has_draft_head: whether workers draft with a head, which was trained for the weights that the engine has.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        workers: CommandExecutor,
-        state: WeightsState,
-        *,
-        has_draft_head: bool = False,
-    ) -> None:
+    def __init__(self, scheduler: Scheduler, workers: CommandExecutor, state: WeightsState) -> None:
         self._scheduler = scheduler
         self._workers = workers
         self._state = state
-        self._has_draft_head = has_draft_head
         self._host: Host | None = None
         self._jobs: deque[_Running] = deque()
         self._restoring: _Running | None = None
@@ -299,11 +290,6 @@ class WeightsControl:
             return CallFailed(f"the engine is asleep already, at level {self._state.record.sleep_level}")
         if level not in (1, 2):
             return CallFailed(f"there is no sleep of level {level}: use 1 or 2")
-        if level == 2 and self._has_draft_head:  # only an update could end it, and workers refuse those
-            return CallFailed(
-                "speculative_config: sleep(level=2) drops weights, and no update can bring them back while a head "
-                "drafts: use level=1"
-            )
         yield from self._pause(mode, clear_cache=False)
         self._is_changing = True
         try:

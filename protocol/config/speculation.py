@@ -71,11 +71,6 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     draft_ranks: int | None = None
     """`draft_tensor_parallel_size`, which must be that of the model; None: it was not given."""
 
-    @property
-    def has_draft_head(self) -> bool:
-        """Whether what drafts reads hidden states of the model; a draft model does not."""
-        return self.head is not None and self.method != "draft_model"
-
 
 _Depth = Annotated[int, Meta(ge=1, le=MAX_SPECULATION)]
 _Count = Annotated[int, Meta(ge=1)]

@@ -10,15 +10,18 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from small_engine import Result, SmallEngine, TimedRequest
-from tiny_heads import AUX_LAYERS, head_rows, make_head, make_mtp
+from tiny_heads import AUX_LAYERS, depend_on_the_last_token, head_rows, make_head, make_mtp
 from tiny_models import VOCAB_SIZE, make_tiny
 from transformers import AutoModelForCausalLM
 from worker_plans import Driver, loaded, spec, worker_config
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import LoadWeights
+from octavo.worker_proc.live_model import LiveModel
+from octavo.worker_proc.weights.transfer import WeightReceiver
 
 NUM_DRAFTS = 3
 EAGLE3_LAYERS = 4
@@ -110,6 +113,35 @@ def test_layers_for_multi_token_prediction(tmp_path: Path, arch: str, kernels: s
     assert stats.spec_decode_num_draft_tokens > 0
 
 
+def check_update(target: Path, other: Path, head: Path | Rows, speculative_config: dict[str, Any]) -> None:
+    """Compare drafts after the weights were updated, and after they were dropped and updated."""
+    config = worker_config(target, max_num_seqs=4, speculative_config=speculative_config)
+    model = loaded(config)
+    driver = Driver(model, config)
+    executor = driver.executor._executor  # type: ignore[attr-defined]
+    live = LiveModel(config, model, executor.use_model, WeightReceiver(0, torch.device("cpu")))
+    driver.admit(0, prompt(9), spec())
+    assert driver.step(num_drafts=NUM_DRAFTS).drafts
+    for slot in (1, 2):
+        assert live.load(LoadWeights(0, str(other)), in_place=False)[0] == ""
+        request = driver.admit(slot, prompt(20 + slot, seed=slot), spec())
+        drafts = dict(driver.step(num_drafts=NUM_DRAFTS).drafts)
+        assert list(drafts[slot]) == expected_drafts(other, head, request.token_ids)[1]
+        if slot == 1:
+            live.release(2)
+
+
+def test_heads_draft_for_updated_weights(target: Path, method: str, head: Path, tmp_path: Path) -> None:
+    other = make_tiny("LlamaForCausalLM", tmp_path, seed=1, num_hidden_layers=EAGLE3_LAYERS)
+    check_update(target, other, head, speculating(method, head))
+
+
+def test_a_layer_for_multi_token_prediction_comes_with_the_weights_of_an_update(tmp_path: Path) -> None:
+    target, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "old", num_layers=2)
+    other, layer = make_mtp("Glm4MoeForCausalLM", tmp_path / "new", num_layers=2, seed=5)
+    check_update(target, other, layer.rows, {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS})
+
+
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_heads_compute_the_published_formulas(target: Path, method: str, head: Path, kernels: str) -> None:
     check_formula(target, head, speculating(method, head), kernels)
@@ -158,15 +190,7 @@ def test_a_head_that_knows_its_model_is_right(tmp_path: Path) -> None:
     """The model's next token depends on the last one only, and so does the head's."""
     target, head = make_tiny("LlamaForCausalLM", tmp_path / "model"), make_head("eagle", tmp_path / "head")
     for directory in (target, head):
-        weights = load_file(directory / "model.safetensors")
-        for name, tensor in weights.items():
-            if name.endswith(("o_proj.weight", "down_proj.weight")):
-                tensor.zero_()
-            elif name == "fc.weight":
-                tensor.copy_(torch.eye(*tensor.shape))
-            elif name == "model.norm.weight":
-                tensor.fill_(1.0)
-        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        depend_on_the_last_token(directory)
     requests = [TimedRequest(prompt(9, seed=1), spec(max_tokens=40))]
     got, stats = results_of(target, requests, 20, speculative_config=speculating("eagle", head))
     expected, _ = results_of(target, requests, 20)

@@ -9,6 +9,7 @@ import torch
 import trainer
 from peft_adapters import write_adapter
 from safetensors.torch import load_file, save_file
+from tiny_heads import make_head
 from waiting import wait_until
 
 from octavo import LLM, LoRARequest, SamplingParams
@@ -81,6 +82,20 @@ def test_adapters_in_slots_are_added_to_the_new_weights(model, other, tmp_path):
         assert bits(llm, adapters) == expected
         llm.update_weights(load_file(model / "model.safetensors"))
         assert bits(llm, adapters) == before
+
+
+def test_a_head_stays_when_weights_are_dropped_and_updated(model, other, expected, tmp_path):
+    head = make_head("eagle", tmp_path / "head")
+    speculation = {"method": "eagle", "model": str(head), "num_speculative_tokens": 3}
+    with LLM(str(model), **SETTINGS, speculative_config=speculation) as llm:
+        assert bits(llm) == expected[0]
+        llm.sleep(2)
+        llm.wake_up()
+        llm.update_weights(str(other))
+        assert bits(llm) == expected[1]
+        llm.update_weights(load_file(model / "model.safetensors"))
+        assert bits(llm) == expected[0]
+        assert llm.stats().spec_decode_num_draft_tokens > 0
 
 
 def start_trainer(llm: LLM, weights: Path, mode: str, timeout_s: float = 60) -> subprocess.Popen:

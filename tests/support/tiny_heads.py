@@ -71,6 +71,22 @@ def make_head(method: str, directory: Path, *, seed: int = 0, **overrides: Any) 
     return directory
 
 
+def depend_on_the_last_token(directory: Path) -> None:
+    """Change a tiny Llama, or an EAGLE head of it, so that its next token depends on the last one only.
+
+    Such a head is right if it computes with the embeddings and the output of its model.
+    """
+    weights = load_file(directory / "model.safetensors")
+    for name, tensor in weights.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+        elif name == "fc.weight":
+            tensor.copy_(torch.eye(*tensor.shape))
+        elif name == "model.norm.weight":
+            tensor.fill_(1.0)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
 def head_rows(weights: dict[str, Tensor], embedded_TD: Tensor, features_TD: Tensor) -> tuple[Tensor, Tensor]:
     """Return what the output weight reads, and the features that take the place of the model's, of one request.
 
@@ -116,11 +132,11 @@ def _rotated(x_NTH: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
-def make_mtp(arch: str, directory: Path, num_layers: int) -> tuple[Path, "MtpLayer"]:
+def make_mtp(arch: str, directory: Path, num_layers: int, seed: int = 0) -> tuple[Path, "MtpLayer"]:
     """Write a tiny model with a layer for multi-token prediction behind the last one; returns both."""
-    longer = make_tiny(arch, directory / "longer", seed=1, num_hidden_layers=num_layers + 1)
-    model = make_tiny(arch, directory / "model", num_hidden_layers=num_layers, num_nextn_predict_layers=1)
-    name, generator = f"model.layers.{num_layers}", torch.Generator().manual_seed(2)
+    longer = make_tiny(arch, directory / "longer", seed=seed + 1, num_hidden_layers=num_layers + 1)
+    model = make_tiny(arch, directory / "model", seed=seed, num_hidden_layers=num_layers, num_nextn_predict_layers=1)
+    name, generator = f"model.layers.{num_layers}", torch.Generator().manual_seed(seed + 2)
     last = load_file(longer / "model.safetensors")
     own = {f"{name}.{part}.weight": torch.rand(WIDTH, generator=generator) + 0.5 for part in MtpLayer.NORMS}
     own[f"{name}.eh_proj.weight"] = torch.randn(WIDTH, 2 * WIDTH, generator=generator) * 0.2

@@ -59,7 +59,7 @@ class Workers:
 class Front:
     """A control over a small scheduler, and what it does to frontends."""
 
-    def __init__(self, folder: Path, record: WeightsRecord | None = None, *, has_draft_head: bool = False) -> None:
+    def __init__(self, folder: Path, record: WeightsRecord | None = None) -> None:
         self.engine = FakeEngine()
         self.workers = Workers()
         self.journal = WeightsJournal(folder)
@@ -67,7 +67,7 @@ class Front:
         self.state = WeightsState(
             record or WeightsRecord(digest="old"), self.journal, lambda digest, version: f"{digest} {version}"
         )
-        self.control = WeightsControl(self.engine.scheduler, self.workers, self.state, has_draft_head=has_draft_head)
+        self.control = WeightsControl(self.engine.scheduler, self.workers, self.state)
         self.connected = {CLIENT}
         self.is_open, self.events, self.announced, self.replies = True, [], [], []
         self.control.serve(self)
@@ -253,15 +253,6 @@ def test_a_pause_waits_for_what_it_says(front: Front):
     assert front.is_open and not front.status.is_paused
     front.call(PauseGeneration("keep"))
     assert front.is_open and not front.control.may_plan
-
-
-def test_weights_that_no_update_can_bring_back_are_not_dropped(tmp_path: Path):
-    front = Front(tmp_path, has_draft_head=True)
-    front.call(Sleep(2))
-    assert "use level=1" in front.replies[0].message
-    assert not front.workers.sent and not front.status.is_paused and front.control.may_plan
-    front.call(Sleep(1))
-    assert front.workers.sent == [ReleaseMemory(0, 1)]
 
 
 def test_sleep_and_wake_up(front: Front):

@@ -160,6 +160,8 @@ class PipelinedExecutor:
         """See `Runner.use_model`. No step is in flight."""
         assert not self._in_flight, "a step computes with the present weights"
         self.runner.use_model(model)
+        if self._drafter is not None:
+            self._drafter.use_model(model)
         if self._pooler is not None and model is not None:
             self._pooler.use_head(model.pooling_head)
 

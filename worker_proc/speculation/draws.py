@@ -24,6 +24,9 @@ class Drafter(Protocol):
     def cache_buffers(self) -> Sequence[Tensor]:
         """Its keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
 
+    def use_model(self, model: Model | None) -> None:
+        """Draft for a model with other weights from now on; None: hold no reference to the present one."""
+
     def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
         """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
 

@@ -59,6 +59,13 @@ class HeadDrafter:
         """The head's keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
         return self._forward.cache_buffers
 
+    def use_model(self, model: Model | None) -> None:
+        """See `Drafter.use_model`. The head of the model computes over the same cache."""
+        head = None if model is None else model.head
+        if isinstance(head, DraftHead):
+            self._head = head
+        self._forward.use_model(head)
+
     def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
         """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
 

@@ -59,6 +59,9 @@ class ModelDrafter:
         """See `Drafter.cache_buffers`."""
         return self._forward.cache_buffers
 
+    def use_model(self, model: Model | None) -> None:
+        """See `Drafter.use_model`. The draft model keeps its weights."""
+
     def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
         """See `Drafter.draft`."""
         self._forget_old_blocks(entries)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 
 from octavo.kernels.linear import Packer
-from octavo.protocol.config.speculation import ResolvedSpeculation
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.speculation import ResolvedSpeculation, SpeculationMethod
 from octavo.protocol.errors import ConfigError, StartupError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.eagle import build_eagle, build_eagle3
@@ -45,3 +46,17 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
     head.pack(Packer(model.device, native=model.library))
     head.finish_loading()
     model.head, model.features = head, features
+
+
+def updated_head(method: SpeculationMethod, head: ModelFacts, update: ModelFacts) -> ModelFacts:
+    """Return the files of a head whose model gets the weights of a checkpoint: its own, if they have its layer.
+
+    Args:
+        method: of the head.
+        head: its files so far.
+        update: the checkpoint.
+    """
+    if method != "mtp":
+        return head
+    found = read_weights(update, lambda fraction: None, partial(is_of_mtp, update))
+    return head if next(iter(found), None) is None else update
