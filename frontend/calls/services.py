@@ -73,15 +73,20 @@ class CallServices:
             self.tenants.usage.close()
 
 
-def check_services(config: ServerConfig) -> None:
+def check_services(config: ServerConfig, engine: ResolvedConfig | None = None) -> None:
     """Report invalid settings now, not after the engine has loaded.
+
+    Args:
+        config: of the server.
+        engine: of the first engine; None: it is not known yet.
 
     Raises:
         ConfigError: as `CallServices.open`.
     """
     read_buckets(config.custom_histogram_buckets)
     if config.tenants is not None:
-        read_tenants(Path(config.tenants), has_priorities=True)
+        has_priorities = engine is None or engine.scheduling_policy == "priority"
+        read_tenants(Path(config.tenants), has_priorities=has_priorities)
     if (endpoint := traces_endpoint(config.otlp_traces_endpoint)) is not None:
         RequestTracer(endpoint, "").close()
     if config.access_log_file is not None:

@@ -137,7 +137,7 @@ async def _serve(
     engines: Sequence[SpawnedEngine], config: ServerConfig, listener: Listener, reread: Callable[[], EngineConfig]
 ) -> None:
     ChatSettings.of(config)  # report invalid flags now, not after the engine has loaded
-    check_services(config)
+    check_services(config, engines[0].config)
     async with starting(engines) as client:
         await _serve_clients([client], config, listener, reread)
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from counted_client import CountedClient
-from fake_client import FakeClient
+from fake_client import FakeClient, resolved_config
 from http_client import http_client, request
 from prometheus_client.parser import text_string_to_metric_families
 
+from octavo.frontend.calls.services import check_services
 from octavo.frontend.http.router import create_router
 from octavo.frontend.metrics.names import TENANT_METRICS
 from octavo.frontend.tenants import file as tenants_file
@@ -19,6 +20,12 @@ from octavo.frontend.tenants.metrics import render_usage
 from octavo.frontend.tenants.usage import Rejection, TenantUsage
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
+
+FILE = """
+tenants:
+  search: {api_keys: [s1], tokens_per_minute: 10}
+  batch: {api_keys: [b1], requests_per_minute: 1, priority: 7}
+"""
 
 PROMPT = {"model": "org/fake", "prompt": "Hi", "max_tokens": 9}
 
@@ -48,6 +55,14 @@ def test_faults_of_the_file_are_named(tmp_path: Path, text: str, fault: str) -> 
     assert fault in caught.value.message
     with pytest.raises(ConfigError, match="No such file"):
         read_tenants(tmp_path / "none.yaml", has_priorities=False)
+
+
+def test_a_priority_without_effect_is_reported_before_the_engine_loads(tmp_path: Path) -> None:
+    config = ServerConfig(tenants=str(written(tmp_path / "t.yaml", FILE)))
+    check_services(config, resolved_config(scheduling_policy="priority"))
+    check_services(config)
+    with pytest.raises(ConfigError, match="tenant 'batch' needs --scheduling-policy priority"):
+        check_services(config, resolved_config())
 
 
 def test_a_changed_file_holds_at_once_and_a_broken_one_changes_nothing(
@@ -148,13 +163,6 @@ def test_every_metric_of_the_table_is_exported_by_name_and_not_by_key(tmp_path: 
     labels = {name: set(family.samples[0].labels) for name, family in families.items()}
     assert labels == {f"octavo:{metric.name}": {"tenant", *metric.labels} for metric in TENANT_METRICS}
     usage.close()
-
-
-FILE = """
-tenants:
-  search: {api_keys: [s1], tokens_per_minute: 10}
-  batch: {api_keys: [b1], requests_per_minute: 1, priority: 7}
-"""
 
 
 def bearer(key: str) -> dict[str, str]:
