@@ -121,6 +121,9 @@ def engine_config(settings: Mapping[str, Any]) -> EngineConfig:
     tree: dict[str, dict[str, Any]] = {branch: {} for branch in engine_branches()}
     for name, value in own_names(settings, engine_fields()).items():
         if name not in homes:
+            if name in ServerConfig.__struct_fields__:
+                message = f"{name} is a setting of the server and not of an engine"
+                raise ConfigError(message, phase="configuration", hint="use octavo serve")
             raise ConfigError(f"unknown setting {name!r}", phase="configuration", hint=_suggestion(name, homes))
         tree[homes[name]][name] = value
     return _convert(tree, EngineConfig)

@@ -90,7 +90,7 @@ def test_profiles_by_the_other_name() -> None:
 
 def test_keyword_arguments_and_files_likewise(tmp_path) -> None:
     assert engine_config({"model": "M", "use_tqdm_on_load": True, "model_impl": "vllm"}).model.model == "M"
-    with pytest.raises(ConfigError, match="otlp_traces_endpoint"):
+    with pytest.raises(ConfigError, match="otlp_traces_endpoint is a setting of the server"):
         engine_config({"model": "M", "otlp_traces_endpoint": "http://x"})
     path = tmp_path / "config.yaml"
     path.write_text("model: M\nenable-moe-shared-loras: true\n")
