@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from octavo.frontend.tools.json_call import read_call, read_calls, read_named_call
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
-from octavo.frontend.tools.parser import CallForm, ToolCall
+from octavo.frontend.tools.parser import CallForm, ToolCall, may_begin
 from octavo.frontend.tools.tag_formats import json_of, tag
 
 _HEAD = re.compile(r"[^\s<>{}\[\]]*")
@@ -74,7 +74,7 @@ class JsonNamedParser(MarkedParser):
         assert head is not None
         position = skip_space(text, head.end())
         if not text.startswith(self.name_end, position):
-            is_open = not is_final and self.name_end.startswith(text[position:])
+            is_open = not is_final and may_begin(text, position, (self.name_end,))
             return CallMatch(None if is_open else position)
         name, call_id = self.name_and_id(head[0])
         position = skip_space(text, position + len(self.name_end))
@@ -84,7 +84,7 @@ class JsonNamedParser(MarkedParser):
             return match
         if name and text.startswith(self.end_mark, position):
             return CallMatch(position, [ToolCall(name, "{}", id=call_id)])
-        is_open = not is_final and self.end_mark.startswith(text[position:])
+        is_open = not is_final and may_begin(text, position, (self.end_mark,))
         return CallMatch(None if name and is_open else position)
 
     def name_and_id(self, head: str) -> tuple[str, str | None]:

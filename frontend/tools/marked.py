@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from octavo.frontend.tools.json_reader import skip_space
-from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, shown_length
+from octavo.frontend.tools.parser import CallForm, Parsed, ToolCall, ToolParser, may_begin, shown_length
 from octavo.frontend.tools.tag_formats import tag
 
 
@@ -78,8 +78,7 @@ class MarkedParser(ToolParser):
 
     def _read_behind(self, text: str, mark: re.Match[str], is_final: bool) -> CallMatch:
         """Read the calls behind a mark, after skipping the marks that follow it."""
-        tail = text[mark.start() :]
-        if not is_final and any(len(start) > len(tail) and start.startswith(tail) for start in self._starts):
+        if not is_final and may_begin(text, mark.start(), self._starts):
             return CallMatch(None)  # this may become a longer mark
         following = next(opening[opening.index(mark[0]) + 1 :] for opening in self.openings if mark[0] in opening)
         position = mark.end()
@@ -89,8 +88,7 @@ class MarkedParser(ToolParser):
                 (place for place, next_mark in enumerate(following) if text.startswith(next_mark, position)), None
             )
             if found is None:
-                tail = text[position:]
-                is_open = not is_final and any(next_mark.startswith(tail) for next_mark in following)
+                is_open = not is_final and may_begin(text, position, following)
                 return CallMatch(None if is_open else mark.end())
             position += len(following[found])
             following = following[found + 1 :]

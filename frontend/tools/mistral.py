@@ -11,7 +11,7 @@ from octavo.frontend.tools.call_id import new_mistral_call_id
 from octavo.frontend.tools.json_call import read_calls, read_named_call
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
-from octavo.frontend.tools.parser import CallForm
+from octavo.frontend.tools.parser import CallForm, may_begin
 from octavo.frontend.tools.tag_formats import json_of
 
 TAG = "[TOOL_CALLS]"
@@ -41,7 +41,7 @@ class MistralParser(MarkedParser):
         position = marks.end()
         if text[position : position + 1] == "{":
             return read_named_call(text, position, is_final, name[0])
-        is_open = not is_final and any(mark.startswith(text[position:]) for mark in _MARKS)
+        is_open = not is_final and may_begin(text, position, _MARKS)
         return CallMatch(None if is_open else position)
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm:

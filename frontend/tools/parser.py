@@ -160,3 +160,9 @@ def partial_tag(text: str, tags: Sequence[str], start: int = 0) -> int:
                 longest = length
                 break
     return longest
+
+
+def may_begin(text: str, position: int, marks: Sequence[str]) -> bool:
+    """Return whether the text ends inside one of the marks, which begins at a position."""
+    num_left = len(text) - position
+    return any(num_left < len(mark) and mark.startswith(text[position:]) for mark in marks)

@@ -6,7 +6,7 @@ import re
 import sys
 
 from octavo.frontend.tools.keyed_arguments import KEY
-from octavo.frontend.tools.parser import ToolCall
+from octavo.frontend.tools.parser import ToolCall, may_begin
 
 MAX_DEPTH = 64
 """Maximum nesting of lists and dicts."""
@@ -56,11 +56,12 @@ class Cut(Exception):
         self.calls = calls
 
 
-def read_call_list(text: str) -> tuple[list[ToolCall], int]:
+def read_call_list(text: str, position: int = 0) -> tuple[list[ToolCall], int]:
     """Parse a list of calls.
 
     Args:
-        text: starts with the opening bracket of the list; any text may follow the list.
+        text: any text may follow the list.
+        position: of the opening bracket of the list.
 
     Returns:
         The calls, and the end of the list.
@@ -69,16 +70,16 @@ def read_call_list(text: str) -> tuple[list[ToolCall], int]:
         Cut: the text ends inside the list.
         NotCalls: the list does not consist of calls.
     """
-    reader = _Reader(text, 1)
+    reader = _Reader(text, position + 1)
     try:
         return reader.read_list(), reader.position
     except _AtEnd:
         raise Cut(reader.calls_so_far()) from None
 
 
-def read_call_lines(text: str, closing: str) -> tuple[list[ToolCall], int]:
+def read_call_lines(text: str, position: int, closing: str) -> tuple[list[ToolCall], int]:
     """Parse calls with white space between them, up to a closing mark; otherwise as `read_call_list`."""
-    reader = _Reader(text, 0)
+    reader = _Reader(text, position)
     try:
         return reader.read_lines(closing), reader.position
     except _AtEnd:
@@ -118,7 +119,7 @@ class _Reader:
             if self._text.startswith(closing, self.position):
                 self.position += len(closing)
                 return self._calls
-            if closing.startswith(self._text[self.position :]):
+            if may_begin(self._text, self.position, (closing,)):
                 raise _AtEnd
 
     def _read_call(self) -> None:

@@ -23,18 +23,17 @@ class PythonMarkedParser(MarkedParser):
         """Read all calls up to the closing mark."""
         start = skip_space(text, position)
         try:
-            calls, length = self.read_calls(text[start:])
+            if text.startswith("[", start):
+                calls, end = read_call_list(text, start)
+            else:
+                calls, end = read_call_lines(text, start, self.closing)
         except Cut as cut:
             if not is_final:
                 return CallMatch(None)
             return CallMatch(None if cut.calls else len(text), cut.calls)
         except NotCalls:
             return CallMatch(start)
-        return CallMatch(start + length, calls)
-
-    def read_calls(self, text: str) -> tuple[list[Any], int]:
-        """Read the calls at the beginning of a text; return them and their length."""
-        return read_call_list(text) if text.startswith("[") else read_call_lines(text, self.closing)
+        return CallMatch(end, calls)
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
         """Return a call with required arguments first and values in JSON, which the parser accepts too."""

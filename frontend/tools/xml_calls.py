@@ -12,6 +12,8 @@ from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, 
 
 _EMPTY = fixed("")
 _NAME = r"[^<>\s\"']+"
+_NAME_SO_FAR = re.compile(r"\s*[^<>\s]*")
+_BARE_NAME_SO_FAR = re.compile(r"\s*[^<>\s]*\s*")
 
 
 class XmlParser(MarkedParser):
@@ -123,7 +125,7 @@ class XmlParser(MarkedParser):
         """Return whether the text ends in a possible start of a name."""
         marks = (self.name_end,) if self.name_end else (self.key[0], *self.ends)
         limit = len(text) - partial_tag(text, marks, position)
-        return re.fullmatch(r"\s*[^<>\s]*" + ("" if self.name_end else r"\s*"), text[position:limit]) is not None
+        return (_NAME_SO_FAR if self.name_end else _BARE_NAME_SO_FAR).fullmatch(text, position, limit) is not None
 
     def _open_value(self, value: str, schema: object, is_final: bool) -> str | None:
         """Return the JSON of an incomplete value as far as it is certain; None if nothing is."""
