@@ -8,7 +8,7 @@ from starlette.types import ASGIApp
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.http.app import make_app
-from octavo.frontend.http.configure import make_app_state
+from octavo.frontend.http.configure import make_app_state, require_no_batches
 from octavo.frontend.lora.startup import check_flags, load_modules
 from octavo.protocol.config import EngineConfig, ServerConfig
 
@@ -23,6 +23,7 @@ async def serving(config: EngineConfig, server: ServerConfig) -> AsyncGenerator[
     """
     # Reject wrong flags before the engine starts.
     ChatSettings.of(server)
+    require_no_batches(server)
     check_flags(server, has_adapters=config.lora.enable_lora)
     async with AsyncClient.launch(config=config) as client:
         await load_modules(server, client.adapters)

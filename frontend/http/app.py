@@ -21,7 +21,7 @@ from octavo.frontend.client import AsyncClient
 from octavo.frontend.dashboard.routes import add_dashboard_routes
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.auth import ApiKeyMiddleware
-from octavo.frontend.http.configure import admin_keys, api_keys, has_dev_routes, make_app_state
+from octavo.frontend.http.configure import admin_keys, api_keys, has_dev_routes, make_app_state, require_no_batches
 from octavo.frontend.http.docs_page import render_page
 from octavo.frontend.http.errors import failure_response, rejection
 from octavo.frontend.http.middleware import PathMiddleware, RequestIdMiddleware, load_middleware
@@ -47,11 +47,12 @@ def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastA
         config: of the server; None: the defaults. If it has no API keys, those of the environment are used.
 
     Raises:
-        ConfigError: the configuration has `lora_modules`, or names a parser, a template, a directory or a middleware
-            that cannot be used.
+        ConfigError: the configuration has `lora_modules` or `batch_dir`, or names a parser, a template, a directory or
+            a middleware that cannot be used.
     """
     config = config or ServerConfig()
     require_no_modules(config)
+    require_no_batches(config)
     services = CallServices.open(config, client.config)
     return make_app(replace(make_app_state(client, config), calls=services), config, api_keys(config))
 

@@ -117,6 +117,20 @@ def _receipts(config: ServerConfig) -> ReceiptLog | None:
     return None if directory is None else ReceiptLog(directory, config.receipts_max_bytes)
 
 
+def require_no_batches(config: ServerConfig) -> None:
+    """Reject `batch_dir` where nothing would run the batches.
+
+    Raises:
+        ConfigError: it is set.
+    """
+    if config.batch_dir is not None:
+        raise ConfigError(
+            "batch_dir is for octavo serve: nothing runs batches here",
+            phase="configuration",
+            hint="leave it out; octavo run-batch runs a file of requests without a server",
+        )
+
+
 def batch_service(config: ServerConfig, tasks: BackgroundTasks) -> BatchService | None:
     """Return what runs batches, None without `--batch-dir`.
 

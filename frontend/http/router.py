@@ -10,7 +10,7 @@ from octavo.frontend.calls.services import require_no_services
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.http import openapi
 from octavo.frontend.http.auth import ADMIN_PATH
-from octavo.frontend.http.configure import make_app_state
+from octavo.frontend.http.configure import make_app_state, require_no_batches
 from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
 from octavo.frontend.http.routes import admin, batches, dev, pooling, responses
@@ -82,6 +82,7 @@ def create_router(client: AsyncClient, config: ServerConfig | None = None) -> AP
     """
     config = config or ServerConfig()
     require_no_modules(config)
+    require_no_batches(config)
     require_no_services(config)
     state = make_app_state(client, config)
     router = APIRouter(route_class=ApiRoute.bound_to(state, config.max_request_body_bytes))

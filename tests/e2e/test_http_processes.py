@@ -69,6 +69,8 @@ def test_workers_share_requests_and_a_killed_one_is_replaced_with_its_counters(m
         assert {server.post("/v1/completions", ASK).status_code for _ in range(12)} == {200}
         assert sample(server.get("/metrics").text, "octavo:request_success_total") == 60
         assert "was killed by SIGKILL" in server.output
+        stored = server.post("/v1/responses", {"model": "tiny", "input": "hi", "max_output_tokens": 4}).json()
+        assert {server.get(f"/v1/responses/{stored['id']}").json()["id"] for _ in range(12)} == {stored["id"]}
         pids = descendants(server.process.pid)
         server.signal(signal.SIGTERM)
         assert server.wait(20) == 0

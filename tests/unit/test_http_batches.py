@@ -19,7 +19,12 @@ from waiting import until
 from octavo.frontend.batch import service as service_module
 from octavo.frontend.batch.directory import FINAL, BatchDirectory
 from octavo.frontend.batch.service import MAX_ERRORS, BatchService
-from octavo.frontend.http.app import make_app
+from octavo.frontend.http.app import create_app, make_app
+from octavo.frontend.http.background import BackgroundTasks
+from octavo.frontend.http.configure import batch_service
+from octavo.frontend.http.router import create_router
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
 
 CHAT = "/v1/chat/completions"
 
@@ -275,6 +280,17 @@ def test_wrong_requests_are_named(tmp_path: Path) -> None:
                 await api.post("/files", body={"purpose": "batch"}, cast_to=object)
 
     asyncio.run(run())
+
+
+def test_a_directory_is_for_servers_that_run_batches(tmp_path: Path) -> None:
+    client: Any = FakeClient()
+    config = ServerConfig(batch_dir=str(tmp_path))
+    for make in (create_app, create_router):
+        with pytest.raises(ConfigError, match="octavo serve"):
+            make(client, config)
+    with pytest.raises(ConfigError, match="--tenants"):
+        batch_service(ServerConfig(batch_dir=str(tmp_path), tenants="tenants.yaml"), BackgroundTasks())
+    assert batch_service(ServerConfig(), BackgroundTasks()) is None
 
 
 def test_a_server_without_a_directory_names_the_flag() -> None:
