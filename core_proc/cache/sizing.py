@@ -10,7 +10,7 @@ import msgspec
 from octavo.core_proc.cache import state_sizing
 from octavo.core_proc.cache.groups import CacheGroups, checkpoint_interval
 from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.errors import NotEnoughMemoryError
+from octavo.protocol.errors import NotEnoughMemoryError, StartupError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
 """Upper limit of the automatic cache size on a CPU, unless one request of `max_model_len` needs more.
@@ -141,10 +141,16 @@ def _num_host_blocks(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> in
 
     Raises:
         NotEnoughMemoryError: the size holds no block.
+        StartupError: the model has no blocks.
     """
     block_bytes = sum(fact.kv_block_bytes for fact in facts)
-    if not config.kv_offloading_bytes or not block_bytes:
+    if not config.kv_offloading_bytes:
         return 0
+    if not block_bytes:
+        message = (
+            "--kv-offloading-size keeps KV blocks, and this model has none: all of its layers have recurrent states"
+        )
+        raise StartupError(message, phase=_PHASE, hint="leave it out")
     if not (num_blocks := config.kv_offloading_bytes // block_bytes):
         message = f"one KV block takes {_shown(block_bytes)}, but --kv-offloading-size is "
         message += _shown(config.kv_offloading_bytes)

@@ -36,6 +36,13 @@ STORMS: dict[str, dict[str, Any]] = {
         "block_size": 8,
         "num_gpu_blocks_override": 60,
     },
+    "second storey": {
+        "kv_offloading_size": 0.001,
+        "kv_offloading_recompute": False,  # a tiny model may compute faster than files are read
+        "num_gpu_blocks_override": 40,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+    },
     "synchronous, one block size up": {"async_scheduling": False, "block_size": 32, "max_num_seqs": 5},
 }
 
@@ -70,16 +77,20 @@ def alone(model: Path, dtype: str) -> list[Any]:
         ("float32", "constant preemption"),
         ("bfloat16", "constant preemption"),
         ("bfloat16", "guesses"),
+        ("float32", "second storey"),
         ("bfloat16", "synchronous, one block size up"),
     ],
 )
-def test_a_request_in_a_storm_is_the_request_alone(model: Path, dtype: str, storm: str) -> None:
+def test_a_request_in_a_storm_is_the_request_alone(model: Path, dtype: str, storm: str, tmp_path: Path) -> None:
     requests, expected = REQUESTS, alone(model, dtype)
-    results, stats = asyncio.run(run(model, dtype, STORMS[storm], requests))
+    settings = STORMS[storm] | ({"kv_offloading_path": str(tmp_path)} if storm == "second storey" else {})
+    results, stats = asyncio.run(run(model, dtype, settings, requests))
     for number, (got, want) in enumerate(zip(results, expected, strict=True)):
         assert got == want, f"request {number} changed: {requests[number]}"
     assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
     assert stats.prefix_cache_hits > 0
     assert (stats.spec_decode_num_accepted_tokens > 100) == (storm == "guesses")
+    if storm == "second storey":
+        assert stats.external_prefix_cache_hits > 0, "this storm is meant to load blocks"
     if storm == "constant preemption":
         assert stats.num_preemptions > 0, "this storm is meant to preempt"

@@ -8,7 +8,7 @@ from core_fakes import core_config
 
 from octavo.core_proc.cache.sizing import CPU_CACHE_CEILING_BYTES, memory_table, plan_cache
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts
-from octavo.protocol.errors import NotEnoughMemoryError
+from octavo.protocol.errors import NotEnoughMemoryError, StartupError
 
 MIB = 2**20
 
@@ -287,3 +287,15 @@ def test_host_memory_is_divided_among_the_workers():
     assert plan_cache(on_gpu(), facts).num_host_blocks == 0
     with pytest.raises(NotEnoughMemoryError, match=r"one KV block takes 2.0 MiB.*1.0 MiB"):
         plan_cache(on_gpu(kv_offloading_bytes=MIB), facts)
+
+
+def test_host_memory_for_blocks_is_rejected_for_a_model_without_any():
+    states = device(cache_groups=[CacheGroupSpec(kind="state", num_layers=2, block_bytes=MIB)])
+    with pytest.raises(StartupError, match="all of its layers have recurrent states"):
+        plan_cache(on_gpu(kv_offloading_bytes=100 * MIB), [states])
+    assert plan_cache(on_gpu(), [states]).num_host_blocks == 0
+
+
+def test_the_slowest_worker_decides_what_a_copy_takes():
+    facts = [device(host_block_s=0.25), device(rank=1, host_block_s=0.5)]
+    assert plan_cache(on_gpu(kv_offloading_bytes=100 * MIB), facts).host_block_s == 0.5

@@ -28,10 +28,15 @@ CALM_SETTINGS: dict[str, Any] = {
     "max_num_seqs": 1,
     "async_scheduling": False,
     "enable_prefix_caching": False,
+    "kv_offloading_size": 0.0,
+    "swap_space": 0.0,
+    "kv_offloading_path": None,
+    "kv_transfer_config": None,
     "max_num_batched_tokens": 1024,
     "data_parallel_size": 1,
 }
-"""Settings of the undisturbed engine: one sequence at a time, no chunked prefill, no prefix cache."""
+"""Settings of the undisturbed engine: one sequence at a time, no chunked prefill, no prefix cache in any
+memory."""
 
 MAX_GROWTH_BYTES = 64 * 2**20
 """Allowed growth of the largest process of a kind since the first requests."""
