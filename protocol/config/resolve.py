@@ -128,6 +128,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     replaces another one has its place."""
     executor: Literal["mp", "ray"] = "mp"
     """What starts the workers."""
+    model_name: str = ""
+    """`--model` as the user has written it: a path or a hub id."""
     num_nodes: int = 1
     """Machines that an outside launcher has started; 1: only this one."""
     master_addr: str = "127.0.0.1"
@@ -270,6 +272,7 @@ def resolve(
     )
     return ResolvedConfig(
         model=facts,
+        model_name=config.model.model,
         served_model_names=config.model.served_model_name or [config.model.model],
         dtype=dtype,
         quantization=_quantization(config, facts, dtype, chosen_device),

@@ -27,6 +27,11 @@ def test_models() -> None:
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "NotFoundError")
 
 
+def test_the_root_of_a_model_is_what_the_user_has_named() -> None:
+    cards = request(FakeClient(model="org/name"), "GET", "/v1/models").json()["data"]
+    assert [card["root"] for card in cards] == ["org/name", "org/name"]
+
+
 def test_openai_client_lists_models() -> None:
     async def talk():
         async with openai_client(FakeClient()) as api:

@@ -31,7 +31,7 @@ def _card(state: AppState, name: str) -> ModelCard:
     return ModelCard(
         id=name,
         created=state.created,
-        root=found.adapter.path if found else facts.model,
+        root=found.adapter.path if found else state.client.config.model_name or facts.model,
         parent=(found.parent or facts.served_model_names[0]) if found else None,
         max_model_len=facts.max_model_len,
         model_impl=facts.model_impl,

@@ -1,0 +1,131 @@
+"""Runs vLLM's own server tests, unchanged, against `octavo serve`, and prints what passes by file.
+
+The tests are fetched with vLLM's source. Their `RemoteOpenAIServer` is replaced by one that starts octavo, and every
+model that they name is SmolLM2-135M-Instruct in bfloat16: what a larger model would answer is not tested.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from collections import Counter
+from pathlib import Path
+
+import fetch_vllm_source
+from make_bf16_checkpoint import make
+from vllm_tests_parts.files import ADAPTERS, DESELECTED, FILES, MODELS
+
+from octavo.protocol.env import Env
+
+PARTS = Path(__file__).parent / "vllm_tests_parts"
+PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4",))
+"""Arguments of pip; the first one needs pytest, which is here."""
+
+
+def main() -> int:
+    """Run the files named on the command line, or all, and return 1 if a test fails that is not known to."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", metavar="FILE", help="below tests/entrypoints/; default: all that apply")
+    parser.add_argument("--keyword", "-k", default="", help="run tests whose names match, as in pytest")
+    parser.add_argument("--log", type=Path, metavar="DIRECTORY", help="keep pytest's output of each file there")
+    parser.add_argument("--all", action="store_true", help="run the tests that are left out, too")
+    options = parser.parse_args()
+    source, environment = fetch_vllm_source.fetch(), dict(os.environ)
+    with tempfile.TemporaryDirectory() as scratch:
+        environment |= {
+            "HF_HOME": str(_hub(Path(scratch))),
+            "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": os.pathsep.join([str(PARTS.parent), str(_packages())]),
+            "OCTAVO_LOG_LEVEL": "WARNING",
+        }
+        totals: Counter[str] = Counter()
+        for file in options.files or FILES:
+            counts = _run(source, file, environment, options, Path(scratch))
+            totals += counts
+            print(f"| `{file}` | {_shown(counts)} |", flush=True)
+    print(f"| all | {_shown(totals)} |")
+    return 1 if totals["failed"] else 0
+
+
+def _run(
+    source: Path, file: str, environment: dict[str, str], options: argparse.Namespace, scratch: Path
+) -> Counter[str]:
+    report = scratch / "report.xml"
+    report.unlink(missing_ok=True)
+    left_out = [] if options.all else [name for name in DESELECTED if name.startswith(file)]
+    pytest = [sys.executable, "-P", "-m", "pytest", "-q", "--tb=short", f"--junitxml={report}"]
+    pytest += ["-c", os.devnull, f"--rootdir={source}", f"--confcutdir={source}/tests/entrypoints"]
+    pytest += ["-p", "vllm_tests_parts.plugin", "-p", "no:cacheprovider", "-p", "no:xdist", "-p", "no:schemathesis"]
+    pytest += ["-o", "asyncio_mode=auto", *(f"--deselect=tests/entrypoints/{name}" for name in left_out)]
+    pytest += ["-k", options.keyword] if options.keyword else []
+    done = subprocess.run(
+        [*pytest, f"tests/entrypoints/{file}"],
+        cwd=source,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if options.log:
+        options.log.mkdir(parents=True, exist_ok=True)
+        (options.log / (file.replace("/", "_") + ".log")).write_text(done.stdout)
+    if not report.exists():
+        print(done.stdout[-2000:], file=sys.stderr)
+        return Counter(failed=1)
+    counts: Counter[str] = Counter()
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        kind = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
+        counts[kind] += 1
+        if kind == "failed":
+            print(f"  {case.get('classname')}::{case.get('name')}", file=sys.stderr)
+    counts["left out"] += len(left_out)
+    return counts
+
+
+def _shown(counts: Counter[str]) -> str:
+    return ", ".join(f"{counts[kind]} {kind}" for kind in ("passed", "failed", "skipped", "left out") if counts[kind])
+
+
+def _hub(scratch: Path) -> Path:
+    """Return a hub cache in which every model is the checkpoint."""
+    checkpoint = make().directory
+    adapter = scratch / "adapter"
+    _write_adapter(checkpoint, adapter)
+    for name in (*MODELS, *ADAPTERS):
+        folder = scratch / "hub" / f"models--{name.replace('/', '--')}"
+        (folder / "refs").mkdir(parents=True)
+        (folder / "refs" / "main").write_text("0" * 40)
+        (folder / "snapshots").mkdir()
+        (folder / "snapshots" / ("0" * 40)).symlink_to(adapter if name in ADAPTERS else checkpoint)
+    return scratch
+
+
+def _write_adapter(checkpoint: Path, target: Path) -> None:
+    """Write an adapter that changes nothing yet, as PEFT makes it."""
+    import peft  # slow to import, and --help needs none of them
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+    settings = peft.LoraConfig(r=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    peft.get_peft_model(model, settings).save_pretrained(str(target))
+
+
+def _packages() -> Path:
+    """Return a directory with the plugins of pytest that the tests need, and octavo's own tests must not have."""
+    folder = Env.read().cache_dir / "vllm-tests"
+    if not folder.is_dir():
+        with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
+            pip = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", f"{scratch}/packages"]
+            for arguments in PACKAGES:
+                subprocess.run([*pip, *arguments], check=True)
+            Path(scratch, "packages").rename(folder)
+    return folder
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

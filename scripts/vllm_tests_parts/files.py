@@ -1,0 +1,79 @@
+"""Which of vLLM's test files run, with which models, and which of their tests are left out."""
+
+FILES = (
+    "anthropic/test_messages.py",
+    "openai/chat_completion/test_batched_chat_completions.py",
+    "openai/chat_completion/test_chat.py",
+    "openai/chat_completion/test_chat_completion.py",
+    "openai/chat_completion/test_chat_completion_with_prompt_embeds.py",
+    "openai/chat_completion/test_chat_echo.py",
+    "openai/chat_completion/test_chat_logit_bias_validation.py",
+    "openai/chat_completion/test_completion_with_function_calling.py",
+    "openai/chat_completion/test_enable_force_include_usage.py",
+    "openai/chat_completion/test_extra_content_fields.py",
+    "openai/chat_completion/test_include_reasoning.py",
+    "openai/chat_completion/test_logprob_token_ids.py",
+    "openai/chat_completion/test_root_path.py",
+    "openai/chat_completion/test_thinking_token_budget.py",
+    "openai/completion/test_completion.py",
+    "openai/completion/test_completion_with_prompt_embeds.py",
+    "openai/completion/test_prompt_validation.py",
+    "openai/completion/test_token_in_token_out.py",
+    "openai/models/test_models.py",
+    "openai/responses/test_simple.py",
+    "openai/test_chunked_prompt.py",
+    "openai/test_openai_schema.py",
+    "openai/test_return_token_ids.py",
+    "openai/test_return_tokens_as_ids.py",
+    "openai/test_stop_token_ids.py",
+    "scale_out/token_in_token_out/test_serving_tokens.py",
+    "serve/instrumentator/test_basic.py",
+    "serve/instrumentator/test_metrics.py",
+    "serve/instrumentator/test_orca_metrics.py",
+    "serve/instrumentator/test_uds.py",
+    "serve/middleware/test_optional_middleware.py",
+    "serve/tokenize/test_tokenization.py",
+    "tool_parsers/test_granite4_tool_parser.py",
+    "tool_parsers/test_hermes_tool_parser.py",
+    "llm/test_chat.py",
+    "llm/test_generate.py",
+    "llm/test_prompt_validation.py",
+)
+"""Below `tests/entrypoints/`."""
+
+MODELS = (
+    "HuggingFaceH4/zephyr-7b-beta",
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "Qwen/Qwen2-1.5B-Instruct",
+    "Qwen/Qwen2.5-1.5B-Instruct",
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-1.7B",
+    "distilbert/distilgpt2",
+    "facebook/opt-125m",
+    "hmellor/tiny-random-LlamaForCausalLM",
+    "openai-community/gpt2",
+    "unsloth/llama-3.2-1b-Instruct",
+)
+"""Names that the files use; all of them are one checkpoint."""
+
+ADAPTERS = ("charent/self_cognition_Alice", "typeof/zephyr-7b-beta-lora")
+"""Names of LoRA adapters that the files use."""
+
+_COMPLETION = "openai/completion/test_completion.py::"
+
+DESELECTED: dict[str, str] = {
+    _COMPLETION + "test_single_completion[facebook/opt-125m]": "counts the tokens of OPT's tokenizer",
+    **{
+        f"{_COMPLETION}{name}[facebook/opt-125m]": "the stand-in ends this prompt at once"
+        for name in ("test_completion_streaming", "test_parallel_no_streaming", "test_parallel_streaming")
+    },
+    "openai/test_return_token_ids.py::test_chat_completion_with_tool_use": "needs a model that calls tools",
+    "openai/test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs": (
+        "needs a model that does not end within 20 tokens"
+    ),
+    "serve/instrumentator/test_basic.py::test_show_version": "/version is octavo's own",
+    "openai/chat_completion/test_chat_echo.py::test_top_logprobs": (
+        "sends logprobs as a string, which octavo refuses as OpenAI does"
+    ),
+}
+"""Tests that do not apply, and why."""

@@ -1,0 +1,59 @@
+"""A plugin of pytest for vLLM's tests: `vllm` is octavo.compat.vllm, and `tests.utils` starts octavo.
+
+What octavo does not have of vLLM is a placeholder: a test that uses one is skipped, the others of its file run.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from octavo.compat.vllm.importer import VllmFinder, member
+from vllm_tests_parts import remote_server
+
+
+class _PlaceholderType(type):
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _placeholder(f"{cls.__name__}.{name}")
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        pytest.skip(f"tests vLLM's own {cls.__name__}")
+
+
+def _placeholder(name: str) -> Any:
+    return _PlaceholderType(name, (), {})
+
+
+class PlaceholderFinder(VllmFinder):
+    """Finds every module below `vllm`."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `VllmFinder`."""
+        if fullname != "vllm" and not fullname.startswith("vllm."):
+            return None
+        return importlib.util.spec_from_loader(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See `VllmFinder`."""
+
+        def get(name: str) -> Any:
+            try:
+                return member(module.__name__, module.__name__, name)
+            except AttributeError:
+                if name.startswith("__"):
+                    raise
+                return _placeholder(f"{module.__name__}.{name}")
+
+        module.__getattr__ = get  # type: ignore[method-assign]
+
+
+sys.meta_path.insert(0, PlaceholderFinder("vllm"))
+sys.modules["tests.utils"] = remote_server
