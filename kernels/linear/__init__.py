@@ -184,7 +184,7 @@ class Packer:
         """Return the packed form, which no longer needs the arguments.
 
         Args:
-            weight_OI: any float.
+            weight_OI: any float; `StackedRows` may have been released afterwards.
             bias_O: of the same dtype.
             quantizes: False: the weight stays as it is. True: in the packer's quantization, or in the numbers of it
                 where nothing multiplies with its codes.
@@ -203,6 +203,8 @@ class Packer:
         quantization = _HEAD_QUANTIZATION.get(self._quantization) if is_head else self._quantization
         if quantization is not None and quantizes:
             quantized = quantize_weight(self._library, weight_OI, quantization)
+            if isinstance(weight_OI, StackedRows):
+                weight_OI.release()  # the packed form takes its memory
             packed = self.pack_quantized(quantized, bias_O, dtype=weight_OI.dtype, is_grouped=is_grouped)
             if packed is not None:
                 return packed

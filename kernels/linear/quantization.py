@@ -58,19 +58,26 @@ def quantize_weight(
     )
     num_outputs, num_inputs = weight_OI.shape
     size = max(_AT_ONCE // num_inputs, 1)
-    pieces = [
-        _quantize_rows(library, some_rows(weight_OI, start, start + size), kind, group_size)
-        for start in range(0, num_outputs, size)
-    ]
-    if len(pieces) == 1:
-        return pieces[0]
-    minimums = [piece.minimum_OG for piece in pieces if piece.minimum_OG is not None]
-    return replace(
-        pieces[0],
-        levels_OI=torch.cat([piece.levels_OI for piece in pieces]),
-        scale_OG=torch.cat([piece.scale_OG for piece in pieces]),
-        minimum_OG=torch.cat(minimums) if minimums else None,
-    )
+    whole: QuantizedWeight | None = None
+    for start in range(0, num_outputs, size):
+        piece = _quantize_rows(library, some_rows(weight_OI, start, start + size), kind, group_size)
+        if piece.num_outputs == num_outputs:
+            return piece
+        whole = whole or _with_outputs(piece, num_outputs)
+        for name in _ROWS:
+            if (values := getattr(piece, name)) is not None:
+                getattr(whole, name)[start : start + size] = values
+    assert whole is not None, "a matrix has rows"
+    return whole
+
+
+_ROWS = ("levels_OI", "scale_OG", "minimum_OG")
+
+
+def _with_outputs(piece: QuantizedWeight, num_outputs: int) -> QuantizedWeight:
+    """Return a weight like `piece` with room for so many outputs: joining all pieces would take twice the memory."""
+    tensors = {name: values for name in _ROWS if (values := getattr(piece, name)) is not None}
+    return replace(piece, **{name: values.new_empty(num_outputs, values.shape[1]) for name, values in tensors.items()})
 
 
 def _quantize_rows(

@@ -1,6 +1,5 @@
 """Weights that are packed together, one below the other, without a copy of all of them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 class StackedRows:
     """A matrix OI that consists of matrices with the same inputs. Only the rows that are asked for are converted."""
 
-    parts: Sequence[Tensor]
+    parts: list[Tensor]
     """Of any float and any device."""
     dtype: torch.dtype
     device: torch.device
@@ -34,6 +33,10 @@ class StackedRows:
         for piece, rows_PI in zip(pieces, whole_OI.split([len(piece) for piece in pieces]), strict=True):
             rows_PI.copy_(piece)
         return whole_OI
+
+    def release(self) -> None:
+        """Forget the parts: nothing reads them any more."""
+        self.parts.clear()
 
     def whole(self) -> Tensor:
         """Return all rows; a contiguous tensor."""

@@ -185,8 +185,10 @@ class LinearWeight:
         """
         packed = self._pack_quantized(packer) if keeps_quantized and self.is_quantizable else None
         if packed is None:
+            rows_OI = self._rows()
+            self._values.clear()  # so that the packer alone holds them, and frees them when it has their codes
             packed = packer.pack(
-                self._rows(),
+                rows_OI,
                 self._bias_O,
                 quantizes=self.is_quantizable,
                 is_head=self.is_head,

@@ -21,6 +21,10 @@ class StreamedPacking:
         self._missing = {weight: weight.tensor_names for weight in weights}
         self._weight_of = {name: weight for weight, names in self._missing.items() for name in names}
 
+    def weight_of(self, name: str) -> LinearWeight | None:
+        """Return the weight of which a tensor that was not read yet is a part; None: it is none of a linear layer."""
+        return self._weight_of.get(name)
+
     def take(self, name: str) -> None:
         """Note that a tensor was read; pack the weight of which it was the last one.
 

@@ -128,7 +128,7 @@ def load_update(
         placement: of its model.
         update: from `check_update`.
         packer: of the model.
-        store: the weights so far; each is freed before its successor is packed. None: there are none.
+        store: the weights so far; each is freed when its successor arrives. None: there are none.
 
     Raises:
         ConfigError, OSError, RuntimeError: the weights cannot be read or packed. The store is not whole any more.
@@ -189,15 +189,21 @@ class _Packing(StreamedPacking, ABC):
 
 
 class _Replacing(_Packing):
-    """Frees each old weight before its successor is packed."""
+    """Frees each old weight when the first tensor of its successor arrives, whose parts so take its memory."""
 
     def __init__(self, parameters: Parameters, packer: Packer, config: ResolvedConfig, old: WeightStore) -> None:
         super().__init__(parameters, packer, config)
         self._old = old
 
+    def take(self, name: str) -> None:
+        """See `StreamedPacking`."""
+        if (weight := self.weight_of(name)) is not None:
+            self._old.packed.pop(weight.name, None)
+        super().take(name)
+
     def pack(self, weight: LinearWeight) -> None:
         """See `StreamedPacking`."""
-        self._old.packed.pop(weight.name, None)
+        self._old.packed.pop(weight.name, None)  # of weights that layers share
         super().pack(weight)
 
     def keep(self, weight: LinearWeight) -> None:
