@@ -16,7 +16,11 @@ TABLE = ROOT / "kernels" / "budgets.json"
 def main() -> None:
     """Compile the kernels, and write or print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--print", action="store_true", help="print the table instead of writing it")
+    parser.add_argument(
+        "--print",
+        action="store_true",
+        help="write nothing; print Triton's version, then a line of JSON for each kernel as soon as it is compiled",
+    )
     arguments = parser.parse_args()
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".cache" / "octavo" / "triton"))
@@ -26,11 +30,13 @@ def main() -> None:
     from compiled_kernels import measure
     from kernel_launches import LAUNCHES, ONLY_ON
 
-    text = json.dumps({"triton": triton.__version__, "kernels": measure(LAUNCHES, ONLY_ON)}, indent=1) + "\n"
+    budgets = measure(LAUNCHES, ONLY_ON)
     if arguments.print:
-        print(text, end="")
+        print(json.dumps(triton.__version__), flush=True)
+        for row in budgets:
+            print(json.dumps(row), flush=True)
     else:
-        TABLE.write_text(text)
+        TABLE.write_text(json.dumps({"triton": triton.__version__, "kernels": dict(budgets)}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -138,17 +138,16 @@ def _tool(name: str, cubin: bytes, *options: str) -> str:
 
 def measure(
     operations: dict[str, Callable[[], object]], only_on: dict[str, tuple[int, ...]]
-) -> dict[str, dict[str, dict[str, int]]]:
-    """Return the budgets of all kernels by "operation: kernel", each by "sm_" and the architecture.
+) -> Iterator[tuple[str, dict[str, dict[str, int]]]]:
+    """Yield the budgets of each kernel as ("operation: kernel", budgets by "sm_" and the architecture).
 
     Args:
         operations: by name.
         only_on: the architectures of those that are not compiled for all.
     """
-    table: dict[str, dict[str, dict[str, int]]] = {}
     for name, operation in operations.items():
+        rows: dict[str, dict[str, dict[str, int]]] = {}
         for architecture in only_on.get(name, ARCHITECTURES):
             for one in compiled(operation, architecture):
-                row = table.setdefault(f"{name}: {one.kernel}", {})
-                row[f"sm_{architecture}"] = asdict(one.budget)
-    return table
+                rows.setdefault(f"{name}: {one.kernel}", {})[f"sm_{architecture}"] = asdict(one.budget)
+        yield from rows.items()
