@@ -81,6 +81,7 @@ settings.register_profile("long", deadline=None, print_blob=True)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--long", action="store_true", help="run the long forms of the stress tests as well")
+    parser.addoption("--clients", action="store_true", help="run the tests of client libraries (scripts/test_clients)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -93,15 +94,15 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that need the model, deselect the long forms unless --long, move the longest files to the front."""
+    """Mark tests that need the model, deselect those that need an option, move the longest files to the front."""
     for item in items:
         if {"smollm2_gguf", "minilm"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("model")
-    if not config.getoption("--long"):
-        long = [item for item in items if item.get_closest_marker("long")]
-        if long:
-            config.hook.pytest_deselected(items=long)
-            items[:] = [item for item in items if item not in long]
+    for mark in ("long", "clients"):
+        marked = [item for item in items if item.get_closest_marker(mark)]
+        if marked and not config.getoption(f"--{mark}"):
+            config.hook.pytest_deselected(items=marked)
+            items[:] = [item for item in items if item not in marked]
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 

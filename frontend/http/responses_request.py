@@ -5,16 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-import msgspec
-
+from octavo.frontend.http.response_tools import called_name, tool_definitions
 from octavo.frontend.http.schemas.chat import (
     AllowedTools,
     AllowedToolsChoice,
     ChatCompletionRequest,
-    FunctionDefinition,
     FunctionName,
     NamedToolChoice,
-    ToolDefinition,
 )
 from octavo.frontend.http.schemas.responses import ResponsesRequest
 from octavo.frontend.http.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
@@ -64,7 +61,7 @@ def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> 
     messages += _messages(items, len(items) - len(input_items(request)))
     if not messages:
         raise InvalidRequestError("input is empty: it needs at least one message", "input")
-    tools = [_tool(tool, f"tools[{place}]") for place, tool in enumerate(request.tools or ())]
+    tools = tool_definitions(request.tools or ())
     for name in request.include or ():
         if name != LOGPROBS and name not in _INERT_INCLUDES:
             raise InvalidRequestError(f"include: {name!r} is unknown here; {LOGPROBS!r} is known", "include")
@@ -169,7 +166,10 @@ def _add_to_turn(turn: dict[str, Any], item: Mapping[str, Any], kind: str, path:
             parts = item.get("content") or item.get("summary") or []
             turn["reasoning_content"] = "\n".join(str(part.get("text", "")) for part in parts if isinstance(part, dict))
         case "function_call":
-            function = {"name": _string(item, "name", path), "arguments": _string(item, "arguments", path)}
+            function = {
+                "name": called_name(_string(item, "name", path), item.get("namespace")),
+                "arguments": _string(item, "arguments", path),
+            }
             call = {"id": _string(item, "call_id", path), "type": "function", "function": function}
             turn.setdefault("tool_calls", []).append(call)
         case _:
@@ -199,18 +199,6 @@ def _string(item: Mapping[str, Any], key: str, path: str) -> str:
     if not isinstance(value, str):
         raise InvalidRequestError(f"{path}.{key} must be a string", f"{path}.{key}")
     return value
-
-
-def _tool(tool: Mapping[str, Any], path: str) -> ToolDefinition:
-    if tool.get("type") != "function":
-        raise InvalidRequestError(
-            f"{path}.type: octavo runs no tools of type {tool.get('type')!r}, it has functions only", f"{path}.type"
-        )
-    try:
-        function = msgspec.convert({**tool, "name": tool.get("name")}, FunctionDefinition)
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{path}: {error}", path) from None
-    return ToolDefinition(type="function", function=function)
 
 
 def _tool_choice(choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> Any:

@@ -2,7 +2,7 @@
 
 Each phase of a test (its fixtures, its call, their teardown) may take `test_time_limit_s`. Then the stacks of all
 threads and child processes go to its captured output and the test fails. Tests marked `long` have no limit, nor have
-those marked `runs_pytest`, because the tests that they run have one each. A test that does not react, because it hangs
+those marked `runs_pytest` or `clients`: what they run has its own. A test that does not react, because it hangs
 outside Python, ends its process after twice the time; the other process of the run continues and reports it.
 """
 
@@ -55,7 +55,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> Iterator[None]:
 
 def _limited(item: pytest.Item) -> Iterator[None]:
     limit_s = float(item.config.getini("test_time_limit_s"))
-    if not limit_s or any(item.get_closest_marker(name) for name in ("long", "runs_pytest")):
+    if not limit_s or any(item.get_closest_marker(name) for name in ("long", "runs_pytest", "clients")):
         return (yield)
 
     def expire(number: int, frame: FrameType | None) -> None:

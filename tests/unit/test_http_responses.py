@@ -102,6 +102,27 @@ def test_choices_of_tools(choice: Any, reply: str) -> None:
     assert (call["type"], json.loads(call["arguments"])) == ("function_call", {"city": "Ulm"})
 
 
+def test_functions_of_a_namespace_are_called_by_both_names() -> None:
+    """As coding agents offer them, beside tools that OpenAI's servers would run."""
+    call = '<tool_call>{"name": "sky.weather", "arguments": {"city": "Ulm"}}</tool_call>'
+    namespace = {"type": "namespace", "name": "sky", "description": "Tells it.", "tools": TOOLS}
+    body = ask(tools=[namespace, {"type": "web_search"}])
+    (found,) = answer(call, body, HERMES)["output"]
+    assert (found["namespace"], found["name"], found["arguments"]) == ("sky", "weather", '{"city": "Ulm"}')
+    result = {"type": "function_call_output", "call_id": found["call_id"], "output": "rain"}
+    client = ToolClient("Hi")
+    history = [{"role": "user", "content": "hi"}, found, result]
+    assert post(client, PATH, body | {"input": history}, config=HERMES).status_code == 200
+    assert "sky.weather" in client.requests[0]["prompt"]["prompt"]
+
+
+def test_an_ignored_tool_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(2):
+        body = ask(tools=[*TOOLS, {"type": "local_shell"}])
+        assert post(ToolClient("Hi"), PATH, body, config=HERMES).status_code == 200
+    assert sum("'local_shell'" in record.getMessage() for record in caplog.records) == 1
+
+
 def test_an_answer_that_is_cut_off_is_incomplete() -> None:
     client = ToolClient("Hello!")
     body = post(client, PATH, ask(max_output_tokens=3)).json()
@@ -216,6 +237,8 @@ def test_the_store_is_bounded_and_outlives_its_process(tmp_path: Path) -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "sky"}]}, "tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "sky", "tools": []}]}, "tools[0].type"),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": TOOLS}, "tool_choice"),

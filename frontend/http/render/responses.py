@@ -4,7 +4,8 @@ A whole response is made by the same events as a stream, so both have the same i
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -43,6 +44,7 @@ class ResponseEvents:
         style: of the answer.
         response: before anything is generated.
         summarizes: the reasoning is shown as its summary.
+        namespaces: the namespace and the name of a function, by the name that the model calls.
     """
 
     def __init__(
@@ -51,9 +53,11 @@ class ResponseEvents:
         response: ResponseObject,
         *,
         summarizes: bool = False,
+        namespaces: Mapping[str, tuple[str, str]] = MappingProxyType({}),
     ) -> None:
         self._style = style
         self.response = response
+        self._namespaces = namespaces
         self._reasoning = "summary_text" if summarizes else "reasoning_text"
         self.on_done: Callable[[ResponseObject], None] = lambda response: None
         """Called with the response when it has ended."""
@@ -189,7 +193,9 @@ class ResponseEvents:
         """Return the events that add arguments to a call, or add a call."""
         events = []
         if call.name is not None:
-            events += self._add_item("function_call", call_id=call.id, name=call.name, arguments="")
+            namespace, name = self._namespaces.get(call.name, (None, call.name))
+            fields = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
+            events += self._add_item("function_call", call_id=call.id, **fields, arguments="")
             self._call = call.index
         if call.arguments and self._item is not None:
             self._item["arguments"] += call.arguments

@@ -15,6 +15,7 @@ from octavo.frontend.http.query import Paging, flag, integer
 from octavo.frontend.http.render.responses import ResponseEvents, render_response, response_at_start
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.response_store import MAX_RESPONSES, StoredResponse
+from octavo.frontend.http.response_tools import namespaced_functions
 from octavo.frontend.http.responses_request import ERROR_NAMES, chat_body, check_settings, input_items, shown_item
 from octavo.frontend.http.routes.messages import CHAT_PATH
 from octavo.frontend.http.schemas.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
@@ -54,7 +55,9 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
     style = answer_style(state, body, answer_id, model, num_logprobs(body), prepared.rendering, recorder)
     reasoning = request.reasoning
     summarizes = reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
-    events = ResponseEvents(style, response_at_start(request, style), summarizes=summarizes)
+    fresh = response_at_start(request, style)
+    functions = namespaced_functions(request.tools or ())
+    events = ResponseEvents(style, fresh, summarizes=summarizes, namespaces=functions)
     generations = {answer_id: prepared.generation}
     if request.background:
         events.response.status = "queued"
