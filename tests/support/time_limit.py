@@ -23,7 +23,7 @@ _REAL_STANDARD_ERROR = pytest.StashKey[int]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini("test_time_limit_s", "limit for each phase of a test in seconds; 0: none", default="180")
+    parser.addini("test_time_limit_s", "limit for each phase of a test in seconds; 0: none", default="600")
 
 
 @pytest.hookimpl(trylast=True)
