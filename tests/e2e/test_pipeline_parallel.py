@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import torch
 from pairwise import pairwise
+from step_recorder import without_time
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, sampled_slots, spec, worker_config
@@ -130,10 +131,6 @@ def on_stages(config: ResolvedConfig, kernels: NativeLibrary, plans: list[StepPl
     finally:
         threads.shutdown(wait=False)
         os.close(descriptor)
-
-
-def without_time(results: list[StepResult]) -> list[StepResult]:
-    return [msgspec.structs.replace(result, elapsed_s=0.0) for result in results]
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,8 @@ def test_bench_serve_reports_what_was_accepted(
     guessing_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--num-prompts", "4", "--input-len", "24", "--output-len", "60", "--ignore-eos", "--disable-tqdm"]
-    # The fewer tokens there are, the more an output repeats itself.
-    words += ["--extra-body", '{"allowed_token_ids": [5, 6, 7]}']
+    # All guesses are right, so that guessing pays off whatever a step costs on this machine.
+    words += ["--extra-body", '{"allowed_token_ids": [5]}']
     out = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json"]
     assert main(["bench", "serve", "--base-url", guessing_server.url, *words, *out]) == 0
     printed, saved = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())

@@ -65,7 +65,7 @@ def measured(model: Path, when: str, quantization: str = "none") -> dict[str, in
 
 def test_weights_are_packed_while_they_are_read(model: Path) -> None:
     streamed, copied = (measured(model, when) for when in ("streamed", "copied"))
-    assert streamed["weights"] == copied["weights"] > 100 * 2**20
+    assert streamed["weights"] == copied["weights"] > 90 * 2**20
     bound = streamed["weights"] + LARGEST_BYTES + SLACK_BYTES
     assert streamed["peak"] <= bound
     assert copied["peak"] > bound, "the measurement must see the memory of tensors"

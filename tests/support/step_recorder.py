@@ -36,4 +36,4 @@ class StepRecorder:
 
 def without_time(results: list[StepResult]) -> list[StepResult]:
     """Return the results without what is never equal."""
-    return [msgspec.structs.replace(result, elapsed_s=0.0) for result in results]
+    return [msgspec.structs.replace(result, elapsed_s=0.0, idle_s=0.0) for result in results]

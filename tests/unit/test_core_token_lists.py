@@ -72,14 +72,15 @@ def test_several_tokens_of_a_step_are_sent_in_one_event() -> None:
     assert [(entry.start, entry.num_tokens) for entry in plan.scheduled] == [(8, 1), (4, 1)]
 
 
-def test_guesses_are_not_rejected_where_states_hold_them() -> None:
+def test_a_state_that_holds_a_wrong_guess_is_computed_again_from_the_one_before() -> None:
     engine = Guessing([CacheGroupSpec(kind="state", window=64, num_layers=1, block_bytes=1000)])
     engine.submit("r", PROMPT, 20)
     engine.guess("r")
     engine.take([1, 2, 3, 4], [4])
     engine.guess("r")
-    with pytest.raises(AssertionError, match="recurrent state holds rejected guesses"):
-        engine.take([5], [1])
+    engine.take([5], [1])
+    plan = engine.scheduler.plan()
+    assert [(entry.start, entry.num_tokens, entry.num_samples) for entry in plan.scheduled] == [(8, 2, 1)]
 
 
 def test_tokens_after_the_one_that_ends_a_request_are_dropped() -> None:

@@ -1,5 +1,6 @@
 """`octavo bench startup`: time of `octavo serve` until the first token, with an empty and a warm cache."""
 
+import contextlib
 import json
 import shutil
 import signal
@@ -99,6 +100,9 @@ def _start(directory: Path, environment: dict[str, str]) -> Start:
         try:
             return _measure(process, socket, started)
         except CommandError:
+            # A server that cannot start closes its connections before it logs why.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(STOP_TIMEOUT_S)
             _end(process)
             lines = (directory / "log").read_text().splitlines()
             raise CommandError(f"the server did not start: {lines[-1] if lines else 'its log is empty'}") from None
