@@ -236,7 +236,7 @@ def test_a_failing_run_is_made_smaller(planted: None) -> None:
     failure = first_failure(lambda failure: failure.kind == "WrongAnswer")
     smallest = shrink(failure, timeout_s=200.0)
     assert smallest.kind == failure.kind
-    assert smallest.order.asks is not None and 0 < len(smallest.order.asks) <= 5
+    assert smallest.order.asks is not None and 0 < len(smallest.order.asks) <= 10  # of 60
     assert smallest.order.faults is not None and len(smallest.order.faults) <= 2  # some requests kill a core themselves
     again = attempt(smallest.order)
     assert isinstance(again, Failure) and again.message == smallest.message
