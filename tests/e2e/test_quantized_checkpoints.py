@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from model_logprobs import PROMPT, difference, kinds, logprobs
-from quantized_checkpoints import KINDS, add_section, write
+from quantized_checkpoints import KINDS, add_section, write, write_torchao_stacks
 from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 from tiny_models import MOE_ARCHITECTURES, make_tiny
@@ -48,7 +48,7 @@ def twin(source: Path, values: dict[str, torch.Tensor], folder: Path) -> Path:
     """Write the checkpoint of the dequantized weights."""
     shutil.copytree(source, folder)
     tensors = load_file(source / "model.safetensors")
-    assert values.keys() <= tensors.keys() and len(values) >= 14
+    assert values.keys() <= tensors.keys() and len(values) >= 12
     save_file(
         {name: values.get(name, tensor).contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors"
     )
@@ -143,6 +143,33 @@ def test_stacks_of_experts_are_taken_apart(kind: str, tmp_path: Path) -> None:
     assert "e4m3" in kinds(model)
     assert torch.equal(logprobs(stacked, model=model), logprobs(apart))
     assert_batches_change_no_bit(model, stacked)
+
+
+@pytest.mark.parametrize(
+    ("quantization", "kind"),
+    [
+        ("Int8DynamicActivationInt8WeightConfig", "u8_channel"),
+        ("Float8WeightOnlyConfig", "e4m3"),
+        pytest.param("Int8WeightOnlyConfig", "u8", marks=pytest.mark.long),
+    ],
+)
+def test_stacks_of_experts_that_torchao_writes(quantization: str, kind: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 4}
+    source = make_tiny("Qwen3MoeForCausalLM", tmp_path / "source", **sizes, num_hidden_layers=1)
+    stacks = write_torchao_stacks(quantization, source, tmp_path / "quantized")
+    values = {}
+    for expert in range(4):
+        layer = f"model.layers.0.mlp.experts.{expert}"
+        gate, up = stacks["gate_up_proj"][expert].chunk(2)
+        parts = {"gate_proj": gate, "up_proj": up, "down_proj": stacks["down_proj"][expert]}
+        values |= {f"{layer}.{part}.weight": rows.contiguous() for part, rows in parts.items()}
+    exact = logprobs(worker_config(twin(source, values, tmp_path / "plain")))
+    torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), exact, rtol=0.0, atol=2e-4)
+    config = on_codes(tmp_path / "quantized")
+    model = loaded(config)
+    assert kind in kinds(model)
+    assert difference(logprobs(config, model=model), exact) < 0.2
+    assert_batches_change_no_bit(model, config)
 
 
 @pytest.mark.parametrize("kind", ["gptq-8", "awq", "mixed", "fp8-tensor", "nf4", "llm-int8"])

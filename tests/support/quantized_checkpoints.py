@@ -329,6 +329,25 @@ def _torchao(name: str, **settings: Any) -> Callable[[], Any]:
     return make
 
 
+def write_torchao_stacks(quantization: str, source: Path, folder: Path) -> Tensors:
+    """Quantize the stacks of experts of one layer with a configuration of torchao, as `transformers` saves them.
+
+    Returns their values by the last part of their names; all other tensors stay as they are.
+    """
+    import torchao.quantization
+    from transformers import AutoModelForCausalLM, TorchAoConfig
+
+    config = getattr(torchao.quantization, quantization)()
+    stacks = ("gate_up_proj", "down_proj")
+    chosen = torchao.quantization.FqnToConfig({rf"re:.*\.experts\.{name}": config for name in stacks})
+    model = AutoModelForCausalLM.from_pretrained(
+        source, quantization_config=TorchAoConfig(chosen), dtype=torch.float32, device_map={"": "cpu"}
+    )
+    model.save_pretrained(folder)
+    experts = model.get_submodule("model.layers.0.mlp.experts")
+    return {name: getattr(experts, name).dequantize(output_dtype=torch.float32) for name in stacks}
+
+
 _GROUP = {"strategy": "group", "group_size": GROUP}
 _TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
 _E4M3 = {"num_bits": 8, "type": "float"}

@@ -1,5 +1,7 @@
 """`quantization_config` of checkpoints: what is read, and what is refused by name."""
 
+import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -240,6 +242,35 @@ def test_stacks_whose_tensors_do_not_fit_are_refused() -> None:
     assert isinstance(stack, StoredStack)
     with pytest.raises(ConfigError, match="7 gates and ups of each expert, an odd number"):
         list(stack.split(2))
+
+
+def torchao_stack(scale: tuple[int, ...], block: list[int]) -> Mapping[str, object]:
+    fields = {"_type": "Int8Tensor", "_data": {"block_size": block, "act_quant_kwargs": None}}
+    form = open_format({"quant_method": "torchao"}, {STACK: json.dumps(fields)})
+    module, _, name = STACK.rpartition(".")
+    tensors = {
+        f"{module}._{name}_qdata": torch.arange(3 * 8 * 32).remainder(256).sub(128).to(torch.int8).view(3, 8, 32),
+        f"{module}._{name}_scale": torch.arange(1.0, 1.0 + math.prod(scale)).view(scale),
+    }
+    assembly = Assembly(form, tensors.keys())
+    assert {assembly.plain_name(tensor) for tensor in tensors} == {STACK}
+    taken = [assembly.take(name, tensor) for name, tensor in tensors.items()]
+    return dict(result for result in taken if result is not None)
+
+
+def test_stacks_of_torchao() -> None:
+    stack = torchao_stack((3, 8, 1), [1, 1, 32])[STACK]
+    assert isinstance(stack, StoredStack) and stack.num_experts == 3 and stack.expert == (8, 32)
+    levels = torch.arange(3 * 8 * 32).remainder(256).sub(128).view(3, 8, 32)
+    expected = levels * torch.arange(1.0, 25.0).view(3, 8, 1)
+    for expert, parts in enumerate(stack.split(2)):
+        assert torch.equal(torch.cat([part.dequantized() for part in parts]), expected[expert])
+
+
+@pytest.mark.parametrize(("scale", "block"), [((1, 8, 1), [3, 1, 32]), ((3, 1, 1), [8, 32])])
+def test_stacks_of_torchao_without_scales_of_experts_are_refused(scale: tuple[int, ...], block: list[int]) -> None:
+    with pytest.raises(ConfigError, match=rf"{STACK}' is no stack with scales for each expert: Int8Tensor"):
+        torchao_stack(scale, block)
 
 
 def test_scales_of_the_cache_are_left_out() -> None:

@@ -322,7 +322,7 @@ class StackedExperts:
             yield from split(name, values)
             return
         if self.names.is_turned:
-            raise ConfigError(f"{name!r} is a stack of transposed 8-bit floats, which octavo does not read")
+            raise ConfigError(f"{name!r} is a stack of transposed quantized matrices, which octavo does not read")
         if values.num_experts != self.num_experts:
             raise self._other_shape(name, (values.num_experts, *values.expert))
         for expert, matrices in enumerate(values.split(len(parts))):

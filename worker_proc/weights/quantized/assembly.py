@@ -1,7 +1,7 @@
 """Reads a quantized checkpoint: collects the tensors of each layer, and hands on one matrix under the plain name."""
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -45,10 +45,12 @@ class Format(Protocol):
 class StackFormat(Protocol):
     """A format whose checkpoints may hold all experts of a layer in one tensor, beside others with their scales."""
 
-    stack_markers: tuple[str, ...]
-    """Ends of names behind that of a stack, of which a quantized stack has one."""
-    stack_parts: Mapping[str, str]
-    """All ends of names, "" for the stack itself, and the part that each is of the layers."""
+    def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the name of the stack, and the part, of each tensor of a quantized stack.
+
+        Args:
+            names: of all tensors of the checkpoint.
+        """
 
     def stack(self, name: str, tensors: Mapping[str, Tensor]) -> QuantizedMatrix:
         """Return a stack.
@@ -141,9 +143,9 @@ class Assembly:
         self._stack_format = form if isinstance(form, StackFormat) else None
         self._stacks: set[str] = set()
         if self._stack_format is not None:
-            self._stacks = _stacks(self._stack_format.stack_markers, names)
-            for end, part in self._stack_format.stack_parts.items():
-                self._place |= {f"{stack}{end}": (stack, part) for stack in self._stacks if f"{stack}{end}" in names}
+            places = self._stack_format.places_in_stacks(names)
+            self._stacks = {stack for stack, _ in places.values()}
+            self._place |= places
         self._missing: dict[str, set[str]] = {}
         for layer, part in self._place.values():
             self._missing.setdefault(layer, set()).add(part)
@@ -175,19 +177,13 @@ class Assembly:
         return f"{layer}.weight", self._format.matrix(layer, tensors)
 
 
-def _stacks(markers: Sequence[str], names: Collection[str]) -> set[str]:
-    """Return the tensors that have scales under their own names: stacks. Weights of layers are called `.weight`."""
-    bases = {name.removesuffix(marker) for name in names for marker in markers if name.endswith(marker)}
-    return {base for base in bases if base in names and not base.endswith(".weight")}
-
-
 def _plain(name: str, tensor: Tensor) -> Tensor:
     is_weight = name.endswith(".weight") and tensor.ndim > 1
     # Models take stacks of numbers under these names: without this, the error would be about the tensor of scales.
     if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
-            "quantized experts, which octavo reads in the formats fp8 (e4m3, with scales) and mxfp4 only",
+            "quantized experts, which octavo reads in the formats fp8 (e4m3, with scales), mxfp4 and torchao only",
             hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
         )
     if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):

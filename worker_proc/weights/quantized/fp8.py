@@ -11,7 +11,7 @@ Gates and ups have blocks of their own where a block would have outputs of both 
 `integrations/finegrained_fp8.py`), and a scale each where scales are those of tensors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -25,6 +25,15 @@ from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 FLOAT8 = torch.float8_e4m3fn
+_STACK_MARKERS = ("_scale_inv", "_scale")
+"""Ends of names behind that of a stack, of which a quantized stack has one."""
+_STACK_PARTS = {
+    "": "weight",
+    "_scale_inv": "weight_scale_inv",
+    "_scale": "weight_scale",
+    "_activation_scale": "activation_scale",
+}
+"""All ends of names, and the part that each is of a layer."""
 
 
 class Fp8:
@@ -32,13 +41,6 @@ class Fp8:
 
     markers: tuple[str, ...] = ("weight_scale_inv", "weight_scale")
     parts: tuple[str, ...] = ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
-    stack_markers: tuple[str, ...] = ("_scale_inv", "_scale")
-    stack_parts: Mapping[str, str] = {
-        "": "weight",
-        "_scale_inv": "weight_scale_inv",
-        "_scale": "weight_scale",
-        "_activation_scale": "activation_scale",
-    }
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
@@ -67,6 +69,17 @@ class Fp8:
         assert scale is not None, "one of the two marks a quantized layer"
         row_scale = static_scale(tensors, layer) if self._is_static else None
         return float8_matrix(layer, weight, scale, self._block, row_type(row_scale), row_scale)
+
+    def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the stack and the part of each tensor: stacks have scales under their own names, layers `.weight`."""
+        bases = {name.removesuffix(marker) for name in names for marker in _STACK_MARKERS if name.endswith(marker)}
+        stacks = {base for base in bases if base in names and not base.endswith(".weight")}
+        return {
+            f"{stack}{end}": (stack, part)
+            for stack in stacks
+            for end, part in _STACK_PARTS.items()
+            if f"{stack}{end}" in names
+        }
 
     def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
         """Return the matrices of all experts of a layer."""

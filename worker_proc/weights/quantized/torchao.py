@@ -5,10 +5,13 @@ _weight_scale       of outputs, groups or the tensor
 _weight_zero_point  int8, of the same shape
 
 value = scale * (level - zero)
+
+The stack of all experts that a model of Transformers 5 has as one parameter, `experts.gate_up_proj`, is saved as
+`experts._gate_up_proj_qdata` (experts, 2 * inner width, width) and so on.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -17,18 +20,20 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.parallel.sharding import Shard
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread
 from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
-from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, zero_of_groups
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require, zero_of_groups
 
 _PREFIX = "_weight_"
+_PARTS = ("qdata", "scale", "zero_point", "act_pre_scale")
 
 
 class TorchAo:
     """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
 
     markers: tuple[str, ...] = (f"{_PREFIX}qdata",)
-    parts: tuple[str, ...] = (f"{_PREFIX}qdata", f"{_PREFIX}scale", f"{_PREFIX}zero_point", f"{_PREFIX}act_pre_scale")
+    parts: tuple[str, ...] = tuple(f"{_PREFIX}{part}" for part in _PARTS)
 
     def __init__(self, config: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
         config = CheckedConfig(config)
@@ -49,22 +54,64 @@ class TorchAo:
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
-        described = json.loads(self._metadata.get(f"{layer}.weight", "{}"))
-        kind, fields = described.get("_type"), described.get("_data", {})
-        if f"{_PREFIX}act_pre_scale" in tensors:
-            raise ConfigError(f"{f'{layer}.{_PREFIX}act_pre_scale'!r}: factors of activations are not supported")
-        codes, scale = require(tensors, layer, f"{_PREFIX}qdata"), require(tensors, layer, f"{_PREFIX}scale")
-        match kind:
-            case "Float8Tensor":
-                rows: RowType | None = "fp8_token" if fields.get("act_quant_kwargs") else None
-                return float8_matrix(layer, codes, scale, _block(fields), rows, None)
-            case "Int8Tensor" | "IntxUnpackedToInt8Tensor":
-                return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields)
-        raise ConfigError(
-            f"{f'{layer}.weight'!r} is a {kind} of torchao, a layout that is not supported",
-            hint="use Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig, or a float8 "
-            "config",
-        )
+        kind, fields = self._described(f"{layer}.weight")
+        return _matrix(layer, kind, fields, tensors)
+
+    def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the stack and the part of each tensor: the metadata names the parameters of the model."""
+        places = {}
+        for parameter in self._metadata:
+            module, _, own = parameter.rpartition(".")
+            if own == "weight":
+                continue
+            for part in _PARTS:
+                if (name := f"{module}._{own}_{part}") in names:
+                    places[name] = (parameter, f"{_PREFIX}{part}")
+        return places
+
+    def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
+        """Return the matrices of all experts of a layer."""
+        kind, fields = self._described(name)
+        codes_EOI, scale = (require(tensors, name, f"{_PREFIX}{part}") for part in ("qdata", "scale"))
+        block = [int(length) for length in fields.get("block_size", ())]
+        if len(block) != 3 or block[0] != 1 or codes_EOI.ndim != 3 or len(scale) != len(codes_EOI):
+            raise ConfigError(
+                f"{name!r} is no stack with scales for each expert: {kind}, shape {tuple(codes_EOI.shape)}, scales "
+                f"{tuple(scale.shape)}, blocks {block}",
+                hint="quantize it with scales of rows",
+            )
+        num_outputs, num_inputs = codes_EOI.shape[1:]
+
+        def cut(expert: int, num_parts: int) -> list[StoredMatrix]:
+            own = {part: tensor[expert] for part, tensor in tensors.items()}
+            whole = _matrix(f"{name}[{expert}]", kind, {**fields, "block_size": block[1:]}, own)
+            size = num_outputs // num_parts
+            ranges = [range(size * part, size * (part + 1)) for part in range(num_parts)]
+            return [whole.part(Shard(0, num_outputs, (rows,))) for rows in ranges]
+
+        return StoredStack(name, len(codes_EOI), (num_outputs, num_inputs), cut)
+
+    def _described(self, parameter: str) -> tuple[str | None, dict[str, Any]]:
+        """Return the type of a tensor, and its fields."""
+        described = json.loads(self._metadata.get(parameter, "{}"))
+        return described.get("_type"), described.get("_data", {})
+
+
+def _matrix(layer: str, kind: str | None, fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> StoredMatrix:
+    if f"{_PREFIX}act_pre_scale" in tensors:
+        raise ConfigError(f"{f'{layer}.{_PREFIX}act_pre_scale'!r}: factors of activations are not supported")
+    codes, scale = require(tensors, layer, f"{_PREFIX}qdata"), require(tensors, layer, f"{_PREFIX}scale")
+    match kind:
+        case "Float8Tensor":
+            rows: RowType | None = "fp8_token" if fields.get("act_quant_kwargs") else None
+            return float8_matrix(layer, codes, scale, _block(fields), rows, None)
+        case "Int8Tensor" | "IntxUnpackedToInt8Tensor":
+            return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields)
+    raise ConfigError(
+        f"{f'{layer}.weight'!r} is a {kind} of torchao, a layout that is not supported",
+        hint="use Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig, or a float8 "
+        "config",
+    )
 
 
 def _block(fields: Mapping[str, Any]) -> tuple[int, int] | None:
