@@ -4,8 +4,10 @@ Every format is written from one model by `octavo quantize` or the format's own 
 `--quantization`: without it float32 would stand for dequantized weights. The reference is transformers in float32 with
 the dequantized weights, by the format's tool or its published formula. Its loss is what the rounding of the weights
 costs; the difference to octavo's loss is what our kernels add, for example by rounding activations to 8 bits. It must
-not exceed 1e-3 nats. Activations of w8a8 are rounded by the reference too, as the format defines it. The formats that
-`octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas.
+not exceed 1e-3 nats. Where a format rounds activations to 8 bits, the reference does so too, with the functions of the
+format's tool. Such a reference is sensitive: a sum in another order moves a number to the next integer, and each layer
+has more of them. `--with-float64` shows how far the reference moves from itself when it computes in float64. Formats
+that `octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas.
 """
 
 import argparse
@@ -14,6 +16,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,35 +48,46 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="a directory; checkpoints in it are used again")
     parser.add_argument("--num-samples", type=int, default=32)
     parser.add_argument("--text", type=Path, help="what the models read; default: a text of about a thousand words")
+    parser.add_argument("--with-float64", action="store_true", help="compare the reference with itself in float64 too")
     options = parser.parse_args()
     wanted = options.formats.split(",") if options.formats else list(FORMATS)
     text = options.text.read_text() if options.text else fixed_text()
     original = octavo_reading(options.model, text)
     base = reference_losses(reference_of(options.model, None), options.model, text)
     print(f"{len(original.logprobs)} tokens of {options.model.name}; octavo and transformers, float32")
-    row = "{:<22} {:>10} {:>10} {:>10} {:>20}".format
-    print(row("format", "perplexity", "agreement", "lost", "added by us"))
-    print(row("original", f"{original.perplexity:.4f}", "", "", added(original, base)[1]))
+    row = "{:<22} {:>10} {:>10} {:>10} {:>20} {:>20}".format
+    print(row("format", "perplexity", "agreement", "lost", "added by us", "by float64"))
+    print(row("original", f"{original.perplexity:.4f}", "", "", added(losses_of(original), base)[1], ""))
     failed = []
     for name in wanted:
         path, settings = FORMATS[name](options, name)
         reading = octavo_reading(path or options.model, text, **settings)
-        expected = reference_losses(reference_of(options.model, path, **settings), options.model, text)
-        is_too_much, shown = added(reading, expected)
+        reference = reference_of(options.model, path, **settings)
+        expected = reference_losses(reference, options.model, text)
+        is_too_much, shown = added(losses_of(reading), expected)
         failed += [name] if is_too_much else []
         lost = f"{float((expected - base).mean()):+.4f}"
-        print(row(name, f"{reading.perplexity:.4f}", f"{original.agreement(reading):.2%}", lost, shown), flush=True)
+        own = ""
+        if options.with_float64:
+            own = added(reference_losses(reference.double(), options.model, text), expected)[1]
+        agreement = f"{original.agreement(reading):.2%}"
+        print(row(name, f"{reading.perplexity:.4f}", agreement, lost, shown, own), flush=True)
     if failed:
         sys.exit(f"more than {MOST_ADDED} nats are added by {', '.join(failed)}")
 
 
-def added(reading: Reading, expected: Tensor) -> tuple[bool, str]:
-    """Return whether octavo's loss is larger than the reference's by too much, and by how much.
+def losses_of(reading: Reading) -> Tensor:
+    """Return the negative logprobs of a text."""
+    return -torch.tensor(reading.logprobs, dtype=torch.float64)
+
+
+def added(losses: Tensor, expected: Tensor) -> tuple[bool, str]:
+    """Return whether a mean loss is larger than the reference's by too much, and by how much; token by token.
 
     Rounded activations change the loss of each token up or down, so the mean has a standard error, which is shown. More
     than two of them above the limit are too much.
     """
-    differences = -torch.tensor(reading.logprobs, dtype=torch.float64) - expected
+    differences = losses - expected
     mean, error = float(differences.mean()), float(differences.std() / len(differences) ** 0.5)
     return mean - 2 * error > MOST_ADDED, f"{mean:+.5f} +- {error:.5f}"
 
@@ -108,17 +122,15 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
     tensors = load_file(path / "model.safetensors") if path else {}
     config = json.loads((path / "config.json").read_text())["quantization_config"] if path else settings
     values = load_file(values_file(path)) if path and values_file(path).exists() else {}
-    has_8_bit_rows = "w8a8" in (config.get("quantization"), path and path.name) or (
-        config.get("format") == "int-quantized" or (path is not None and path.name == "torchao-int8-dynamic")
-    )
+    rounding = rounding_of_rows(config, path)
     for name, layer in model.named_modules():
         # `--quantization` at load takes the output layer too, with w8a8 in groups of 32.
         if isinstance(layer, nn.Linear) and (name != "lm_head" or path is None):
             known = values.get(f"{name}.weight")
             weight = dequantized(name, layer.weight, tensors, config) if known is None else known
             layer.weight = nn.Parameter(weight, requires_grad=False)
-            if has_8_bit_rows and name != "lm_head":
-                layer.register_forward_pre_hook(in_8_bits)
+            if rounding is not None and name != "lm_head":
+                layer.register_forward_pre_hook(partial(rounded, rounding))
     for name, values in tensors.items():  # norms that AWQ has scaled
         if name.endswith("norm.weight"):
             model.get_parameter(name).copy_(values)
@@ -150,10 +162,41 @@ def dequantized(name: str, weight: Tensor, tensors: dict[str, Tensor], config: d
     return ours(weight, "int8" if name == "lm_head" and method == "w8a8" else method)
 
 
-def in_8_bits(layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
-    """Return the inputs of a layer rounded to 8 bits with one scale for each token, as w8a8 defines it."""
-    scale = rows[0].abs().amax(-1, keepdim=True) / 127
-    return (rows[0] / scale).round() * scale
+def rounding_of_rows(config: dict[str, Any], path: Path | None) -> Callable[[Tensor], Tensor] | None:
+    """Return what rounds the inputs of quantized layers; None: they are not rounded, or on GPUs only."""
+    if config.get("format") == "int-quantized":
+        return rounded_by_compressed_tensors
+    if path is not None and path.name == "torchao-int8-dynamic":
+        return rounded_by_torchao
+    return rounded_by_formula if config.get("quantization") == "w8a8" else None
+
+
+def rounded(rounding: Callable[[Tensor], Tensor], layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
+    """Return the rounded inputs of a layer."""
+    return rounding(rows[0])
+
+
+def rounded_by_formula(rows: Tensor) -> Tensor:
+    """Round to 8 bits with one scale for each token: the largest number becomes 127."""
+    scale = rows.abs().amax(-1, keepdim=True) / 127
+    return (rows / scale).round() * scale
+
+
+def rounded_by_compressed_tensors(rows: Tensor) -> Tensor:
+    """Round as a layer does that compressed-tensors has not compressed yet."""
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+
+    args = QuantizationArgs(num_bits=8, strategy="token", dynamic=True)
+    return fake_quantize(rows, *compute_dynamic_scales_and_zp(rows, args, nn.Module()), args)
+
+
+def rounded_by_torchao(rows: Tensor) -> Tensor:
+    """Round as torchao's linear layers do."""
+    from torchao.quantization import Int8Tensor, PerRow
+
+    return Int8Tensor.from_hp(rows.flatten(0, -2).float(), PerRow()).dequantize().view(rows.shape).to(rows.dtype)
 
 
 def nibbles(words: Tensor) -> Tensor:
