@@ -7,17 +7,16 @@ from typing import Any, TypeVar
 import msgspec
 
 from octavo.frontend.http.errors import BodyError
+from octavo.frontend.http.log_once import MAX_NAME_CHARS, LogOnce
 from octavo.frontend.http.unsupported_fields import HARMLESS_FIELDS, UNSUPPORTED_FIELDS, reject_unsupported_fields
 from octavo.protocol.errors import InvalidRequestError
 
-logger = logging.getLogger(__name__)
+_unknown_fields = LogOnce(
+    logging.getLogger(__name__),
+    "ignored the unknown request field %r; further occurrences of this field are not logged",
+)
 
 T = TypeVar("T", bound=msgspec.Struct)
-
-MAX_UNKNOWN_NAMES = 256
-"""Unknown field names that are logged: a client that invents more must not fill the log and the memory."""
-
-MAX_NAME_CHARS = 64
 
 MAX_BAD_KEYS = 8
 """Keys of `logit_bias` that an error shows."""
@@ -105,15 +104,7 @@ def _with_bad_keys(error: BodyError, raw: dict[str, Any]) -> BodyError:
     return BodyError(f"logit_bias: keys must be token ids, written as integers, not {shown}{more}", error.param)
 
 
-_unknown_names: set[str] = set()
-"""Unknown fields that this process has already logged."""
-
-
 def _warn_of_unknown(raw: dict[str, Any], schema: type[msgspec.Struct]) -> None:
     unknown = raw.keys() - set(schema.__struct_encode_fields__) - UNSUPPORTED_FIELDS.keys() - HARMLESS_FIELDS
-    for name in sorted(name[:MAX_NAME_CHARS] for name in unknown):
-        if name not in _unknown_names and len(_unknown_names) < MAX_UNKNOWN_NAMES:
-            _unknown_names.add(name)
-            logger.warning(
-                "ignored the unknown request field %r; further occurrences of this field are not logged", name
-            )
+    for name in sorted(unknown):
+        _unknown_fields.warning(name)

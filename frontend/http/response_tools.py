@@ -1,51 +1,72 @@
-"""The tools of a request to `/v1/responses`: functions, namespaces of functions, and tools that others would run."""
+"""Tools of a request to `/v1/responses`: functions, namespaces of functions, and tools that OpenAI's servers run."""
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 
-from octavo.frontend.http.body import MAX_NAME_CHARS
-from octavo.frontend.http.schemas.chat import FunctionDefinition, ToolDefinition
+from octavo.frontend.http.log_once import LogOnce
+from octavo.frontend.http.schemas.chat import FunctionDefinition, FunctionName, NamedToolChoice, ToolDefinition
 from octavo.protocol.errors import InvalidRequestError
 
-logger = logging.getLogger(__name__)
+_ignored_types = LogOnce(
+    logging.getLogger(__name__),
+    "ignored a tool of type %r, which octavo does not run; further occurrences of this type are not logged",
+)
 
-MAX_LOGGED_TYPES = 100
-_logged_types: set[str] = set()
-"""Types of ignored tools that this process has already logged."""
 
+class ResponseTools:
+    """The functions that the model may call.
 
-def tool_definitions(tools: Sequence[Mapping[str, Any]]) -> list[ToolDefinition]:
-    """Return the functions that the model may call.
+    The model calls a function of a namespace NAMESPACE.FUNCTION. Tools of other types are left out and logged, because
+    agents offer them beside their own functions.
 
-    A function of a namespace is called NAMESPACE.FUNCTION. Tools of other types, which OpenAI's servers would run, are
-    left out and logged: agents offer them beside their own functions.
+    Args:
+        tools: of the request.
 
     Raises:
-        InvalidRequestError: a function is invalid, or there are tools but no function.
+        InvalidRequestError: a function is invalid, one of a namespace has the called name of another function, or there
+            are tools but no function; `param` is its path.
     """
-    definitions = [_definition(name, function, path) for name, function, path in _functions(tools)]
-    if tools and not definitions:
-        kind = tools[0].get("type")
-        raise InvalidRequestError(
-            f"tools[0].type: octavo runs no tools of type {kind!r}; it has functions only", "tools[0].type"
-        )
-    for tool in tools:
-        if (kind := tool.get("type")) not in ("function", "namespace"):
-            _log_ignored(str(kind)[:MAX_NAME_CHARS])
-    return definitions
 
+    def __init__(self, tools: Sequence[Mapping[str, Any]]) -> None:
+        self.definitions: list[ToolDefinition] = []
+        self.namespaces: dict[str, tuple[str, str]] = {}
+        """Namespace and name of each function of a namespace, by the name that the model calls."""
+        self._paths: dict[str, str] = {}
+        for place, tool in enumerate(tools):
+            self._add(tool, f"tools[{place}]")
+        if tools and not self.definitions:
+            raise _no_function(tools[0])
 
-def namespaced_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
-    """Return the namespace and the name of each function of a namespace, by the name that the model calls."""
-    return {
-        name: (str(tool["name"]), str(function["name"]))
-        for tool in tools
-        if tool.get("type") == "namespace"
-        for name, function, _ in _functions([tool])
-    }
+    def _add(self, tool: Mapping[str, Any], path: str, namespace: str | None = None) -> None:
+        match tool:
+            case {"type": "function"}:
+                self._add_function(tool, path, namespace)
+            case {"type": "namespace", "name": str(name), "tools": list(members)} if namespace is None and name:
+                for place, member in enumerate(members):
+                    if not isinstance(member, dict):
+                        raise InvalidRequestError(f"{path}.tools[{place}] must be an object", f"{path}.tools[{place}]")
+                    self._add(member, f"{path}.tools[{place}]", name)
+            case {"type": "namespace"}:
+                raise InvalidRequestError(f"{path}: a namespace needs a name and a list of functions", path)
+            case _:
+                _ignored_types.warning(str(tool.get("type")))
+
+    def _add_function(self, function: Mapping[str, Any], path: str, namespace: str | None) -> None:
+        try:
+            definition = msgspec.convert(function, FunctionDefinition)
+        except msgspec.ValidationError as error:
+            raise InvalidRequestError(f"{path}: {error}", path) from None
+        name = called_name(definition.name, namespace)
+        if namespace is not None:
+            self.namespaces[name] = (namespace, definition.name)
+            definition.name = name
+        if name in self._paths and name in self.namespaces:
+            raise InvalidRequestError(f"{path}: {self._paths[name]} has the same name {name!r}", path)
+        self._paths[name] = path
+        self.definitions.append(ToolDefinition(type="function", function=definition))
 
 
 def called_name(name: str, namespace: object) -> str:
@@ -53,33 +74,23 @@ def called_name(name: str, namespace: object) -> str:
     return f"{namespace}.{name}" if namespace else name
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Any, Mapping[str, Any], str]]:
-    """Yield the name for the model, the function and its path, of all functions."""
-    for place, tool in enumerate(tools):
-        path = f"tools[{place}]"
-        match tool:
-            case {"type": "function"}:
-                yield tool.get("name"), tool, path
-            case {"type": "namespace", "name": str(namespace), "tools": list(members)}:
-                for position, member in enumerate(members):
-                    if isinstance(member, dict) and member.get("type") == "function":
-                        yield called_name(str(member.get("name")), namespace), member, f"{path}.tools[{position}]"
-            case {"type": "namespace"}:
-                raise InvalidRequestError(f"{path}: a namespace needs a name and a list of tools", path)
+def named_choice(function: object, path: str) -> NamedToolChoice:
+    """Return the choice of a function, which may be one of a namespace.
+
+    Raises:
+        InvalidRequestError: it has no name.
+    """
+    match function:
+        case {"name": str(name), **rest}:
+            return NamedToolChoice(function=FunctionName(name=called_name(name, rest.get("namespace"))))
+    raise InvalidRequestError(f"{path}.name must be a string", f"{path}.name")
 
 
-def _definition(name: Any, function: Mapping[str, Any], path: str) -> ToolDefinition:
-    try:
-        definition = msgspec.convert({**function, "name": name}, FunctionDefinition)
-    except msgspec.ValidationError as error:
-        raise InvalidRequestError(f"{path}: {error}", path) from None
-    return ToolDefinition(type="function", function=definition)
-
-
-def _log_ignored(kind: str) -> None:
-    if kind not in _logged_types and len(_logged_types) < MAX_LOGGED_TYPES:
-        _logged_types.add(kind)
-        logger.warning(
-            "ignored a tool of type %r, which octavo does not run; further occurrences of this type are not logged",
-            kind,
-        )
+def _no_function(tool: Mapping[str, Any]) -> InvalidRequestError:
+    """Return the error of a request whose tools, of which this is the first, have no function."""
+    kind = tool.get("type")
+    if kind == "namespace":
+        return InvalidRequestError("tools[0].tools: the namespace has no function", "tools[0].tools")
+    return InvalidRequestError(
+        f"tools[0].type: octavo runs no tools of type {kind!r}; it has functions only", "tools[0].type"
+    )

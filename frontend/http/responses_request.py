@@ -5,13 +5,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
-from octavo.frontend.http.response_tools import called_name, tool_definitions
+from octavo.frontend.http.response_tools import ResponseTools, called_name, named_choice
 from octavo.frontend.http.schemas.chat import (
     AllowedTools,
     AllowedToolsChoice,
     ChatCompletionRequest,
-    FunctionName,
-    NamedToolChoice,
 )
 from octavo.frontend.http.schemas.responses import ResponsesRequest
 from octavo.frontend.http.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
@@ -47,12 +45,15 @@ def input_items(request: ResponsesRequest) -> list[dict[str, Any]]:
     return request.input
 
 
-def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> ChatCompletionRequest:
+def chat_body(
+    request: ResponsesRequest, items: Sequence[Mapping[str, Any]], tools: ResponseTools
+) -> ChatCompletionRequest:
     """Return the same request to chat completions.
 
     Args:
         request: the body.
         items: of the whole conversation, those of the request last.
+        tools: of the request.
 
     Raises:
         InvalidRequestError: something is wrong, or octavo does not have it; `param` is its path.
@@ -61,7 +62,6 @@ def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> 
     messages += _messages(items, len(items) - len(input_items(request)))
     if not messages:
         raise InvalidRequestError("input is empty: it needs at least one message", "input")
-    tools = tool_definitions(request.tools or ())
     for name in request.include or ():
         if name != LOGPROBS and name not in _INERT_INCLUDES:
             raise InvalidRequestError(f"include: {name!r} is unknown here; {LOGPROBS!r} is known", "include")
@@ -69,8 +69,8 @@ def chat_body(request: ResponsesRequest, items: Sequence[Mapping[str, Any]]) -> 
     return ChatCompletionRequest(
         model=request.model,
         messages=messages,
-        tools=tools or None,
-        tool_choice=_tool_choice(request.tool_choice, has_tools=bool(tools)),
+        tools=tools.definitions or None,
+        tool_choice=_tool_choice(request.tool_choice, has_tools=bool(tools.definitions)),
         parallel_tool_calls=request.parallel_tool_calls,
         response_format=_response_format(request),
         reasoning_effort=request.reasoning.effort if request.reasoning else None,
@@ -209,11 +209,10 @@ def _tool_choice(choice: str | Mapping[str, Any] | None, *, has_tools: bool) -> 
             return choice
         case "auto":
             return "auto" if has_tools else None
-        case {"type": "function", "name": str(name)}:
-            return NamedToolChoice(function=FunctionName(name=name))
+        case {"type": "function", "name": str()}:
+            return named_choice(choice, "tool_choice")
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": list(tools)}:
-            names = [tool.get("name") for tool in tools if isinstance(tool, dict)]
-            named = [NamedToolChoice(function=FunctionName(name=str(name))) for name in names]
+            named = [named_choice(tool, f"tool_choice.tools[{place}]") for place, tool in enumerate(tools)]
             return AllowedToolsChoice(allowed_tools=AllowedTools(mode=mode, tools=named))
     raise InvalidRequestError(
         'tool_choice must be none, auto, required, {"type": "function", "name": NAME} or allowed_tools', "tool_choice"

@@ -19,6 +19,13 @@ from octavo.protocol.errors import ConfigError
 _PHASE = "loading a plugin"
 
 
+_METHODS = {
+    "tool": ("extract_tool_calls", "extract_tool_calls_streaming"),
+    "reasoning": ("extract_reasoning", "extract_reasoning_streaming"),
+}
+"""Methods that a parser must have, by its kind."""
+
+
 def load_plugin(file: str, flag: str) -> None:
     """Run a Python file that registers parsers with octavo's functions or with vLLM's managers.
 
@@ -80,6 +87,8 @@ def _register(before: Registered, after: Registered, module: ModuleType) -> None
         if isinstance(parser, tuple):
             path, class_name = parser
             parser = getattr(module, class_name, None) or getattr(importlib.import_module(path), class_name)
+        if missing := [method for method in _METHODS[kind] if not callable(getattr(parser, method, None))]:
+            raise TypeError(f"the {kind} parser {name!r} has no method {' and no method '.join(missing)}")
         if kind == "tool":
             register_tool_parser(name)(PluginToolParser.of(name, parser))
         else:

@@ -12,7 +12,7 @@ Parser = TypeVar("Parser", bound=type)
 
 
 class ToolParser:
-    """Base class of tool parsers.
+    """Base class of tool parsers, which have the methods `extract_tool_calls` and `extract_tool_calls_streaming`.
 
     Args:
         tokenizer: of the model.
@@ -39,23 +39,6 @@ class ToolParser:
         """Return the request with changes; octavo heeds `skip_special_tokens`."""
         return request
 
-    def extract_tool_calls(self, model_output: str, request: Any) -> Any:
-        """Return the calls of a whole answer."""
-        raise NotImplementedError(f"{type(self).__name__} has no extract_tool_calls")
-
-    def extract_tool_calls_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-        request: Any,
-    ) -> DeltaMessage | None:
-        """Return what is new in a stream."""
-        raise NotImplementedError(f"{type(self).__name__} has no extract_tool_calls_streaming")
-
     def get_remaining_unstreamed_args(self) -> str:
         """Return arguments of the last call that were parsed and not returned."""
         if not self.prev_tool_call_arr:
@@ -67,12 +50,25 @@ class ToolParser:
         return parsed.removeprefix(sent) if parsed.startswith(sent) else ""
 
 
+_OLDER_NAMES = {
+    "extract_reasoning_content": "extract_reasoning",
+    "extract_reasoning_content_streaming": "extract_reasoning_streaming",
+}
+"""Names of methods before vLLM 0.12, and since."""
+
+
 class ReasoningParser:
-    """Base class of reasoning parsers.
+    """Base class of reasoning parsers, which have the methods `extract_reasoning` and `extract_reasoning_streaming`.
 
     Args:
         tokenizer: of the model.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for older, name in _OLDER_NAMES.items():
+            if older in vars(cls) and name not in vars(cls):
+                setattr(cls, name, vars(cls)[older])
 
     def __init__(self, tokenizer: Any, *args: Any, **kwargs: Any) -> None:
         self.model_tokenizer = tokenizer
@@ -108,32 +104,6 @@ class ReasoningParser:
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
         """Return how many of the generated tokens are reasoning."""
         return 0
-
-    def extract_reasoning(self, model_output: str, request: Any) -> tuple[str | None, str | None]:
-        """Return reasoning and content of a whole answer; parsers for vLLM before 0.12 name this otherwise."""
-        older = getattr(self, "extract_reasoning_content", None)
-        if older is None:
-            raise NotImplementedError(f"{type(self).__name__} has no extract_reasoning")
-        found: tuple[str | None, str | None] = older(model_output, request)
-        return found
-
-    def extract_reasoning_streaming(
-        self,
-        previous_text: str,
-        current_text: str,
-        delta_text: str,
-        previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int],
-        delta_token_ids: Sequence[int],
-    ) -> DeltaMessage | None:
-        """Return what is new in a stream; parsers for vLLM before 0.12 name this otherwise."""
-        older = getattr(self, "extract_reasoning_content_streaming", None)
-        if older is None:
-            raise NotImplementedError(f"{type(self).__name__} has no extract_reasoning_streaming")
-        delta: DeltaMessage | None = older(
-            previous_text, current_text, delta_text, previous_token_ids, current_token_ids, delta_token_ids
-        )
-        return delta
 
 
 class BaseThinkingReasoningParser(ReasoningParser):

@@ -90,6 +90,9 @@ def test_a_stepped_engine_raises_what_ends_a_request(vllms: LLM) -> None:
     with pytest.raises(InvalidRequestError, match="allowed_token_ids"):
         engine.step()
     engine.add_request("gone", [1], SamplingParams(max_tokens=60, ignore_eos=True))
+    with pytest.raises(InvalidRequestError, match="'gone' is running"):
+        engine.add_request("gone", [2], SamplingParams())
+    assert engine.get_num_unfinished_requests() == 1
     engine.abort_request(["gone"])
     assert not [output for output in engine.step() if output.request_id == "gone"]
     assert not engine.has_unfinished_requests()

@@ -18,6 +18,8 @@ from octavo.frontend.http.response_store import ResponseStore, StoredResponse
 from octavo.protocol.config import ServerConfig
 
 TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": WEATHER, "strict": False}]
+SKY = [{"type": "namespace", "name": "sky", "tools": TOOLS}]
+ALLOWED = "tool_choice.tools[0].name"
 
 
 def without_ids(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -116,11 +118,23 @@ def test_functions_of_a_namespace_are_called_by_both_names() -> None:
     assert "sky.weather" in client.requests[0]["prompt"]["prompt"]
 
 
+@pytest.mark.parametrize("kind", ["function", "allowed_tools"])
+def test_a_choice_may_name_a_function_of_a_namespace(kind: str) -> None:
+    named = {"type": "function", "namespace": "sky", "name": "weather"}
+    choice = named if kind == "function" else {"type": kind, "mode": "required", "tools": [named]}
+    body = ask(tools=SKY, tool_choice=choice)
+    client = ToolClient("Hi")
+    assert post(client, PATH, body, config=HERMES).status_code == 200
+    assert "sky.weather" in str(client.requests[0]["params"].structured_outputs)
+
+
 def test_an_ignored_tool_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    namespace = {"type": "namespace", "name": "sky", "tools": [{"type": "custom", "name": "grep"}]}
     for _ in range(2):
-        body = ask(tools=[*TOOLS, {"type": "local_shell"}])
+        body = ask(tools=[*TOOLS, {"type": "local_shell"}, namespace])
         assert post(ToolClient("Hi"), PATH, body, config=HERMES).status_code == 200
-    assert sum("'local_shell'" in record.getMessage() for record in caplog.records) == 1
+    for kind in ("local_shell", "custom"):
+        assert sum(f"'{kind}'" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_an_answer_that_is_cut_off_is_incomplete() -> None:
@@ -238,7 +252,11 @@ def test_the_store_is_bounded_and_outlives_its_process(tmp_path: Path) -> None:
         ({"input": [{"type": "function_call", "name": "f", "arguments": "{}"}]}, "input[0].call_id"),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
         ({"tools": [{"type": "namespace", "name": "sky"}]}, "tools[0]"),
-        ({"tools": [{"type": "namespace", "name": "sky", "tools": []}]}, "tools[0].type"),
+        ({"tools": [{"type": "namespace", "name": "sky", "tools": []}]}, "tools[0].tools"),
+        ({"tools": [{"type": "namespace", "name": "sky", "tools": [{"type": "function"}]}]}, "tools[0].tools[0]"),
+        ({"tools": [{"type": "namespace", "name": "sky", "tools": ["weather"]}]}, "tools[0].tools[0]"),
+        ({"tools": [*SKY, {"type": "function", "name": "sky.weather"}]}, "tools[1]"),
+        ({"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [1]}}, ALLOWED),
         ({"tools": [{"type": "function"}]}, "tools[0]"),
         ({"tools": TOOLS, "tool_choice": {"type": "mcp"}}, "tool_choice"),
         ({"tools": TOOLS}, "tool_choice"),

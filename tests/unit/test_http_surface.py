@@ -9,7 +9,7 @@ from fake_client import MODEL, FakeClient
 from http_client import events, http_client, post, request
 
 from octavo.frontend.conversation.settings import ChatSettings
-from octavo.frontend.http import body
+from octavo.frontend.http import body, log_once
 from octavo.frontend.http.access_log import route_log
 from octavo.frontend.http.errors import logger as error_log
 from octavo.protocol.config import ServerConfig
@@ -213,14 +213,14 @@ def test_bodies_that_do_not_fit_and_values_that_cannot_be_are_told_apart() -> No
 
 
 def test_unknown_fields_are_told_of_once_each_and_not_without_end(caplog, monkeypatch) -> None:
-    monkeypatch.setattr(body, "_unknown_names", set())
+    monkeypatch.setattr(body._unknown_fields, "_names", set())
     for _ in range(2):
         assert post(FakeClient(), PATH, ASK | {"colour": 1, "x" * 1000: 2}).status_code == 200
     lines = [record.getMessage() for record in caplog.records if "unknown" in record.getMessage()]
-    assert len(lines) == 2 and "'colour'" in lines[0] and "'" + "x" * body.MAX_NAME_CHARS + "'" in lines[1]
-    monkeypatch.setattr(body, "MAX_UNKNOWN_NAMES", 3)
+    assert len(lines) == 2 and "'colour'" in lines[0] and "'" + "x" * log_once.MAX_NAME_CHARS + "'" in lines[1]
+    monkeypatch.setattr(log_once, "MAX_NAMES", 3)
     post(FakeClient(), PATH, ASK | {"one": 1, "two": 2, "three": 3})
-    assert len(body._unknown_names) == 3
+    assert len(body._unknown_fields._names) == 3
 
 
 # --- silences of a stream -------------------------------------------------------------------------

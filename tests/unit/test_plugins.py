@@ -243,6 +243,16 @@ def test_the_stand_ins_exist_only_while_a_plugin_loads(plugin: Any) -> None:
     assert not [name for name in sys.modules if name.partition(".")[0] == "vllm"]
 
 
+LACKING = """
+from vllm.reasoning import ReasoningParser, ReasoningParserManager
+
+@ReasoningParserManager.register_module("half")
+class Half(ReasoningParser):
+    def extract_reasoning(self, model_output, request):
+        return None, model_output
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -250,13 +260,14 @@ def test_the_stand_ins_exist_only_while_a_plugin_loads(plugin: Any) -> None:
         ("from vllm.reasoning import QwenParser", "cannot import name 'QwenParser'"),
         ("raise RuntimeError('no GPU')", "RuntimeError: no GPU"),
         ("def", "SyntaxError"),
+        (LACKING, "the reasoning parser 'half' has no method extract_reasoning_streaming"),
     ],
 )
 def test_a_plugin_that_does_not_load(text: str, message: str, plugin: Any) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_plugin(plugin(text), "--reasoning-parser-plugin")
     assert caught.value.message.startswith("--reasoning-parser-plugin ")
-    assert ("docs/plugins.md" in caught.value.hint) == ("import" in text)
+    assert ("docs/plugins.md" in caught.value.hint) == ("import" in message or "module" in message)
     assert "vllm" not in sys.modules
     with pytest.raises(ConfigError, match="does not exist"):
         load_plugin("missing.py", "--tool-parser-plugin")
@@ -273,7 +284,8 @@ def test_vllm_itself_is_used_if_it_is_installed(tmp_path: Path, plugin: Any, mon
             f"class {manager}:\n    {lazy} = {{'builtin': int}}\n    lazy_parsers = {{}}\n"
         )
     monkeypatch.syspath_prepend(str(tmp_path))
-    text = "from vllm.tool_parsers import ToolParserManager\nclass Mine: ...\n"
+    text = "from vllm.tool_parsers import ToolParserManager\nclass Mine:\n"
+    text += "    extract_tool_calls = extract_tool_calls_streaming = print\n"
     text += "ToolParserManager.lazy_parsers['mine'] = (__name__, 'Mine')\n"
     load_plugin(plugin(text), "--tool-parser-plugin")
     assert tool_parser("mine").plugin.__name__ == "Mine"

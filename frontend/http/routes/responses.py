@@ -15,7 +15,7 @@ from octavo.frontend.http.query import Paging, flag, integer
 from octavo.frontend.http.render.responses import ResponseEvents, render_response, response_at_start
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.response_store import MAX_RESPONSES, StoredResponse
-from octavo.frontend.http.response_tools import namespaced_functions
+from octavo.frontend.http.response_tools import ResponseTools
 from octavo.frontend.http.responses_request import ERROR_NAMES, chat_body, check_settings, input_items, shown_item
 from octavo.frontend.http.routes.messages import CHAT_PATH
 from octavo.frontend.http.schemas.responses import DeletedResponse, InputItems, ResponseObject, ResponsesRequest
@@ -48,7 +48,8 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
         require_generation(state.client.config)
         own_items = input_items(request)
         items = [*_earlier_items(state, request.previous_response_id), *own_items]
-        body = chat_body(request, items)
+        tools = ResponseTools(request.tools or ())
+        body = chat_body(request, items, tools)
         prepared = await prepare_chat(chat_request(body, adapter), state.chat_context)
     answer_id = f"resp_{http_request.request_id}"
     recorder = receipt_recorder(state, http_request, msgspec.json.encode(body), path=CHAT_PATH)
@@ -56,8 +57,7 @@ async def create_response(state: CurrentState, http_request: ApiRequest) -> Resp
     reasoning = request.reasoning
     summarizes = reasoning is not None and bool(reasoning.summary or reasoning.generate_summary)
     fresh = response_at_start(request, style)
-    functions = namespaced_functions(request.tools or ())
-    events = ResponseEvents(style, fresh, summarizes=summarizes, namespaces=functions)
+    events = ResponseEvents(style, fresh, summarizes=summarizes, namespaces=tools.namespaces)
     generations = {answer_id: prepared.generation}
     if request.background:
         events.response.status = "queued"

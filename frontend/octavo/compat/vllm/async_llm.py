@@ -4,23 +4,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Iterable
 from typing import Any, TypeVar
 
-from octavo.compat.vllm.engine_view import VllmConfig
+from octavo.compat.vllm.engine_view import EngineView
 from octavo.compat.vllm.llm import LLM
+from octavo.compat.vllm.prompts import with_text
 from octavo.compat.vllm.request_outputs import RequestOutput
 from octavo.frontend.pooling.outputs import pooling_output
 
 T = TypeVar("T")
 
 
-class AsyncLLM:
+class AsyncLLM(EngineView):
     """vLLM's class. Its engine has a thread of its own, so one object serves any event loop.
 
     Args:
         llm: the engine.
     """
 
-    def __init__(self, llm: LLM) -> None:
-        self._llm = llm
+    _llm: LLM
 
     @classmethod
     def from_engine_args(
@@ -46,21 +46,6 @@ class AsyncLLM:
         settings = engine_args.settings()
         settings.pop("enable_log_requests", None)
         return cls(LLM(**{"step_time_target": None, **settings}))
-
-    @property
-    def vllm_config(self) -> VllmConfig:
-        """What is known of the engine's configuration under vLLM's names."""
-        return VllmConfig(self._llm.client)
-
-    @property
-    def model_config(self) -> Any:
-        """The model."""
-        return self.vllm_config.model_config
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `LLM.get_tokenizer`."""
-        return self._llm.get_tokenizer()
 
     def get_tokenizer(self) -> Any:
         """See `LLM.get_tokenizer`."""
@@ -104,8 +89,7 @@ class AsyncLLM:
             OctavoError: as in octavo's `AsyncClient.generate`.
         """
         del trace_headers, data_parallel_rank, options
-        if prompt_text is not None and not isinstance(prompt, str | dict):
-            prompt = {"prompt_token_ids": list(prompt), "prompt": prompt_text}
+        prompt = with_text(prompt, prompt_text)
         loop, arrived = asyncio.get_running_loop(), asyncio.Queue[RequestOutput | None]()
 
         async def pump() -> None:

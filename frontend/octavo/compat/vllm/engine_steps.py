@@ -5,14 +5,16 @@ import threading
 from concurrent.futures import Future
 from typing import Any
 
-from octavo.compat.vllm.engine_view import VllmConfig
+from octavo.compat.vllm.engine_view import EngineView
+from octavo.compat.vllm.prompts import with_text
 from octavo.compat.vllm.request_outputs import RequestOutput
 from octavo.compat.vllm.sampling import RequestOutputKind, SamplingParams
 from octavo.frontend.pooling.outputs import pooling_output
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling_params import PoolingParams
 
 
-class EngineSteps:
+class EngineSteps(EngineView):
     """The methods of vLLM's `LLMEngine`, over an `LLM`.
 
     octavo's engine computes steps on its own; `step` waits for outputs and does not decide when the engine works.
@@ -22,27 +24,12 @@ class EngineSteps:
     """
 
     def __init__(self, llm: Any) -> None:
-        self._llm = llm
+        super().__init__(llm)
         self._arrived = threading.Condition()
         """Guards all that follows."""
         self._outputs: list[Any] = []
         self._running: dict[str, Future[None]] = {}
         self._failures: list[BaseException] = []
-
-    @property
-    def vllm_config(self) -> VllmConfig:
-        """What is known of the engine's configuration under vLLM's names."""
-        return VllmConfig(self._llm.client)
-
-    @property
-    def model_config(self) -> Any:
-        """The model."""
-        return self.vllm_config.model_config
-
-    @property
-    def tokenizer(self) -> Any:
-        """See `LLM.get_tokenizer`."""
-        return self._llm.get_tokenizer()
 
     def add_request(
         self,
@@ -75,16 +62,18 @@ class EngineSteps:
             InvalidRequestError: the prompt is not supported, or a request with this id is running.
         """
         del arrival_time, trace_headers, session_id
-        if prompt_text is not None and not isinstance(prompt, str | dict):
-            prompt = {"prompt_token_ids": list(prompt), "prompt": prompt_text}
+        prompt = with_text(prompt, prompt_text)
         if isinstance(params, PoolingParams):
             work = self._pool(request_id, prompt, params, lora_request)
         else:
             prompt, _ = self._llm._run(self._llm._prepare(prompt, params, tokenization_kwargs))
             work = self._generate(request_id, prompt, params, lora_request, priority)
         with self._arrived:
-            self._running[request_id] = asyncio.run_coroutine_threadsafe(work, self._llm._loop)
-        self._running[request_id].add_done_callback(lambda done: self._end(request_id, done))
+            if request_id in self._running:
+                work.close()
+                raise InvalidRequestError(f"a request with the id {request_id!r} is running", "request_id")
+            running = self._running[request_id] = asyncio.run_coroutine_threadsafe(work, self._llm._loop)
+        running.add_done_callback(lambda done: self._end(request_id, done))
         return request_id
 
     def step(self) -> list[Any]:
@@ -139,6 +128,8 @@ class EngineSteps:
 
     def _put(self, output: Any, *, replaces: bool) -> None:
         with self._arrived:
+            if output.request_id not in self._running:  # aborted
+                return
             if replaces:  # by one that has all of it
                 self._outputs = [one for one in self._outputs if not _is_covered(one, output)]
             self._outputs.append(output)
@@ -146,7 +137,8 @@ class EngineSteps:
 
     def _end(self, request_id: str, done: "Future[None]") -> None:
         with self._arrived:
-            self._running.pop(request_id, None)
+            if self._running.get(request_id) is done:  # else it was aborted, and another one may have its id
+                del self._running[request_id]
             if not done.cancelled() and (error := done.exception()) is not None:
                 self._failures.append(error)
             self._arrived.notify_all()

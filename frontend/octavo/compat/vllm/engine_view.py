@@ -90,3 +90,29 @@ class VllmConfig:
     def __init__(self, client: "AsyncClient") -> None:
         self.model_config = ModelConfig(client)
         self.octavo_config = client.config
+
+
+class EngineView:
+    """What vLLM's engine classes tell of an engine.
+
+    Args:
+        llm: this package's `LLM`.
+    """
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+
+    @property
+    def vllm_config(self) -> VllmConfig:
+        """What is known of the engine's configuration under vLLM's names."""
+        return VllmConfig(self._llm.client)
+
+    @property
+    def model_config(self) -> ModelConfig:
+        """The model."""
+        return self.vllm_config.model_config
+
+    @property
+    def tokenizer(self) -> Any:
+        """See `LLM.get_tokenizer`."""
+        return self._llm.get_tokenizer()

@@ -56,6 +56,13 @@ def as_dict(prompt: Any) -> dict[str, Any]:
     return given
 
 
+def with_text(prompt: Any, text: str | None) -> Any:
+    """Return a prompt of token ids with the text that outputs show; prompts of other forms have theirs."""
+    if text is None or isinstance(prompt, str | dict):
+        return prompt
+    return {"prompt_token_ids": list(prompt), "prompt": text}
+
+
 async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] | None) -> dict[str, Any]:
     """Return a prompt with its token ids, in a form for `AsyncClient.generate`.
 
