@@ -7,7 +7,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Message
+    from starlette.types import ASGIApp, Message, Scope
+
+_IS_OF_BATCH = "octavo.is_of_batch"
 
 
 @dataclass(slots=True)
@@ -37,6 +39,7 @@ async def call(
         "headers": [(b"content-type", b"application/json"), (b"x-request-id", request_id.encode()), *headers],
         "client": None,
         "server": None,
+        _IS_OF_BATCH: True,
     }
     requests: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     del body  # the route may free it
@@ -61,3 +64,8 @@ async def call(
         response.error = error
     response.body = b"".join(parts)
     return response
+
+
+def is_of_batch(scope: "Scope") -> bool:
+    """Return whether a request is a line of a batch."""
+    return _IS_OF_BATCH in scope

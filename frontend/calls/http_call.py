@@ -1,6 +1,7 @@
 """`HttpCall`: one HTTP request, with the figures of the requests to the engine that it causes."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from starlette.types import Scope
@@ -24,7 +25,7 @@ class HttpCall:
 
     __slots__ = (
         *("_context", "_request_id", "_tracer", "finish_reasons", "first_token_s", "num_cached_tokens"),
-        *("num_generation_tokens", "num_prompt_tokens", "path", "started_s", "status", "tenant", "usage"),
+        *("num_generation_tokens", "num_prompt_tokens", "on_end", "path", "started_s", "status", "tenant", "usage"),
     )
 
     def __init__(self, scope: Scope, tracer: RequestTracer | None) -> None:
@@ -36,6 +37,8 @@ class HttpCall:
         self.tenant: Tenant | None = None
         self.usage: TenantUsage | None = None
         """Where the tokens of the tenant are counted."""
+        self.on_end: Callable[[], None] = _do_nothing
+        """Called when the request has ended."""
         self.num_prompt_tokens = 0
         self.num_cached_tokens = 0
         self.num_generation_tokens = 0
@@ -62,6 +65,11 @@ class HttpCall:
         """That of the response."""
         return self._request_id.text
 
+    def hold(self) -> Callable[[], None]:
+        """Let the request go on after its response; return what the caller calls when it has ended."""
+        on_end, self.on_end = self.on_end, _do_nothing
+        return on_end
+
     def on_finished(self, record: RequestRecord) -> None:
         """See `Call`."""
         self.num_prompt_tokens += record.num_prompt_tokens
@@ -74,3 +82,23 @@ class HttpCall:
             self.usage.spend(self.tenant, record.num_prompt_tokens, record.num_generation_tokens)
         if self._tracer is not None:
             self._tracer.on_finished(record, self._context, self.request_id)
+
+
+def tenant_name(scope: Scope) -> str | None:
+    """Return the name of the tenant whose key a request has; None: it has none of a tenant."""
+    call = HttpCall.of(scope)
+    return None if call is None or call.tenant is None else call.tenant.name
+
+
+def may_see(scope: Scope, owner: str | None) -> bool:
+    """Return whether a request may see what belongs to a tenant: tenants see their own, all others see everything.
+
+    Args:
+        scope: of the request.
+        owner: the name of the tenant; None: it belongs to none.
+    """
+    return tenant_name(scope) in (None, owner)
+
+
+def _do_nothing() -> None:
+    pass

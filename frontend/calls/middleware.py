@@ -1,6 +1,7 @@
 """ASGI middleware that keeps calls: `CallMiddleware` around the check of keys, `TenantLimits` behind it."""
 
 import time
+from functools import partial
 from http import HTTPStatus
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -13,7 +14,7 @@ from octavo.frontend.metrics.call import CURRENT_CALL
 from octavo.frontend.tenants.file import Tenant
 
 _FREE_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens")
-"""Paths of POST requests that cause no work for the engine."""
+_CANCELLABLE = ("/v1/responses/", "/v1/batches/")
 
 _STATUS_CLIENT_CLOSED = 499
 """As other servers log a request whose client left before there was a response."""
@@ -83,7 +84,7 @@ class TenantLimits:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
         call = HttpCall.of(scope)
-        if call is None or (tenant := call.tenant) is None or scope["method"] != "POST" or call.path in _FREE_PATHS:
+        if call is None or (tenant := call.tenant) is None or scope["method"] != "POST" or _is_free(call.path):
             await self._app(scope, receive, send)
             return
         if (rejected := self._usage.begin(tenant)) is not None:
@@ -95,10 +96,16 @@ class TenantLimits:
             await rejection(HTTPStatus.TOO_MANY_REQUESTS, message, headers, scope)(scope, receive, send)
             return
         call.usage = self._usage
+        call.on_end = partial(self._usage.end, tenant)
         try:
             await self._app(scope, receive, send)
         finally:
-            self._usage.end(tenant)
+            call.on_end()  # does nothing for a request that goes on in the background
+
+
+def _is_free(path: str) -> bool:
+    """Return whether a POST request causes no work for the engine."""
+    return path in _FREE_PATHS or (path.endswith("/cancel") and path.startswith(_CANCELLABLE))
 
 
 def set_tenant(scope: Scope, tenant: Tenant) -> None:

@@ -94,7 +94,7 @@ def check_services(config: ServerConfig, engine: ResolvedConfig | None = None) -
 
 
 def require_no_services(config: ServerConfig) -> None:
-    """Raise an error for settings that need middleware, which a router has not.
+    """Raise an error for settings that need middleware: a router has none.
 
     Raises:
         ConfigError: naming the flag.

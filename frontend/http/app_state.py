@@ -19,7 +19,7 @@ from octavo.frontend.http.render.answer import AnswerSettings, AnswerStyle
 from octavo.frontend.http.render.logprobs import TokenNames
 from octavo.frontend.http.request import ApiRequest, header_value, route_path
 from octavo.frontend.http.request_log import RequestLog
-from octavo.frontend.http.response_store import ResponseStore
+from octavo.frontend.http.response_store import StoreThread
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
 from octavo.frontend.receipts.log import ReceiptLog
@@ -92,7 +92,7 @@ class AppState:
         return ChatContext(self.client, self.resolver, self.chat, self.trusts_request_templates)
 
     @property
-    def responses(self) -> ResponseStore:
+    def responses(self) -> StoreThread:
         """Responses that later requests go on from."""
         return self.background_responses.store
 

@@ -82,8 +82,8 @@ class ApiKeyMiddleware:
 
     def _is_tenant(self, scope: Scope, path: str, tenants: TenantsFile) -> bool:
         """Return whether the key is a tenant's, which may open the path; the call is the tenant's from now on."""
-        if (tenant := tenants.find(_key_of(scope) or "")) is None:
-            return False
+        if scope["type"] != "http" or (tenant := tenants.find(_key_of(scope) or "")) is None:
+            return False  # limits are about HTTP requests
         if path in _NOT_FOR_TENANTS or not (path in TENANT_PAGES or path.startswith(TENANT_PATHS)):
             return False
         if path == ADMIN_PATH or path.startswith(ADMIN_PATH + "/"):

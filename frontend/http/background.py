@@ -15,7 +15,7 @@ class BackgroundTasks:
         self.tasks: set[asyncio.Task[Any]] = set()
         """The server adds its own and waits for all of them before it ends."""
         self.is_draining = False
-        """The server ends: begin nothing that is not in flight yet."""
+        """The server drains: start no new work."""
         self._on_drain: list[Callable[[], None]] = []
         self._on_abort: list[Callable[[], None]] = []
 
@@ -27,7 +27,7 @@ class BackgroundTasks:
         return task
 
     def on_drain(self, callback: Callable[[], None]) -> None:
-        """Call back when the server begins to end."""
+        """Call back when the server begins to drain."""
         self._on_drain.append(callback)
 
     def on_abort(self, callback: Callable[[], None]) -> None:
@@ -35,13 +35,13 @@ class BackgroundTasks:
         self._on_abort.append(callback)
 
     def drain(self) -> None:
-        """Say that the server ends."""
+        """Begin to drain: call back whoever asked for it."""
         self.is_draining = True
         for callback in self._on_drain:
             callback()
 
     def abort(self) -> None:
-        """Say that the server aborts all requests now."""
+        """Drain, and abort all work now."""
         self.drain()
         for callback in self._on_abort:
             callback()

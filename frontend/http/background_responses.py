@@ -1,6 +1,8 @@
 """`BackgroundResponses`: responses that are generated without a connection (`background: true`), and their events."""
 
 import asyncio
+import logging
+import sqlite3
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -8,10 +10,12 @@ import msgspec
 
 from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.render.responses import ResponseEvents
-from octavo.frontend.http.response_store import ResponseStore, StoredResponse
+from octavo.frontend.http.response_store import ResponseStore, StoredResponse, StoreThread
 from octavo.frontend.http.sse import NAMED_EVENTS
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import OctavoError
+
+logger = logging.getLogger(__name__)
 
 CANCEL_POLL_S = 0.5
 """How often a process looks whether another one has taken a cancel request for one of its responses."""
@@ -28,77 +32,97 @@ class BackgroundResponses:
 
     Args:
         store: has all responses and events; None: a new one in memory.
-        tasks: of the server; None: those of nobody else.
+        tasks: of the server; None: new ones, which no server waits for.
     """
 
     def __init__(self, store: ResponseStore | None = None, tasks: BackgroundTasks | None = None) -> None:
-        self.store = store or ResponseStore()
+        self.store = StoreThread(store or ResponseStore())
         self.tasks = tasks or BackgroundTasks()
         self._running: dict[str, RunningResponse] = {}
         self._watching: asyncio.Task[None] | None = None
 
-    def start(self, running: "RunningResponse", pieces: AsyncGenerator[bytes]) -> None:
+    async def start(self, running: "RunningResponse", pieces: AsyncGenerator[bytes]) -> "asyncio.Task[None]":
         """Store a response and generate it.
 
         Args:
             running: fresh.
             pieces: generate it when they are read, with `running` as their renderer.
+
+        Returns:
+            The task that generates it.
+
+        Raises:
+            sqlite3.Error: it cannot be stored.
         """
-        running.write(running.events.queued())
+        running.add(running.events.queued())
+        await running.save()
         self._running[running.id] = running
         running.task = self.tasks.start(self._run(running, pieces))
         if self.store.is_shared and self._watching is None:
-            self._watching = asyncio.create_task(self._watch_cancel_requests())
+            self._watching = self.tasks.start(self._watch_cancel_requests())
+        return running.task
 
     async def cancel(self, response_id: str) -> None:
         """Cancel a response, and wait until it has ended. Nothing happens if it has ended already."""
         if (running := self._running.get(response_id)) is not None:
             running.cancel()
             await asyncio.wait([running.task])
-            return
-        if self.store.is_running(response_id):
-            self.store.request_cancel(response_id)
+        elif await self.store.run(ResponseStore.is_running, response_id):
+            await self.store.run(ResponseStore.request_cancel, response_id)
             async with aclosing(self.follow(response_id, MAX_SEQUENCE)) as nothing:
                 async for _ in nothing:
                     pass  # waits for the end alone
 
     async def follow(self, response_id: str, sequence: int) -> AsyncGenerator[bytes]:
         """Yield the events of a response behind the one with this sequence number, up to the last."""
-        while True:
-            is_running = self.store.is_running(response_id)  # before its events, so none is missed
-            if not is_running:
-                self.store.get(response_id)  # ends the events of a response whose process has died
-            if found := self.store.events_after(response_id, sequence):
+        has_more = True
+        while has_more:
+            running = self._running.get(response_id)
+            changed = None if running is None else running.changed  # before reading, so no change is missed
+            found, has_more = await self.store.run(ResponseStore.events_after, response_id, sequence)
+            if found:
                 sequence = found[-1][0]
                 yield NAMED_EVENTS.join([event for _, event in found])
-            elif not is_running:
-                return
-            elif running := self._running.get(response_id):
-                await running.has_news.wait()
-            else:
+            elif changed is not None and has_more:
+                await changed.wait()
+            elif has_more:
                 await asyncio.sleep(FOLLOW_POLL_S)
 
     async def _run(self, running: "RunningResponse", pieces: AsyncGenerator[bytes]) -> None:
         try:
-            async with aclosing(pieces):
-                async for _ in pieces:
-                    pass  # `running` writes the events itself
-        except OctavoError as error:
-            running.write(running.events.fail(error))
-        except asyncio.CancelledError:
-            if not running.is_cancelled:
-                raise
-            running.write(running.events.cancel())
+            try:
+                async with aclosing(pieces):
+                    async for _ in pieces:
+                        await running.save()
+            except OctavoError as error:
+                running.add(running.events.fail(error))
+            except asyncio.CancelledError:
+                if not running.is_cancelled:
+                    raise
+                running.add(running.events.cancel())
+            await running.save()
+        except Exception:
+            logger.exception("response %s has failed: it cannot be generated or stored", running.id)
+            await self.store.run(ResponseStore.disown, running.id)
         finally:
             del self._running[running.id]
+            running.notify()
 
     async def _watch_cancel_requests(self) -> None:
-        while self._running:
-            await asyncio.sleep(CANCEL_POLL_S)
-            for response_id in self.store.cancel_requests():
-                if (running := self._running.get(response_id)) is not None:
-                    running.cancel()
-        self._watching = None
+        """Cancel what other processes ask to cancel, while there are responses."""
+        try:
+            while self._running or (self.store.has_disowned and not self.tasks.is_draining):
+                await asyncio.sleep(CANCEL_POLL_S)
+                try:
+                    requests = await self.store.run(ResponseStore.cancel_requests)
+                except sqlite3.Error as error:
+                    logger.error("cannot read cancel requests from the response store, trying again: %s", error)
+                    continue
+                for response_id in requests:
+                    if (running := self._running.get(response_id)) is not None:
+                        running.cancel()
+        finally:
+            self._watching = None
 
 
 class RunningResponse:
@@ -112,61 +136,56 @@ class RunningResponse:
 
     task: "asyncio.Task[None]"
 
-    def __init__(self, store: ResponseStore, stored: StoredResponse, events: ResponseEvents) -> None:
+    def __init__(self, store: StoreThread, stored: StoredResponse, events: ResponseEvents) -> None:
         self.id = events.response.id
         self.events = events
-        self.has_news = _News()
+        self.changed = asyncio.Event()
+        """Set at the next change, and then replaced."""
         self.is_cancelled = False
         self._store = store
         self._stored = stored
         self._status = ""
+        self._unsaved: list[bytes] = []
 
     def take(self, output: RequestOutput, prompt_index: int = 0) -> list[bytes]:
-        """Store the events of a delta; return nothing."""
-        self.write(self.events.take(output, prompt_index))
-        return []
+        """Add the events of a delta. Returns an empty piece, whose reader calls `save`."""
+        self.add(self.events.take(output, prompt_index))
+        return [b""]
 
     def last(self) -> list[bytes]:
         """Return nothing."""
         return []
 
-    def write(self, events: list[bytes]) -> None:
-        """Store events, and the response if its state has changed."""
-        response = self.events.response
-        is_running = response.status in ("queued", "in_progress")
-        if is_running:
-            self._put(is_running=True)
-        if self._stored.has_events and events:
-            self._store.add_events(self.id, self.events.num_events - len(events), events)
-        if not is_running:  # after its events: a reader takes an ended response for complete
-            self._put(is_running=False)
-        self.has_news.tell()
+    def add(self, events: list[bytes]) -> None:
+        """Add events, to be stored by `save`."""
+        if self._stored.has_events:
+            self._unsaved += events
 
-    def _put(self, *, is_running: bool) -> None:
+    async def save(self) -> None:
+        """Store the events since the last call, and the response if its state has changed.
+
+        Raises:
+            sqlite3.Error: the store cannot be written.
+        """
+        events, self._unsaved = self._unsaved, []
+        first = self.events.num_events - len(events)
         response = self.events.response
         if response.status != self._status:
             self._status = response.status
-            self._stored.response = msgspec.to_builtins(response)
-            self._store.put(self._stored, is_running=is_running)
+            stored = msgspec.structs.replace(self._stored, response=msgspec.to_builtins(response))
+            is_running = response.status in ("queued", "in_progress")
+            await self._store.run(ResponseStore.put, stored, is_running=is_running, first=first, events=events)
+        elif events:
+            await self._store.run(ResponseStore.add_events, self.id, first, events)
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake those who wait for a change."""
+        self.changed.set()
+        self.changed = asyncio.Event()
 
     def cancel(self) -> None:
         """End it early, once."""
         if not self.is_cancelled:
             self.is_cancelled = True
             self.task.cancel()
-
-
-class _News:
-    """Wakes everyone who waits, without remembering it."""
-
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
-
-    def tell(self) -> None:
-        """Wake all waiters."""
-        self._event.set()
-        self._event = asyncio.Event()
-
-    async def wait(self) -> None:
-        """Wait for the next news."""
-        await self._event.wait()

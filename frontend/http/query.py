@@ -31,7 +31,7 @@ def integer(query: QueryParams, name: str, default: int, *, least: int, most: in
     """Return an integer.
 
     Raises:
-        InvalidRequestError: it is none, or out of bounds.
+        InvalidRequestError: it is not an integer, or it is out of bounds.
     """
     text = query.get(name)
     if text is None:

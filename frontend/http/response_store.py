@@ -4,14 +4,17 @@ A background response is stored before it is generated, and may have its events.
 owner. If the owner dies, the next reader marks the response as failed.
 """
 
+import asyncio
 import contextlib
 import fcntl
+import glob
 import os
 import secrets
 import sqlite3
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import msgspec
 
@@ -20,9 +23,16 @@ MAX_BYTES = 256 * 2**20
 
 MAX_EVENTS_AT_ONCE = 256
 
+USE_RESOLUTION_S = 60.0
+"""A response that was used this recently is not marked as used again: most reads then write nothing."""
+
 OWNER_DIED = {"code": "server_error", "message": "the server ended before the response was complete; send it again"}
 
-_SCHEMA = """
+_VERSION = 2
+"""Of the schema. Version 1 had no totals."""
+
+_SCHEMA = f"""
+begin immediate;
 create table if not exists responses (
     id text primary key, used real not null, size integer not null, owner text, is_cancelled integer not null,
     data blob not null
@@ -32,7 +42,24 @@ create index if not exists by_owner on responses (owner) where owner is not null
 create table if not exists events (
     id text not null, sequence integer not null, data blob not null, primary key (id, sequence)
 ) without rowid;
+create table if not exists totals (key integer primary key, num_responses integer not null, size integer not null);
+insert or ignore into totals values (0, 0, 0);
+create trigger if not exists on_insert after insert on responses begin
+    update totals set num_responses = num_responses + 1, size = size + new.size;
+end;
+create trigger if not exists on_resize after update of size on responses begin
+    update totals set size = size + new.size - old.size;
+end;
+create trigger if not exists on_delete after delete on responses begin
+    update totals set num_responses = num_responses - 1, size = size - old.size;
+end;
+pragma user_version = {_VERSION};
+commit;
 """
+# Counting the rows at each insert would take 20 ms with a full store.
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 class StoredResponse(msgspec.Struct):
@@ -45,10 +72,12 @@ class StoredResponse(msgspec.Struct):
     """The last of `items`: the input of the request itself."""
     has_events: bool = False
     """Its events are stored too, so that a client can read them later."""
+    tenant: str | None = None
+    """The name of the tenant that it belongs to."""
 
 
 class ResponseStore:
-    """Keeps the most recently used responses. Several processes may share a file.
+    """Keeps the most recently used responses. Several processes may share a file. Blocks: see `StoreThread`.
 
     Args:
         path: of an SQLite database; None: memory of this process.
@@ -66,12 +95,18 @@ class ResponseStore:
         self._path = path
         self._lock: int | None = None
         """The file whose lock tells other processes that this owner is alive."""
+        self._disowned: set[str] = set()
+        """Responses that ended here although their last state could not be written."""
         if path is not None:
             _make_private(path)
-        self._database = sqlite3.connect(path or ":memory:", timeout=10.0, check_same_thread=False)
+        self._database = sqlite3.connect(
+            path or ":memory:", timeout=10.0, check_same_thread=False, isolation_level=None
+        )
         if path is not None:
             self._database.execute("pragma journal_mode=wal")
             self._database.execute("pragma synchronous=normal")
+            self._check_version()
+            self._remove_locks_of_dead_owners(path)
         self._database.executescript(_SCHEMA)
 
     @property
@@ -79,12 +114,21 @@ class ResponseStore:
         """Whether other processes may read and change it."""
         return self._path is not None
 
-    def put(self, stored: StoredResponse, *, is_running: bool = False) -> None:
+    @property
+    def has_disowned(self) -> bool:
+        """Whether a response of `disown` is not marked as failed yet."""
+        return bool(self._disowned)
+
+    def put(
+        self, stored: StoredResponse, *, is_running: bool = False, first: int = 0, events: Sequence[bytes] = ()
+    ) -> None:
         """Keep a response, and drop those that were not used for the longest time if there are too many.
 
         Args:
             stored: replaces the one with the same id.
             is_running: this process still generates it, so it is not dropped.
+            first: the sequence number of the first of `events`.
+            events: appended to those of the response.
         """
         data = msgspec.msgpack.encode(stored)
         response_id = stored.response["id"]
@@ -96,126 +140,234 @@ class ResponseStore:
             "owner": self._owner if is_running else None,
             "data": data,
         }
-        with self._database:
+        with self._writing():
             self._database.execute(
                 "insert into responses values (:id, :used, length(:data), :owner, 0, :data) on conflict (id) do update "
                 "set used = :used, size = size + length(:data) - length(data), owner = :owner, data = :data",
                 row,
             )
+            self._append(response_id, first, events)
             self._drop_oldest()
 
     def get(self, response_id: str) -> StoredResponse | None:
         """Return a response, None if it was never stored, or dropped."""
-        found = self._database.execute("select data, owner from responses where id = ?", (response_id,)).fetchone()
+        found = self._row(response_id)
         if found is None:
             return None
-        stored = msgspec.msgpack.decode(found[0], type=StoredResponse)
-        if found[1] is not None and not self._is_alive(found[1]):
-            self._fail(stored)
-        with self._database:
-            self._database.execute("update responses set used = ? where id = ?", (time.time(), response_id))
-        return stored
+        owner, used, data = found
+        if owner is not None and not self._is_running(response_id, owner):
+            with self._writing():
+                stored = self._fail(response_id)
+            self._disowned.discard(response_id)
+            return stored
+        if time.time() - used >= USE_RESOLUTION_S:
+            with self._writing():
+                self._database.execute("update responses set used = ? where id = ?", (time.time(), response_id))
+        return msgspec.msgpack.decode(data, type=StoredResponse)
 
     def delete(self, response_id: str) -> bool:
         """Drop a response; False if there is none."""
-        with self._database:
-            self._database.execute("delete from events where id = ?", (response_id,))
-            return self._database.execute("delete from responses where id = ?", (response_id,)).rowcount > 0
+        with self._writing():
+            return self._delete(response_id)
 
     def is_running(self, response_id: str) -> bool:
         """Return whether a process still generates a response."""
-        found = self._database.execute("select owner from responses where id = ?", (response_id,)).fetchone()
-        return found is not None and found[0] is not None and self._is_alive(found[0])
+        found = self._row(response_id)
+        return found is not None and self._is_running(response_id, found[0])
 
     def add_events(self, response_id: str, first: int, events: Sequence[bytes]) -> None:
         """Append events; `first` is the sequence number of the first one."""
-        rows = [(response_id, number, event) for number, event in enumerate(events, first)]
-        with self._database:
-            self._database.executemany("insert into events values (?, ?, ?)", rows)
-            self._database.execute(
-                "update responses set size = size + ? where id = ?", (sum(map(len, events)), response_id)
-            )
+        with self._writing():
+            self._append(response_id, first, events)
 
-    def events_after(self, response_id: str, sequence: int) -> list[tuple[int, bytes]]:
-        """Return the next events behind one, each with its sequence number."""
-        return self._database.execute(
+    def events_after(self, response_id: str, sequence: int) -> tuple[list[tuple[int, bytes]], bool]:
+        """Return the next events behind one, each with its sequence number, and whether more may follow."""
+        is_running = self.is_running(response_id)  # before its events, so none is missed
+        if not is_running:
+            self.get(response_id)  # ends the events of a response whose process has died
+        found = self._database.execute(
             "select sequence, data from events where id = ? and sequence > ? order by sequence limit ?",
             (response_id, sequence, MAX_EVENTS_AT_ONCE),
         ).fetchall()
+        return found, is_running or len(found) == MAX_EVENTS_AT_ONCE
 
     def request_cancel(self, response_id: str) -> None:
         """Ask the owner of a response to cancel it."""
-        with self._database:
+        with self._writing():
             self._database.execute("update responses set is_cancelled = 1 where id = ?", (response_id,))
 
     def cancel_requests(self) -> list[str]:
-        """Return the responses that this process should cancel."""
+        """Return the responses that this process should cancel. Marks those as failed that it has disowned."""
+        for response_id in list(self._disowned):
+            if self.get(response_id) is None:  # dropped
+                self._disowned.discard(response_id)
         rows = self._database.execute(
             "select id from responses where owner = ? and is_cancelled = 1", (self._owner,)
         ).fetchall()
         return [row[0] for row in rows]
 
+    def disown(self, response_id: str) -> None:
+        """Treat a response of this process as one whose owner has died. Writes nothing: writing may have failed."""
+        self._disowned.add(response_id)
+
     def close(self) -> None:
         """Close the file. This process generates no response any more."""
         self._database.close()
-        if self._lock is not None:
-            os.unlink(self._lock_path(self._owner))
+        if self._path is not None and self._lock is not None:
+            os.unlink(_lock_path(self._path, self._owner))
             os.close(self._lock)
             self._lock = None
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction that no other process writes beside."""
+        self._database.execute("begin immediate")
+        with self._database:
+            yield
+
+    def _row(self, response_id: str) -> tuple[str | None, float, bytes] | None:
+        return self._database.execute("select owner, used, data from responses where id = ?", (response_id,)).fetchone()  # type: ignore[no-any-return]
+
+    def _append(self, response_id: str, first: int, events: Sequence[bytes]) -> None:
+        rows = [(response_id, number, event) for number, event in enumerate(events, first)]
+        self._database.executemany("insert into events values (?, ?, ?)", rows)
+        self._database.execute(
+            "update responses set size = size + ? where id = ?", (sum(map(len, events)), response_id)
+        )
+
+    def _delete(self, response_id: str) -> bool:
+        self._database.execute("delete from events where id = ?", (response_id,))
+        return self._database.execute("delete from responses where id = ?", (response_id,)).rowcount > 0
+
     def _drop_oldest(self) -> None:
-        while self._is_full():
+        while True:
+            count, size = self._database.execute("select num_responses, size from totals").fetchone()
+            if count <= self._max_responses and size <= self._max_bytes:
+                return
             oldest = self._database.execute(
                 "select id from responses where owner is null order by used limit 1"
             ).fetchone()
             if oldest is None:
                 return
-            self._database.execute("delete from events where id = ?", oldest)
-            self._database.execute("delete from responses where id = ?", oldest)
+            self._delete(oldest[0])
 
-    def _is_full(self) -> bool:
-        count, size = self._database.execute("select count(*), coalesce(sum(size), 0) from responses").fetchone()
-        return bool(count > self._max_responses or (size > self._max_bytes and count > 0))
+    def _fail(self, response_id: str) -> StoredResponse | None:
+        """Mark a response as failed whose owner has died, unless another process was faster."""
+        if (found := self._row(response_id)) is None:
+            return None
+        owner, _, data = found
+        stored = msgspec.msgpack.decode(data, type=StoredResponse)
+        if owner is not None:
+            stored.response = {**stored.response, "status": "failed", "error": OWNER_DIED}
+            if stored.has_events:
+                self._append_failure(stored)
+            data = msgspec.msgpack.encode(stored)
+            self._database.execute(
+                "update responses set owner = null, size = size + length(:data) - length(data), data = :data "
+                "where id = :id",
+                {"id": response_id, "data": data},
+            )
+        return stored
 
-    def _fail(self, stored: StoredResponse) -> None:
-        """Mark a response as failed whose owner has died."""
-        stored.response = {**stored.response, "status": "failed", "error": OWNER_DIED}
-        if stored.has_events:
-            response_id = stored.response["id"]
-            last = self._database.execute("select max(sequence) from events where id = ?", (response_id,)).fetchone()[0]
-            number = 0 if last is None else last + 1
-            event = {"type": "response.failed", "sequence_number": number, "response": stored.response}
-            with contextlib.suppress(sqlite3.IntegrityError):  # another process was faster
-                self.add_events(response_id, number, [msgspec.json.encode(event)])
-        self.put(stored)
+    def _append_failure(self, stored: StoredResponse) -> None:
+        response_id = stored.response["id"]
+        last = self._database.execute("select max(sequence) from events where id = ?", (response_id,)).fetchone()[0]
+        number = 0 if last is None else last + 1
+        event = {"type": "response.failed", "sequence_number": number, "response": stored.response}
+        self._append(response_id, number, [msgspec.json.encode(event)])
 
-    def _lock_path(self, owner: str) -> str:
-        return f"{self._path}-{owner}.lock"
+    def _check_version(self) -> None:
+        """Refuse a file of another version.
+
+        Raises:
+            sqlite3.DatabaseError: it is one.
+        """
+        (version,) = self._database.execute("pragma user_version").fetchone()
+        has_tables = self._database.execute("select 1 from sqlite_schema limit 1").fetchone() is not None
+        if has_tables and version != _VERSION:
+            self._database.close()
+            raise sqlite3.DatabaseError(
+                f"another version of octavo, or another program, made this database (its user_version is {version}, "
+                f"not {_VERSION}): remove it or name another file"
+            )
 
     def _hold_lock(self) -> None:
         """Show that this owner is alive; the kernel releases the lock when the process ends."""
-        if self._path is not None and self._lock is None:
-            self._lock = os.open(self._lock_path(self._owner), os.O_RDWR | os.O_CREAT, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        while self._path is not None and self._lock is None:
+            file = os.open(_lock_path(self._path, self._owner), os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(file, fcntl.LOCK_EX)
+            if os.fstat(file).st_nlink > 0:
+                self._lock = file
+            else:  # another process removed it before it was locked
+                os.close(file)
 
-    def _is_alive(self, owner: str) -> bool:
+    def _is_running(self, response_id: str, owner: str | None) -> bool:
         if owner == self._owner:
-            return True
-        path = self._lock_path(owner)
-        try:
-            file = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        else:
-            with contextlib.suppress(FileNotFoundError):  # another process was faster
-                os.unlink(path)
-            return False
-        finally:
-            os.close(file)
+            return response_id not in self._disowned
+        return owner is not None and self._path is not None and not _remove_if_unlocked(_lock_path(self._path, owner))
+
+    def _remove_locks_of_dead_owners(self, path: str) -> None:
+        for lock in glob.glob(_lock_path(glob.escape(path), "*")):
+            _remove_if_unlocked(lock)
+
+
+class StoreThread:
+    """Calls the methods of a store on a thread of its own, in order: a slow disk does not stop the event loop.
+
+    Args:
+        store: used by this thread alone from now on.
+    """
+
+    def __init__(self, store: ResponseStore) -> None:
+        self._store = store
+        self._thread = ThreadPoolExecutor(1, "response-store")
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes may read and change the store."""
+        return self._store.is_shared
+
+    @property
+    def has_disowned(self) -> bool:
+        """Whether a response that ended here is not marked as ended yet."""
+        return self._store.has_disowned
+
+    async def run(
+        self, method: Callable[Concatenate[ResponseStore, _P], _T], *args: _P.args, **kwargs: _P.kwargs
+    ) -> _T:
+        """Call a method of the store. It runs to its end even if the caller is cancelled.
+
+        Raises:
+            sqlite3.Error: the file cannot be read or written.
+        """
+        return await asyncio.shield(asyncio.wrap_future(self._thread.submit(method, self._store, *args, **kwargs)))
+
+    def close(self) -> None:
+        """Close the store. Blocks until: the calls before have ended."""
+        self._thread.submit(self._store.close).result()
+        self._thread.shutdown()
+
+
+def _lock_path(path: str, owner: str) -> str:
+    return f"{path}-{owner}.lock"
+
+
+def _remove_if_unlocked(path: str) -> bool:
+    """Remove the lock file of an owner; return whether the owner is dead."""
+    try:
+        file = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    else:
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.unlink(path)
+        return True
+    finally:
+        os.close(file)
 
 
 def _make_private(path: str) -> None:

@@ -213,6 +213,8 @@ async def _serve_with(
             await _serve_until_stopped(api_workers, server, clients, config, listener)
     finally:
         await api_workers.kill()
+        for state in states:
+            state.responses.close()
         calls.close()
         for operator in operators:
             await operator.close()

@@ -67,5 +67,6 @@ async def _serve_as_api_worker(spec: ServerSpec, reporter: StartupReporter, stop
         try:
             await server.serve(sockets=[socket.socket(fileno=spec.listener_fd)])
         finally:
+            state.responses.close()
             calls.close()
     return server.failure is None

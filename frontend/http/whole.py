@@ -1,7 +1,7 @@
 """`WholeAnswer`: the response to a request that does not stream. It generates when it is sent."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -29,6 +29,7 @@ class WholeAnswer(Response):
         render: makes the body of the outputs, one per prompt.
         error_names: the caller's names of parameters.
         recorder: makes the receipt; None: there is none.
+        store: keeps the answer, after it was rendered and before it is sent; None: nobody does.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class WholeAnswer(Response):
         render: Callable[[list[RequestOutput]], bytes],
         error_names: Mapping[str, str] = {},
         recorder: Recorder | None = None,
+        store: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self.status_code = 200
         self.raw_headers = []
@@ -47,6 +49,7 @@ class WholeAnswer(Response):
         self._render_outputs = render
         self._error_names = error_names
         self._recorder = recorder
+        self._store = store
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, and send the answer.
@@ -70,6 +73,8 @@ class WholeAnswer(Response):
         if recorder is not None:
             recorder.finish()
         response = Response(self._render_outputs(outputs), media_type=JSON)
+        if self._store is not None:
+            await self._store()
         if recorder is not None and isinstance(recorder.shown, Receipt):
             response.headers[RECEIPT_HEADER] = recorder.shown.digest
         return response

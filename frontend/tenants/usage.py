@@ -203,8 +203,8 @@ class TenantUsage:
 
 
 def _refill(level: float, limit: int | None, share: float) -> float:
-    """Return a budget after a share of a minute; a new entry begins with a full one."""
-    return 0.0 if limit is None else min(float(limit), level + limit * share)
+    """Return a budget after a share of a minute. A new entry, or a limit that was added, begins with a full one."""
+    return math.inf if limit is None else min(float(limit), level + limit * share)
 
 
 def _wait_s(missing: float, per_minute: int) -> int:

@@ -35,6 +35,7 @@ CATCHES_EVERYTHING = {
     "core_proc/grammar/compiler.py": "the boundary of a thread; whoever waits for the grammar is told; it is logged",
     "core_proc/transfer/plugin.py": "code of users runs; a request whose contents it does not find is computed",
     "frontend/generation/gbnf.py": "the grammar library raises bare Exception; it goes on as a ValueError",
+    "frontend/http/background_responses.py": "a fault with one response must end it as failed; it is logged",
     "frontend/batch/service.py": "a fault with one batch must not stop the others; it is logged, and tried again",
     "frontend/batch/asgi_call.py": "a fault of ours in one line of a batch must not lose the others; it is logged",
     "frontend/membership/directory.py": "a command that another process has sent must be answered; it is logged",

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from pathlib import Path
 from typing import Any
 
 import openai
@@ -14,7 +13,6 @@ from openai.types.responses import Response
 from response_events import PATH, ask, events_of
 from tool_answers import CALL, HERMES, QWEN, WEATHER, ToolClient
 
-from octavo.frontend.http.response_store import ResponseStore, StoredResponse
 from octavo.protocol.config import ServerConfig
 
 TOOLS = [{"type": "function", "name": "weather", "description": "Tells it.", "parameters": WEATHER, "strict": False}]
@@ -219,26 +217,6 @@ def test_stored_conversations_go_on() -> None:
             assert (await http.get(f"{PATH}/{unkept['id']}")).status_code == 404
 
     asyncio.run(converse())
-
-
-def stored(number: int, size: int = 10) -> StoredResponse:
-    return StoredResponse({"id": f"resp_{number}", "output": ["x" * size]}, [], 0)
-
-
-def test_the_store_is_bounded_and_outlives_its_process(tmp_path: Path) -> None:
-    path = str(tmp_path / "responses.db")
-    store = ResponseStore(path, max_responses=3, max_bytes=10_000)
-    for number in range(3):
-        store.put(stored(number))
-    assert store.get("resp_0") == stored(0)  # now the latest
-    store.put(stored(3))
-    assert [store.get(f"resp_{number}") is not None for number in range(4)] == [True, False, True, True]
-    assert ResponseStore(path).get("resp_3") == stored(3)
-    assert all(file.stat().st_mode & 0o077 == 0 for file in tmp_path.iterdir())
-    store.put(stored(4, 9_000))
-    store.put(stored(5, 9_000))
-    assert store.get("resp_4") is None and store.get("resp_5") == stored(5, 9_000)
-    assert not store.delete("resp_4") and store.delete("resp_5")
 
 
 @pytest.mark.parametrize(

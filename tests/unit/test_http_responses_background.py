@@ -2,9 +2,13 @@
 
 import asyncio
 import contextlib
+import json
 import signal
+import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import openai
@@ -15,10 +19,12 @@ from openai.types.responses import Response
 from response_events import PATH, ask, events_of
 from waiting import until
 
+from octavo.frontend.http import background_responses
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.background_responses import BackgroundResponses
 from octavo.frontend.http.configure import RESPONSES_FILE, sharing_responses
-from octavo.frontend.http.response_store import ResponseStore, StoredResponse
+from octavo.frontend.http.render.responses import ResponseEvents
+from octavo.frontend.http.response_store import ResponseStore
 from octavo.frontend.http.server import Server
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import OverloadedError
@@ -46,6 +52,23 @@ async def ended(http: Any, response_id: str) -> dict[str, Any]:
         while not await has_ended():
             await asyncio.sleep(0.01)
     return found
+
+
+async def begin_stream(http: Any) -> "tuple[asyncio.Task[Any], str]":
+    """Begin a background response; return the task that reads its events, and its id."""
+    begun: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def read() -> Any:
+        text = ""
+        async with http.stream("POST", PATH, json=ask(background=True, stream=True)) as response:
+            async for line in response.aiter_lines():
+                text += line + "\n"
+                if line.startswith("data: ") and not begun.done():
+                    begun.set_result(json.loads(line.removeprefix("data: "))["response"]["id"])
+        return SimpleNamespace(status_code=response.status_code, text=text)
+
+    task = asyncio.create_task(read())
+    return task, await begun
 
 
 def test_a_background_response_is_queued_then_generated() -> None:
@@ -95,10 +118,10 @@ def test_a_client_that_leaves_does_not_end_it() -> None:
         async with serving(client) as http:
             async with http.stream("POST", PATH, json=ask(background=True, stream=True)) as response:
                 async for line in response.aiter_lines():
-                    if line.startswith("event: response.queued"):
+                    if line.startswith("data: "):
+                        response_id = json.loads(line.removeprefix("data: "))["response"]["id"]
                         break
             client.gate.set()
-            response_id = f"resp_{client.requests[0]['id'].removeprefix('resp_')}"
             assert (await ended(http, response_id))["status"] == "completed"
 
     asyncio.run(run())
@@ -128,9 +151,9 @@ def test_a_stream_of_a_cancelled_response_ends() -> None:
         client = FakeClient("Hello!")
         client.pause_after = 2
         async with serving(client) as http:
-            streaming = asyncio.create_task(http.post(PATH, json=ask(background=True, stream=True)))
+            streaming, response_id = await begin_stream(http)
             await until(lambda: bool(client.requests))
-            await http.post(f"{PATH}/{client.requests[0]['id']}/cancel")
+            await http.post(f"{PATH}/{response_id}/cancel")
             last = events_of(await streaming)[-1]
             assert (last["type"], last["response"]["status"]) == ("response.incomplete", "cancelled")
 
@@ -158,43 +181,104 @@ def test_another_process_reads_and_cancels(tmp_path: Path) -> None:
         client.pause_after = 2
         path = str(tmp_path / "responses.db")
         async with serving(client, path) as owner, serving(FakeClient(), path) as other:
-            streaming = asyncio.create_task(owner.post(PATH, json=ask(background=True, stream=True)))
+            streaming, response_id = await begin_stream(owner)
             await until(lambda: bool(client.requests))
-            url = f"{PATH}/{client.requests[0]['id']}"
+            url = f"{PATH}/{response_id}"
             reading = asyncio.create_task(other.get(f"{url}?stream=true"))
             assert (await other.post(f"{url}/cancel")).json()["status"] == "cancelled"
             assert events_of(await reading) == events_of(await streaming)
-            assert (await other.post(PATH, json=ask(previous_response_id=client.requests[0]["id"]))).status_code == 200
+            assert (await other.post(PATH, json=ask(previous_response_id=response_id))).status_code == 200
 
     asyncio.run(run())
 
 
-def test_a_response_whose_process_died_has_failed(tmp_path: Path) -> None:
-    path = str(tmp_path / "responses.db")
-    dead, reader = ResponseStore(path), ResponseStore(path)
-    response = {"id": "resp_1", "status": "in_progress", "output": []}
-    dead.put(StoredResponse(response, [], 0, has_events=True), is_running=True)
-    dead.add_events("resp_1", 0, [b"{}"])
-    assert reader.is_running("resp_1")
-    (lock,) = tmp_path.glob("*.lock")
-    dead.close()
-    lock.touch()  # as a process leaves it that was killed
-    assert not reader.is_running("resp_1")
-    found = reader.get("resp_1")
-    assert found is not None and found.response["status"] == "failed"
-    assert "send it again" in found.response["error"]["message"]
-    assert [number for number, _ in reader.events_after("resp_1", -1)] == [0, 1]
-    assert not list(tmp_path.glob("*.lock"))
+def test_a_slow_store_does_not_stop_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    put = ResponseStore.put
+
+    def slow_put(*args: Any, **options: Any) -> None:
+        has_begun.set()
+        assert may_end.wait(60)
+        put(*args, **options)
+
+    monkeypatch.setattr(ResponseStore, "put", slow_put)
+
+    async def run() -> None:
+        async with serving(FakeClient("Hello!")) as http:
+            answer = asyncio.create_task(http.post(PATH, json=ask()))
+            await until(has_begun.is_set)
+            assert (await http.get("/health")).status_code == 200 and not answer.done()
+            may_end.set()
+            assert (await answer).json()["status"] == "completed"
+
+    asyncio.run(run())
 
 
-def test_running_responses_are_not_dropped() -> None:
-    store = ResponseStore(max_responses=1)
-    store.put(StoredResponse({"id": "resp_1"}, [], 0), is_running=True)
-    store.put(StoredResponse({"id": "resp_2"}, [], 0))
-    assert store.get("resp_1") is not None and store.get("resp_2") is None
-    store.put(StoredResponse({"id": "resp_1"}, [], 0))
-    store.put(StoredResponse({"id": "resp_3"}, [], 0))
-    assert store.get("resp_1") is None and store.get("resp_3") is not None
+@pytest.mark.parametrize("fault", ["generating", "storing"])
+def test_an_unexpected_error_ends_a_response_as_failed(
+    fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **options: Any) -> Any:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    async def run() -> None:
+        client = FakeClient("Hello!")
+        client.gate = asyncio.Event()
+        async with serving(client) as http:
+            streaming, response_id = await begin_stream(http)
+            await until(lambda: bool(client.requests))
+            with pytest.MonkeyPatch.context() as patch:
+                if fault == "generating":
+                    patch.setattr(ResponseEvents, "take", fail)
+                else:
+                    patch.setattr(ResponseStore, "put", fail)
+                    patch.setattr(ResponseStore, "add_events", fail)
+                client.gate.set()
+                last = events_of(await streaming)[-1]
+            assert (last["type"], last["response"]["error"]["code"]) == ("response.failed", "server_error")
+            assert (await ended(http, response_id))["status"] == "failed"
+            assert (await http.post(f"{PATH}/{response_id}/cancel")).json()["status"] == "failed"
+            assert (await http.delete(f"{PATH}/{response_id}")).json()["deleted"]
+
+    asyncio.run(run())
+    assert "disk I/O error" in caplog.text
+
+
+def test_looking_for_cancel_requests_survives_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(background_responses, "CANCEL_POLL_S", 0.01)
+    original, faults = ResponseStore.cancel_requests, [sqlite3.OperationalError("database is locked")]
+
+    def cancel_requests(store: ResponseStore) -> list[str]:
+        if faults:
+            raise faults.pop()
+        return original(store)
+
+    monkeypatch.setattr(ResponseStore, "cancel_requests", cancel_requests)
+
+    async def run() -> None:
+        client = FakeClient("Hello!")
+        client.pause_after = 2
+        path = str(tmp_path / "responses.db")
+        async with serving(client, path) as owner, serving(FakeClient(), path) as other:
+            first = (await owner.post(PATH, json=ask(background=True))).json()
+            await until(lambda: bool(client.requests) and not faults)
+            assert (await other.post(f"{PATH}/{first['id']}/cancel")).json()["status"] == "cancelled"
+
+    asyncio.run(run())
+
+
+def test_the_id_of_a_request_does_not_choose_the_response() -> None:
+    async def run() -> None:
+        headers = {"x-request-id": "mine"}
+        async with serving(FakeClient("Hello!")) as http:
+            for options in ({}, {"stream": True}, {"background": True}, {"background": True, "stream": True}):
+                bodies = [
+                    (await http.post(PATH, json=ask(**options), headers=headers)).text.partition("resp_")[2]
+                    for _ in range(2)
+                ]
+                assert bodies[0][:32] != bodies[1][:32] and "mine" not in "".join(bodies)
+
+    asyncio.run(run())
 
 
 def test_a_drain_waits_for_background_responses() -> None:

@@ -12,6 +12,7 @@ from http_client import http_client, request
 from prometheus_client.parser import text_string_to_metric_families
 
 from octavo.frontend.calls.services import check_services
+from octavo.frontend.http.auth import ApiKeyMiddleware
 from octavo.frontend.http.router import create_router
 from octavo.frontend.metrics.names import TENANT_METRICS
 from octavo.frontend.tenants import file as tenants_file
@@ -236,6 +237,82 @@ def test_a_client_that_leaves_frees_its_place(tmp_path: Path) -> None:
                     await asyncio.sleep(0.01)
 
     asyncio.run(talk())
+
+
+def test_a_background_response_takes_its_place_until_it_has_ended(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.yaml", "tenants: {a: {api_keys: [k], max_concurrent_requests: 1}}")
+    client = FakeClient()
+    client.pause_after = 0
+
+    async def talk() -> None:
+        async with http_client(client, (), ServerConfig(tenants=str(path))) as http:
+            body = {"model": "org/fake", "input": "Hi", "background": True}
+
+            async def respond() -> Any:
+                return await http.post("/v1/responses", json=body, headers=bearer("k"))
+
+            first = (await respond()).json()
+            assert (await respond()).status_code == 429
+            cancelled = await http.post(f"/v1/responses/{first['id']}/cancel", headers=bearer("k"))
+            assert cancelled.json()["status"] == "cancelled", "cancelling is never limited"
+            async with asyncio.timeout(20):
+                while (second := await respond()).status_code == 429:
+                    await asyncio.sleep(0.01)
+            await http.delete(f"/v1/responses/{second.json()['id']}", headers=bearer("k"))
+
+    asyncio.run(talk())
+
+
+def test_a_tenant_does_not_find_the_responses_of_others(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.yaml", "tenants: {a: {api_keys: [a1, a2]}, b: {api_keys: [b1]}}")
+    client = FakeClient()
+
+    async def talk() -> None:
+        async with http_client(client, ["free"], ServerConfig(tenants=str(path))) as http:
+            body = {"model": "org/fake", "input": "Hi"}
+            created = await http.post("/v1/responses", json=body, headers=bearer("a1"))
+            url = f"/v1/responses/{created.json()['id']}"
+            later = {**body, "previous_response_id": created.json()["id"]}
+
+            async def statuses(key: str) -> list[int]:
+                headers = bearer(key)
+                answers = [await http.get(url, headers=headers), await http.get(f"{url}/input_items", headers=headers)]
+                answers.append(await http.post("/v1/responses", json=later, headers=headers))
+                return [answer.status_code for answer in answers]
+
+            assert await statuses("b1") == [404] * 3
+            assert await statuses("a2") == await statuses("free") == [200] * 3
+            assert (await http.post(f"{url}/cancel", headers=bearer("b1"))).status_code == 404
+            assert (await http.delete(url, headers=bearer("b1"))).status_code == 404
+            assert (await http.delete(url, headers=bearer("a1"))).status_code == 200
+
+    asyncio.run(talk())
+
+
+def test_a_limit_that_is_added_begins_with_a_full_budget() -> None:
+    clock = Clock()
+    usage = TenantUsage(clock=clock)
+    assert [usage.begin(Tenant(name="a")) for _ in range(3)] == [None] * 3
+    usage.spend(Tenant(name="a"), 1000, 1000)
+    limited = Tenant(name="a", requests_per_minute=2, tokens_per_minute=5)
+    assert [usage.begin(limited), usage.begin(limited)] == [None, None]
+    assert usage.begin(limited) == Rejection("requests_per_minute", 30)
+    usage.close()
+
+
+def test_the_key_of_a_tenant_opens_no_websocket(tmp_path: Path) -> None:
+    file = TenantsFile(written(tmp_path / "t.yaml", FILE), has_priorities=True)
+    sent: list[Any] = []
+
+    async def app(*args: Any) -> None:
+        raise AssertionError("it was passed on")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "websocket", "path": "/v1/realtime", "headers": [(b"authorization", b"Bearer s1")]}
+    asyncio.run(ApiKeyMiddleware(app, ["free"], (), file)(scope, None, send))
+    assert sent == [{"type": "websocket.close", "code": 1008}]
 
 
 @pytest.mark.parametrize("flag", ["tenants", "otlp_traces_endpoint", "access_log_file"])

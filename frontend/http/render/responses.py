@@ -4,7 +4,7 @@ A whole response is made by the same events as a stream, so both have the same i
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -59,8 +59,6 @@ class ResponseEvents:
         self.response = response
         self._namespaces = namespaces
         self._reasoning = "summary_text" if summarizes else "reasoning_text"
-        self.on_done: Callable[[ResponseObject], None] = lambda response: None
-        """Called with the response when it has ended."""
         self._usage = UsageCount()
         self._parser = None if style.chat.parser is None else style.chat.parser.stream()
         self.num_events = 0
@@ -107,7 +105,6 @@ class ResponseEvents:
         """Return the events that end a response that was cancelled. The API has no event of that name."""
         events = self._finish_item("incomplete")
         self.response.status = "cancelled"
-        self.on_done(self.response)
         return [_encode(event) for event in [*events, self._state_event("response.incomplete")]]
 
     def last(self) -> list[bytes]:
@@ -127,7 +124,6 @@ class ResponseEvents:
         events = self._finish_item("incomplete")
         self.response.status = "failed"
         self.response.error = ResponseFailure("server_error", message)
-        self.on_done(self.response)
         return [*events, self._state_event("response.failed")]
 
     def _state_event(self, kind: str) -> dict[str, Any]:
@@ -150,7 +146,6 @@ class ResponseEvents:
             output_tokens_details=OutputTokensDetails(0 if details is msgspec.UNSET else details.reasoning_tokens),
             total_tokens=usage.total_tokens,
         )
-        self.on_done(self.response)
         return [*events, self._state_event(f"response.{self.response.status}")]
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
@@ -286,7 +281,7 @@ def response_at_start(request: ResponsesRequest, style: AnswerStyle) -> Response
         prompt_cache_key=request.prompt_cache_key,
         safety_identifier=request.safety_identifier,
         reasoning={"effort": reasoning and reasoning.effort, "summary": reasoning and reasoning.summary},
-        store=request.store,
+        store=request.store is not False,
         temperature=request.temperature,
         text=_text_options(request),
         tool_choice="auto" if request.tool_choice is None else request.tool_choice,

@@ -39,7 +39,8 @@ class ResponsesRequest(Struct, kw_only=True):
     """The first message; not kept for later responses."""
     previous_response_id: str | None = None
     """A stored response, whose conversation goes on."""
-    store: bool = True
+    store: bool | None = None
+    """None: true, but false in a batch."""
     background: bool | None = None
     """Generate without a connection; needs `store`."""
     stream: bool | None = None
