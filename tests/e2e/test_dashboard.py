@@ -1,21 +1,25 @@
 """The dashboard in a real browser, with a real engine."""
 
+import subprocess
+import sys
 import threading
 
 import pytest
 from browser import Browser, browser
 from default_model import default_model
 from servers import Server
-from waiting import join
+from waiting import join, wait_until
+
+from octavo.frontend.receipts.saved import read_answers
 
 pytestmark = pytest.mark.model
+
+ENGINE = ("--max-model-len", "512", "--kv-cache-memory-bytes", "64M")
 
 
 @pytest.fixture(scope="module")
 def server():
-    running = Server(
-        default_model(), "--max-model-len", "512", "--kv-cache-memory-bytes", "64M", "--served-model-name", "small"
-    )
+    running = Server(default_model(), *ENGINE, "--served-model-name", "small", "same")
     try:
         yield running.wait_until_ready()
     finally:
@@ -102,6 +106,85 @@ def test_a_rejection_is_shown_where_the_answer_would_be(server, page):
     page.problems.clear()  # the rejected request itself is an entry of the console
 
 
+def compare(page: Browser, question: str) -> str:
+    """Ask both sides and return what the page says about their answers."""
+    page.run(f"document.querySelector('#question-text').value = {question!r}")
+    page.run("document.querySelector('#ask-both').click()")
+    page.wait_for("document.querySelector('#ask-both').hidden")
+    page.wait_for("!document.querySelector('#ask-both').hidden")
+    return page.run("document.querySelector('#verdict').textContent")
+
+
+def fill_side(page: Browser, side: str, **values: str) -> None:
+    for name, value in values.items():
+        page.run(f"document.querySelector('#side-{side} [data-field={name}]').value = {value!r}")
+
+
+def test_the_same_seed_gives_the_same_bits_on_both_sides(server, page, tmp_path):
+    page.open(server.url + "/?same#compare")
+    page.wait_for("document.querySelector('#side-b [data-field=model]')?.options.length === 2")
+    fill_side(page, "a", temperature="1", max_tokens="24", extra='{"ignore_eos": true}')
+    page.run("document.querySelector('#copy-side').click()")
+    fill_side(page, "b", model="same")  # another name of the same weights
+    assert compare(page, "Tell me about the sea.") == "Identical, bit for bit: 24 tokens and their logprobs"
+    assert page.run("document.querySelector('#verdict').className") == "same"
+    shown = page.run("[...document.querySelectorAll('.shown .text')].map((text) => text.textContent)")
+    assert len(shown) == 2 and shown[0] == shown[1] != ""
+
+    page.save_downloads_to(tmp_path)
+    page.run("document.querySelector('#side-b .save').click()")
+    wait_until(lambda: list(tmp_path.glob("octavo-receipt-*.json")))
+    (saved,) = tmp_path.iterdir()
+    verify = [sys.executable, "-P", "-m", "octavo", "verify", saved, "--model", default_model(), *ENGINE]
+    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{saved}:1: equal: 24 tokens\n1 answer: 1 equal; 24 tokens are equal\n"
+    assert page.problems == []
+
+
+def test_two_settings_are_compared_up_to_their_first_difference(server, page):
+    page.open(server.url + "/?settings#compare")
+    page.wait_for("document.querySelector('#side-b [data-field=model]')?.options.length === 2")
+    fill_side(page, "a", temperature="0", max_tokens="30", seed="1", extra="")
+    page.run("document.querySelector('#copy-side').click()")
+    fill_side(page, "b", extra='{"bad_words": [" the"], "min_tokens": 30}')
+    text = compare(page, "Write two sentences about the sea.")
+    assert text.startswith("The answers differ from token ") or text.startswith("The first tokens differ"), text
+    marked = "[...document.querySelectorAll('#side-{} .token')].findIndex((token) => token.matches('.differs'))"
+    places = [page.run(marked.format(side)) for side in "ab"]
+    assert places[0] == places[1] >= 0
+    assert str(places[0] + 1) in text or places[0] == 0
+    tokens = "[...document.querySelectorAll('#side-{} .token')].map((token) => token.textContent)"
+    a, b = (page.run(tokens.format(side)) for side in "ab")
+    assert a[: places[0]] == b[: places[0]] and a[places[0]] != b[places[0]]
+
+    fill_side(page, "b", extra="", max_tokens="5")
+    end = "Up to the end of the shorter answer, 5 tokens are identical, bit for bit"
+    assert compare(page, "Write two sentences about the sea.") == end
+
+    fill_side(page, "b", extra="{")
+    assert compare(page, "Hello.") == ""
+    assert "More fields" in page.run("document.querySelector('#side-b .error').textContent")
+    assert page.problems == []
+
+
+def test_an_answer_of_the_chat_has_a_receipt_on_demand(server, page, tmp_path):
+    page.open(server.url + "/?receipt#chat")
+    page.wait_for("document.querySelector('#model')?.value === 'small'")
+    fill(page, max_tokens="6", extra="")
+    page.run("document.querySelector('#receipts').click()")
+    ask(page, "Hello.")
+    answered(page, 1)
+    page.save_downloads_to(tmp_path)
+    page.run("document.querySelector('.message.assistant .save').click()")
+    wait_until(lambda: list(tmp_path.glob("octavo-receipt-*.json")))
+    (saved,) = tmp_path.iterdir()
+    (answer,) = read_answers(saved)
+    assert answer.request["messages"] == [{"role": "user", "content": "Hello."}]
+    assert answer.receipt.prompts[0].sequences[0].token_ids
+    assert page.problems == []
+
+
 def test_the_engine_is_seen_at_work(server, page):
     body = {"prompt": [5, 6, 7] * 30, "max_tokens": 300, "ignore_eos": True, "temperature": 0}
     load = threading.Thread(target=server.post, args=("/v1/completions", body))
@@ -112,6 +195,9 @@ def test_the_engine_is_seen_at_work(server, page):
         page.wait_for("document.querySelectorAll('#requests .bar').length === 1")
         page.wait_for("Number(document.querySelector('#numbers b').textContent) > 0")
         assert page.run("document.documentElement.scrollWidth") <= 390
+        page.run("document.querySelector('#tab-compare').click()")
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        page.run("document.querySelector('#tab-engine').click()")
         pixels = "document.getElementById(id).getContext('2d').getImageData(0, 0, 300, 100).data.buffer"
         drawn = f"(id) => new Set(new Uint32Array({pixels})).size"
         for canvas in ("throughput", "steps", "blocks"):

@@ -91,6 +91,10 @@ class Browser:
         """Write a screenshot as PNG."""
         path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
 
+    def save_downloads_to(self, folder: Path) -> None:
+        """Save files that the page offers, without a question."""
+        self._call("Browser.setDownloadBehavior", behavior="allow", downloadPath=str(folder))
+
     def close(self) -> None:
         """Kill the browser."""
         self._process.kill()

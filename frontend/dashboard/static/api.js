@@ -26,7 +26,7 @@ export async function getJson(path, signal) {
 }
 
 /**
- * Yield the JSON of each event of a streamed answer.
+ * Yield each event of a streamed answer: its JSON, and its text, in which large integers are exact.
  *
  * An `error` in the middle of a stream is thrown like any other; a stream that ends without its `[DONE]` is one too.
  */
@@ -42,7 +42,7 @@ export async function* streamJson(path, body, signal) {
     if (data === "[DONE]") return;
     const chunk = JSON.parse(data);
     if (chunk.error) throw new ApiError(chunk.error.code, chunk.error.message, chunk.error.param);
-    yield chunk;
+    yield { chunk, text: data };
   }
   throw new ApiError(0, "the connection ended before the answer did");
 }

@@ -1,11 +1,12 @@
-// Sets up the page: the two views, the theme, the models, the health.
+// Sets up the page: its views, the theme, the models, the health.
 import { getJson } from "./api.js";
 import { Chat } from "./chat.js";
+import { Compare } from "./compare.js";
 import { byId, element, shortName } from "./element.js";
 import { EngineView } from "./engine.js";
 import { rememberSettings } from "./settings.js";
 
-const VIEWS = ["chat", "engine"];
+const VIEWS = ["chat", "compare", "engine"];
 const HEALTH_INTERVAL_MS = 5000;
 
 function showHealth(isGood, text) {
@@ -50,11 +51,13 @@ function chooseTheme() {
 }
 
 async function listModels() {
-  const { data } = await getJson("v1/models");
-  byId("model").replaceChildren(...data.map((model) => element("option", { value: model.id }, shortName(model.id))));
+  const ids = (await getJson("v1/models")).data.map((model) => model.id);
+  byId("model").replaceChildren(...ids.map((id) => element("option", { value: id }, shortName(id))));
+  compare.models = ids;
 }
 
 const engine = new EngineView(showHealth);
+const compare = new Compare();
 rememberSettings();
 chooseTheme();
 new Chat();

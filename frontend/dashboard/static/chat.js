@@ -1,8 +1,8 @@
 // The conversation: sends the input, shows the answer, and keeps both for the next turn.
 import { Answer } from "./answer.js";
-import { streamJson } from "./api.js";
 import { byId, element } from "./element.js";
 import { MessageView } from "./message_view.js";
+import { saveButton } from "./receipt.js";
 import { openingMessages, readSettings } from "./settings.js";
 
 export class Chat {
@@ -66,15 +66,9 @@ export class Chat {
     const answer = new Answer();
     const abort = (this.#running = new AbortController());
     this.#showRunning(true);
-    const start = performance.now();
-    let firstToken = null;
     try {
-      const body = { ...readSettings(), messages: [...openingMessages(), ...this.#messages], stream: true, stream_options: { include_usage: true } };
-      for await (const chunk of streamJson("v1/chat/completions", body, abort.signal)) {
-        answer.take(chunk);
-        if (firstToken === null && (answer.content || answer.reasoning || answer.toolCalls.length)) firstToken = performance.now();
-        this.#follow(() => view.show(answer));
-      }
+      const body = { ...readSettings(), messages: [...openingMessages(), ...this.#messages] };
+      await answer.stream(body, abort.signal, () => this.#follow(() => view.show(answer)));
     } catch (error) {
       if (!abort.signal.aborted) view.fail(error.message);
       else answer.finishReason = "you";
@@ -89,7 +83,8 @@ export class Chat {
       this.#openCalls = answer.toolCalls.length;
       view.finish(answer, (call, content) => this.#giveResult(call, content));
     }
-    byId("stats").textContent = summary(answer, start, firstToken, performance.now());
+    if (answer.receipt) view.root.append(saveButton(answer));
+    byId("stats").textContent = answer.summary;
   }
 
   /** Change the list, and keep it scrolled to the end if it was. */
@@ -104,12 +99,4 @@ export class Chat {
     byId("send").hidden = isRunning;
     byId("stop").hidden = !isRunning;
   }
-}
-
-function summary(answer, start, firstToken, end) {
-  if (!answer.usage || firstToken === null) return "";
-  const { prompt_tokens: prompt, completion_tokens: completion, prompt_tokens_details: details } = answer.usage;
-  const rate = completion > 1 ? ` · ${((1000 * (completion - 1)) / (end - firstToken)).toFixed(0)} tokens/s` : "";
-  const cached = details?.cached_tokens ? ` (${details.cached_tokens} cached)` : "";
-  return `${prompt} tokens in${cached}, ${completion} out · first after ${(firstToken - start).toFixed(0)} ms${rate}`;
 }

@@ -28,10 +28,10 @@ export class MessageView {
       element("b", {}, call.function.name), element("pre", {}, pretty(call.function.arguments)))));
   }
 
-  /** Show how the answer ended. */
+  /** Show how the answer ended; with `onToolResult`, each call has a field for its result. */
   finish(answer, onToolResult) {
     if (answer.finishReason && answer.finishReason !== "stop") this.#who.textContent += ` · ended by ${answer.finishReason}`;
-    answer.toolCalls.forEach((call, index) => this.#calls.children[index].append(resultField(call, onToolResult)));
+    if (onToolResult) answer.toolCalls.forEach((call, index) => this.#calls.children[index].append(resultField(call, onToolResult)));
   }
 
   fail(message) {

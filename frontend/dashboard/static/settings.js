@@ -15,8 +15,8 @@ export function rememberSettings() {
   }
 }
 
-function json(id) {
-  const field = byId(id);
+/** Return the JSON in a labelled field, undefined if it is empty; mark the field and throw if it is not JSON. */
+export function readJson(field) {
   const text = field.value.trim();
   field.classList.remove("wrong");
   if (!text) return undefined;
@@ -28,10 +28,11 @@ function json(id) {
   }
 }
 
-function number(id) {
-  const { value } = byId(id);
-  return value === "" ? undefined : Number(value);
-}
+/** Return the number in a field, undefined if it is empty. */
+export const readNumber = ({ value }) => (value === "" ? undefined : Number(value));
+
+const json = (id) => readJson(byId(id));
+const number = (id) => readNumber(byId(id));
 
 /**
  * Return a request's fields, without its messages.
@@ -50,6 +51,7 @@ export function readSettings() {
     seed: number("seed"),
     stop: stops.length ? stops : undefined,
     ...(byId("logprobs").checked ? { logprobs: true, top_logprobs: 5 } : {}),
+    ...(byId("receipts").checked ? { return_receipt: true } : {}),
     ...(tools?.length ? { tools, tool_choice: byId("tool_choice").value } : {}),
     ...(schema ? { response_format: { type: "json_schema", json_schema: { name: "answer", schema } } } : {}),
     ...json("extra"),
