@@ -22,6 +22,7 @@ from bench_cpu_parts.offline import Limits, OfflineBench
 from bench_cpu_parts.serving import ServingBench
 from bench_cpu_parts.session import EngineFailure
 from bench_cpu_parts.table import noise, table
+from bench_plot import draw
 from bench_report import report, write
 
 ROUNDS = 5
@@ -64,7 +65,10 @@ def main() -> None:
     paths = {key: str(value) for key, value in vars(args).items() if isinstance(value, Path)}
     settings = {**vars(args), **paths, "rounds": rounds, "engines": [engine.key for engine in engines]}
     measured = {"ceilings": [asdict(ceiling) for ceiling in ceilings], **results.as_json(), "scaling": scalings}
-    write(report("bench_cpu", settings, measured), args.json)
+    document = report("bench_cpu", settings, measured)
+    write(document, args.json)
+    if args.svg:
+        args.svg.write_text(draw(document), "utf-8")
     if results.failures:
         sys.exit(1)
 
@@ -95,6 +99,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--logs", metavar="DIR", help="directory for the engines' logs; default: a temporary one")
     parser.add_argument("--json", metavar="FILE", help="write the full report to this file")
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the rows that have a peer to this file")
     return parser.parse_args()
 
 

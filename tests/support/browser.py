@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import TIMEOUT_S as WAIT_TIMEOUT_S
 from waiting import wait_until
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -30,7 +31,14 @@ class Browser:
         # The browser expects the pipes as file descriptors 3 and 4. bash, unlike many shells, redirects descriptors of
         # two digits.
         shell = f'exec "$0" "$@" 3<&{read_commands} 4>&{write_replies}'
-        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run"]
+        flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--hide-scrollbars",
+        ]
         flags += ["--remote-debugging-pipe", "--disable-background-networking", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
             ["bash", "-c", shell, program, *flags, "about:blank"],
@@ -71,9 +79,11 @@ class Browser:
             raise AssertionError(f"{script}: {result['exceptionDetails']['exception'].get('description')}")
         return result["result"].get("value")
 
-    def wait_for(self, condition: str) -> Any:
+    def wait_for(self, condition: str, timeout_s: float = WAIT_TIMEOUT_S) -> Any:
         """Wait until an expression is truthy and return its value."""
-        return wait_until(lambda: self.run(condition), lambda: f"{condition}\nproblems: {self.problems}")
+        return wait_until(
+            lambda: self.run(condition), lambda: f"{condition}\nproblems: {self.problems}", timeout_s=timeout_s
+        )
 
     def type_into(self, selector: str, text: str) -> None:
         """Type into an element so that the page's event listeners run."""
@@ -88,8 +98,9 @@ class Browser:
             )
 
     def screenshot(self, path: Path) -> None:
-        """Write a screenshot as PNG."""
-        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", format="png")["data"]))
+        """Write a screenshot; the suffix of the name gives the format: .png or .webp."""
+        options = {"format": "webp", "quality": 82} if path.suffix == ".webp" else {"format": "png"}
+        path.write_bytes(base64.b64decode(self._call("Page.captureScreenshot", **options)["data"]))
 
     def save_downloads_to(self, folder: Path) -> None:
         """Save files that the page offers, without a question."""

@@ -25,6 +25,21 @@ def test_links_lead_somewhere(document: Path) -> None:
     assert not [target for target in local if not (document.parent / target).exists()]
 
 
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: its own, and those that GitHub gives to the headings."""
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = [re.sub(r"\]\([^)]*\)", "", heading).lower() for heading in re.findall(r"^#+ (.*)$", text, re.MULTILINE)]
+    named = {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
+    return named | set(re.findall(r'<a id="([^"]+)">', text))
+
+
+@documents
+def test_links_name_headings_that_exist(document: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", document.read_text())
+    pages = [(document.parent / page if page else document, anchor) for page, anchor in links]
+    assert not [(page.name, anchor) for page, anchor in pages if page.suffix == ".md" and anchor not in anchors(page)]
+
+
 @documents
 def test_named_files_exist(document: Path) -> None:
     # `folder/file.py` and `scripts/name`, as they stand in running text.
