@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import pytest
 from fake_client import MODEL, FakeClient
@@ -116,10 +117,26 @@ def test_continuous_usage_counts_up() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     chunks = events(post(FakeClient(), PATH, ask(stream=True, stream_options=options)))
     counts = [chunk["usage"]["completion_tokens"] for chunk in chunks]
-    assert all(before <= after for before, after in itertools.pairwise(counts))
+    assert all(before < after for before, after in itertools.pairwise(counts[:-1])), "a chunk repeated a count"
+    assert counts[-2] == counts[-1], "the last delta and the end are one chunk"
     assert counts[0] == 0, "the chunk with the role counted a token"
     assert chunks[0]["usage"]["total_tokens"] == USAGE["prompt_tokens"]
     assert chunks[-1]["usage"] == USAGE
+
+
+@pytest.mark.parametrize(("path", "body"), [(PATH, ask(n=2)), ("/v1/completions", {"prompt": ["ab", "c"], "n": 2})])
+def test_continuous_usage_is_that_of_the_choice(path: str, body: dict[str, Any]) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = events(post(FakeClient("hello"), path, {**body, "stream": True, "stream_options": options}))
+    ends: dict[int, dict[str, Any]] = {}
+    for chunk in chunks:
+        (choice,) = chunk["choices"]
+        before = ends.get(choice["index"], {"completion_tokens": -1})
+        assert before["completion_tokens"] < chunk["usage"]["completion_tokens"]
+        ends[choice["index"]] = chunk["usage"]
+    assert len(ends) == (2 if path == PATH else 4)
+    assert {usage["completion_tokens"] for usage in ends.values()} == {5}
+    assert sum(usage["completion_tokens"] for usage in ends.values()) == last["usage"]["completion_tokens"]
 
 
 def test_logprobs_carry_bytes_and_alternatives() -> None:

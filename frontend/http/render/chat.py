@@ -55,7 +55,8 @@ class ChatChunks:
     """The chunks of one streamed answer.
 
     Every choice opens with a chunk that has a role and no text; its last chunk alone has a finish
-    reason, and an empty delta.
+    reason, and an empty delta. If all chunks have the usage so far, the finish reason comes with the
+    last delta instead, as vLLM sends it: no chunk repeats a count.
 
     Args:
         style: of the answer.
@@ -65,7 +66,7 @@ class ChatChunks:
     def __init__(self, style: AnswerStyle, n: int) -> None:
         self._style = style
         self._n = n
-        self._usage = UsageCount()
+        self._usage = UsageCount(by_choice=style.has_running_usage)
         self._has_begun = False
         self._is_plain = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._frames: dict[int, TextFrame] = {}
@@ -81,14 +82,16 @@ class ChatChunks:
         self._has_begun = True
         for choice in output.outputs:
             if self._outputs:
-                chunks += self._parsed_chunks(choice, self._outputs[choice.index])
-                continue
-            if choice.text and self._is_plain:
+                rendered = self._parsed(choice, self._outputs[choice.index])
+            elif choice.text and self._is_plain:
                 chunks.append(self._text_chunk(choice))
-            elif choice.text or self._shows_tokens(choice):
-                chunks.append(self._chunk(self._fresh(choice, Delta(content=choice.text))))
+                rendered = []
+            else:
+                has_news = choice.text or self._shows_tokens(choice)
+                rendered = [self._fresh(choice, Delta(content=choice.text))] if has_news else []
             if choice.finish_reason is not None:
-                chunks.append(self._chunk(_closing(choice, choice.finish_reason)))
+                self._close(choice, rendered)
+            chunks += [self._chunk(one) for one in rendered]
         return chunks
 
     def last(self) -> list[bytes]:
@@ -109,7 +112,8 @@ class ChatChunks:
             chunks.append(self._chunk(choice, prompt_token_ids, is_opening=True))
         if self._style.chat.echo:
             echo = Delta(content=self._style.chat.echo)
-            chunks += [self._chunk(ChunkChoice(index=index, delta=echo)) for index in range(self._n)]
+            echoed = [ChunkChoice(index=index, delta=echo) for index in range(self._n)]
+            chunks += [self._chunk(choice, is_opening=True) for choice in echoed]
         return chunks
 
     def _text_chunk(self, choice: CompletionOutput) -> bytes:
@@ -120,17 +124,24 @@ class ChatChunks:
             frame = self._frames[choice.index] = TextFrame(self._chunk(marked))
         return frame.around(choice.text)
 
-    def _parsed_chunks(self, choice: CompletionOutput, parser: OutputStream) -> list[bytes]:
-        """Return the chunks of a choice whose text is not all content; the first one has the tokens."""
+    def _parsed(self, choice: CompletionOutput, parser: OutputStream) -> list[ChunkChoice]:
+        """Return what is new of a choice whose text is not all content; the first one has the tokens."""
         deltas = list(chat_deltas(parser.push(choice)))
         first = deltas[:1] or ([Delta()] if self._shows_tokens(choice) else [])
-        chunks = [self._chunk(self._fresh(choice, delta)) for delta in first]
-        chunks += [self._chunk(ChunkChoice(index=choice.index, delta=delta)) for delta in deltas[1:]]
-        if choice.finish_reason is not None:
+        rest = [ChunkChoice(index=choice.index, delta=delta) for delta in deltas[1:]]
+        return [self._fresh(choice, delta) for delta in first] + rest
+
+    def _close(self, choice: CompletionOutput, rendered: list[ChunkChoice]) -> None:
+        """Add the end of a choice to its last chunks."""
+        reason = choice.finish_reason
+        if self._outputs:
+            parser = self._outputs[choice.index]
             self._usage.add_reasoning(parser.num_reasoning_tokens())
-            reason = TOOL_CALLS if parser.ends_in_calls(choice.finish_reason) else choice.finish_reason
-            chunks.append(self._chunk(_closing(choice, reason)))
-        return chunks
+            reason = TOOL_CALLS if parser.ends_in_calls(reason) else reason
+        if not (rendered and self._style.has_running_usage):
+            rendered.append(ChunkChoice(index=choice.index, delta=Delta()))
+        rendered[-1].finish_reason = reason
+        rendered[-1].stop_reason = choice.stop_reason
 
     def _shows_tokens(self, choice: CompletionOutput) -> bool:
         """True when there are tokens to show, with or without a text."""
@@ -150,7 +161,7 @@ class ChatChunks:
     ) -> bytes:
         usage: Usage | UnsetType | None = UNSET
         if self._style.has_running_usage:
-            usage = self._usage.at_start() if is_opening else self._usage.total()
+            usage = self._usage.at_start() if is_opening else self._usage.so_far(choice.index)
         elif self._style.has_usage:
             usage = None
         chunk = self._with_choices([choice], usage)
@@ -180,15 +191,6 @@ def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
         stop_reason=choice.stop_reason,
         token_ids=choice.token_ids if style.has_token_ids else UNSET,
         weight_versions=style.weight_versions(choice),
-    )
-
-
-def _closing(choice: CompletionOutput, finish_reason: str | None) -> ChunkChoice:
-    return ChunkChoice(
-        index=choice.index,
-        delta=Delta(),
-        finish_reason=finish_reason,
-        stop_reason=choice.stop_reason,
     )
 
 

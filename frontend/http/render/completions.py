@@ -44,7 +44,7 @@ class CompletionAnswer:
         self._n = n
         self._echo = echo
         self._shows_prompt_logprobs = shows_prompt_logprobs
-        self._usage = UsageCount()
+        self._usage = UsageCount(by_choice=style.has_running_usage)
         is_short = style.num_logprobs is None and not (style.shows_tokens or style.has_running_usage)
         self._is_plain = is_short and echo is None and not shows_prompt_logprobs
         self._frames: dict[int, TextFrame] = {}
@@ -87,7 +87,8 @@ class CompletionAnswer:
             rendered = self._choice(output, choice, prompt_index)
             is_news = rendered.text or rendered.finish_reason is not None or (is_first and self._style.shows_tokens)
             if is_news or (choice.token_ids and (rendered.logprobs is not None or self._style.shows_tokens)):
-                chunks.append(_encode(self._response([rendered], self._running_usage())))
+                usage = self._running_usage(choice.index, prompt_index)
+                chunks.append(_encode(self._response([rendered], usage)))
         return chunks
 
     def last(self) -> list[bytes]:
@@ -107,7 +108,8 @@ class CompletionAnswer:
         """Return a chunk with only text."""
         frame = self._frames.get(index)
         if frame is None:
-            marked = self._response([CompletionChoice(index=index, text=MARK)], self._running_usage())
+            usage = None if self._style.has_usage else UNSET  # a chunk of plain text has no running usage
+            marked = self._response([CompletionChoice(index=index, text=MARK)], usage)
             frame = self._frames[index] = TextFrame(_encode(marked))
         return frame.around(text)
 
@@ -161,10 +163,10 @@ class CompletionAnswer:
             result = join_logprobs(result, own)
         return result
 
-    def _running_usage(self) -> Usage | UnsetType | None:
+    def _running_usage(self, choice_index: int, prompt_index: int) -> Usage | UnsetType | None:
         if not self._style.has_usage:
             return UNSET
-        return self._usage.total() if self._style.has_running_usage else None
+        return self._usage.so_far(choice_index, prompt_index) if self._style.has_running_usage else None
 
     def _response(
         self,

@@ -22,7 +22,7 @@ class TokensAnswer:
 
     def __init__(self, style: AnswerStyle) -> None:
         self._style = style
-        self._usage = UsageCount()
+        self._usage = UsageCount(by_choice=style.has_running_usage)
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """Return the whole answer as JSON; `outputs` has the one prompt's."""
@@ -46,7 +46,7 @@ class TokensAnswer:
             if choice.token_ids or choice.finish_reason is not None:
                 response = GenerateResponse(request_id=self._style.id, choices=[self._choice(choice)])
                 if self._style.has_running_usage:
-                    response.usage = self._usage.total()
+                    response.usage = self._usage.so_far(choice.index)
                 chunks.append(_encode(response))
         return chunks
 

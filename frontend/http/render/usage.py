@@ -1,6 +1,5 @@
 """Counts the tokens and the time of a request from its outputs."""
 
-import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.http.render.timings import request_metrics
@@ -11,11 +10,17 @@ from octavo.protocol.stats import RequestTimings
 
 
 class UsageCount:
-    """Tokens over all prompts and choices of one HTTP request, from deltas or from a whole output."""
+    """Tokens over all prompts and choices of one HTTP request, from deltas or from a whole output.
 
-    def __init__(self) -> None:
+    Args:
+        by_choice: also count each choice, for `so_far`.
+    """
+
+    def __init__(self, *, by_choice: bool = False) -> None:
         self._latest: dict[int, RequestOutput] = {}
         """Of each prompt."""
+        self._by_choice: dict[tuple[int, int], int] | None = {} if by_choice else None
+        """Generated tokens by prompt and choice."""
         self._num_generated = 0
         self._num_reasoning: int | None = None
         self._timings: list[RequestTimings] = []
@@ -25,6 +30,9 @@ class UsageCount:
         self._latest[prompt_index] = output
         for choice in output.outputs:  # perf: once for every token of a stream
             self._num_generated += len(choice.token_ids)
+            if self._by_choice is not None:
+                key = prompt_index, choice.index
+                self._by_choice[key] = self._by_choice.get(key, 0) + len(choice.token_ids)
         if output.finished:
             self._num_generated += output.num_discarded_tokens
             self._timings += output.timings
@@ -38,10 +46,24 @@ class UsageCount:
         """Return the times of the request if it generated one sequence, else UNSET: several have no common time."""
         return request_metrics(self._timings[0], self._num_generated) if len(self._timings) == 1 else UNSET
 
-    def at_start(self) -> Usage:
-        """Return the usage before the first generated token."""
-        total = self.total()
-        return msgspec.structs.replace(total, total_tokens=total.prompt_tokens, completion_tokens=0)
+    def at_start(self, prompt_index: int = 0) -> Usage:
+        """Return the usage of one choice before its first token."""
+        return self._of_choice(prompt_index, 0)
+
+    def so_far(self, choice_index: int, prompt_index: int = 0) -> Usage:
+        """Return the usage of one choice so far; needs `by_choice`."""
+        assert self._by_choice is not None
+        return self._of_choice(prompt_index, self._by_choice.get((prompt_index, choice_index), 0))
+
+    def _of_choice(self, prompt_index: int, num_generated: int) -> Usage:
+        output = self._latest[prompt_index]
+        num_prompt_tokens = len(output.prompt_token_ids)
+        return Usage(
+            prompt_tokens=num_prompt_tokens,
+            total_tokens=num_prompt_tokens + num_generated,
+            completion_tokens=num_generated,
+            prompt_tokens_details=PromptTokensDetails(output.num_cached_tokens),
+        )
 
     def total(self) -> Usage:
         """Return the usage so far."""
