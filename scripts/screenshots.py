@@ -14,7 +14,7 @@ from own_server import serving
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 FLAGS = ("--served-model-name", "SmolLM2-135M-Instruct", "--max-model-len", "2048", "--kv-cache-memory-bytes", "128M")
 WIDTH, HEIGHT = 1140, 760
-NUM_STREAMS, STREAM_TOKENS = 20, 500
+NUM_STREAMS, STREAM_TOKENS = 10, 480
 SCALE = 0.62  # of the pictures that stand beside each other
 LOAD_TIMEOUT_S = 240.0
 QUESTION = "Why is the sea salty? Answer in two sentences."
@@ -80,7 +80,7 @@ def _engine(page: Browser, url: str, path: Path) -> None:
 
 
 def _complete(url: str, number: int) -> None:
-    prompt = [300 + (31 * number + 7 * index) % 20_000 for index in range(60 + 40 * (number % 5))]
+    prompt = [300 + (31 * number + 7 * index) % 20_000 for index in range(24 + 16 * (number % 5))]
     body = {"prompt": prompt, "max_tokens": STREAM_TOKENS // (1 + number % 4), "ignore_eos": True, "seed": number}
     httpx.post(f"{url}/v1/completions", json=body, timeout=600).raise_for_status()
 
