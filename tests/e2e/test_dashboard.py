@@ -203,7 +203,7 @@ def test_the_engine_is_seen_at_work(server, page):
         for canvas in ("throughput", "steps", "blocks"):
             assert page.run(f"({drawn})('{canvas}')") > 2, canvas
     finally:
-        join(load)
+        join(load, timeout_s=180)  # 300 tokens on a busy machine
     page.wait_for("document.querySelector('#requests').textContent.includes('none')")
     assert page.run("document.querySelector('#latency').textContent").count("ms") > 2
     assert page.problems == []
