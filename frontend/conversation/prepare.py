@@ -65,10 +65,18 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if settings.is_harmony:
         knows_thinking = "thinking" in (shown.template or context.chat_template.source)
         shown = replace(shown, messages=harmony_messages(shown.messages, knows_thinking=knows_thinking))
-    text, state = await render_prompt(shown, context), ReasoningState.OUTSIDE
+    if request.prompt_token_ids is None:
+        rendered, reused = await render_prompt(shown, context), []
+    else:
+        reused = list(request.prompt_token_ids)
+        rendered = await client.run_in_thread(lambda: client.tokenizer.decode(reused, skip_special_tokens=False))
+    text, state = rendered, ReasoningState.OUTSIDE
     if reasoning is not None:
         text, state = begin_output(text, request, plan, context, reasoning)
-    token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
+    if not reused:
+        token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
+    else:  # what opens the reasoning, for instance, is new
+        token_ids = reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else [])
     form = constrain_output(plan, request, state, reasoning)
     generation = request.generation.with_overrides(structured_outputs=form)
     if _has_special_tags(plan, reasoning, client.tokenizer):

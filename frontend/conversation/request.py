@@ -54,5 +54,7 @@ class ChatRequest:
     shows_reasoning: bool = True
     echoes_last_message: bool = False
     """Begin the answer with the text of the assistant's message that it continues."""
+    prompt_token_ids: Sequence[int] | None = None
+    """The prompt, if another engine has rendered it already: `input` is not rendered then."""
     add_special_tokens: bool = False
     """Let the tokenizer add its special tokens; chat templates usually write them."""

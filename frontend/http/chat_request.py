@@ -2,6 +2,10 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from octavo.frontend.conversation.request import ChatInput, ChatRequest, ChatTool
 from octavo.frontend.http.generation_request import check_fields, generation_request
@@ -15,7 +19,11 @@ from octavo.frontend.http.structured import structured_outputs_of
 from octavo.frontend.tools.plan import ToolChoice
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.kv_transfer import PARAMS
 from octavo.protocol.structured import StructuredOutputsParams
+
+_PROMPT = "prompt_token_ids"
+_TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 
 _USUAL_NAMES = {"prompt": "messages"}
 
@@ -28,6 +36,7 @@ def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) ->
     """
     check_fields(body)
     choice = _tool_choice(body)
+    body, prompt_token_ids = _reused_prompt(body)
     max_tokens = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     return ChatRequest(
         input=ChatInput(
@@ -47,6 +56,7 @@ def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) ->
         max_reasoning_tokens=None if body.thinking_token_budget == -1 else body.thinking_token_budget,
         shows_reasoning=body.include_reasoning,
         echoes_last_message=body.echo,
+        prompt_token_ids=prompt_token_ids,
         add_special_tokens=body.add_special_tokens,
     )
 
@@ -106,6 +116,26 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
         name = names[error.param]
         message = error.message if error.param == "prompt" else error.message.replace(error.param, name, 1)
         raise type(error)(message, name) from error
+
+
+def _reused_prompt(body: ChatCompletionRequest) -> tuple[ChatCompletionRequest, list[int] | None]:
+    """Return the body without `prompt_token_ids` in its `kv_transfer_params`, and these; None: there are none.
+
+    As in vLLM, the second engine of a disaggregated pair takes the prompt as the first one has rendered it. With `echo`
+    the messages are needed, and are rendered.
+
+    Raises:
+        InvalidRequestError: they are no token ids.
+    """
+    if not body.kv_transfer_params or (given := body.kv_transfer_params.get(_PROMPT)) is None:
+        return body, None
+    others = {name: value for name, value in body.kv_transfer_params.items() if name != _PROMPT}
+    try:
+        token_ids = msgspec.convert(given, _TokenIds)
+    except msgspec.ValidationError:
+        name = f"{PARAMS}.{_PROMPT}"
+        raise InvalidRequestError(f"{name} must be a list of token ids that is not empty", name) from None
+    return msgspec.structs.replace(body, kv_transfer_params=others), None if body.echo else token_ids
 
 
 def _tool_choice(body: ChatCompletionRequest) -> ToolChoice:

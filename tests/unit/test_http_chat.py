@@ -124,6 +124,22 @@ def test_continuous_usage_counts_up() -> None:
     assert chunks[-1]["usage"] == USAGE
 
 
+def test_a_prompt_that_another_engine_has_rendered_is_taken_as_it_is() -> None:
+    client = FakeClient()
+    first = post(client, PATH, ask(return_token_ids=True)).json()["prompt_token_ids"]
+    for params in ({"prompt_token_ids": first}, {"do_remote_prefill": False, "prompt_token_ids": first}):
+        other = ask(return_token_ids=True, kv_transfer_params=params)
+        other["messages"] = [{"role": "user", "content": "unrelated"}]
+        assert post(client, PATH, other).json()["prompt_token_ids"] == first
+    assert first != post(client, PATH, {**other, "echo": True}).json()["prompt_token_ids"]
+
+
+@pytest.mark.parametrize("wrong", [[], [-1], [1.5], "abc", [True]])
+def test_a_rendered_prompt_must_be_token_ids(wrong: Any) -> None:
+    answer = post(FakeClient(), PATH, ask(kv_transfer_params={"prompt_token_ids": wrong}))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "kv_transfer_params.prompt_token_ids")
+
+
 @pytest.mark.parametrize(("path", "body"), [(PATH, ask(n=2)), ("/v1/completions", {"prompt": ["ab", "c"], "n": 2})])
 def test_continuous_usage_is_that_of_the_choice(path: str, body: dict[str, Any]) -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
