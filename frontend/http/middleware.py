@@ -13,12 +13,13 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from octavo.frontend.http.request import RequestId
+from octavo.frontend.http.errors import is_messages_path
+from octavo.frontend.http.request import RequestId, route_path
 from octavo.protocol.errors import ConfigError
 
 
 class RequestIdMiddleware:
-    """Adds `X-Request-Id` to every response."""
+    """Adds `X-Request-Id` to every response, and `request-id` to those of Anthropic's API, whose clients read it."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -31,8 +32,10 @@ class RequestIdMiddleware:
 
         def send_with_id(message: Message) -> Any:
             if message["type"] == "http.response.start":
+                value = request_id.text.encode("latin-1")
+                names = [b"x-request-id", *([b"request-id"] if is_messages_path(route_path(scope)) else [])]
                 # A copy: a response may be sent again, and owns its list.
-                message["headers"] = [*message["headers"], (b"x-request-id", request_id.text.encode("latin-1"))]
+                message["headers"] = [*message["headers"], *((name, value) for name in names)]
             return send(message)
 
         return self._app(scope, receive, send_with_id)

@@ -263,6 +263,7 @@ def test_errors_have_anthropics_form() -> None:
     client = FakeClient()
     response = post(client, PATH, ask(model="other"))
     assert (response.status_code, response.json()["error"]["type"]) == (404, "not_found_error")
+    assert response.headers["request-id"] == response.json()["request_id"] == response.headers["x-request-id"]
     client.error = OverloadedError("the queue is full")
     response = post(client, PATH, ask())
     assert (response.status_code, response.json()["error"]["type"]) == (503, "overloaded_error")
