@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.frontend.calls.trace_observer import TraceObserver, traces_to
 from octavo.frontend.connected_engine import ConnectedEngine
 from octavo.frontend.engine_connection import (
     CONNECT_TIMEOUT_S,
@@ -86,6 +87,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         address: str | None = None,
         on_progress: ProgressCallback | None = None,
         allow_code: bool = False,
+        otlp_traces_endpoint: str | None = None,
         **settings: Any,
     ) -> "Starting[AsyncClient]":
         """Start an engine that this client owns; use `async with`, or await it and `close` it later.
@@ -96,6 +98,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             address: `ipc://` address on which other applications may join.
             on_progress: called with the engine's progress while it starts.
             allow_code: let `logits_processors` hold classes and functions besides names; workers run them.
+            otlp_traces_endpoint: URL of an OpenTelemetry collector that gets the spans of requests; needs octavo[otel].
             settings: any engine flag by its name: `max_num_seqs=8`.
 
         Raises:
@@ -104,7 +107,8 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         code = take_code(settings, is_allowed=allow_code)
         given = config or engine_config({"model": model, **settings})
         given = msgspec.structs.replace(given, processor_code=[*given.processor_code, *code])
-        return Starting(lambda: cls._on(launch_engines(given, address, on_progress)))
+        traces = traces_to(otlp_traces_endpoint)
+        return Starting(lambda: cls._on(launch_engines(given, address, on_progress), traces))
 
     @classmethod
     async def follow(
@@ -115,7 +119,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         Raises:
             StartupError: the root cause; all of them have been ended.
         """
-        return await cls._on(follow_engines(spawned, on_progress))
+        return await cls._on(follow_engines(spawned, on_progress), None)
 
     @classmethod
     def connect(
@@ -126,6 +130,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         reconnect_timeout_s: float = RECONNECT_TIMEOUT_S,
         client_secret_key_file: str | None = None,
         engine_public_key_file: str | None = None,
+        otlp_traces_endpoint: str | None = None,
     ) -> "Starting[AsyncClient]":
         """Join an engine that another process runs; use `async with`, or await it and `close` it later.
 
@@ -136,6 +141,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
                 fail at once.
             client_secret_key_file: this client's key, for an engine on another machine (`octavo keygen`).
             engine_public_key_file: the key of that engine. Both files must be given.
+            otlp_traces_endpoint: as for `launch`.
 
         Raises:
             StartupError: no engine answers on `address`.
@@ -150,11 +156,12 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             keys=keys,
             connect_timeout_s=connect_timeout_s,
         )
-        return Starting(lambda: cls._on(joining()))
+        traces = traces_to(otlp_traces_endpoint)
+        return Starting(lambda: cls._on(joining(), traces))
 
     @classmethod
-    async def _on(cls, connecting: Awaitable[Several[EngineConnection]]) -> "AsyncClient":
-        return cls(*await connecting)
+    async def _on(cls, connecting: Awaitable[Several[EngineConnection]], traces: TraceObserver | None) -> "AsyncClient":
+        return cls(*await connecting).traced_by(traces)
 
     @property
     def num_live_requests(self) -> int:
@@ -361,6 +368,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             await asyncio.gather(*(engine.close() for engine in self.engines))
         finally:
             self._text.close()
+            await self.close_traces()
 
     async def __aenter__(self) -> "AsyncClient":
         return self

@@ -1,7 +1,9 @@
 """`EnginesClient`: the methods of `AsyncClient` that say how its engines are, and replace them."""
 
 import asyncio
+from typing import Self
 
+from octavo.frontend.calls.trace_observer import TraceObserver
 from octavo.frontend.connected_engine import ConnectedEngine
 from octavo.frontend.engine_connection import model_tokenizer
 from octavo.frontend.engine_set import EngineSet
@@ -34,14 +36,31 @@ class EnginesClient:
     engine_set: EngineSet
     """The engines; `octavo admin` adds, drains and removes them."""
 
+    _traces: TraceObserver | None = None
+
     @property
     def observer(self) -> Observer | None:
         """Receives latencies and finished requests, for the metrics."""
-        return self._live.observer
+        return self._live.observer if self._traces is None else self._traces.next
 
     @observer.setter
     def observer(self, observer: Observer | None) -> None:
-        self._live.observer = observer
+        if self._traces is None:
+            self._live.observer = observer
+        else:
+            self._traces.next = observer
+
+    def traced_by(self, traces: TraceObserver | None) -> Self:
+        """Let the requests of this client be traced, and return it."""
+        if traces is not None:
+            traces.model = self.config.served_model_names[0]
+            self._traces = self._live.observer = traces
+        return self
+
+    async def close_traces(self) -> None:
+        """Send the spans that are left."""
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     @property
     def facts(self) -> EngineFacts:

@@ -208,6 +208,7 @@ class BeamGeneration:
                 params_max_tokens=self._params.max_tokens,
                 e2e_s=time.monotonic() - self._start_s,
                 timings=self._timings,
+                request_id=self.request_id,
             ),
             self._engine,
         )

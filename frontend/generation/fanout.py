@@ -265,4 +265,5 @@ class Generation:
             timings=self._sequences[0].timings,
             temperature=spec.temperature if isinstance(spec, SamplingSpec) else None,
             top_p=spec.top_p if isinstance(spec, SamplingSpec) else None,
+            request_id=self.request_id,
         )

@@ -28,6 +28,8 @@ class RequestRecord:
     temperature: float | None = None
     """None: it does not sample."""
     top_p: float | None = None
+    request_id: str = ""
+    """Of the client."""
 
     @property
     def first_token_s(self) -> float:

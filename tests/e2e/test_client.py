@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from opentelemetry import trace
+from otlp_collector import Collector, attributes
 from tiny_models import make_tiny
 from waiting import TIMEOUT_S, until
 
@@ -235,6 +237,31 @@ def test_a_second_application_joins_and_leaves(engine: Engine) -> None:
         assert client.health().ok
 
     engine.run(scenario)
+
+
+def test_requests_of_an_application_are_traced(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "http/protobuf")
+    collector = Collector()
+    parent = trace.NonRecordingSpan(trace.SpanContext(7, 9, is_remote=False, trace_flags=trace.TraceFlags(1)))
+
+    async def scenario(client: AsyncClient) -> None:
+        async with AsyncClient.connect(client.address, otlp_traces_endpoint=collector.url) as second:
+            params = SamplingParams(max_tokens=3, ignore_eos=True)
+            with trace.use_span(parent):
+                async for _ in second.generate(PROMPT, params, request_id="mine"):
+                    pass
+
+    try:
+        engine.run(scenario)
+        spans = {span.name: span for span in collector.spans}
+        assert set(spans) == {"llm_request", "queue", "prefill", "decode", "detokenize"}, "closing sends them"
+        root = spans["llm_request"]
+        assert int.from_bytes(root.trace_id) == 7 and int.from_bytes(root.parent_span_id) == 9
+        found = attributes(root)
+        assert found["gen_ai.request.id"] == "mine" and found["gen_ai.usage.completion_tokens"] == 3
+        assert found["gen_ai.response.model"] == engine.client.config.served_model_names[0]
+    finally:
+        collector.close()
 
 
 def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
