@@ -1,4 +1,4 @@
-"""`OutputParser`: splits the text of a chat output into reasoning, content and tool calls. Knows no HTTP."""
+"""`OutputParser`: splits the text of a chat output into reasoning, content and tool calls. Independent of HTTP."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class OutputFormat(Protocol):
 
     @property
     def separates_reasoning(self) -> bool:
-        """True if reasoning is told from the rest."""
+        """True if reasoning is separated from the content."""
 
     def open(self) -> OutputReader:
         """Return a reader of one output."""

@@ -1,4 +1,4 @@
-"""What parsers of plugins get to know of a request, and the format by which they read its outputs."""
+"""The request as plugins see it, and the format by which they read its outputs."""
 
 from collections.abc import Sequence
 

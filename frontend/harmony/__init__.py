@@ -1,1 +1,1 @@
-"""Harmony, the format of GPT-OSS: an answer is a sequence of messages in channels. Knows no HTTP."""
+"""Harmony, the format of GPT-OSS: an answer is a sequence of messages in channels. Independent of HTTP."""

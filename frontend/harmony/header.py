@@ -35,7 +35,7 @@ class Header:
 
 
 def read_header(text: str, functions: frozenset[str]) -> Header:
-    """Return what a header says; the recipient may be in the section of the role or of the channel.
+    """Return what a header says; the recipient may be in any of its sections.
 
     Messages to anything that is not a function of the request, such as the model's browser, are reasoning: they are not
     for the user.
@@ -44,7 +44,7 @@ def read_header(text: str, functions: frozenset[str]) -> Header:
         text: between the mark that starts a message and `MESSAGE`.
         functions: names of the functions that may be called; empty: the model may not call any.
     """
-    text = text.rpartition(START)[2].partition(CONSTRAIN)[0]
+    text = text.rpartition(START)[2]
     recipient = _RECIPIENT.search(text)
     channel = _CHANNEL_NAME.search(text)
     if recipient is not None and recipient[1] not in ("assistant", "user", "all"):

@@ -8,21 +8,18 @@ import msgspec
 
 from octavo.frontend.harmony.header import CHANNEL, CONSTRAIN, END, FUNCTIONS, MESSAGE, START
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
-from octavo.frontend.tools.plan import SPACE, ToolChoice, ToolPlan, plan_tools
+from octavo.frontend.tools.plan import ToolChoice, ToolPlan, calls_form, forced_form, plan_tools
+from octavo.frontend.tools.schema import form_schema, with_tag
+from octavo.frontend.tools.tag_formats import ANY_TEXT, either, fixed, json_of, sequence, structural, tag
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams, parse_json
-
-Format = dict[str, Any]
-"""A format of a structural tag (docs/structured-output.md)."""
 
 HEAD = f"{START}assistant"
 """Begins every message after the reasoning."""
 FINAL = f"{CHANNEL}final{MESSAGE}"
 JSON = f" {CONSTRAIN}json{MESSAGE}"
 
-_ANY: Format = {"type": "any_text"}
-_NOTHING: Format = {"type": "const_string", "value": ""}
-_PREAMBLE: Format = {"type": "tag", "begin": f"{HEAD}{CHANNEL}commentary{MESSAGE}", "content": _ANY, "end": END}
+_PREAMBLE = tag(f"{HEAD}{CHANNEL}commentary{MESSAGE}", ANY_TEXT, END)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +100,7 @@ def _form_of_calls(
     called: Sequence[FunctionTool], answer_form: StructuredOutputsParams | None, *, is_forced: bool
 ) -> StructuredOutputsParams:
     """Return the form of an answer that is a call of one of the functions or, unless calls are forced, an answer."""
-    answer: Format | None = {"type": "tag", "begin": HEAD + FINAL, "content": _ANY, "end": ""}
-    if answer_form is not None:
-        answer = _answer_format(answer_form)
+    answer = tag(HEAD + FINAL, ANY_TEXT, "") if answer_form is None else _answer_format(answer_form)
     if answer is None:
         assert answer_form is not None
         return _form_of_answer(answer_form)
@@ -113,27 +108,14 @@ def _form_of_calls(
     messages = [_call(tool, tool.parameters if tool in bound else {"type": "object"}) for tool in called]
     if not is_forced:
         messages.append(answer)
-    preamble: Format = {"type": "or", "elements": [_PREAMBLE, _NOTHING]}
-    tag = _tag_of({"type": "sequence", "elements": [preamble, {"type": "or", "elements": messages}]})
-    schemas = {f"{tool.param}.parameters": dict(tool.parameters) for tool in bound}
+    form = structural(sequence(either([_PREAMBLE, fixed("")]), either(messages)))
     if is_forced:
-        param = f"{called[0].param}.parameters" if len(called) == 1 else "tools"
-        return StructuredOutputsParams(
-            structural_tag=tag,
-            disable_additional_properties=True,
-            whitespace_pattern=SPACE,
-            param=param,
-            schemas=schemas,
-        )
-    if answer_form is None:
-        return StructuredOutputsParams(structural_tag=tag, param="tools", schemas=schemas)
-    return _with_tag(answer_form, tag, schemas)
+        return forced_form(called, structural_tag=form)
+    return calls_form(bound, form, answer_form)
 
 
-def _call(tool: FunctionTool, schema: Mapping[str, Any]) -> Format:
-    begin = f"{HEAD}{CHANNEL}commentary to={FUNCTIONS}{tool.name}{JSON}"
-    content = {"type": "json_schema", "json_schema": dict(schema)}
-    return {"type": "tag", "begin": begin, "content": content, "end": ""}
+def _call(tool: FunctionTool, schema: Mapping[str, Any]) -> dict[str, Any]:
+    return tag(f"{HEAD}{CHANNEL}commentary to={FUNCTIONS}{tool.name}{JSON}", json_of(dict(schema)), "")
 
 
 def _form_of_answer(form: StructuredOutputsParams) -> StructuredOutputsParams:
@@ -141,55 +123,23 @@ def _form_of_answer(form: StructuredOutputsParams) -> StructuredOutputsParams:
     if form.start_after is not None or not form.kinds:
         return form
     answer = _answer_format(form)
-    return msgspec.structs.replace(form, start_after=FINAL) if answer is None else _with_tag(form, _tag_of(answer), {})
-
-
-def _answer_format(form: StructuredOutputsParams) -> Format | None:
-    """Return the format of a final message of a form; None: no format can contain this form."""
-    begin = HEAD + FINAL
-    content: Format | None = None
-    if form.start_after is not None:
-        return None
-    if (schema := _schema(form)) is not None:
-        begin, content = f"{HEAD}{CHANNEL}final{JSON}", {"type": "json_schema", "json_schema": schema}
-    elif form.regex is not None:
-        content = {"type": "regex", "pattern": form.regex}
-    elif form.choice is not None:
-        elements: list[Format] = [{"type": "const_string", "value": text} for text in form.choice]
-        content = {"type": "or", "elements": elements}
-    elif form.structural_tag is not None:
-        tag = parse_json(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
-        content = tag.get("format")
-    return None if content is None else {"type": "tag", "begin": begin, "content": content, "end": ""}
-
-
-def _with_tag(
-    form: StructuredOutputsParams, tag: Format, schemas: dict[str, dict[str, Any]]
-) -> StructuredOutputsParams:
-    """Return a form in the notation of structural tags, whose errors name the caller's field."""
-    name = form.name(form.kinds[0])
-    schema = _schema(form)
-    own = {} if schema is None else {name: schema}
-    return msgspec.structs.replace(
-        form,
-        json=None,
-        json_object=None,
-        regex=None,
-        choice=None,
-        structural_tag=tag,
-        param=name,
-        schemas={**own, **schemas} or None,
+    return (
+        msgspec.structs.replace(form, start_after=FINAL) if answer is None else with_tag(form, structural(answer), {})
     )
 
 
-def _schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the JSON schema of a form, None if it has none."""
-    if form.json_object:
-        return {"type": "object"}
-    if form.json is None:
+def _answer_format(form: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the format of a final message of a form; None: no format can contain this form."""
+    if form.start_after is not None:
         return None
-    return dict(parse_json(form.json) if isinstance(form.json, str) else form.json)
-
-
-def _tag_of(form: Format) -> Format:
-    return {"type": "structural_tag", "format": form}
+    if (schema := form_schema(form)) is not None:
+        return tag(f"{HEAD}{CHANNEL}final{JSON}", json_of(schema), "")
+    content: Mapping[str, Any] | None = None
+    if form.regex is not None:
+        content = {"type": "regex", "pattern": form.regex}
+    elif form.choice is not None:
+        content = either(map(fixed, form.choice))
+    elif form.structural_tag is not None:
+        given = parse_json(form.structural_tag) if isinstance(form.structural_tag, str) else form.structural_tag
+        content = given.get("format")
+    return None if content is None else tag(HEAD + FINAL, content, "")

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from octavo.frontend.harmony.header import CALL, CHANNEL, END, MARKS, MESSAGE, RETURN, START, Header, Kind, read_header
 from octavo.frontend.tools.answer import AnswerDelta, CallDelta
 from octavo.frontend.tools.call_id import new_call_id
-from octavo.frontend.tools.json_reader import json_text
+from octavo.frontend.tools.json_reader import StringEscaper
 from octavo.frontend.tools.parser import partial_tag
 
 BODY_ENDS = (END, CALL, RETURN, START, CHANNEL)
@@ -32,14 +32,15 @@ class HarmonyReader:
         """Of the message whose body comes; None: a header comes."""
         self._num_prompt_chars = 0
         """Length of the part of a header that is in the prompt."""
-        self._has_messages = self._has_reasoning = self._has_content = False
+        self._is_bare = True
+        """Text without a header is content: there was no header yet, or `END` was before it."""
+        self._has_reasoning = self._has_content = False
         self._has_text = False
         """The body so far is more than white space."""
         self._space = ""
         """White space at the end of the body, which counts only if text follows."""
-        self._arguments = ""
-        self._num_arguments = 0
-        """Characters of the arguments that were returned."""
+        self._escaper = StringEscaper()
+        """Of the arguments of a call."""
         self._is_dropped = False
         self._parts: list[AnswerDelta] = []
         """What is new, in order."""
@@ -89,7 +90,7 @@ class HarmonyReader:
             return False
         self._header = read_header(self._text[:end], self._functions)
         self._text = self._text[end + len(MESSAGE) :]
-        self._has_messages, self._has_text, self._space = True, False, ""
+        self._has_text, self._space = False, ""
         if self._header.kind is Kind.CALL:
             self._begin_call(self._header.function)
         return True
@@ -106,6 +107,7 @@ class HarmonyReader:
         if mark not in (START, CHANNEL):  # these are part of the next header
             self._text = self._text[len(mark) :]
         self._end_body()
+        self._is_bare = mark == END
         return True
 
     def _write(self, text: str) -> None:
@@ -122,8 +124,7 @@ class HarmonyReader:
         if not settled:
             return
         if self._header.kind is Kind.CALL:
-            self._arguments += settled
-            self._return_arguments()
+            self._add_arguments(self._escaper.push(settled))
         else:
             is_further = self._has_reasoning and not self._has_text
             if self._parts[-1].content or self._parts[-1].calls:
@@ -138,34 +139,31 @@ class HarmonyReader:
         self._parts[-1].content += text
 
     def _begin_call(self, function: str) -> None:
-        self._arguments, self._num_arguments = "", 0
+        self._escaper = StringEscaper()
         self._is_dropped = self._max_calls is not None and self.num_calls >= self._max_calls
         if not self._is_dropped:
             self._parts[-1].calls.append(CallDelta(self.num_calls, "", new_call_id(), function))
             self.num_calls += 1
 
-    def _return_arguments(self) -> None:
+    def _add_arguments(self, text: str) -> None:
         if self._is_dropped:
             return
-        arguments = json_text(self._arguments)
-        fresh, self._num_arguments = arguments[self._num_arguments :], len(arguments)
         index, calls = self.num_calls - 1, self._parts[-1].calls
         if calls and calls[-1].index == index:
-            calls[-1].arguments += fresh
+            calls[-1].arguments += text
         else:
-            calls.append(CallDelta(index, fresh))
+            calls.append(CallDelta(index, text))
 
     def _end_body(self) -> None:
-        if self._header is not None and self._header.kind is Kind.CALL and not self._arguments:
-            self._arguments = "{}"
-            self._return_arguments()
+        if self._header is not None and self._header.kind is Kind.CALL and not self._has_text:
+            self._add_arguments("{}")
         self._header, self._num_prompt_chars = None, 0
 
     def _finish(self) -> None:
-        """Handle what is left at the end. An answer without any mark is content; an incomplete header is nothing."""
+        """Handle what is left at the end: text without a header, or an incomplete header, which is nothing."""
+        text, self._text = self._text[self._num_prompt_chars :], ""
         if self._header is not None:
             self._end_body()
-        elif not self._has_messages:
-            text = self._text[self._num_prompt_chars :]
-            self._add_content("" if any(mark in text for mark in MARKS) else text)
-        self._text = ""
+        elif self._is_bare and text.strip() and not any(mark in text for mark in MARKS):
+            self._header, self._has_text = Header(Kind.CONTENT), False
+            self._write(text)

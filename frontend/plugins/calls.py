@@ -15,7 +15,7 @@ class PluginObject:
 
     Args:
         name: of the parser.
-        make: makes the object, if need be without the last arguments: older parsers take fewer.
+        make: makes the object; drops trailing arguments that the class does not take.
         args: for `make`.
         kwargs: for `make`, if it takes any.
     """

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.frontend.plugins.adapters import PluginReasoning, PluginToolParser
-from octavo.frontend.plugins.reader import PluginReader
+from octavo.frontend.plugins.reader import CallStage, PluginReader
 from octavo.frontend.plugins.reasoning_reader import PluginReasoningReader, ReasoningStage
 from octavo.frontend.plugins.tokenizer import PluginTokenizer
 from octavo.frontend.plugins.tool_reader import PluginToolReader
@@ -20,13 +20,13 @@ class PluginFormat:
     format: AnswerFormat
     """The parsers; at least one is of a plugin."""
     request: ChatCompletionRequest
-    """What plugins get to know of the request."""
+    """The request as plugins see it."""
     tokenizer: PluginTokenizer
     prompt_token_ids: Sequence[int]
 
     @property
     def separates_reasoning(self) -> bool:
-        """True if reasoning is told from the rest."""
+        """True if reasoning is separated from the content."""
         return self.format.separates_reasoning
 
     @property
@@ -37,17 +37,17 @@ class PluginFormat:
     def open(self) -> PluginReader:
         """Return a reader of one output."""
         reasoning, tools = self.format.reasoning, self.format.tools
-        stage: ReasoningStage
+        stage: ReasoningStage | None = None
         if isinstance(reasoning, PluginReasoning):
             parser = reasoning.make(self.tokenizer, self.request.chat_template_kwargs or {})
             stage = PluginReasoningReader(parser, self.request, self.prompt_token_ids)
-        else:
+        elif reasoning is not None:
             stage = AnswerFormat(reasoning, self.format.initial_state).open()
+        calls: CallStage = AnswerFormat(tools=tools, max_calls=self.format.max_calls).open()
         if isinstance(tools, PluginToolParser):
-            return PluginReader(
-                stage, PluginToolReader(tools.make(self.tokenizer, self.request), self.request, self.format.max_calls)
-            )
-        return PluginReader(stage, AnswerFormat(tools=tools, max_calls=self.format.max_calls).open())
+            made = tools.make(self.tokenizer, self.request)
+            calls = PluginToolReader(made, self.request, self.format.max_calls)
+        return PluginReader(stage, calls, self.tokenizer)
 
     def num_reasoning_tokens(self, token_ids: Sequence[int], tokenizer: TagTokenizer) -> int:
         """Return how many of the generated tokens are reasoning."""

@@ -71,13 +71,22 @@ def _registered_here() -> Registered:
 
 
 def _registered() -> Registered:
-    """Return what is registered with vLLM itself."""
-    tools = importlib.import_module("vllm.tool_parsers").ToolParserManager
-    reasoning = importlib.import_module("vllm.reasoning").ReasoningParserManager
-    return {
-        **{("tool", name): parser for name, parser in {**tools.lazy_parsers, **tools.tool_parsers}.items()},
-        **{("reasoning", name): one for name, one in {**reasoning.lazy_parsers, **reasoning.reasoning_parsers}.items()},
-    }
+    """Return what is registered with vLLM itself, whichever release it is."""
+    tools = _member("ToolParserManager", "vllm.tool_parsers", "vllm.entrypoints.openai.tool_parsers")
+    reasoning = _member("ReasoningParserManager", "vllm.reasoning")
+    found: dict[tuple[str, str], Any] = {}
+    for kind, manager, attribute in (("tool", tools, "tool_parsers"), ("reasoning", reasoning, "reasoning_parsers")):
+        parsers = {**getattr(manager, "lazy_parsers", {}), **getattr(manager, attribute)}
+        found |= {(kind, name): parser for name, parser in parsers.items()}
+    return found
+
+
+def _member(name: str, *modules: str) -> Any:
+    """Return what the first of these modules that exists has under a name."""
+    for module in modules[:-1]:
+        if importlib.util.find_spec(module) is not None:
+            return getattr(importlib.import_module(module), name)
+    return getattr(importlib.import_module(modules[-1]), name)
 
 
 def _register(before: Registered, after: Registered, module: ModuleType) -> None:

@@ -1,10 +1,12 @@
 """`PluginReader`: one output through two stages, reasoning and calls, of which a plugin provides at least one."""
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from octavo.frontend.plugins.reasoning_reader import ReasoningStage
+from octavo.frontend.plugins.tokenizer import PluginTokenizer
 from octavo.frontend.tools.answer import AnswerDelta
 
 
@@ -23,13 +25,19 @@ class PluginReader:
     """Reads one output.
 
     Args:
-        reasoning: its content goes to the next stage.
+        reasoning: its content goes to the next stage; None: there is no reasoning.
         calls: the next stage.
+        tokenizer: finds the tokens of the first content.
     """
 
-    def __init__(self, reasoning: ReasoningStage, calls: CallStage) -> None:
+    def __init__(self, reasoning: ReasoningStage | None, calls: CallStage, tokenizer: PluginTokenizer) -> None:
         self._reasoning = reasoning
         self._calls = calls
+        self._tokenizer = tokenizer
+        self._has_content = reasoning is None
+        """All further tokens are for the next stage."""
+        self._token_ids: list[int] = []
+        """All tokens, until there is content."""
 
     @property
     def num_calls(self) -> int:
@@ -42,11 +50,45 @@ class PluginReader:
         Args:
             text: continues the text so far.
             is_final: no more text will follow; if it is the whole text, the plugin reads it at once.
-            token_ids: the tokens of this text.
+            token_ids: the tokens of this text, or more than these if the rest of their text is held back.
 
         Raises:
             RequestFailedError: the code of a plugin failed.
         """
+        if self._reasoning is None:
+            return self._calls.push(text, is_final, token_ids)
         split = self._reasoning.push(text, is_final, token_ids)
-        rest_ids = token_ids if split.content else ()
-        return replace(self._calls.push(split.content, is_final, rest_ids), reasoning=split.reasoning)
+        content_ids = self._content_ids(split.content, token_ids)
+        return replace(self._calls.push(split.content, is_final, content_ids), reasoning=split.reasoning)
+
+    def _content_ids(self, content: str, token_ids: Sequence[int]) -> Sequence[int]:
+        """Return the tokens for the next stage; with the first content, also those that came before their text."""
+        if self._has_content:
+            return token_ids
+        self._token_ids += token_ids
+        if not content:
+            return ()
+        self._has_content = True
+        return self._last_ids_with(content) or token_ids
+
+    def _last_ids_with(self, content: str) -> list[int]:
+        """Return the fewest last tokens whose text contains the content, and those before them without a text.
+
+        Empty if there are none: a plugin may return content that the model did not write.
+        """
+        size, total = 1, len(self._token_ids)
+        while size < total and not self._contains(size, content):
+            size *= 2  # perf: the reasoning may be much longer than the content
+        size = bisect_left(range(min(size, total)), True, key=lambda number: self._contains(number + 1, content)) + 1
+        if not self._contains(size, content):
+            return []
+        while size < total and not self._text_of(self._token_ids[-size - 1 : total - size], True).strip():
+            size += 1
+        return self._token_ids[-size:]
+
+    def _contains(self, size: int, content: str) -> bool:
+        ids = self._token_ids[-size:]
+        return any(content in self._text_of(ids, skips_special) for skips_special in (False, True))
+
+    def _text_of(self, token_ids: Sequence[int], skips_special: bool) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skips_special)

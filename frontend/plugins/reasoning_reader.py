@@ -8,7 +8,7 @@ from octavo.frontend.tools.answer import AnswerDelta
 
 
 class ReasoningStage(Protocol):
-    """Tells reasoning from the rest, which it returns as content."""
+    """Separates reasoning from the rest, which it returns as content."""
 
     def push(self, text: str, is_final: bool = False, token_ids: Sequence[int] = ()) -> AnswerDelta:
         """Add text and return what is new."""
@@ -19,7 +19,7 @@ class PluginReasoningReader:
 
     Args:
         parser: of the plugin.
-        request: what it gets to know of the request.
+        request: as plugins see it.
         prompt_token_ids: the parser says whether these have ended the reasoning already.
     """
 

@@ -1,5 +1,6 @@
 """`PluginToolReader`: the text after the reasoning through a tool parser of a plugin."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ class PluginToolReader:
 
     Args:
         parser: of the plugin.
-        request: what it gets to know of the request.
+        request: as plugins see it.
         max_calls: further calls are dropped; None: no limit.
     """
 
@@ -26,6 +27,10 @@ class PluginToolReader:
         self._has_begun = False
         self._places: dict[int, int | None] = {}
         """Index of each call that has started by the plugin's index; None: it is dropped."""
+        self._arguments: dict[int, list[str]] = {}
+        """Arguments so far, by the plugin's index."""
+        self._is_calling = False
+        """The last message of the plugin was a part of a call."""
         self._waiting: dict[int, str] = {}
         """Arguments of calls that have no name yet, by the plugin's index."""
         self.num_calls = 0
@@ -44,10 +49,11 @@ class PluginToolReader:
         """
         if is_final and not self._has_begun:
             return self._whole(text)
-        self._has_begun = self._has_begun or bool(text)
         delta = AnswerDelta()
-        has_calls = self._push(delta, text, list(token_ids)) if text or token_ids else False
-        if is_final and has_calls and self._places and self._parser.has("get_remaining_unstreamed_args"):
+        if text or token_ids:
+            self._has_begun = True
+            self._push(delta, text, list(token_ids))
+        if is_final and self._is_calling and self._lacks_arguments():
             rest = self._parser.call("get_remaining_unstreamed_args")
             self._add(delta, max(self._places), None, None, str(rest))
         return delta
@@ -61,20 +67,30 @@ class PluginToolReader:
             self._add(delta, index, call.id, call.function.name, call.function.arguments)
         return delta
 
-    def _push(self, delta: AnswerDelta, text: str, token_ids: list[int]) -> bool:
-        """Add a piece of a stream; return whether the plugin answers with a part of a call."""
+    def _push(self, delta: AnswerDelta, text: str, token_ids: list[int]) -> None:
+        """Add a piece of a stream."""
         before, ids_before = self._text, list(self._token_ids)
         self._text += text
         self._token_ids += token_ids
         ids = (ids_before, list(self._token_ids), token_ids)
         message = self._parser.call("extract_tool_calls_streaming", before, self._text, text, *ids, self._request)
         if message is None:
-            return False
+            return
         delta.content = message.content or ""
         for call in message.tool_calls or ():
             name, arguments = (call.function.name, call.function.arguments) if call.function else (None, None)
             self._add(delta, call.index, call.id, name, arguments or "")
-        return bool(message.tool_calls)
+        self._is_calling = bool(message.tool_calls)
+
+    def _lacks_arguments(self) -> bool:
+        """Return whether the last call's arguments are incomplete and the plugin may have the rest."""
+        if not self._places or not self._parser.has("get_remaining_unstreamed_args"):
+            return False
+        try:
+            json.loads("".join(self._arguments[max(self._places)]))
+        except ValueError:
+            return True
+        return False
 
     def _add(self, delta: AnswerDelta, index: int, call_id: str | None, name: str | None, arguments: str) -> None:
         """Add to a call, or start it once it has a name."""
@@ -90,3 +106,4 @@ class PluginToolReader:
                 self.num_calls += 1
         elif (place := self._places[index]) is not None and arguments:
             delta.calls.append(CallDelta(place, arguments))
+        self._arguments.setdefault(index, []).append(arguments)

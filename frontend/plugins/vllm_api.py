@@ -1,7 +1,6 @@
 """The base classes and registries that parsers written for vLLM import."""
 
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
@@ -240,13 +239,3 @@ class ReasoningParserManager(_Manager):
 
     found: ClassVar[dict[str, type]] = {}
     lazy: ClassVar[dict[str, tuple[str, str]]] = {}
-
-
-def init_logger(name: str) -> logging.Logger:
-    """Return a logger."""
-    return logging.getLogger(f"octavo.plugin.{name}")
-
-
-def is_list_of(value: object, kind: Any, *, check: str = "first") -> bool:
-    """Return whether a value is a list of objects of a type."""
-    return isinstance(value, list) and all(isinstance(one, kind) for one in value)

@@ -2,64 +2,34 @@
 
 import ast
 import importlib.util
-import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
-from octavo.frontend.plugins import vllm_api, vllm_types
-from octavo.frontend.plugins.tokenizer import PluginTokenizer
+from octavo.frontend.plugins import vllm_api, vllm_functions, vllm_types
 from octavo.frontend.tools.call_id import new_call_id
 from octavo.protocol.structured import StructuredOutputsParams
-
-
-def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
-    """Return an id of a call: Kimi's form names the function, others are random."""
-    return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else new_call_id()
-
-
-def is_complete_json(text: str) -> bool:
-    """Return whether a text is JSON."""
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
-
-
-def find_common_prefix(one: str, other: str) -> str:
-    """Return the longest text that both begin with."""
-    length = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
-    return one[: min(len(one), len(other)) if length is None else length]
-
-
-def partial_tag_overlap(text: str, tag: str) -> int:
-    """Return how many characters at the end of a text begin a tag."""
-    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
-
-
-def consume_space(position: int, text: str) -> int:
-    """Return the position of the next character that is not white space."""
-    return len(text) - len(text[position:].lstrip())
-
 
 _TYPES = {name: value for name, value in vars(vllm_types).items() if isinstance(value, type)}
 _TOOLS = {"ToolParser": vllm_api.ToolParser, "ToolParserManager": vllm_api.ToolParserManager, "Tool": Any}
 _REASONING = {
-    name: getattr(vllm_api, name)
-    for name in (
-        *("ReasoningParser", "ReasoningParserManager", "BaseThinkingReasoningParser", "DeepSeekR1ReasoningParser"),
-    )
+    "ReasoningParser": vllm_api.ReasoningParser,
+    "ReasoningParserManager": vllm_api.ReasoningParserManager,
+    "BaseThinkingReasoningParser": vllm_api.BaseThinkingReasoningParser,
+    "DeepSeekR1ReasoningParser": vllm_api.DeepSeekR1ReasoningParser,
 }
 _TOOL_TEXTS = {
-    function.__name__: function
-    for function in (is_complete_json, find_common_prefix, partial_tag_overlap, consume_space)
-} | {"safe_literal_eval": ast.literal_eval}
-_CALL_IDS = {"make_tool_call_id": make_tool_call_id, "random_tool_call_id": new_call_id}
-_TOKENIZERS = {"TokenizerLike": PluginTokenizer, "AnyTokenizer": PluginTokenizer}
-_VALUES = {"is_list_of": vllm_api.is_list_of, "random_uuid": new_call_id}
+    "is_complete_json": vllm_functions.is_complete_json,
+    "find_common_prefix": vllm_functions.find_common_prefix,
+    "partial_tag_overlap": vllm_functions.partial_tag_overlap,
+    "consume_space": vllm_functions.consume_space,
+    "safe_literal_eval": ast.literal_eval,
+}
+_CALL_IDS = {"make_tool_call_id": vllm_functions.make_tool_call_id, "random_tool_call_id": new_call_id}
+_TOKENIZERS = {"TokenizerLike": vllm_functions.TokenizerLike, "AnyTokenizer": vllm_functions.TokenizerLike}
+_VALUES = {"is_list_of": vllm_functions.is_list_of, "random_uuid": vllm_functions.random_uuid}
 
 MODULES: dict[str, dict[str, Any]] = {
     "vllm.entrypoints.chat_utils": _CALL_IDS,
@@ -71,7 +41,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.entrypoints.openai.tool_parsers": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser": {**_TYPES, **_TOOLS},
     "vllm.entrypoints.openai.tool_parsers.utils": _TOOL_TEXTS,
-    "vllm.logger": {"init_logger": vllm_api.init_logger},
+    "vllm.logger": {"init_logger": vllm_functions.init_plugin_logger},
     "vllm.reasoning": _REASONING,
     "vllm.reasoning.abs_reasoning_parsers": {**_TYPES, **_REASONING},
     "vllm.reasoning.basic_parsers": {**_TYPES, **_REASONING},
@@ -90,8 +60,12 @@ MODULES: dict[str, dict[str, Any]] = {
 
 
 def has_vllm() -> bool:
-    """Return whether vLLM itself is installed; its plugins then import from it."""
-    return "vllm" in sys.modules or importlib.util.find_spec("vllm") is not None
+    """Return whether vLLM itself is installed; its plugins then import from it.
+
+    A folder of this name on the path is not vLLM, nor are the modules of `octavo.compat.vllm` under its name.
+    """
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None
 
 
 @contextmanager
@@ -107,9 +81,11 @@ def vllm_modules() -> Iterator[None]:
             if length > 1:
                 setattr(made[".".join(parts[: length - 1])], parts[length - 1], module)
         vars(made[name]).update(MODULES[name])
+    hidden = {path: module for path, module in sys.modules.items() if path.partition(".")[0] == "vllm"}
     sys.modules.update(made)
     try:
         yield
     finally:
         for path in made:
             del sys.modules[path]
+        sys.modules.update(hidden)

@@ -26,7 +26,7 @@ class ReasoningState(Enum):
     """Inside the reasoning: the prompt has opened it, or the model omits the opening mark."""
     OUTSIDE = "outside"
     """After the reasoning: the prompt has closed it, so there is none."""
-    UNDECIDED = "unsure"
+    UNDECIDED = "undecided"
     """The model decides whether to reason, by writing the opening mark or not."""
 
 
@@ -36,7 +36,7 @@ class Split:
 
     reasoning: str
     rest: str | None
-    """Text after the reasoning; None while the reasoning continues."""
+    """Text after the reasoning; None while the reasoning continues. If it is empty, more of the gap may follow."""
     length: int = field(default=0, compare=False)
     """Where `reasoning` ends in the text, while `rest` is None."""
 
@@ -141,7 +141,7 @@ class ReasoningParser:
             return Split("", text)
         if bounds.stop is not None:
             reasoning, rest = text[bounds.start : bounds.stop].rstrip(), text[bounds.rest :]
-            return Split(reasoning, rest if rest or is_final else None, bounds.start + len(reasoning))
+            return Split(reasoning, rest)
         body = text[bounds.start :]
         if not is_final:
             body = body[: max(0, len(body) - self._num_held(body, has_begun=has_begun))]
@@ -195,6 +195,4 @@ def wants_reasoning(variables: Mapping[str, Any]) -> bool | None:
 
 
 def _skip_space(text: str, position: int) -> int:
-    while text[position : position + 1].isspace():
-        position += 1
-    return position
+    return len(text) - len(text[position:].lstrip())

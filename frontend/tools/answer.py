@@ -38,9 +38,9 @@ class AnswerDelta:
     reasoning: str = ""
     content: str = ""
     calls: list[CallDelta] = field(default_factory=list)
-    """What is new comes in this order."""
+    """Order: reasoning, content, calls."""
     further: list["AnswerDelta"] = field(default_factory=list)
-    """What comes after that, if the model reasons or writes again: each without any of its own."""
+    """Later parts, if the model reasons or writes again; their own `further` is empty."""
 
     def in_order(self) -> Iterator["AnswerDelta"]:
         """Yield the parts in their order."""
@@ -82,7 +82,7 @@ class AnswerFormat:
 
     @property
     def separates_reasoning(self) -> bool:
-        """True if reasoning is told from the rest."""
+        """True if reasoning is separated from the content."""
         return self.reasoning is not None
 
     def open(self) -> "AnswerStream":
@@ -115,8 +115,11 @@ class AnswerStream:
         self._is_plain = style.tools is None
         self._has_reasoning = False
         """Some of the reasoning was returned; the text begins after it."""
+        self._gap = ""
+        """Characters that are dropped until others come: the reasoning has just ended."""
         self._num_content = 0
         self._num_arguments: list[int] = []
+        self._call_ids: set[str] = set()
         self._next_length = 0
         """Length of the text at which it is parsed next."""
 
@@ -139,6 +142,9 @@ class AnswerStream:
             if rest is None:
                 return delta
             text, self._text, self._reasons = rest, "", False
+        if self._gap and not (text := text.lstrip(self._gap)) and not is_final:
+            return delta
+        self._gap = ""
         self._text += text if self._unwrapper is None else self._unwrapper.push(text, is_final)
         self._take_answer(delta, is_final)
         return delta
@@ -153,6 +159,8 @@ class AnswerStream:
         delta.reasoning = split.reasoning
         if split.reasoning and split.rest is None:
             self._text, self._has_reasoning = self._text[split.length :], True
+        if split.rest == "" and self._style.initial_state is not ReasoningState.OUTSIDE:
+            self._gap = self._style.reasoning.gap
         return split.rest
 
     def _take_answer(self, delta: AnswerDelta, is_final: bool) -> None:
@@ -176,12 +184,18 @@ class AnswerStream:
         self._next_length = length + length // GROWTH if length > EAGER_CHARS else 0
         for index, call in enumerate(parsed.calls[: self._style.max_calls]):
             if index == len(self._num_arguments):
-                call_id = call.id or self._style.tools.new_call_id()
-                delta.calls.append(CallDelta(index, call.arguments, call_id, call.name))
+                delta.calls.append(CallDelta(index, call.arguments, self._new_id(call.id), call.name))
                 self._num_arguments.append(len(call.arguments))
             elif fresh := call.arguments[self._num_arguments[index] :]:
                 delta.calls.append(CallDelta(index, fresh))
                 self._num_arguments[index] = len(call.arguments)
+
+    def _new_id(self, written: str | None) -> str:
+        """Return the id of a call: the model's own, unless it has written that before."""
+        assert self._style.tools is not None
+        call_id = self._style.tools.new_call_id() if written is None or written in self._call_ids else written
+        self._call_ids.add(call_id)
+        return call_id
 
     def _without_malformed(self, parsed: Parsed) -> Parsed:
         """Return an answer without its malformed calls; if there are no others, its whole text is content.

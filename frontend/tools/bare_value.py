@@ -5,7 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_WORDS = {"true": "true", "false": "false", "none": "null", "null": "null"}
+"""JSON literals by how models write them, in any case."""
 _KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "integer"}
 
 
@@ -26,16 +27,21 @@ def json_string(text: str) -> str:
 
 
 def json_value(text: str, schema: object) -> str:
-    """Return the JSON of a complete value: of the schema's type, or a string if it does not parse as that."""
+    """Return the JSON of a complete value: of the schema's type, or a string if it does not parse as that.
+
+    Quotes are part of a string: the formats of these values write strings without.
+    """
     if is_text(schema):
         return json_string(text)
     bare = text.strip()
-    bare = _PYTHON_WORDS.get(bare, bare)
+    bare = _WORDS.get(bare.lower(), bare)
     kinds = _kinds(schema)
-    for read in (_from_json, _from_python):
+    for read in (_from_json, _from_python, int):
         try:
             value = read(bare)
-            if kinds & _kinds_of(value):
+            if not isinstance(value, str) and kinds & _kinds_of(value):
+                if isinstance(value, float) and "number" not in kinds:
+                    value = int(value)
                 return _whole_characters(json.dumps(value, ensure_ascii=False, allow_nan=False))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
             continue

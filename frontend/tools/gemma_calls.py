@@ -20,7 +20,6 @@ _SCALAR = {"type": ["number", "boolean", "null"]}
 
 _NAME = re.compile(r"[^\s<>{}:]*")
 _KEY = re.compile(r"[^:,{}\[\]]*")
-_BARE = re.compile(r"[^,{}\[\]<\"]*")
 
 
 class GemmaParser(MarkedParser):
@@ -31,6 +30,12 @@ class GemmaParser(MarkedParser):
     begin: ClassVar[str]
     """How the model writes what precedes the name."""
     end: ClassVar[str]
+    _bare: ClassVar[re.Pattern[str]]
+    """A value without marks: it ends where one of the format's tags begins."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        cls._bare = re.compile(rf'(?:[^,{{}}\[\]<"]++|(?!{"|".join(map(re.escape, cls.tags))})<)*+')
 
     def read(self, text: str, position: int, is_final: bool) -> CallMatch:
         """Read one name and its arguments."""
@@ -39,7 +44,7 @@ class GemmaParser(MarkedParser):
         position = name.end()
         if not name[0] or text[position : position + 1] != "{":
             return CallMatch(None if position == len(text) and not is_final else position)
-        reader = _Reader(text, position, self.quote, is_final)
+        reader = _Reader(text, position, self.quote, self._bare, is_final)
         try:
             reader.read_object({"properties": self.properties(name[0])}, 0)
         except _AtEndError:
@@ -96,14 +101,16 @@ class _Reader:
         text: may end inside the arguments.
         position: of their opening brace.
         quote: the mark around strings.
+        bare: matches values without marks.
         is_final: no more text will follow.
     """
 
-    def __init__(self, text: str, position: int, quote: str, is_final: bool) -> None:
+    def __init__(self, text: str, position: int, quote: str, bare: re.Pattern[str], is_final: bool) -> None:
         self.position = position
         self.json = ""
         self._text = text
         self._quote = quote
+        self._bare = bare
         self._is_final = is_final
 
     def read_object(self, schema: object, depth: int) -> None:
@@ -139,7 +146,7 @@ class _Reader:
 
     def _read_key(self) -> str:
         if self._starts_with(self._quote) or self._next() == '"':
-            inner = _Reader(self._text, self.position, self._quote, self._is_final)
+            inner = _Reader(self._text, self.position, self._quote, self._bare, self._is_final)
             inner._read_value({"type": "string"}, 0)
             key, self.position = str(json.loads(inner.json)), inner.position
         else:
@@ -182,7 +189,7 @@ class _Reader:
         raise _AtEndError
 
     def _read_bare(self, schema: object) -> None:
-        found = _BARE.match(self._text, self.position)
+        found = self._bare.match(self._text, self.position)
         assert found is not None
         value = found[0].strip()
         if found.end() == len(self._text):

@@ -158,7 +158,7 @@ class KimiK2Parser(JsonNamedParser):
     def name_and_id(self, head: str) -> tuple[str, str | None]:
         """Return the name in the id, and the id."""
         found = self._id.fullmatch(head)
-        return (found[1], head) if found else (head, None)
+        return (found[1], head) if found else (head.removeprefix("functions."), None)
 
     def call_form(self, name: str, schema: Mapping[str, Any]) -> CallForm | None:
         """Return the id and the marks around the arguments."""

@@ -11,7 +11,7 @@ from octavo.frontend.tools.marked import CallMatch, MarkedParser
 from octavo.frontend.tools.parser import CallForm, ToolCall, may_begin
 from octavo.frontend.tools.tag_formats import json_of, tag
 
-_HEAD = re.compile(r"[^\s<>{}\[\]]*")
+_HEAD = re.compile(r"[^\s<>{}\[\]`]*")
 """The text between marks that holds a name."""
 
 

@@ -69,6 +69,9 @@ class MarkedParser(ToolParser):
             if not calls:
                 before = mark.start()
             calls += match.calls
+            if match.end is None and not calls and not is_final:
+                # There may be no call: then white space and marks at the end of this text depend on what follows.
+                return self._parsed(text[: self._shown_length(text[:before], 0)])
             if match.end is None:
                 return self._parsed(text[:before].rstrip(), calls)
             searched = max(match.end, mark.end())

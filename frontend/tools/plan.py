@@ -4,13 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
 from octavo.frontend.tools.forced import NamedParser, NativeParser, RequiredParser
 from octavo.frontend.tools.parser import FunctionTool, ToolParser
-from octavo.frontend.tools.schema import calls_schema, forced_tag, structural_tag
+from octavo.frontend.tools.schema import calls_schema, forced_tag, form_schema, structural_tag, with_tag
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.structured import StructuredOutputsParams, parse_json
+from octavo.protocol.structured import StructuredOutputsParams
 
 SPACE = " ?"
 """White space allowed between the tokens of a forced call's JSON."""
@@ -89,7 +87,7 @@ def plan_tools(
     if choice.mode == "required":
         if native := _native(tools, auto_parser, max_calls):
             return native
-        form = _forced(tools, json=calls_schema(tools, max_calls))
+        form = forced_form(tools, json=calls_schema(tools, max_calls))
         return ToolPlan(RequiredParser(tools), form, max_calls=max_calls)
     if choice.mode == "none":
         return ToolPlan(form=answer_form)
@@ -100,7 +98,7 @@ def plan_tools(
             "tool_choice",
         )
     parser = auto_parser(tools)
-    if answer_form is not None and _schema_of(answer_form) is None:
+    if answer_form is not None and form_schema(answer_form) is None:
         # Only a JSON schema can be combined with calls in a grammar; other forms constrain the whole answer.
         return ToolPlan(parser, answer_form, max_calls=max_calls, has_model_calls=True)
     auto_form = _auto_form(tools, parser, answer_form, max_calls, is_closed=len(tools) < num_tools)
@@ -122,7 +120,7 @@ def _named(tools: Sequence[FunctionTool], name: str, auto_parser: type[ToolParse
         if tool.name == name:
             if native := _native([tool], auto_parser, 1):
                 return replace(native, is_named=True)
-            form = _forced([tool], json=dict(tool.parameters))
+            form = forced_form([tool], json=dict(tool.parameters))
             return ToolPlan(NamedParser([tool]), form, max_calls=1, is_named=True)
     raise InvalidRequestError(f"tool_choice names {name!r}, which is not one of the tools", "tool_choice")
 
@@ -138,7 +136,7 @@ def _native(
     tag = None if parser is None else forced_tag(tools, parser, max_calls)
     if parser is None or tag is None:
         return None
-    form = _forced(tools, structural_tag=tag)
+    form = forced_form(tools, structural_tag=tag)
     return ToolPlan(NativeParser(parser), form, max_calls=max_calls)
 
 
@@ -151,7 +149,23 @@ def _schemas(tools: Sequence[FunctionTool]) -> dict[str, dict[str, Any]]:
     return {_schema_name(tool): dict(tool.parameters) for tool in tools}
 
 
-def _forced(
+def calls_form(
+    strict: Sequence[FunctionTool], tag: dict[str, Any], answer_form: StructuredOutputsParams | None
+) -> StructuredOutputsParams:
+    """Return the form of an answer that may call.
+
+    Args:
+        strict: the functions whose schemas are in the tag.
+        tag: describes all answers.
+        answer_form: the form of an answer without calls, which the tag includes; None: unconstrained.
+    """
+    schemas = _schemas(strict)
+    if answer_form is None:
+        return StructuredOutputsParams(structural_tag=tag, param="tools", schemas=schemas)
+    return with_tag(answer_form, tag, schemas)
+
+
+def forced_form(
     tools: Sequence[FunctionTool],
     *,
     json: dict[str, Any] | None = None,
@@ -191,7 +205,7 @@ def _auto_form(
     strict = next((f"{tool.param}.strict" for tool in tools if tool.is_strict), None)
     if strict is None and answer_form is None and not is_closed:
         return None
-    schema = None if answer_form is None else _schema_of(answer_form)
+    schema = None if answer_form is None else form_schema(answer_form)
     tag = structural_tag(tools, parser, schema, max_calls)
     if tag is None and strict is None and not is_closed:
         return answer_form  # constrains the whole answer
@@ -202,25 +216,4 @@ def _auto_form(
             'or set tool_choice to "required" or a function',
             name,
         )
-    schemas = _schemas([tool for tool in tools if tool.is_strict])
-    if answer_form is None or schema is None:
-        return StructuredOutputsParams(structural_tag=tag, param="tools", schemas=schemas)
-    name = answer_form.name(answer_form.kinds[0])
-    return msgspec.structs.replace(
-        answer_form,
-        json=None,
-        json_object=None,
-        structural_tag=tag,
-        param=name,
-        schemas={name: schema, **schemas},
-    )
-
-
-def _schema_of(form: StructuredOutputsParams) -> dict[str, Any] | None:
-    """Return the JSON schema of a form, None if it has none."""
-    if form.json_object:
-        return {"type": "object"}
-    if form.json is None:
-        return None
-    schema = parse_json(form.json) if isinstance(form.json, str) else form.json
-    return dict(schema)
+    return calls_form([tool for tool in tools if tool.is_strict], tag, answer_form)

@@ -40,11 +40,11 @@ _ESCAPED = {
 which some models write."""
 
 
-class NotCalls(Exception):
+class NotCallsError(Exception):
     """The text is not a list of calls."""
 
 
-class Cut(Exception):
+class CutError(Exception):
     """The text ends inside the list.
 
     Args:
@@ -67,14 +67,14 @@ def read_call_list(text: str, position: int = 0) -> tuple[list[ToolCall], int]:
         The calls, and the end of the list.
 
     Raises:
-        Cut: the text ends inside the list.
-        NotCalls: the list does not consist of calls.
+        CutError: the text ends inside the list.
+        NotCallsError: the list does not consist of calls.
     """
     reader = _Reader(text, position + 1)
     try:
         return reader.read_list(), reader.position
-    except _AtEnd:
-        raise Cut(reader.calls_so_far()) from None
+    except _AtEndError:
+        raise CutError(reader.calls_so_far()) from None
 
 
 def read_call_lines(text: str, position: int, closing: str) -> tuple[list[ToolCall], int]:
@@ -82,11 +82,11 @@ def read_call_lines(text: str, position: int, closing: str) -> tuple[list[ToolCa
     reader = _Reader(text, position)
     try:
         return reader.read_lines(closing), reader.position
-    except _AtEnd:
-        raise Cut(reader.calls_so_far()) from None
+    except _AtEndError:
+        raise CutError(reader.calls_so_far()) from None
 
 
-class _AtEnd(Exception):
+class _AtEndError(Exception):
     """The text has ended."""
 
 
@@ -98,8 +98,9 @@ class _Reader:
         self._text = text
         self._calls: list[ToolCall] = []
         self._name: str | None = None
-        """The JSON arguments of the current call."""
+        """Of the call that is being read."""
         self._json: list[str] = []
+        """Its arguments so far."""
 
     def calls_so_far(self) -> list[ToolCall]:
         if self._name is None:
@@ -120,20 +121,20 @@ class _Reader:
                 self.position += len(closing)
                 return self._calls
             if may_begin(self._text, self.position, (closing,)):
-                raise _AtEnd
+                raise _AtEndError
 
     def _read_call(self) -> None:
         self._peek()
         name = self._match(CALL_NAME)
         if self._peek() != "(":
-            raise NotCalls
+            raise NotCallsError
         self.position += 1
         self._name, self._json = name, ["{"]
         keys: set[str] = set()
         while not self._takes(")"):
             key = self._match(KEY)
             if key in keys or self._take("=") != "=":
-                raise NotCalls
+                raise NotCallsError
             separator = ", " if keys else ""
             keys.add(key)
             self._peek()
@@ -147,7 +148,7 @@ class _Reader:
 
     def _read_value(self, depth: int) -> None:
         if depth > MAX_DEPTH:
-            raise NotCalls
+            raise NotCallsError
         character = self._peek()
         if character in "'\"":
             self._read_string()
@@ -160,7 +161,7 @@ class _Reader:
         else:
             word = self._match(_WORD)
             if word not in _WORDS:
-                raise NotCalls
+                raise NotCallsError
             self._json.append(_WORDS[word])
 
     def _read_items(self, depth: int) -> None:
@@ -182,7 +183,7 @@ class _Reader:
         is_first = True
         while not self._takes("}"):
             if self._peek() not in "'\"":
-                raise NotCalls
+                raise NotCallsError
             if not is_first:
                 self._json.append(", ")
             is_first = False
@@ -200,17 +201,17 @@ class _Reader:
         self.position = written.end()
         if not _NUMBER.fullmatch(written[0]):
             if self.position == len(self._text):
-                raise _AtEnd
-            raise NotCalls
+                raise _AtEndError
+            raise NotCallsError
         try:
             value = int(written[0])
         except ValueError:
             try:
                 number = float(written[0])
             except ValueError:
-                raise NotCalls from None
+                raise NotCallsError from None
             if not math.isfinite(number):
-                raise NotCalls from None
+                raise NotCallsError from None
             self._json.append(json.dumps(number))
         else:
             self._json.append(str(value))
@@ -228,16 +229,16 @@ class _Reader:
             return
         if self.position == len(self._text) or _OPEN_ESCAPE.fullmatch(self._text, self.position):
             self._json.append(text[:-1])
-            raise _AtEnd
-        raise NotCalls
+            raise _AtEndError
+        raise NotCallsError
 
     def _match(self, pattern: re.Pattern[str]) -> str:
         found = pattern.match(self._text, self.position)
         if found is None:
-            raise NotCalls
+            raise NotCallsError
         self.position = found.end()
         if self.position == len(self._text):
-            raise _AtEnd
+            raise _AtEndError
         return found[0]
 
     def _peek(self) -> str:
@@ -245,14 +246,14 @@ class _Reader:
         while self.position < len(self._text) and self._text[self.position].isspace():
             self.position += 1
         if self.position == len(self._text):
-            raise _AtEnd
+            raise _AtEndError
         return self._text[self.position]
 
     def _take(self, characters: str) -> str:
         """Consume one of these characters and return it."""
         character = self._peek()
         if character not in characters:
-            raise NotCalls
+            raise NotCallsError
         self.position += 1
         return character
 
@@ -277,5 +278,5 @@ def _unescaped(escape: re.Match[str]) -> str:
         return _ESCAPED.get(escape[1], escape[0])
     number = int(digits, 16 if escape["hex"] else 8)
     if number > sys.maxunicode:
-        raise NotCalls
+        raise NotCallsError
     return chr(number)

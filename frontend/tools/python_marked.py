@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.marked import CallMatch, MarkedParser
 from octavo.frontend.tools.parser import CallForm, Section
-from octavo.frontend.tools.python_calls import Cut, NotCalls, read_call_lines, read_call_list
+from octavo.frontend.tools.python_calls import CutError, NotCallsError, read_call_lines, read_call_list
 from octavo.frontend.tools.pythonic import python_call
 
 
@@ -27,11 +27,11 @@ class PythonMarkedParser(MarkedParser):
                 calls, end = read_call_list(text, start)
             else:
                 calls, end = read_call_lines(text, start, self.closing)
-        except Cut as cut:
+        except CutError as cut:
             if not is_final:
                 return CallMatch(None)
             return CallMatch(None if cut.calls else len(text), cut.calls)
-        except NotCalls:
+        except NotCallsError:
             return CallMatch(start)
         return CallMatch(end, calls)
 

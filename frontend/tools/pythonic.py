@@ -9,7 +9,7 @@ from typing import Any
 
 from octavo.frontend.tools.keyed_arguments import keyed_arguments
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, Parsed, ToolParser
-from octavo.frontend.tools.python_calls import CALL_NAME, Cut, NotCalls, read_call_list
+from octavo.frontend.tools.python_calls import CALL_NAME, CutError, NotCallsError, read_call_list
 from octavo.frontend.tools.tag_formats import either, fixed, sequence, tag
 
 _OPENING_TAGS = ("<|python_start|>", "<|python_tag|>")
@@ -47,11 +47,11 @@ class PythonicParser(ToolParser):
             return Parsed(text, is_plain=True)
         try:
             calls, end = read_call_list(inner)
-        except Cut as cut:
+        except CutError as cut:
             if not is_final:
                 return Parsed("")
             return Parsed("", cut.calls) if cut.calls else Parsed(text)
-        except NotCalls:
+        except NotCallsError:
             return Parsed(text, is_plain=True)
         behind = inner[end:].lstrip()
         for mark in _CLOSING_TAGS:

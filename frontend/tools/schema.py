@@ -3,13 +3,49 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.frontend.generation.closed_schema import closed_schema
 from octavo.frontend.tools.parser import AnswerFrame, CallForm, FunctionTool, ToolParser
 from octavo.frontend.tools.subschema import moved_schema, object_schema
-from octavo.frontend.tools.tag_formats import either, json_of, sequence, tag
+from octavo.frontend.tools.tag_formats import either, json_of, sequence, structural, tag
+from octavo.protocol.structured import StructuredOutputsParams, parse_json
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
 """Schema of a function without parameters."""
+
+
+def form_schema(form: StructuredOutputsParams) -> dict[str, Any] | None:
+    """Return the JSON schema of an answer's form, None if it has none."""
+    if form.json_object:
+        return {"type": "object"}
+    if form.json is None:
+        return None
+    return dict(parse_json(form.json) if isinstance(form.json, str) else form.json)
+
+
+def with_tag(
+    form: StructuredOutputsParams, answer_tag: dict[str, Any], schemas: Mapping[str, dict[str, Any]]
+) -> StructuredOutputsParams:
+    """Return a form in the notation of a structural tag, whose errors name the caller's field.
+
+    Args:
+        form: of the caller.
+        answer_tag: says the same, and what else the answer may be.
+        schemas: further schemas in the tag, by the names of their fields.
+    """
+    name, schema = form.name(form.kinds[0]), form_schema(form)
+    own = {} if schema is None else {name: schema}
+    return msgspec.structs.replace(
+        form,
+        json=None,
+        json_object=None,
+        regex=None,
+        choice=None,
+        structural_tag=answer_tag,
+        param=name,
+        schemas={**own, **schemas} or None,
+    )
 
 
 def calls_schema(tools: Sequence[FunctionTool], max_calls: int | None) -> dict[str, Any]:
@@ -47,9 +83,9 @@ def structural_tag(
         calls = _calls(forms, max_calls)
         tags += [tag(section.begin, calls, section.end) for section in parser.sections]
         marks = [mark for form in forms for mark in form.marks] + [section.mark for section in parser.sections]
-        return _tag_of({"type": "triggered_tags", "triggers": list(dict.fromkeys(marks)), "tags": tags})
+        return structural({"type": "triggered_tags", "triggers": list(dict.fromkeys(marks)), "tags": tags})
     other = _other_answer(answer_schema, parser.frame)
-    return _tag_of(either([other, _calls_alone(forms, parser, max_calls, beside_json=True)]))
+    return structural(either([other, _calls_alone(forms, parser, max_calls, beside_json=True)]))
 
 
 def forced_tag(tools: Sequence[FunctionTool], parser: ToolParser, max_calls: int | None) -> dict[str, Any] | None:
@@ -64,7 +100,7 @@ def forced_tag(tools: Sequence[FunctionTool], parser: ToolParser, max_calls: int
         None if no grammar can constrain the parser's calls.
     """
     forms = _call_forms([(tool, closed_schema(tool.parameters)) for tool in tools], parser)
-    return None if forms is None else _tag_of(_calls_alone(forms, parser, max_calls))
+    return None if forms is None else structural(_calls_alone(forms, parser, max_calls))
 
 
 def _call_forms(tools: Sequence[tuple[FunctionTool, Mapping[str, Any]]], parser: ToolParser) -> list[CallForm] | None:
@@ -108,10 +144,6 @@ def _other_answer(schema: Mapping[str, Any] | None, frame: AnswerFrame | None) -
         return json_of(schema)
     assert frame is not None, "needed only if calls cannot appear within text"
     return {"type": "regex", "pattern": frame.other_text}
-
-
-def _tag_of(form: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "structural_tag", "format": form}
 
 
 def _call_schema(name: str, key: str) -> dict[str, Any]:

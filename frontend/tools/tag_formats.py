@@ -18,6 +18,11 @@ def json_of(schema: object) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": schema}
 
 
+def structural(form: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the structural tag of an answer in a format."""
+    return {"type": "structural_tag", "format": form}
+
+
 def sequence(*elements: Mapping[str, Any]) -> dict[str, Any]:
     """Return the format of several parts in order."""
     return {"type": "sequence", "elements": list(elements)}

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 Call = tuple[str, Mapping[str, Any]]
@@ -16,6 +16,7 @@ class Notation:
     Args:
         write: writes calls as the model's chat template does.
         has_bare_text: strings are not quoted, so a schema tells them from other values.
+        malformed: what is no value of an integer; "": any text is a value.
         marks: fragments for random texts.
         has_identifiers: the names of arguments are identifiers.
     """
@@ -24,6 +25,7 @@ class Notation:
     has_bare_text: bool = False
     marks: tuple[str, ...] = ()
     has_identifiers: bool = False
+    malformed: str = "tru!"
 
 
 def dumps(value: object) -> str:
@@ -88,7 +90,7 @@ def xml(
         call[0] + "f" + call[1],
         *(f"{argument[0]}{key}{argument[1]}" for key in "sno"),
     )
-    return Notation(write, has_bare_text=True, marks=marks)
+    return Notation(write, has_bare_text=True, marks=marks, malformed="")
 
 
 def gemma(before: str, after: str, quote: str) -> Notation:
@@ -110,6 +112,7 @@ def gemma(before: str, after: str, quote: str) -> Notation:
         write,
         has_bare_text=True,
         has_identifiers=True,
+        malformed='5"',
         marks=(before, after, quote, f"{before}f{{s:", "n:", "o:{k:[", ","),
     )
 
@@ -125,6 +128,13 @@ def python(section: tuple[str, str], between: str) -> Notation:
 
 
 HERMES = objects("<tool_call>\n", "\n</tool_call>", "\n")
+
+
+def answered(notation: Notation, *marks: str) -> Notation:
+    """The content may be between marks."""
+    return replace(notation, marks=(*notation.marks, *marks, "".join((marks[0], "Hi", marks[1], "\n"))))
+
+
 QWEN = xml(
     ("", ""),
     ("<tool_call>\n<function=", ">\n", "</function>\n</tool_call>"),
@@ -136,10 +146,12 @@ SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 
 NOTATIONS = {
-    "cohere_command3": numbered("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "),
+    "cohere_command3": answered(
+        numbered("<|START_ACTION|>[\n    ", "\n]<|END_ACTION|>", ",\n    "), "<|START_RESPONSE|>", "<|END_RESPONSE|>"
+    ),
     "deepseek_v3": named(SECTION, (f"{CALL}function{SEPARATOR}", "\n```json\n", f"\n```{CALL_END}"), "\n"),
     "deepseek_v31": named(SECTION, (CALL, SEPARATOR, CALL_END)),
-    "ernie45": HERMES,
+    "ernie45": answered(HERMES, "<response>", "</response>"),
     "functiongemma": gemma("<start_function_call>call:", "<end_function_call>", "<escape>"),
     "gemma4": gemma("<|tool_call>call:", "<tool_call|>", '<|"|>'),
     "glm45": xml(

@@ -17,6 +17,7 @@ from octavo.frontend.harmony.header import CALL, CHANNEL, CONSTRAIN, END, MARKS,
 from octavo.frontend.harmony.plan import plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
 from octavo.frontend.harmony.reader import HarmonyReader
+from octavo.frontend.tools.json_reader import StringEscaper
 from octavo.frontend.tools.parser import FunctionTool
 from octavo.frontend.tools.plan import ToolChoice
 from octavo.frontend.tools.registry import tool_parser
@@ -64,6 +65,11 @@ CASES: list[tuple[str, Answer]] = [
     (f"{ANALYSIS}hm{NEXT}{CHANNEL}fin", ("hm", "", [])),
     (f"{FINAL}a < b <| c", ("", "a < b <| c", [])),
     (call("f", '{"a": "cut', ""), ("", "", [("f", '{"a": "cut')])),
+    (f"{ANALYSIS}think{END}The answer is 4.", ("think", "The answer is 4.", [])),
+    (f"{COMMENTARY}I look.{END}The answer is 4.\n", ("", "I look.\nThe answer is 4.\n", [])),
+    (f"{FINAL}Hi.{END}\n", ("", "Hi.", [])),
+    (call("f", "{}") + "The answer is 4.", ("", "", [("f", "{}")])),
+    (f"{CHANNEL}commentary {CONSTRAIN}json to=functions.f{MESSAGE}{{}}{CALL}", ("", "", [("f", "{}")])),
     ("No channels at all. <|", ("", "No channels at all. <|", [])),
     ("", ("", "", [])),
 ]
@@ -163,6 +169,24 @@ def test_a_long_answer_is_read_once() -> None:
     for _ in range(1000):
         assert reader.push("words ").content == "words "
         assert len(reader._text) == 0
+
+
+def test_long_arguments_are_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = 0
+    push = StringEscaper.push
+
+    def counted(self: StringEscaper, text: str) -> str:
+        nonlocal seen
+        seen += len(text)
+        return push(self, text)
+
+    monkeypatch.setattr(StringEscaper, "push", counted)
+    reader = HarmonyReader.after(PROMPT, frozenset({"f"}))
+    reader.push(f"{CHANNEL}commentary to=functions.f {CONSTRAIN}json{MESSAGE}{{")
+    pieces = ['\n  "k": "a\nb",'] * 5000
+    returned = "".join(call.arguments for piece in pieces for call in reader.push(piece).calls)
+    assert returned.count("a\\nb") == 5000
+    assert len(reader._text) == 0 and seen == sum(map(len, pieces)) + 1
 
 
 def compiled(form: StructuredOutputsParams) -> Matcher:

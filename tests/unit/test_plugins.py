@@ -1,5 +1,6 @@
 """Plugins with parsers: octavo's own, and those written for vLLM, run unchanged through chat completions."""
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 from http_client import events, post
+from plugin_files import OLD_TOOLS
 from tool_answers import PATH, QWEN, TOOLS, ToolClient, add_up, ask, both_ways, weather
 
 from octavo.frontend.conversation.settings import ChatSettings
@@ -17,61 +19,6 @@ from octavo.frontend.tools.registry import tool_parser
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
 
-OLD_TOOLS = '''
-import json
-from collections.abc import Sequence
-
-from vllm.entrypoints.openai.protocol import (
-    ChatCompletionRequest, DeltaFunctionCall, DeltaMessage, DeltaToolCall, ExtractedToolCallInformation, FunctionCall,
-    ToolCall,
-)
-from vllm.entrypoints.openai.tool_parsers.abstract_tool_parser import ToolParser, ToolParserManager
-from vllm.logger import init_logger
-from vllm.transformers_utils.tokenizer import AnyTokenizer
-
-logger = init_logger(__name__)
-
-
-@ToolParserManager.register_module(["shriek", "yell"])
-class ShoutParser(ToolParser):
-    """Calls of the form NAME!{...}."""
-
-    def __init__(self, tokenizer: AnyTokenizer):
-        super().__init__(tokenizer)
-        assert self.vocab and self.model_tokenizer.encode("a", add_special_tokens=False)
-
-    def adjust_request(self, request):
-        request.skip_special_tokens = False
-        return request
-
-    def extract_tool_calls(self, model_output: str, request: ChatCompletionRequest) -> ExtractedToolCallInformation:
-        before, mark, arguments = model_output.partition("!")
-        content, _, name = before.rpartition(" ")
-        if not mark or name not in [tool.function.name for tool in request.tools]:
-            return ExtractedToolCallInformation(tools_called=False, tool_calls=[], content=model_output)
-        call = ToolCall(type="function", function=FunctionCall(name=name, arguments=arguments))
-        return ExtractedToolCallInformation(tools_called=True, tool_calls=[call], content=content or None)
-
-    def extract_tool_calls_streaming(
-        self, previous_text: str, current_text: str, delta_text: str, previous_token_ids: Sequence[int],
-        current_token_ids: Sequence[int], delta_token_ids: Sequence[int], request: ChatCompletionRequest,
-    ) -> DeltaMessage | None:
-        assert current_text == previous_text + delta_text
-        assert list(current_token_ids) == [*previous_token_ids, *delta_token_ids]
-        assert self.model_tokenizer.decode(current_token_ids).endswith(current_text[-1:])
-        before, mark, arguments = current_text.partition("!")
-        content, _, name = before.rpartition(" ")
-        if not mark:
-            return None
-        if not self.current_tool_name_sent:
-            self.current_tool_name_sent = True
-            function = DeltaFunctionCall(name=name).model_dump(exclude_none=True)
-            return DeltaMessage(tool_calls=[DeltaToolCall(index=0, type="function", id="call_1", function=function)])
-        if "boom" in delta_text:
-            raise KeyError("boom")
-        function = DeltaFunctionCall(arguments=delta_text).model_dump(exclude_none=True)
-        return DeltaMessage(tool_calls=[DeltaToolCall(index=0, function=function)])
-'''
 NEW_REASONING = '''
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
 from vllm.entrypoints.openai.engine.protocol import DeltaMessage
@@ -240,6 +187,8 @@ def test_the_stand_ins_exist_only_while_a_plugin_loads(plugin: Any) -> None:
     with vllm_modules():
         for name in MODULES:
             __import__(name)
+        assert re.fullmatch("[0-9a-f]{32}", sys.modules["vllm.utils"].random_uuid())
+        assert callable(sys.modules["vllm.logger"].init_logger("x").warning_once)
     assert not [name for name in sys.modules if name.partition(".")[0] == "vllm"]
 
 
@@ -291,6 +240,34 @@ def test_vllm_itself_is_used_if_it_is_installed(tmp_path: Path, plugin: Any, mon
     assert tool_parser("mine").plugin.__name__ == "Mine"
     for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
         del sys.modules[name]
+
+
+def test_an_older_vllm_is_used_if_it_is_installed(tmp_path: Path, plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, text in (
+        ("vllm/entrypoints/openai/tool_parsers", "class ToolParserManager:\n    tool_parsers = {}\n"),
+        ("vllm/reasoning", "class ReasoningParserManager:\n    reasoning_parsers = {}\n"),
+    ):
+        for folder in (Path(module), *Path(module).parents):
+            (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / folder / "__init__.py").touch()
+        (tmp_path / module / "__init__.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    text = "from vllm.entrypoints.openai.tool_parsers import ToolParserManager\nclass Old:\n"
+    text += "    extract_tool_calls = extract_tool_calls_streaming = print\n"
+    load_plugin(plugin(text + "ToolParserManager.tool_parsers['old'] = Old\n"), "--tool-parser-plugin")
+    assert tool_parser("old").plugin.__name__ == "Old"
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm"]:
+        del sys.modules[name]
+
+
+def test_a_folder_named_vllm_is_not_vllm(tmp_path: Path, plugin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "notes.txt").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    __import__("vllm")
+    load_plugin(plugin(OLD_TOOLS), "--tool-parser-plugin")
+    assert tool_parser("shriek").plugin.__name__ == "ShoutParser"
+    assert list(sys.modules.pop("vllm").__path__) == [str(tmp_path / "vllm")]
 
 
 def test_octavo_s_own_plugins(plugin: Any) -> None:

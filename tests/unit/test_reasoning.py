@@ -6,6 +6,7 @@ from fake_client import byte_tokenizer
 from octavo.frontend.reasoning.parser import ReasoningState, Split
 from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.reasoning.tokens import num_reasoning_tokens
+from octavo.frontend.tools.answer import AnswerDelta, AnswerFormat
 from octavo.protocol.errors import ConfigError
 
 INSIDE, OUTSIDE, UNDECIDED = ReasoningState.INSIDE, ReasoningState.OUTSIDE, ReasoningState.UNDECIDED
@@ -53,7 +54,7 @@ def test_text_that_may_begin_a_tag_is_held_back() -> None:
     assert QWEN.split("  <thi", UNDECIDED, is_final=False) == Split("", None)
     assert QWEN.split("<this", UNDECIDED, is_final=False) == Split("", "<this")
     assert QWEN.split("<think>a </thin", UNDECIDED, is_final=False) == Split("a", None)
-    assert QWEN.split("<think>a </think>\n", UNDECIDED, is_final=False) == Split("a", None)
+    assert QWEN.split("<think>a </think>\n", UNDECIDED, is_final=False) == Split("a", "")
     assert QWEN.split("<think>a </thing", UNDECIDED, is_final=False) == Split("a </thing", None)
 
 
@@ -79,3 +80,20 @@ def test_an_unknown_parser_is_rejected() -> None:
     with pytest.raises(ConfigError, match="unknown reasoning parser 'o1'") as caught:
         reasoning_parser("o1")
     assert "qwen3" in caught.value.hint
+
+
+@pytest.mark.parametrize("begin", ["<think>hm</think>", "<think></think>"])
+def test_line_breaks_after_the_reasoning_are_read_once(begin: str) -> None:
+    stream = AnswerFormat(QWEN, UNDECIDED).open()
+    assert stream.push(begin).content == ""
+    for _ in range(100):
+        assert stream.push("\n") == AnswerDelta()
+        assert stream._text == ""
+    assert stream.push("\n Hi").content == " Hi" and stream.push("\n").content == "\n"
+
+
+def test_line_breaks_without_reasoning_are_content() -> None:
+    for state in (UNDECIDED, OUTSIDE):
+        stream = AnswerFormat(QWEN, state).open()
+        deltas = [stream.push(piece) for piece in ("", "\n", "\n", "Hi")] + [stream.push("", is_final=True)]
+        assert "".join(delta.content for delta in deltas) == "\n\nHi"

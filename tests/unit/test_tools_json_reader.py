@@ -1,11 +1,12 @@
 """Incomplete JSON, against the standard library's parser on whole texts."""
 
 import json
+import re
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.frontend.tools.json_reader import json_text, read_members, read_value, string_text
+from octavo.frontend.tools.json_reader import StringEscaper, json_text, read_members, read_value, string_text
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
@@ -70,3 +71,19 @@ def test_control_characters_in_strings_are_escaped_and_space_is_not() -> None:
     assert json_text('{\n"a": "x\ny\t"\n}') == '{\n"a": "x\\ny\\t"\n}'
     assert json_text('{"a": "x\n') == '{"a": "x\\n'
     assert json_text("plain") == "plain"
+
+
+@given(
+    pieces=st.lists(
+        st.sampled_from(['"', "\\", "\n", "\t", "\x01", "a", "é", "{", '"k": "', '\\"', "\\\\", "\\\n"]), max_size=12
+    )
+)
+def test_control_characters_are_escaped_however_the_text_is_cut(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    escaper = StringEscaper()
+    escaped = "".join(map(escaper.push, pieces))
+    by_string = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\\?\Z)', re.DOTALL)
+    assert escaped == by_string.sub(
+        lambda string: "".join(json.dumps(c)[1:-1] if c < " " else c for c in string[0]), text
+    )
+    assert "".join(map(StringEscaper().push, [escaped])) == escaped

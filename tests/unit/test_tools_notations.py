@@ -83,6 +83,19 @@ def test_every_cut_of_a_text(name: str) -> None:
         check_all_cuts(text[:end][-60:], style(name))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("ernie45", '<response>Hi</response>\n<tool_call>{"na'),
+        ("ernie45", "<response>Hi</response>\n<tool_call> <response>\n"),
+        ("cohere_command3", '<|START_RESPONSE|>Hi<|END_RESPONSE|>\n<|START_ACTION|>[{"tool'),
+    ],
+)
+def test_marks_around_the_content_before_what_is_no_call(name: str, text: str) -> None:
+    check_all_cuts(text, style(name))
+    assert whole(name, text)[0].startswith("Hi<")
+
+
 @names
 def test_a_text_that_is_cut_has_the_arguments_so_far(name: str) -> None:
     text = NOTATIONS[name].write(CALLS[2:])
@@ -121,8 +134,6 @@ def test_any_calls_come_out_as_they_were_written(name: str, data: st.DataObject)
     calls = data.draw(st.lists(st.tuples(st.sampled_from(["f", "get_it"]), arguments), min_size=1, max_size=3))
     calls = [(function, {} if function == "get_it" and notation.has_bare_text else args) for function, args in calls]
     text = data.draw(st.sampled_from(["", "Hm.\n"])) + notation.write(calls)
-    if "<" in text.replace("<|", "") and notation.has_bare_text and any("<" in str(args) for _, args in calls):
-        return  # a mark within a value would end it
     assert whole(name, text)[1] == calls
     check_stream(list(text), style(name))
 
@@ -139,11 +150,10 @@ def test_any_text_in_any_pieces(name: str, data: st.DataObject, dice: random.Ran
     check_stream([text[:cut], text[cut:]], style(name))
 
 
-@names
+@pytest.mark.parametrize("name", [name for name, notation in NOTATIONS.items() if notation.malformed])
 def test_a_malformed_call_is_content(name: str) -> None:
-    if NOTATIONS[name].has_bare_text:
-        return  # bare text is never malformed
-    text = NOTATIONS[name].write([("f", {"n": "MARK"})]).replace('"MARK"', "tru!")
+    notation = NOTATIONS[name]
+    text = notation.write([("f", {"n": 987})]).replace("987", notation.malformed)
     assert whole(name, "So " + text) == ("So " + text, [])
     assert stream(list(text), style(name))[:2] == ("", text)
 

@@ -5,6 +5,8 @@ import json
 import pytest
 
 from octavo.frontend.plugins.loading import load_plugin
+from octavo.frontend.tools.answer import AnswerFormat, read_answer
+from octavo.frontend.tools.bare_value import json_value
 from octavo.frontend.tools.parser import FunctionTool
 from octavo.frontend.tools.registry import register_tool_parser, tool_parser
 from octavo.protocol.errors import ConfigError
@@ -265,3 +267,57 @@ def test_a_known_name_can_be_replaced() -> None:
         assert tool_parser("qwen3_coder") is tool_parser("hermes")
     finally:
         register_tool_parser("qwen3_coder")(before)
+
+
+@pytest.mark.parametrize(
+    ("schema", "written", "value"),
+    [
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, '"hello"', '"hello"'),
+        ({"type": ["string", "null"]}, '"""doc"""', '"""doc"""'),
+        ({"type": ["string", "null"]}, "'a'", "'a'"),
+        ({"type": ["string", "null"]}, "null", None),
+        ({"type": ["string", "null"]}, "None", None),
+        ({"type": ["string", "integer"]}, '"5"', '"5"'),
+        ({"type": "boolean"}, "TRUE", True),
+        ({"type": "boolean"}, "False", False),
+        ({"type": "integer"}, "05", 5),
+        ({"type": "integer"}, "+7", 7),
+        ({"type": "integer"}, "5.0", 5),
+        ({"type": "integer"}, "5.5", "5.5"),
+        ({"type": "number"}, "5.0", 5.0),
+        ({"type": "array"}, '["a", TRUE]', '["a", TRUE]'),
+    ],
+)
+def test_bare_values_by_their_schemas(schema, written, value) -> None:
+    found = json.loads(json_value(written, schema))
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        (
+            "deepseek_v3",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f```json\n{}\n```<｜tool▁call▁end｜>",
+            [("f", {})],
+        ),
+        (
+            "kimi_k2",
+            "<|tool_calls_section_begin|><|tool_call_begin|>functions.f<|tool_call_argument_begin|>{}<|tool_call_end|>",
+            [("f", {})],
+        ),
+        ("gemma4", "<|tool_call>call:weather{city:a<b,days:5}<tool_call|>", [("weather", {"city": "a<b", "days": 5})]),
+        ("gemma4", "<|tool_call>call:f{city:a<|,days:5}<tool_call|>", [("f", {"city": "a<|", "days": 5})]),
+        ("gemma4", "<|tool_call>call:f{city:a<tool_call|>", [("f", '{"city": "a"')]),
+    ],
+)
+def test_what_models_write_beside_their_notation(name, text, calls) -> None:
+    assert read(name, text) == ("", calls)
+
+
+def test_a_model_that_restarts_its_numbers_gets_new_ids() -> None:
+    call = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+    first, second = read_answer(
+        f"<|tool_calls_section_begin|>{call}{call}", AnswerFormat(tools=tool_parser("kimi_k2")([]))
+    ).calls
+    assert first.id == "functions.f:0" and second.id and second.id != first.id

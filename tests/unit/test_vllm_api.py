@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import logging
 import subprocess
 import sys
 from dataclasses import asdict
@@ -16,12 +17,14 @@ from octavo.compat.vllm.engine_args import changed
 from octavo.compat.vllm.engine_view import plain
 from octavo.compat.vllm.metrics import snapshot
 from octavo.compat.vllm.names import NAMES
+from octavo.compat.vllm.pooling import PoolingLLM
 from octavo.compat.vllm.prompts import as_dict, tokenized
 from octavo.compat.vllm.request_outputs import FlatLogprobs, request_output
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.protocol import params as own
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.logits_processor import BatchUpdate, MoveDirectionality
+from octavo.protocol.pooling_params import PoolingParams
 from octavo.protocol.stats import EngineStats, RequestTimings
 
 SamplingParams = vllm.SamplingParams
@@ -178,9 +181,10 @@ class FakeClient:
     """Tokenizes into the positions of letters."""
 
     max_model_len = 6
+    tokenizer_path: str | None = None
 
     def __init__(self) -> None:
-        self.tokenizer = self.facts = self
+        self.tokenizer = self.facts = self.config = self.model = self
 
     def encode(self, text: str, add_special_tokens: bool) -> list[int]:
         return [0] * add_special_tokens + [ord(letter) - 96 for letter in text]
@@ -200,12 +204,60 @@ class FakeClient:
         ("abc", {"truncate_prompt_tokens": 2}, [0, 1]),
         ("abc", {"truncate_prompt_tokens": 2, "truncation_side": "left"}, [2, 3]),
         ("abcdefgh", {"truncation": True}, [0, 1, 2, 3, 4]),
+        ("abcdefgh", {"truncate_prompt_tokens": -5}, [0, 1, 2, 3, 4]),
+        ("abc", {"truncate_prompt_tokens": 0, "truncation_side": "left"}, []),
+        ("abc", {"truncate_prompt_tokens": 0}, []),
         ([1, 2, 3], {"truncation": True, "max_length": 1}, [1]),
         ({"prompt": "abc", "prompt_token_ids": [9]}, None, [9]),
     ],
 )
 def test_prompts_are_tokenized_and_cut(prompt: object, options: dict | None, expected: list[int]) -> None:
     assert asyncio.run(tokenized(FakeClient(), prompt, options))["prompt_token_ids"] == expected
+
+
+def test_prompts_are_cut_on_the_side_of_the_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_text('{"truncation_side": "left"}')
+    client = FakeClient()
+    client.tokenizer_path = str(tmp_path)
+    cut = {"truncate_prompt_tokens": 2}
+    assert asyncio.run(tokenized(client, "abc", cut))["prompt_token_ids"] == [2, 3]
+    assert asyncio.run(tokenized(client, "abc", {**cut, "truncation_side": "right"}))["prompt_token_ids"] == [0, 1]
+
+
+def test_pooling_reads_the_same_options() -> None:
+    llm = object.__new__(PoolingLLM)
+    llm.client = FakeClient()
+    assert llm._truncating(None, {}) is None
+    for options, expected in (
+        ({"truncation": True, "max_length": 3}, (3, "right")),
+        ({"truncation": True, "truncate_prompt_tokens": 2, "max_length": 3}, (2, "right")),
+        ({"truncate_prompt_tokens": -5, "truncation_side": "left"}, (-1, "left")),
+        ({"truncation_side": "left", "max_length": 3}, (None, "left")),
+    ):
+        for params in (None, [PoolingParams()]):
+            found = llm._truncating(params, options)
+            one = found[0] if params else found
+            assert (one.truncate_prompt_tokens, one.truncation_side) == expected
+    with pytest.raises(InvalidRequestError, match="add_special_tokens is not supported for pooling"):
+        llm._truncating(None, {"add_special_tokens": False})
+
+
+@pytest.mark.parametrize("options", [{"truncate_prompt_tokens": "5"}, {"truncation_side": "middle"}])
+def test_options_are_checked(options: dict) -> None:
+    with pytest.raises(InvalidRequestError, match="tokenization_kwargs: trunc"):
+        asyncio.run(tokenized(FakeClient(), "a", options))
+
+
+def test_loggers_log_once(caplog: pytest.LogCaptureFixture) -> None:
+    logger = vllm.logger.init_logger("once")
+    with caplog.at_level(logging.DEBUG, "once"):
+        for name in ("debug_once", "info_once", "warning_once", "warning_once"):
+            getattr(logger, name)("%s parsers", 2)
+        vllm.logger.init_logger("once").warning_once("%s parsers", 3, scope="local")
+    messages = [(record.levelname, record.getMessage(), record.filename) for record in caplog.records]
+    levels = ["DEBUG", "INFO", "WARNING"]
+    here = "test_vllm_api.py"
+    assert messages == [*((level, "2 parsers", here) for level in levels), ("WARNING", "3 parsers", here)]
 
 
 def test_prompts_and_options_that_octavo_lacks_are_refused() -> None:

@@ -4,6 +4,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.compat.vllm.prompts import Tokenization
 from octavo.frontend.llm import LLM
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling_params import PoolingParams
@@ -18,7 +19,7 @@ class PoolingLLM(LLM):
         """Return what the model computes of each prompt, as tensors; see octavo's `LLM.encode`."""
         import torch
 
-        found = super().encode(prompts, _cut(pooling_params, tokenization_kwargs), **options)
+        found = super().encode(prompts, self._truncating(pooling_params, tokenization_kwargs), **options)
         for one in found:
             data: Any = torch.from_numpy(one.outputs.data.copy())
             one.outputs.data = data
@@ -28,13 +29,15 @@ class PoolingLLM(LLM):
         self, prompts: Any, *, pooling_params: Any = None, tokenization_kwargs: Any = None, **options: Any
     ) -> Any:
         """Return a vector for each prompt; see octavo's `LLM.embed`."""
-        return super().embed(prompts, pooling_params=_cut(pooling_params, tokenization_kwargs), **options)
+        return super().embed(prompts, pooling_params=self._truncating(pooling_params, tokenization_kwargs), **options)
 
     def classify(
         self, prompts: Any, *, pooling_params: Any = None, tokenization_kwargs: Any = None, **options: Any
     ) -> Any:
         """Return the class scores of each prompt; see octavo's `LLM.classify`."""
-        return super().classify(prompts, pooling_params=_cut(pooling_params, tokenization_kwargs), **options)
+        return super().classify(
+            prompts, pooling_params=self._truncating(pooling_params, tokenization_kwargs), **options
+        )
 
     def score(
         self,
@@ -47,22 +50,25 @@ class PoolingLLM(LLM):
         **options: Any,
     ) -> Any:
         """Return a score for each pair of texts; see octavo's `LLM.score`."""
-        return super().score(data_1, data_2, pooling_params=_cut(pooling_params, tokenization_kwargs), **options)
-
-
-def _cut(params: Any, options: dict[str, Any] | None) -> Any:
-    """Return pooling parameters with the limits of `tokenization_kwargs`."""
-    if not options:
-        return params
-    changes = dict(options)
-    if changes.pop("truncation", False):
-        changes.setdefault("truncate_prompt_tokens", changes.pop("max_length", -1))
-    if unknown := changes.keys() - {"truncate_prompt_tokens", "truncation_side"}:
-        raise InvalidRequestError(
-            f"tokenization_kwargs: {', '.join(sorted(unknown))} is not supported for pooling: use truncation, "
-            "max_length, truncate_prompt_tokens or truncation_side",
-            "tokenization_kwargs",
+        return super().score(
+            data_1, data_2, pooling_params=self._truncating(pooling_params, tokenization_kwargs), **options
         )
-    if params is None or isinstance(params, PoolingParams):
-        return msgspec.structs.replace(params or PoolingParams(), **changes)
-    return [msgspec.structs.replace(one, **changes) for one in params]
+
+    def _truncating(self, params: Any, options: dict[str, Any] | None) -> Any:
+        """Return pooling parameters with the limits of `tokenization_kwargs`."""
+        tokenization = Tokenization.of(options)
+        if not tokenization.adds_special_tokens:
+            raise InvalidRequestError(
+                "tokenization_kwargs: add_special_tokens is not supported for pooling: leave it out, or send token ids",
+                "tokenization_kwargs",
+            )
+        changes: dict[str, Any] = {}
+        if tokenization.max_tokens is not None:
+            changes["truncate_prompt_tokens"] = tokenization.max_tokens
+        if changes or tokenization.side is not None:
+            changes["truncation_side"] = tokenization.side_for(self.client)
+        if not changes:
+            return params
+        if params is None or isinstance(params, PoolingParams):
+            return msgspec.structs.replace(params or PoolingParams(), **changes)
+        return [msgspec.structs.replace(one, **changes) for one in params]

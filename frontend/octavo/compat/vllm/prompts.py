@@ -1,8 +1,11 @@
-"""vLLM's forms of a prompt, and what a request makes of one: tokens, cut and counted."""
+"""Prompts in vLLM's forms: tokenizes and truncates them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NotRequired, TypeAlias, TypedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
 
 if TYPE_CHECKING:
@@ -69,13 +72,12 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
     Args:
         client: of the engine.
         prompt: in any of vLLM's forms.
-        options: vLLM's `tokenization_kwargs`: `add_special_tokens`, `truncate_prompt_tokens` or `max_length` with
-            `truncation`, `truncation_side`.
+        options: vLLM's `tokenization_kwargs`.
 
     Raises:
         InvalidRequestError: the prompt or an option is not supported.
     """
-    given, cut = as_dict(prompt), _Cut(dict(options or {}), client.facts.max_model_len)
+    given, tokenization = as_dict(prompt), Tokenization.of(options)
     if "prompt_embeds" in given:
         return given
     token_ids: Sequence[int] | None = given.get("prompt_token_ids")
@@ -83,35 +85,64 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
         text = given.get("prompt")
         if not isinstance(text, str):
             raise InvalidRequestError('a prompt needs "prompt" (text), "prompt_token_ids" or "prompt_embeds"', "prompt")
-        if cut.num_tokens is None:
-            token_ids = await client.tokenize(text, add_special_tokens=cut.adds_special_tokens)
+        adds_special_tokens = tokenization.adds_special_tokens
+        if tokenization.max_tokens is None:
+            token_ids = await client.tokenize(text, add_special_tokens=adds_special_tokens)
         else:  # it may be longer than the context
             token_ids = await client.run_in_thread(
-                lambda: client.tokenizer.encode(text, add_special_tokens=cut.adds_special_tokens)
+                lambda: client.tokenizer.encode(text, add_special_tokens=adds_special_tokens)
             )
-    return {**given, "prompt_token_ids": cut.apply(token_ids)}
+    return {**given, "prompt_token_ids": tokenization.truncated(token_ids, client)}
 
 
-class _Cut:
+@dataclass(frozen=True, slots=True)
+class Tokenization:
     """vLLM's `tokenization_kwargs`."""
 
-    def __init__(self, options: dict[str, Any], max_model_len: int) -> None:
-        self.adds_special_tokens: bool = options.pop("add_special_tokens", True)
-        self._keeps_start = options.pop("truncation_side", "right") == "right"
-        limit = options.pop("truncate_prompt_tokens", None)
-        max_length = options.pop("max_length", None)
-        if options.pop("truncation", False) and limit is None:
-            limit = -1 if max_length is None else max_length
-        if options:
-            raise InvalidRequestError(
-                f"tokenization_kwargs: {', '.join(sorted(options))} is not supported: use add_special_tokens, "
-                "truncation, max_length, truncation_side or truncate_prompt_tokens",
-                "tokenization_kwargs",
-            )
-        self.num_tokens = max_model_len - 1 if limit == -1 else limit
+    max_tokens: int | None
+    """Longer prompts are truncated; -1: to the length that the engine takes; None: none is truncated."""
+    side: Literal["left", "right"] | None
+    """The side on which tokens are left out; None: the tokenizer's."""
+    adds_special_tokens: bool
 
-    def apply(self, token_ids: Sequence[int]) -> list[int]:
+    @classmethod
+    def of(cls, options: Mapping[str, Any] | None) -> "Tokenization":
+        """Return the meaning of the options.
+
+        Raises:
+            InvalidRequestError: octavo does not have an option, or its value is invalid.
+        """
+        given = dict(options or {})
+        limit, max_length = given.pop("truncate_prompt_tokens", None), given.pop("max_length", None)
+        if given.pop("truncation", False) and limit is None:
+            limit = -1 if max_length is None else max_length
+        side, adds_special_tokens = given.pop("truncation_side", None), given.pop("add_special_tokens", True)
+        if given:
+            raise _invalid(
+                f"{', '.join(sorted(given))} is not supported: use add_special_tokens, truncation, max_length, "
+                "truncation_side or truncate_prompt_tokens"
+            )
+        if limit is not None and not isinstance(limit, int):
+            raise _invalid(f"truncate_prompt_tokens and max_length are integers, not {limit!r}")
+        if side not in ("left", "right", None):
+            raise _invalid(f"truncation_side must be left or right, got {side!r}")
+        return cls(limit if limit is None else max(limit, -1), side, bool(adds_special_tokens))
+
+    def side_for(self, client: "AsyncClient") -> Literal["left", "right"]:
+        """Return the side on which tokens are left out; transformers reads the tokenizer's from the same file."""
+        path = client.config.model.tokenizer_path
+        if self.side is None and path is not None:
+            settings = read_json(Path(path) / "tokenizer_config.json")
+            return "left" if settings.get("truncation_side") == "left" else "right"
+        return self.side or "right"
+
+    def truncated(self, token_ids: Sequence[int], client: "AsyncClient") -> list[int]:
         """Return the tokens that are kept."""
-        if self.num_tokens is None or len(token_ids) <= self.num_tokens:
+        limit = client.facts.max_model_len - 1 if self.max_tokens == -1 else self.max_tokens
+        if limit is None or len(token_ids) <= limit:
             return list(token_ids)
-        return list(token_ids[: self.num_tokens] if self._keeps_start else token_ids[-self.num_tokens :])
+        return list(token_ids[len(token_ids) - limit :] if self.side_for(client) == "left" else token_ids[:limit])
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"tokenization_kwargs: {message}", "tokenization_kwargs")

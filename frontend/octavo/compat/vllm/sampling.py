@@ -11,7 +11,7 @@ from octavo.protocol.params import OutputKind as RequestOutputKind
 from octavo.protocol.repetition import RepetitionDetectionParams
 from octavo.protocol.structured import StructuredOutputsParams
 
-__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams", "StructuredOutputsParams"]
+__all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams"]
 
 _UNSUPPORTED = {
     "watermarking": "octavo adds no watermarks",

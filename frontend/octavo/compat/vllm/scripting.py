@@ -1,19 +1,12 @@
 """What scripts take from vLLM's modules of small functions."""
 
 import gc
-import logging
 import platform
 import resource
 import socket
-import uuid
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
-
-
-def random_uuid() -> str:
-    """Return 32 random hexadecimal digits."""
-    return uuid.uuid4().hex
 
 
 def get_ip() -> str:
@@ -66,11 +59,6 @@ def cleanup_dist_env_and_memory(shutdown_ray: bool = False) -> None:
     """Collect garbage, so that an `LLM` without references ends its processes now."""
     del shutdown_ray
     gc.collect()
-
-
-def init_logger(name: str) -> logging.Logger:
-    """Return the logger of a module."""
-    return logging.getLogger(name)
 
 
 class UsageContext(StrEnum):

@@ -7,8 +7,6 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase, PreTrainedToken
 if TYPE_CHECKING:
     from octavo.frontend.text.tokenizer import Tokenizer
 
-TokenizerLike = PreTrainedTokenizerBase
-
 
 def as_transformers(own: "Tokenizer") -> PreTrainedTokenizerBase:
     """Return the tokenizer of an engine, with the methods of transformers: `__call__`, `apply_chat_template`, ..."""

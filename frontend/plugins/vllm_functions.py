@@ -1,0 +1,87 @@
+"""Small functions of vLLM's modules, for plugins and for `octavo.compat.vllm`."""
+
+import json
+import logging
+import uuid
+from functools import partial
+from typing import Any, Protocol
+
+from octavo.frontend.tools.call_id import new_call_id
+
+
+class TokenizerLike(Protocol):
+    """What a model's tokenizer can do at least."""
+
+    def get_vocab(self) -> dict[str, int]:
+        """Return the ids of all tokens by their names."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, token_ids: Any, skip_special_tokens: bool = False) -> str:
+        """Return the text of tokens."""
+
+
+_logged: set[tuple[str, int, str, tuple[str, ...]]] = set()
+"""What was logged once, by logger, level, message and arguments."""
+
+
+def _log_once(logger: logging.Logger, level: int, message: str, *args: object, scope: str = "process") -> None:
+    """Log a message unless it was logged before; `scope` tells vLLM which of its ranks log it."""
+    key = (logger.name, level, message, tuple(map(str, args)))
+    if key not in _logged:
+        _logged.add(key)
+        logger.log(level, message, *args, stacklevel=2)
+
+
+def init_logger(name: str) -> logging.Logger:
+    """Return the logger of a module, which also has `debug_once`, `info_once` and `warning_once`."""
+    logger = logging.getLogger(name)
+    for level in (logging.DEBUG, logging.INFO, logging.WARNING):
+        setattr(logger, f"{logging.getLevelName(level).lower()}_once", partial(_log_once, logger, level))
+    return logger
+
+
+def init_plugin_logger(name: str) -> logging.Logger:
+    """Return the logger of a plugin's module, below octavo's."""
+    return init_logger(f"octavo.plugin.{name}")
+
+
+def random_uuid() -> str:
+    """Return 32 random hexadecimal digits."""
+    return uuid.uuid4().hex
+
+
+def is_list_of(value: object, kind: Any, *, check: str = "first") -> bool:
+    """Return whether a value is a list of objects of a type."""
+    return isinstance(value, list) and all(isinstance(one, kind) for one in value)
+
+
+def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
+    """Return an id of a call: Kimi's form names the function, others are random."""
+    return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else new_call_id()
+
+
+def is_complete_json(text: str) -> bool:
+    """Return whether a text is JSON."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+def find_common_prefix(one: str, other: str) -> str:
+    """Return the longest text that both begin with."""
+    length = next((n for n, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    return one[: min(len(one), len(other)) if length is None else length]
+
+
+def partial_tag_overlap(text: str, tag: str) -> int:
+    """Return how many characters at the end of a text begin a tag."""
+    return next((n for n in range(min(len(tag) - 1, len(text)), 0, -1) if text.endswith(tag[:n])), 0)
+
+
+def consume_space(position: int, text: str) -> int:
+    """Return the position of the next character that is not white space."""
+    return len(text) - len(text[position:].lstrip())
