@@ -15,6 +15,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.core_proc.workers.commands import Answer
+from octavo.protocol.block_packs import MAX_CONTENTS
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import BlockId
@@ -22,8 +23,14 @@ from octavo.protocol.steps import StoreBlocks
 
 logger = logging.getLogger(__name__)
 
-LAYOUT_VERSION = 1
+LAYOUT_VERSION = 2
 """Of the files; raise it when they change."""
+
+MAX_DELAY_STEPS = 16
+"""Contents wait for others, with which they share a file, during at most so many steps. A crash loses them."""
+
+MIN_FREE_BLOCKS = 4 * MAX_CONTENTS
+"""If fewer blocks are free, contents do not wait: their blocks may be evicted soon."""
 
 
 class ContentWatch(Protocol):
@@ -46,7 +53,8 @@ class FileStore:
     """A step hook and a `CacheObserver`: what can be found in the cache is written to files.
 
     Contents are written when they are complete, not when they are evicted: what was computed before a crash is what
-    makes a restart fast. Workers write them as they are after the latest plan, on a thread of their own.
+    makes a restart fast. They wait a few steps for others, because a file for each would cost more than its content.
+    Workers write them as they are after the latest plan, on a thread of their own.
 
     Args:
         scheduler: of the engine.
@@ -74,7 +82,9 @@ class FileStore:
         self._block_bytes = block_bytes
         self._watch = watch
         self._wanted: dict[bytes, BlockId] = {}
-        """Contents that the latest plan makes complete."""
+        """Contents that are complete after the latest plan, and that the workers have not been told to write."""
+        self._first_wanted_step = 0
+        """Steps planned before the first of them."""
         self._storing: set[bytes] = set()
         """Contents that workers write now."""
 
@@ -87,6 +97,8 @@ class FileStore:
         """See `CacheObserver`."""
         if request.block_ids:  # none: it was loaded
             key = request.block_hashes[index] + self._scheduler.cache.groups.key_suffixes[group]
+            if not self._wanted:
+                self._first_wanted_step = self._scheduler.counters.num_steps
             self._wanted[key] = request.block_ids[group][index]
 
     def on_removed(self, block_hash: bytes) -> None:
@@ -100,10 +112,10 @@ class FileStore:
         files = self._scheduler.cache.files
         if files is None:
             return []
-        if self._wanted:
+        if self._wanted and self._is_due:
             find, wanted, self._wanted = self._scheduler.cache.pool.find, self._wanted, {}
             missing = [key for key in wanted if key not in files and key not in self._storing]
-            # A preemption may have given a block to another request since it was complete.
+            # Another request may have got the block since it was complete.
             self._store({key: wanted[key] for key in missing if find(key) == wanted[key]})
         for changes in self._watch.take():
             self._scheduler.change_files(changes.added, changes.removed)
@@ -112,6 +124,17 @@ class FileStore:
             self._watch.delete(files.discarded)
             files.discarded = []
         return []
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the contents that are complete should be written now."""
+        scheduler = self._scheduler
+        return (
+            len(self._wanted) >= MAX_CONTENTS
+            or scheduler.counters.num_steps >= self._first_wanted_step + MAX_DELAY_STEPS
+            or scheduler.cache.pool.num_free < MIN_FREE_BLOCKS
+            or not scheduler.has_requests
+        )
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
         """See `StepHook`."""

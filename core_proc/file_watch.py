@@ -1,6 +1,6 @@
-"""`FileWatch`: a thread that knows which files of KV blocks there are, and deletes those used least recently.
+"""`FileWatch`: a thread that knows which contents the pack files have, and deletes those used least recently.
 
-Several engines may use one directory without locks: each lists it from time to time, and any of them deletes. A file is
+Several engines may use one directory without locks: each lists it from time to time, and any of them deletes. A pack is
 there as a whole or not at all, because its writer renames it, and whoever misses one computes instead.
 """
 
@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.protocol.block_packs import PACK_NAME, UNFINISHED_NAME, DamagedPack, pack_path, read_header_of
 from octavo.protocol.log import LimitedLog
 
 logger = logging.getLogger(__name__)
@@ -27,8 +28,6 @@ SHARE_WRITTEN = 0.05
 ABANDONED_S = 600.0
 """A file that has not been finished for so long has lost its writer."""
 
-_CONTENT = re.compile(r"[0-9a-f]{16,}")
-_UNFINISHED = re.compile(r"\.[0-9a-f]{16,}\..+")
 _FOLDER = re.compile(r"[0-9a-f]+")
 
 
@@ -45,7 +44,7 @@ class FileWatch:
 
     Args:
         root: of all files, of any model; nothing else in it is touched.
-        folder: below `root`, the files of this engine: `folder/rank/xx/key`, with key in hexadecimal digits.
+        folder: below `root`, the packs of this engine: see `octavo.protocol.block_packs`.
         max_bytes: of all files below `root`.
     """
 
@@ -60,7 +59,10 @@ class FileWatch:
         self._num_written_bytes = 0
         self._is_closed = False
         self._wakes = threading.Event()
+        self._packs: dict[str, tuple[bytes, ...]] = {}
+        """The keys in each pack of the first rank. Other ranks write the same ones."""
         self._known: set[bytes] = set()
+        """The keys that `take` has reported."""
         self._log = LimitedLog(logger)
         self._thread = threading.Thread(target=self._run, name="block files", daemon=True)
         self._thread.start()
@@ -80,7 +82,7 @@ class FileWatch:
         return changes
 
     def delete(self, keys: Sequence[bytes]) -> None:
-        """Delete the files of contents, of all ranks, soon."""
+        """Delete the packs that have these contents, of all ranks, soon."""
         with self._lock:
             self._unwanted += keys
         self._wakes.set()
@@ -113,10 +115,22 @@ class FileWatch:
         """Delete what must be deleted, list what is left, and report the difference."""
         with self._lock:
             unwanted, self._unwanted = self._unwanted, []
-        for key in unwanted:
-            for rank in _subfolders(self._folder):
-                _delete(rank / key.hex()[:2] / key.hex())
-        files = sorted(_files(self._root))
+        paths = self._delete_excess(sorted(_files(self._root)))
+        has_changed = self._update_packs([path for path in paths if path.startswith(f"{self._folder / '0'}/")])
+        if unwanted:
+            has_changed |= self._delete_packs_with(set(unwanted))
+        if not has_changed:
+            return
+        found = set().union(*self._packs.values())
+        changes = FileChanges(sorted(found - self._known), sorted(self._known - found))
+        self._known = found
+        if changes.added or changes.removed:
+            with self._lock:
+                self._changes.append(changes)
+            os.eventfd_write(self._fd, 1)
+
+    def _delete_excess(self, files: Sequence[tuple[float, int, str]]) -> list[str]:
+        """Delete the first files if all together exceed the limit; returns the paths of the others."""
         excess = sum([size for _, size, _ in files]) - self._max_bytes
         num_deleted = 0
         if excess > 0:
@@ -126,27 +140,48 @@ class FileWatch:
             _delete(Path(path))
             excess -= size
             num_deleted += 1
-        first = f"{self._folder / '0'}/"
-        paths = [path for *_, path in files[num_deleted:] if path.startswith(first)]
-        found = {bytes.fromhex(path.rpartition("/")[2]) for path in paths}
-        changes = FileChanges(sorted(found - self._known), sorted(self._known - found))
-        self._known = found
-        if changes.added or changes.removed:
-            with self._lock:
-                self._changes.append(changes)
-            os.eventfd_write(self._fd, 1)
+        return [path for *_, path in files[num_deleted:]]
+
+    def _update_packs(self, paths: Sequence[str]) -> bool:
+        """Read the headers of packs that are new, and forget those that are gone; returns whether there were any."""
+        found = {os.path.basename(path): path for path in paths}
+        has_changed = False
+        for name in self._packs.keys() - found.keys():
+            del self._packs[name]
+            has_changed = True
+        for name in found.keys() - self._packs.keys():
+            try:
+                self._packs[name] = read_header_of(Path(found[name])).keys
+                has_changed = True
+            except DamagedPack as error:
+                self._log.warning("deleted %s, a damaged file of KV blocks: %s", found[name], error)
+                _delete(Path(found[name]))
+            except FileNotFoundError:
+                pass  # another engine has deleted it
+            except OSError as error:
+                self._log.warning("cannot read %s, a file of KV blocks: %s", found[name], error)
+        return has_changed
+
+    def _delete_packs_with(self, keys: set[bytes]) -> bool:
+        """Delete the packs of all ranks that have one of these contents; returns whether there were any."""
+        names = [name for name, own in self._packs.items() if not keys.isdisjoint(own)]
+        for name in names:
+            for rank in _subfolders(self._folder):
+                _delete(pack_path(rank, name))
+            del self._packs[name]
+        return bool(names)
 
 
 def _files(root: Path) -> Iterator[tuple[float, int, str]]:
-    """Yield time of last use, size and path of each file of a content, and delete those without a writer."""
+    """Yield time of last use, size and path of each pack, and delete unfinished ones without a writer."""
     for folder in (xx for engine in _subfolders(root) for rank in _subfolders(engine) for xx in _subfolders(rank)):
         with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
             for entry in entries:
                 with contextlib.suppress(FileNotFoundError):
-                    if _CONTENT.fullmatch(entry.name):
+                    if PACK_NAME.fullmatch(entry.name):
                         status = entry.stat(follow_symlinks=False)
                         yield status.st_mtime, status.st_size, entry.path
-                    elif _UNFINISHED.fullmatch(entry.name) and entry.stat().st_mtime < time.time() - ABANDONED_S:
+                    elif UNFINISHED_NAME.fullmatch(entry.name) and entry.stat().st_mtime < time.time() - ABANDONED_S:
                         _delete(Path(entry.path))
 
 

@@ -5,10 +5,14 @@ turn when it has its answer, and all of them run at once, so a turn's blocks are
 
 With --recovery the workers are killed instead while streams are generated, and the time is measured until all of them
 go on. The same prompts are used with and without files.
+
+With --overhead nothing is evicted and nothing is found: what offloading costs an engine that gains nothing from it. All
+engines are started, and take turns with new prompts in each round.
 """
 
 import argparse
 import asyncio
+import contextlib
 import hashlib
 import os
 import random
@@ -18,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from octavo import AsyncClient, SamplingParams
@@ -48,7 +53,9 @@ def main() -> None:
             "files": {"kv_offloading_path": folder},
         }
         variants = {name: settings for name, settings in variants.items() if args.only in ("", name.split()[-1])}
-        if args.recovery:
+        if args.overhead:
+            asyncio.run(_compare_overheads(args, variants))
+        elif args.recovery:
             variants.pop(f"{args.size:g} GiB of host memory", None)
             _compare_recoveries(args, variants)
         else:
@@ -176,6 +183,76 @@ async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[
     return outputs, max(went_on_s.values()), min(went_on_s.values())
 
 
+async def _compare_overheads(args: argparse.Namespace, variants: dict[str, dict[str, Any]]) -> None:
+    num_context = args.first_tokens + args.output_tokens
+    num_tokens = args.streams * (args.rounds + 1) * (num_context + BLOCK_SIZE)
+    elapsed_s: dict[str, list[float]] = {name: [] for name in variants}
+    processor_s: dict[str, list[float]] = {name: [] for name in variants}
+    async with contextlib.AsyncExitStack() as stack:
+        clients = {
+            name: await stack.enter_async_context(
+                AsyncClient.launch(
+                    args.model,
+                    dtype=args.dtype,
+                    max_model_len=num_context,
+                    max_num_seqs=args.max_num_seqs,
+                    block_size=BLOCK_SIZE,
+                    num_gpu_blocks_override=num_tokens // BLOCK_SIZE,
+                    **settings,
+                )
+            )
+            for name, settings in variants.items()
+        }
+        for number in range(args.rounds + 1):
+            outputs: dict[str, list[list[int]]] = {}
+            names = list(variants)
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                rng = random.Random(number)
+                prompts = [_tokens(rng, args.first_tokens) for _ in range(args.streams)]
+                started, used_s = time.perf_counter(), _processor_s()
+                outputs[name] = list(
+                    await asyncio.gather(*(_generate(clients[name], prompt, args.output_tokens) for prompt in prompts))
+                )
+                elapsed_s[name].append(time.perf_counter() - started)
+                processor_s[name].append(_processor_s() - used_s)
+            if any(output != outputs[names[0]] for output in outputs.values()):
+                raise SystemExit(f"round {number}: the tokens differ")
+    print(f"rounds of {args.streams} streams of {args.first_tokens} + {args.output_tokens} tokens; ratios: without = 1")
+    for name in variants:
+        print(
+            f"{name:22}: {_median_and_ratios(elapsed_s[name], next(iter(elapsed_s.values())))} elapsed; "
+            f"{_median_and_ratios(processor_s[name], next(iter(processor_s.values())))} of processors",
+            flush=True,
+        )
+
+
+def _median_and_ratios(times_s: Sequence[float], base_s: Sequence[float]) -> str:
+    """Describe the times of all rounds but the first, which warms up."""
+    ratios = sorted(one / other for one, other in zip(times_s[1:], base_s[1:], strict=True))
+    return (
+        f"{statistics.median(times_s[1:]):6.2f} s, {statistics.median(ratios):.3f} x "
+        f"({ratios[0]:.3f} to {ratios[-1]:.3f})"
+    )
+
+
+def _processor_s() -> float:
+    """Return the processor time of all engines' processes until now, which other programs do not change."""
+    total = 0.0
+    for process in descendants(os.getpid()):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+async def _generate(client: AsyncClient, prompt: list[int], output_tokens: int) -> list[int]:
+    tokens: list[int] = []
+    params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
+    async for output in client.generate({"prompt_token_ids": prompt}, params):
+        tokens += output.outputs[0].token_ids
+    return tokens
+
+
 def _tokens(rng: random.Random, number: int) -> list[int]:
     return [rng.randrange(10, 1000) for _ in range(number)]
 
@@ -195,9 +272,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--size", type=float, default=4.0, help="GiB of host memory")
     parser.add_argument("--path", default=None, help="directory for files (default: the system's for temporary files)")
     parser.add_argument("--recovery", action="store_true", help="kill the workers and measure how long streams pause")
+    parser.add_argument("--overhead", action="store_true", help="measure what offloading costs if nothing is evicted")
+    parser.add_argument("--rounds", type=int, default=9, help="with --overhead")
     parser.add_argument("--kill", choices=["worker", "core"], default="worker", help="with --recovery: which process")
     parser.add_argument("--only", choices=["", "neither", "memory", "files"], default="", help="one engine, not all")
-    parser.add_argument("--streams", type=int, default=16, help="with --recovery")
+    parser.add_argument("--streams", type=int, default=16, help="with --recovery or --overhead")
     return parser.parse_args()
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WHEELS = ROOT / "build" / "gpu_wheels"
 ARCHIVE = ROOT / "build" / "gpu_bundle.tar.gz"
 PAGE = "GPU_START_HERE.md"
-MISSING = ("pyzmq", "msgspec", "gguf", "fastapi", "uvicorn", "httptools", "llguidance", "shtab")
+MISSING = ("pyzmq", "msgspec", "gguf", "fastapi", "uvicorn", "httptools", "llguidance", "shtab", "xxhash")
 """What octavo needs and such a machine does not have."""
 TEST_TOOLS = ("pytest", "pluggy", "iniconfig", "pytest-xdist", "execnet", "hypothesis", "sortedcontainers")
 """What the tests of the kernels need besides."""

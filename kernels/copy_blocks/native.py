@@ -37,6 +37,42 @@ class CopyBlocksArguments(Arguments):
     )
 
 
+class BlockCopier:
+    """Copies blocks from each of some buffers to the one with the same index, all in the memory of the host.
+
+    It keeps the addresses of the buffers: looking up those of 60 takes as long as copying a block.
+
+    Args:
+        library: copies.
+        sources: bytes_PB, uint8: see `octavo.kernels.copy_blocks.copy_blocks`. They must outlive this object.
+        destinations: likewise.
+    """
+
+    def __init__(self, library: NativeLibrary, sources: Sequence[Tensor], destinations: Sequence[Tensor]) -> None:
+        self._library = library
+        self._num_buffers = len(sources)
+        self._buffers = (BlockBuffer * len(sources))(
+            *(
+                BlockBuffer(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), a.shape[1])
+                for a, b in zip(sources, destinations, strict=True)
+            )
+        )
+        self._block_bytes = sum(source.shape[1] for source in sources)
+
+    def copy(self, pairs: Sequence[tuple[int, int]], num_threads: int = 1) -> None:
+        """Copy blocks, given as (source, destination). Blocks until: they are copied."""
+        if not self._num_buffers or not pairs:
+            return
+        pairs_N2 = np.array(pairs, dtype=np.int64)
+        num_bytes = len(pairs) * self._block_bytes
+        run(
+            self._library,
+            "copy_blocks",
+            CopyBlocksArguments(self._buffers, self._num_buffers, pairs_N2.ctypes.data, len(pairs)),
+            num_threads=max(1, min(num_threads, num_bytes // MIN_THREAD_BYTES)),
+        )
+
+
 def copy_blocks(
     library: NativeLibrary,
     sources: Sequence[Tensor],
@@ -45,19 +81,4 @@ def copy_blocks(
     num_threads: int = 1,
 ) -> None:
     """See `octavo.kernels.copy_blocks.copy_blocks`; all buffers are in the memory of the host."""
-    if not sources or not pairs:
-        return
-    buffers = (BlockBuffer * len(sources))(
-        *(
-            BlockBuffer(a.data_ptr(), a.stride(0), b.data_ptr(), b.stride(0), a.shape[1])
-            for a, b in zip(sources, destinations, strict=True)
-        )
-    )
-    pairs_N2 = np.array(pairs, dtype=np.int64)
-    num_bytes = len(pairs) * sum(source.shape[1] for source in sources)
-    run(
-        library,
-        "copy_blocks",
-        CopyBlocksArguments(buffers, len(sources), pairs_N2.ctypes.data, len(pairs)),
-        num_threads=max(1, min(num_threads, num_bytes // MIN_THREAD_BYTES)),
-    )
+    BlockCopier(library, sources, destinations).copy(pairs, num_threads)

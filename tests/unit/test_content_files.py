@@ -1,14 +1,17 @@
 """Files of KV blocks: whole or missing, bounded, shared."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 from waiting import wait_until
 
+from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.file_store import open_files
 from octavo.core_proc.file_watch import FileWatch
+from octavo.protocol.block_packs import MAX_CONTENTS, list_packs, pack_name, pack_path
 from octavo.protocol.errors import StartupError
 from octavo.protocol.steps import LoadBlocks, StoreBlocks
 from octavo.worker_proc.cache.block_loader import BlockLoader, FinishedTransfer
@@ -16,32 +19,57 @@ from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.runners.host import CompletedEvent
 
-KEY, OTHER = bytes(range(32)), bytes(range(1, 33)) + b"\x01"
-CONTENT = bytes(range(256)) * 40
+KEYS = [bytes([index]) * 32 + b"\x01" * (index % 2) for index in range(5)]
+CONTENTS = [bytes(range(256)) * 40, *(bytes([index]) * 10240 for index in range(4))]
 
 
-def write(folder: Path, key: bytes = KEY, content: bytes = CONTENT) -> Path:
-    assert ContentFiles(0).write(str(folder), key, memoryview(content))
-    return folder / "0" / key.hex()[:2] / key.hex()
+def write(folder: Path, keys: Sequence[bytes] = KEYS, contents: Sequence[bytes] = CONTENTS) -> Path:
+    """Write one pack; returns its path."""
+    pairs = list(zip(keys, map(memoryview, contents), strict=False))
+    assert ContentFiles(0).write_all(str(folder), pairs) == [True] * len(keys)
+    return pack_path(folder / "0", pack_name(keys))
 
 
-def read(folder: Path, key: bytes = KEY, num_bytes: int = len(CONTENT)) -> bytes | None:
-    content = bytearray(num_bytes)
-    return bytes(content) if ContentFiles(0).read(str(folder), key, memoryview(content)) else None
+def read(folder: Path, keys: Sequence[bytes] = KEYS, files: ContentFiles | None = None) -> list[bytes | None]:
+    rows = [bytearray(len(CONTENTS[0])) for _ in keys]
+    pairs = list(zip(keys, map(memoryview, rows), strict=True))
+    found = (files or ContentFiles(0)).read_all(str(folder), pairs)
+    return [bytes(row) if is_there else None for row, is_there in zip(rows, found, strict=True)]
 
 
-def test_what_was_written_is_read(tmp_path: Path) -> None:
-    for key in (KEY, OTHER):
-        write(tmp_path, key)
-        assert read(tmp_path, key) == CONTENT
-    assert read(tmp_path, KEY[::-1]) is None
+@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 0, 1, 3], [2]])
+def test_what_was_written_is_read(order: list[int], tmp_path: Path) -> None:
+    write(tmp_path)
+    assert read(tmp_path, [KEYS[index] for index in order]) == [CONTENTS[index] for index in order]
+
+
+def test_contents_of_several_packs_and_missing_ones(tmp_path: Path) -> None:
+    files = ContentFiles(0)
+    write(tmp_path, KEYS[:2], CONTENTS[:2])
+    assert read(tmp_path, KEYS, files) == [*CONTENTS[:2], None, None, None]
+    path = write(tmp_path, KEYS[2:4], CONTENTS[2:4])  # by another engine
+    assert read(tmp_path, KEYS, files) == [*CONTENTS[:4], None]
+    path.unlink()
+    assert read(tmp_path, KEYS, files) == [*CONTENTS[:2], None, None, None]
+
+
+def test_many_contents_are_divided_among_packs(tmp_path: Path) -> None:
+    keys = [bytes([index]) * 32 for index in range(MAX_CONTENTS + 1)]
+    contents = [bytes([index]) * 10240 for index in range(len(keys))]
+    pairs = list(zip(keys, map(memoryview, contents), strict=True))
+    files = ContentFiles(0)
+    assert all(files.write_all(str(tmp_path), pairs))
+    assert len(list(list_packs(tmp_path / "0"))) == 2
+    assert read(tmp_path, keys, files) == contents
 
 
 DAMAGE = {
     "torn": lambda data: data[: len(data) // 2],
     "empty": lambda data: b"",
     "short header": lambda data: data[:10],
+    "lost pages": lambda data: data[:8192] + bytes(4096) + data[12288:],
     "flipped": lambda data: data[:5000] + bytes([data[5000] ^ 1]) + data[5001:],
+    "another key": lambda data: data[:30] + bytes([data[30] ^ 1]) + data[31:],
     "longer": lambda data: data + b"x",
     "other magic": lambda data: b"x" + data[1:],
 }
@@ -51,21 +79,29 @@ DAMAGE = {
 def test_a_damaged_file_is_missing_and_deleted(kind: str, tmp_path: Path) -> None:
     path = write(tmp_path)
     path.write_bytes(DAMAGE[kind](path.read_bytes()))
-    assert read(tmp_path) is None
+    assert read(tmp_path)[0] is None
     assert not path.exists()
     write(tmp_path)
-    assert read(tmp_path) == CONTENT
+    assert read(tmp_path) == CONTENTS
+
+
+def test_a_file_that_is_damaged_later_is_deleted(tmp_path: Path) -> None:
+    path, files = write(tmp_path), ContentFiles(0)
+    assert read(tmp_path, KEYS, files) == CONTENTS
+    path.write_bytes(path.read_bytes()[:20000])
+    assert read(tmp_path, KEYS, files)[1:] == [None] * 4
+    assert not path.exists()
 
 
 def test_a_file_under_the_name_of_another_is_damaged(tmp_path: Path) -> None:
     path = write(tmp_path)
-    path.rename(write(tmp_path, OTHER))
-    assert read(tmp_path, OTHER) is None
+    path.rename(write(tmp_path, KEYS[:1], CONTENTS[1:2]))
+    assert read(tmp_path, KEYS[:1]) == [None]
 
 
-def test_a_block_that_cannot_be_written_is_missing(tmp_path: Path) -> None:
+def test_blocks_that_cannot_be_written_are_missing(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("no folder")
-    assert not ContentFiles(0).write(str(tmp_path), KEY, memoryview(CONTENT))
+    assert ContentFiles(0).write_all(str(tmp_path), [(KEYS[0], memoryview(CONTENTS[0]))]) == [False]
     assert not list(tmp_path.rglob(".*"))
 
 
@@ -95,9 +131,10 @@ def test_blocks_go_to_files_and_back(tmp_path: Path) -> None:
 
 
 class TestWatch:
-    def test_it_finds_files_and_deletes_the_oldest(self, tmp_path: Path) -> None:
+    def test_it_finds_packs_and_deletes_the_oldest(self, tmp_path: Path) -> None:
         folder = tmp_path / "ab12"
-        paths = [write(folder, bytes([index]) * 32) for index in range(10)]
+        keys = [bytes([index]) * 32 for index in range(20)]
+        paths = [write(folder, keys[index : index + 2]) for index in range(0, 20, 2)]
         for age, path in enumerate(paths):
             os.utime(path, (age, age))
         size = paths[0].stat().st_size
@@ -105,14 +142,26 @@ class TestWatch:
         watch = FileWatch(tmp_path, folder, 8 * size)
         wait_until(lambda: watch._changes)
         (changes,) = watch.take()
-        assert changes.added == [bytes([index]) * 32 for index in range(3, 10)]
+        assert changes.added == keys[6:]
         paths[5].unlink()
-        watch.delete([bytes([7]) * 32])
+        watch.delete([keys[14]])
         wait_until(lambda: watch._changes)
         (changes,) = watch.take()
-        assert changes.removed == [bytes([5]) * 32, bytes([7]) * 32]
+        assert changes.removed == [*keys[10:12], *keys[14:16]]
         assert not paths[7].exists()
         assert (tmp_path / "notes.txt").exists()
+        watch.close()
+
+    def test_damaged_packs_are_not_reported(self, tmp_path: Path) -> None:
+        folder = tmp_path / "ab12"
+        torn, whole = write(folder, KEYS[:1]), write(folder, KEYS[1:2])
+        torn.write_bytes(torn.read_bytes()[:5000])
+        watch = FileWatch(tmp_path, folder, 10**9)
+        wait_until(lambda: watch._changes)
+        (changes,) = watch.take()
+        assert changes.added == KEYS[1:2]
+        assert not torn.exists()
+        assert whole.exists()
         watch.close()
 
     def test_files_without_a_writer_are_deleted(self, tmp_path: Path) -> None:
@@ -126,6 +175,15 @@ class TestWatch:
         assert not abandoned.exists()
         assert fresh.exists()
         watch.close()
+
+
+def test_the_first_keys_make_place() -> None:
+    files = FileTier(max_contents=3)
+    files.change([b"a", b"b", b"c"], [])
+    files.change([b"a", b"d"], [])
+    assert [key in files for key in (b"a", b"b", b"c", b"d")] == [True, False, True, True]
+    files.change([], [b"c"])
+    assert len(files) == 2
 
 
 def test_a_directory_that_cannot_be_used_is_an_error(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from core_fakes import CLIENT, FakeEngine, alone
 
 from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.host_tier import HostTier
+from octavo.core_proc.file_store import MAX_DELAY_STEPS
 from octavo.core_proc.file_watch import FileChanges
 from octavo.core_proc.request import Request, RequestState
 from octavo.protocol.config import CacheGroupSpec
@@ -180,6 +181,18 @@ def test_a_request_is_computed_whose_files_have_vanished() -> None:
     assert output.token_ids == alone([1] * 33).token_ids
     assert output.num_cached_tokens <= 12
     assert len(engine.files) >= 8  # they were written again
+
+
+@pytest.mark.parametrize("num_outputs", [4, 100])
+def test_contents_wait_for_others_with_which_they_are_written(num_outputs: int) -> None:
+    engine = with_files(num_blocks=600, max_model_len=200)
+    stores = list[int]()
+    load_blocks = engine.load_blocks
+    engine.load_blocks = lambda make, on_done: (stores.append(len(make(0).blocks)), load_blocks(make, on_done))
+    engine.submit("a", [1] * 33, max_tokens=num_outputs)
+    engine.run()
+    assert sum(stores) == len(engine.files) == (33 + num_outputs - 1) // 4
+    assert len(stores) <= 1 + len(engine.plans) // MAX_DELAY_STEPS
 
 
 def test_files_of_other_engines_are_found() -> None:

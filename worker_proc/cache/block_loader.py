@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import threading
 import time
 import weakref
 from collections import deque
@@ -13,14 +14,15 @@ from typing import Protocol
 
 import torch
 
+from octavo.protocol.block_packs import MAX_CONTENTS
 from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import LoadBlocks, StoreBlocks
 from octavo.worker_proc.cache.content_files import Content
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
 
-STORED_AT_ONCE = 32
-"""Rows that are free for other contents together."""
+LOWEST_PRIORITY = 19
+"""Writing files must not take processor time from steps. If there is none left, contents are not written."""
 
 
 class ContentStore(Protocol):
@@ -59,7 +61,7 @@ class BlockLoader:
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
         self._load_thread = ThreadPoolExecutor(1, "load blocks", initializer=_use_all_processors)
-        self._store_thread = ThreadPoolExecutor(1, "store blocks", initializer=_use_all_processors)
+        self._store_thread = ThreadPoolExecutor(1, "store blocks", initializer=_yield_processors)
         self._transfers: deque[Future[FinishedTransfer]] = deque()
         num_rows = host.num_staging_rows
         self._load_rows = range(host.first_staging_row, host.first_staging_row + num_rows // 4)
@@ -137,8 +139,8 @@ class BlockLoader:
         event.wait()
         started_s = time.perf_counter()
         missing = [block_id for block_id, _ in command.blocks[len(rows) :]]
-        for start in range(0, len(rows), STORED_AT_ONCE):
-            part, blocks = rows[start : start + STORED_AT_ONCE], command.blocks[start:]
+        for start in range(0, len(rows), MAX_CONTENTS):
+            part, blocks = rows[start : start + MAX_CONTENTS], command.blocks[start:]
             contents = [(key, self._host.row(row)) for row, (_, key) in zip(part, blocks, strict=False)]
             store = self._contents
             written = [False] * len(part) if store is None else store.write_all(command.folder, contents)
@@ -157,3 +159,9 @@ def _use_all_processors() -> None:
         with contextlib.suppress(ProcessLookupError):
             processors |= os.sched_getaffinity(int(task.name))
     os.sched_setaffinity(0, processors)
+
+
+def _yield_processors() -> None:
+    """Let this thread run anywhere, when nothing else wants to."""
+    _use_all_processors()
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)

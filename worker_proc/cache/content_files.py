@@ -1,33 +1,36 @@
-"""`ContentFiles`: writes and reads the files of KV blocks of one rank. A damaged file is a missing one."""
+"""`ContentFiles`: writes and reads the pack files of KV blocks of one rank. A damaged file is a missing one."""
 
 import contextlib
 import logging
 import os
-import struct
 import threading
-import zlib
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TypeAlias
 
+import xxhash
+
+from octavo.protocol.block_packs import MAX_CONTENTS, DamagedPack, PackHeader, encode_header, pack_name, pack_path
 from octavo.protocol.log import LimitedLog
+from octavo.worker_proc.cache.pack_index import PackIndex, PackPlace
 
 logger = logging.getLogger(__name__)
-
-_MAGIC = b"octavoKV"
-_HEADER = struct.Struct("<8sQI44s")
-"""Magic bytes, size of the content, checksum of key and content, key padded with zeros."""
-
 
 Content: TypeAlias = tuple[bytes, memoryview]
 """Key, and the bytes of a block or room for them."""
 
+_Wanted: TypeAlias = tuple[int, PackPlace, memoryview]
+"""Index of a content among those of a call, where it is, and room for it."""
+
 
 class ContentFiles:
-    """The files of one rank below a folder: `folder/rank/xx/key`, each a header and the bytes of a block.
+    """The packs of one rank below a folder: see `octavo.protocol.block_packs`.
 
-    A file is written under another name and renamed, so it is there as a whole or not at all, unless the machine
-    fails: then its checksum tells. Reading and writing take a file as used.
+    A pack is written under another name and renamed, so it is there as a whole or not at all, unless the machine
+    fails: then its checksums tell. Writing a pack, or reading any of its contents, counts as using it.
+
+    Reads have a thread of their own, and so have writes.
 
     Args:
         rank: of the worker.
@@ -36,79 +39,91 @@ class ContentFiles:
     def __init__(self, rank: int) -> None:
         self._rank = str(rank)
         self._log = LimitedLog(logger)
-        self._made: set[Path] = set()
-
-    def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Write contents; returns which of them are there now."""
-        return [self.write(folder, key, content) for key, content in contents]
-
-    def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
-        """Read contents; returns which of them were there and whole."""
-        return [self.read(folder, key, content) for key, content in contents]
+        self._indexes: dict[str, PackIndex] = {}
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
-    def write(self, folder: str, key: bytes, content: memoryview) -> bool:
-        """Write a content, unless it is there; returns whether it is there now."""
-        path = self._path(folder, key)
+    def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Write contents of one size, in as few packs as possible; returns which of them are there now."""
+        is_there: list[bool] = []
+        for start in range(0, len(contents), MAX_CONTENTS):
+            part = contents[start : start + MAX_CONTENTS]
+            is_there += [self._write_pack(folder, part)] * len(part)
+        return is_there
+
+    def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
+        """Read contents; returns which of them were there and whole."""
+        index = self._index(folder)
+        if any(index.find(key) is None for key, _ in contents):
+            index.refresh()
+        wanted: list[_Wanted] = []
+        for number, (key, content) in enumerate(contents):
+            if (place := index.find(key)) is not None:
+                wanted.append((number, place, content))
+        # Consecutive contents of a pack are read at once.
+        wanted.sort(key=lambda one: (one[1].path, one[1].index))
+        is_there = [False] * len(contents)
+        for path, part in groupby(wanted, lambda one: one[1].path):
+            for number in self._read_pack(index, path, list(part)):
+                is_there[number] = True
+        return is_there
+
+    def _write_pack(self, folder: str, contents: Sequence[Content]) -> bool:
+        keys = tuple(key for key, _ in contents)
+        checksums = tuple(xxhash.xxh3_64_intdigest(content) for _, content in contents)
+        header = PackHeader(keys, checksums, len(contents[0][1]))
+        path = pack_path(Path(folder, self._rank), pack_name(keys))
         unfinished = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
+        data = [encode_header(header), *(content for _, content in contents)]
         try:
-            with contextlib.suppress(FileNotFoundError):
-                os.utime(path)
-                return True
-            if path.parent not in self._made:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                self._made.add(path.parent)
+            path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb", buffering=0) as file:
-                header = _HEADER.pack(_MAGIC, len(content), _checksum(key, content), key)
-                is_whole = os.writev(file.fileno(), [header, content]) == len(header) + len(content)
-            if not is_whole:
-                raise OSError(f"{unfinished} was written in part only")
+                if os.writev(file.fileno(), data) != sum(map(len, data)):
+                    raise OSError(f"{unfinished} was written in part only: is the disk full?")
             unfinished.rename(path)
         except OSError as error:
-            self._made.discard(path.parent)
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)
-            self._log.warning("cannot keep a KV block in %s: %s", path, error)
+            self._log.warning("cannot keep %d KV blocks in %s: %s", len(contents), path, error)
             return False
+        self._index(folder).add(path, header)
         return True
 
-    def read(self, folder: str, key: bytes, content: memoryview) -> bool:
-        """Read a content; returns whether it was there and whole. A damaged file is deleted."""
-        path = self._path(folder, key)
-        header = bytearray(_HEADER.size)
+    def _read_pack(self, index: PackIndex, path: Path, wanted: Sequence[_Wanted]) -> list[int]:
+        """Read contents of one pack, sorted by place; returns the numbers of those that were whole."""
+        whole: list[int] = []
         try:
             with path.open("rb", buffering=0) as file:
-                num_read = os.readv(file.fileno(), [header, content])
-                has_more = bool(file.read(1))
-            magic, num_bytes, checksum, padded_key = _HEADER.unpack(header)
-            is_whole = num_read == len(header) + len(content) and not has_more and num_bytes == len(content)
-            if not is_whole or magic != _MAGIC or padded_key.rstrip(b"\0") != key.rstrip(b"\0"):
-                raise _Damaged("it has another size or begins with something else")
-            if checksum != _checksum(key, content):
-                raise _Damaged("its checksum is wrong")
+                for run in _consecutive(wanted):
+                    _, (_, header, first), _ = run[0]
+                    contents = [content for *_, content in run]
+                    num_read = os.preadv(file.fileno(), contents, header.offset(first))
+                    if num_read != sum(map(len, contents)) or len(contents[0]) != header.content_bytes:
+                        raise DamagedPack("it has another size")
+                    for number, place, content in run:
+                        if xxhash.xxh3_64_intdigest(content) != header.checksums[place.index]:
+                            raise DamagedPack(f"the checksum of content {place.index} is wrong")
+                        whole.append(number)
             os.utime(path)
         except FileNotFoundError:
-            return False
-        except _Damaged as error:
-            self._log.warning("deleted %s, a damaged file of a KV block: %s", path, error)
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
-            return False
+            index.drop(path.name)
+        except DamagedPack as error:
+            index.delete(path, error)
         except OSError as error:
-            self._log.warning("cannot read the KV block in %s: %s", path, error)
-            return False
-        return True
+            self._log.warning("cannot read KV blocks in %s: %s", path, error)
+        return whole
 
-    def _path(self, folder: str, key: bytes) -> Path:
-        name = key.hex()
-        return Path(folder, self._rank, name[:2], name)
+    def _index(self, folder: str) -> PackIndex:
+        return self._indexes.setdefault(folder, PackIndex(Path(folder, self._rank)))
 
 
-class _Damaged(Exception):
-    """A file does not hold what its name says."""
-
-
-def _checksum(key: bytes, content: memoryview) -> int:
-    return zlib.crc32(content, zlib.crc32(key))
+def _consecutive(wanted: Sequence[_Wanted]) -> list[list[_Wanted]]:
+    """Divide contents into runs that lie one after another in their pack."""
+    runs: list[list[_Wanted]] = []
+    for one in wanted:
+        if runs and runs[-1][-1][1].index + 1 == one[1].index:
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    return runs

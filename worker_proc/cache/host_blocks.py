@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.steps import BlockCopy, LoadBlocks, StepPlan
 from octavo.worker_proc.cache.prefault import IDLE_MS
 from octavo.worker_proc.device.stream import Stream
+
+CopyPairs: TypeAlias = Callable[[Sequence[BlockCopy]], None]
+"""Copies blocks, given as (source, destination)."""
 
 
 class HostBlocks:
@@ -62,10 +65,15 @@ class HostBlocks:
         self._host_PB = memory_B.view(num_host_blocks, block_bytes)
         self._parts = copy_blocks.parts_of(self._host_PB, self._cache)
         is_native = library is not None and not self._host_PB.is_pinned()
-        self._copy = self._copy_aside = copy_blocks.copy_blocks
+        self._copy_out: CopyPairs = partial(copy_blocks.copy_blocks, self._cache, self._parts)
+        self._copy_in: CopyPairs = partial(copy_blocks.copy_blocks, self._parts, self._cache)
+        self._copy_in_aside = self._copy_in
         if library is not None and is_native:
-            self._copy = partial(native.copy_blocks, library, num_threads=num_threads)
-            self._copy_aside = partial(native.copy_blocks, library)
+            self._copy_out = partial(
+                native.BlockCopier(library, self._cache, self._parts).copy, num_threads=num_threads
+            )
+            copier = native.BlockCopier(library, self._parts, self._cache)
+            self._copy_in, self._copy_in_aside = partial(copier.copy, num_threads=num_threads), copier.copy
 
     def on_idle(self, wait_for_command: Callable[[int], object]) -> None:
         """Have the system find memory while nothing is computed: a step would wait 3 ms for each huge page.
@@ -81,12 +89,12 @@ class HostBlocks:
 
     def apply(self, plan: StepPlan | LoadBlocks) -> None:
         """Make the copies of a plan, which come before its step. On a GPU: begin them."""
-        self._copy(self._cache, self._parts, plan.copies_out)
-        self._copy(self._parts, self._cache, plan.copies_in)
+        self._copy_out(plan.copies_out)
+        self._copy_in(plan.copies_in)
 
     def copy_out(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks to host memory as they are after the steps before. On a GPU: begin to."""
-        self._copy(self._cache, self._parts, copies)
+        self._copy_out(copies)
 
     def row(self, index: int) -> memoryview:
         """Return the bytes of a block in host memory."""
@@ -98,7 +106,7 @@ class HostBlocks:
 
         The steps that were begun before these blocks were allocated must be over. Blocks until: the copies are made.
         """
-        copy = partial(self._copy_aside, self._parts, self._cache, copies)
+        copy = partial(self._copy_in_aside, copies)
         if self._stream is None:
             copy()
         else:
