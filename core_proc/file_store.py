@@ -30,7 +30,7 @@ MAX_DELAY_STEPS = 16
 """Contents wait for others, with which they share a file, during at most so many steps. A crash loses them."""
 
 MIN_FREE_BLOCKS = 4 * MAX_CONTENTS
-"""If fewer blocks are free, contents do not wait: their blocks may be evicted soon."""
+"""If fewer blocks are free, those with contents that wait may be evicted soon."""
 
 
 class ContentWatch(Protocol):
@@ -63,6 +63,7 @@ class FileStore:
         watch: of the directory.
         block_bytes: of a block, all ranks together.
         finds: whether this engine may load what it has written.
+        min_free_blocks: if fewer blocks are free, contents do not wait for others.
     """
 
     def __init__(
@@ -74,8 +75,10 @@ class FileStore:
         block_bytes: int,
         *,
         finds: bool = True,
+        min_free_blocks: int = MIN_FREE_BLOCKS,
     ) -> None:
         self._finds = finds
+        self._min_free_blocks = min_free_blocks
         self.folder = folder
         self._scheduler = scheduler
         self._workers = workers
@@ -132,7 +135,7 @@ class FileStore:
         return (
             len(self._wanted) >= MAX_CONTENTS
             or scheduler.counters.num_steps >= self._first_wanted_step + MAX_DELAY_STEPS
-            or scheduler.cache.pool.num_free < MIN_FREE_BLOCKS
+            or scheduler.cache.pool.num_free < self._min_free_blocks
             or not scheduler.has_requests
         )
 

@@ -61,7 +61,6 @@ class ContentFiles:
         for number, (key, content) in enumerate(contents):
             if (place := index.find(key)) is not None:
                 wanted.append((number, place, content))
-        # Consecutive contents of a pack are read at once.
         wanted.sort(key=lambda one: (one[1].path, one[1].index))
         is_there = [False] * len(contents)
         for path, part in groupby(wanted, lambda one: one[1].path):
@@ -71,16 +70,19 @@ class ContentFiles:
 
     def _write_pack(self, folder: str, contents: Sequence[Content]) -> bool:
         keys = tuple(key for key, _ in contents)
-        checksums = tuple(xxhash.xxh3_64_intdigest(content) for _, content in contents)
-        header = PackHeader(keys, checksums, len(contents[0][1]))
+        header = PackHeader(keys, (0,) * len(keys), len(contents[0][1]))
         path = pack_path(Path(folder, self._rank), pack_name(keys))
         unfinished = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_native_id()}")
-        data = [encode_header(header), *(content for _, content in contents)]
+        checksums = []
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with unfinished.open("wb", buffering=0) as file:
-                if os.writev(file.fileno(), data) != sum(map(len, data)):
-                    raise OSError(f"{unfinished} was written in part only: is the disk full?")
+                for index, (_, content) in enumerate(contents):
+                    # perf: one by one, so that a content is still in the processor's cache when it is written
+                    checksums.append(xxhash.xxh3_64_intdigest(content))
+                    _write_at(file.fileno(), content, header.offset(index))
+                header = header._replace(checksums=tuple(checksums))
+                _write_at(file.fileno(), encode_header(header), 0)
             unfinished.rename(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -95,16 +97,13 @@ class ContentFiles:
         whole: list[int] = []
         try:
             with path.open("rb", buffering=0) as file:
-                for run in _consecutive(wanted):
-                    _, (_, header, first), _ = run[0]
-                    contents = [content for *_, content in run]
-                    num_read = os.preadv(file.fileno(), contents, header.offset(first))
-                    if num_read != sum(map(len, contents)) or len(contents[0]) != header.content_bytes:
+                for number, (_, header, place), content in wanted:
+                    num_read = os.preadv(file.fileno(), [content], header.offset(place))
+                    if num_read != len(content) or len(content) != header.content_bytes:
                         raise DamagedPack("it has another size")
-                    for number, place, content in run:
-                        if xxhash.xxh3_64_intdigest(content) != header.checksums[place.index]:
-                            raise DamagedPack(f"the checksum of content {place.index} is wrong")
-                        whole.append(number)
+                    if xxhash.xxh3_64_intdigest(content) != header.checksums[place]:
+                        raise DamagedPack(f"the checksum of content {place} is wrong")
+                    whole.append(number)
             os.utime(path)
         except FileNotFoundError:
             index.drop(path.name)
@@ -118,12 +117,6 @@ class ContentFiles:
         return self._indexes.setdefault(folder, PackIndex(Path(folder, self._rank)))
 
 
-def _consecutive(wanted: Sequence[_Wanted]) -> list[list[_Wanted]]:
-    """Divide contents into runs that lie one after another in their pack."""
-    runs: list[list[_Wanted]] = []
-    for one in wanted:
-        if runs and runs[-1][-1][1].index + 1 == one[1].index:
-            runs[-1].append(one)
-        else:
-            runs.append([one])
-    return runs
+def _write_at(fd: int, data: bytes | memoryview, offset: int) -> None:
+    if (num_written := os.pwrite(fd, data, offset)) != len(data):
+        raise OSError(f"only {num_written} of {len(data)} bytes were written: is the disk full?")

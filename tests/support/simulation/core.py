@@ -207,7 +207,8 @@ class SimulatedCore(Process):
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
         if self.config.kv_offloading_path:
             watch: Any = SimulatedWatch(files, self, step_scale, lambda: self.wake(has_events=True))
-            store = FileStore(self.scheduler, self.supervisor, "", watch, 1000)
+            min_free = files.rng.choice([0, 5, 10_000])
+            store = FileStore(self.scheduler, self.supervisor, "", watch, 1000, min_free_blocks=min_free)
             self.scheduler.cache.add_observer(store)
             self.scheduler.hooks.add(store)
         self.scheduler.hooks.add(BlockTransfers(self.scheduler, self.supervisor))
