@@ -61,7 +61,7 @@ class ContentFiles:
         for number, (key, content) in enumerate(contents):
             if (place := index.find(key)) is not None:
                 wanted.append((number, place, content))
-        wanted.sort(key=lambda one: (one[1].path, one[1].index))
+        wanted.sort(key=lambda one: (one[1].path, one[1].number))
         is_there = [False] * len(contents)
         for path, part in groupby(wanted, lambda one: one[1].path):
             for number in self._read_pack(index, path, list(part)):

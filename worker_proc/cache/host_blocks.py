@@ -67,7 +67,7 @@ class HostBlocks:
         is_native = library is not None and not self._host_PB.is_pinned()
         self._copy_out: CopyPairs = partial(copy_blocks.copy_blocks, self._cache, self._parts)
         self._copy_in: CopyPairs = partial(copy_blocks.copy_blocks, self._parts, self._cache)
-        self._copy_in_aside = self._copy_in
+        self._copy_in_aside: CopyPairs = self._copy_in
         if library is not None and is_native:
             self._copy_out = partial(
                 native.BlockCopier(library, self._cache, self._parts).copy, num_threads=num_threads

@@ -16,7 +16,7 @@ class PackPlace(NamedTuple):
 
     path: Path
     header: PackHeader
-    index: int
+    number: int
     """Among the contents of the pack."""
 
 
