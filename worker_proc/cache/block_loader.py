@@ -21,8 +21,9 @@ from octavo.worker_proc.cache.content_files import Content
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
 
-LOWEST_PRIORITY = 19
-"""Writing files must not take processor time from steps. If there is none left, contents are not written."""
+NICENESS = 10
+"""Of the thread that writes files: it takes a tenth of a processor from steps at most, which is enough for writing what
+they compute. At 19 it would take a hundredth, and contents would be lost while all processors are busy."""
 
 
 class ContentStore(Protocol):
@@ -162,6 +163,6 @@ def _use_all_processors() -> None:
 
 
 def _yield_processors() -> None:
-    """Let this thread run anywhere, when nothing else wants to."""
+    """Let this thread run on any processor, after the threads that compute."""
     _use_all_processors()
-    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LOWEST_PRIORITY)
+    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
