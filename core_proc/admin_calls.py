@@ -19,13 +19,13 @@ from octavo.protocol.admin import (
 )
 from octavo.protocol.events import BoolResult, UtilityResult
 from octavo.protocol.ids import RequestId
-from octavo.protocol.log import set_log_level
+from octavo.protocol.log import log_settings, set_log_level
 
 logger = logging.getLogger(__name__)
 
 
 class AdminCalls:
-    """Passes each call to whom it concerns.
+    """Carries out operators' calls.
 
     Args:
         scheduler: only read.
@@ -61,8 +61,9 @@ class AdminCalls:
                 logger.info("%s: %d requests are live", "draining" if is_draining else "accepting requests", num_live)
                 return RequestCount(num_live)
             case SetLogLevel(level):
+                # Before the change, and as a warning: a higher level would hide it.
+                logger.warning("log level changes from %s to %s (octavo admin log-level)", log_settings()[0], level)
                 set_log_level(level)
-                logger.info("the log level is %s", level)
                 return BoolResult(True)
 
     def _list(self, max_rows: int) -> RequestRows:

@@ -145,10 +145,10 @@ class EngineCore:
         attribution = self._make_attribution(scheduler)
         supervisor = self._make_supervisor(config, plan, scheduler, attribution, time.monotonic() - start_s)
         grammars = Grammars(scheduler, supervisor, self._compiler)
-        folder = self._store_blocks(config, plan, scheduler, supervisor, facts.identity)
+        folder, plugin = self._store_blocks(config, plan, scheduler, supervisor, facts.identity)
         scheduler.hooks.add(BlockTransfers(scheduler, supervisor, folder))
         control = self._make_control(config, scheduler, supervisor, record, workers.facts)
-        self._connector = self._connector or open_connector(
+        self._connector = plugin or open_connector(
             self._spec,
             plan,
             workers.facts,
@@ -259,31 +259,45 @@ class EngineCore:
 
     def _store_blocks(
         self, config: ResolvedConfig, plan: CachePlan, scheduler: Scheduler, workers: WorkerSupervisor, identity: str
-    ) -> str:
-        """Keep KV blocks in files or in the user's connector, if that is wanted; returns the folder of their keys."""
+    ) -> tuple[str, PluginConnector | None]:
+        """Keep KV blocks in files or in the user's connector, if that is wanted.
+
+        Returns:
+            The folder of the files or the namespace of the connector's keys, "" if there are none; and the connector.
+        """
         if not config.stores_blocks:
-            return ""
+            return "", None
         if scheduler.cache.states is not None:
             flag = "kv_transfer_config" if config.kv_connector else "--kv-offloading-path"
             raise StartupError(
                 f"{flag}: states of this hybrid model are in no KV block, so no block would be found; leave it out",
                 phase="opening the store of KV blocks",
             )
-        name, connector = folder_name(config, plan, identity), config.kv_connector
+        name, connector, plugin = folder_name(config, plan, identity), config.kv_connector, None
         if connector is None:
             path = Path(config.kv_offloading_path)
-            folder, self._watch = open_files(path, name, config.kv_offloading_disk_bytes)
-            store = FileStore(scheduler, workers, folder, self._watch, plan.host_block_bytes)
+            name, self._watch = open_files(path, name, config.kv_offloading_disk_bytes)
+            store = FileStore(scheduler, workers, name, self._watch, plan.host_block_bytes)
         else:
-            plugin = open_kv_connector(config, KVConnectorRole.SCHEDULER)
-            self._connector = watch = PluginConnector(plugin, scheduler, name, loads=connector.loads)
-            if not connector.saves:
-                return name
-            folder = name
-            store = FileStore(scheduler, workers, name, watch, plan.host_block_bytes, finds=connector.loads)
+            plugin = PluginConnector(
+                open_kv_connector(config, KVConnectorRole.SCHEDULER),
+                scheduler,
+                name,
+                loads=connector.loads,
+                timeout_s=config.execute_model_timeout_s,
+            )
+            store = FileStore(
+                scheduler,
+                workers,
+                name,
+                plugin,
+                plan.host_block_bytes,
+                finds=connector.loads,
+                saves=connector.saves,
+            )
         scheduler.cache.add_observer(store)
         scheduler.hooks.add(store)
-        return folder
+        return name, plugin
 
     def _engine_facts(
         self, config: ResolvedConfig, plan: CachePlan, record: WeightsRecord, workers: Sequence[DeviceFacts]

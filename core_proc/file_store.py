@@ -64,6 +64,7 @@ class FileStore:
         block_bytes: of a block, all ranks together.
         finds: whether this engine may load what it has written.
         min_free_blocks: if fewer blocks are free, contents do not wait for others.
+        saves: whether the workers write at all.
     """
 
     def __init__(
@@ -75,9 +76,11 @@ class FileStore:
         block_bytes: int,
         *,
         finds: bool = True,
+        saves: bool = True,
         min_free_blocks: int = MIN_FREE_BLOCKS,
     ) -> None:
         self._finds = finds
+        self._saves = saves
         self._min_free_blocks = min_free_blocks
         self.folder = folder
         self._scheduler = scheduler
@@ -98,7 +101,7 @@ class FileStore:
 
     def on_stored(self, request: Request, index: int, group: int) -> None:
         """See `CacheObserver`."""
-        if request.block_ids:  # none: it was loaded
+        if self._saves and request.block_ids:  # none: it was loaded
             key = request.block_hashes[index] + self._scheduler.cache.groups.key_suffixes[group]
             if not self._wanted:
                 self._first_wanted_step = self._scheduler.counters.num_steps

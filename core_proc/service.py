@@ -34,6 +34,7 @@ from octavo.protocol.events import (
     FactsChanged,
     Failed,
     FailureKind,
+    Finished,
     Refused,
     Reply,
     StatsReport,
@@ -212,6 +213,8 @@ class FrontendService:
         """Send events to their frontends, and note which requests have ended."""
         if events:
             self._quarantine.observe(events)
+            if self._connector is not None:
+                self._connector.note_ended(self._ended(events))
             self._outbox.put(events)
 
     def announce_failure(self, cause: str) -> None:
@@ -292,7 +295,8 @@ class FrontendService:
         # A continued request was accepted before the drain began, so it is finished.
         is_late = self._state is not ProcessState.READY and (not submit.is_continued or self._stop.count > 1)
         if is_late or (self._admin.is_draining and not submit.is_continued):
-            message = f"the engine {'is shutting down' if is_late else 'drains'} and takes no new requests"
+            state = "is shutting down" if is_late else "drains (octavo admin drain) until octavo admin resume"
+            message = f"the engine {state}, and takes no new requests"
             return [(client, Failed(submit.request_id, FailureKind.OVERLOADED, message))]
         if self._aborts.is_waiting(client, submit.request_id):
             # The frontend has aborted the request with this id, so it may use the id again.
@@ -326,6 +330,11 @@ class FrontendService:
     def _num_preparing(self) -> int:
         """Requests that wait for something before the scheduler gets them."""
         return self._grammars.num_waiting + (self._connector.num_waiting if self._connector else 0)
+
+    def _ended(self, events: list[ClientEvent]) -> list[RequestId]:
+        """Return the requests that have ended; a rejected second one of the same id is none."""
+        ends = [(client, event.request_id) for client, event in events if isinstance(event, Failed | Finished)]
+        return [key[1] for key in ends if not self._is_live(key)]
 
     def _is_live(self, key: RequestKey) -> bool:
         is_fetching = self._connector is not None and self._connector.is_waiting(key)
@@ -384,6 +393,8 @@ class FrontendService:
         reasons = [explain_waiting(self._scheduler, now)]
         if num_compiling := self._grammars.num_waiting:
             reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
+        if self._connector is not None and (num_waiting := self._connector.num_waiting):
+            reasons.append(f"{num_waiting} requests wait for the KV connector")
         if num_held := self._quarantine.num_held:
             reasons.append(f"{num_held} requests are held until the one that crashes the engine is found")
         if any(reasons):

@@ -65,7 +65,7 @@ class KVConnectorBase(ABC):
     """Base class of connectors. An engine has one in the core and one in each worker.
 
     A connector may lose or refuse anything at any time: what does not come is computed. An exception counts as that,
-    and is logged. What it returns must have the bytes that were saved under the key.
+    and is logged. What it returns must have the bytes that were saved under the key, and not be forgotten.
     """
 
     def __init__(self, config: KVConnectorConfig, role: KVConnectorRole) -> None:
@@ -83,18 +83,24 @@ class KVConnectorBase(ABC):
     def get_num_new_matched_tokens(self, request: ConnectorRequest, num_computed_tokens: int) -> int:
         """Return how many tokens after the first `num_computed_tokens` can be loaded; the rest is computed.
 
-        Blocks until: it knows. The request waits, others do not, except those that are asked about after it.
+        Blocks until: it knows. The request waits, others do not, except those that are asked about after it. After
+        `--execute-model-timeout` they are computed, and nothing is asked until the call has returned.
         """
 
     def request_finished(self, request_id: str) -> None:
-        """Learn that a request has finished or was aborted. It may have been unknown."""
+        """Learn that a request has finished, failed or was aborted. The connector may not have been asked about it."""
         return
 
+    @abstractmethod
     def forget(self, keys: Sequence[str]) -> None:
-        """Drop contents, which may hold NaN."""
-        return
+        """Drop contents of all ranks that must not be used any more: they may be wrong, or hold NaN.
 
-    # In each worker: loads on one thread, saves on another one.
+        After it has returned, nobody may find or load them until they are saved again, not even after a restart.
+        """
+
+    # In each worker: loads on one thread, saves on another one. `wait_for_load` and `wait_for_save` are called in every
+    # case, even if the method before has raised. If one of them raises, its buffers are not used again, because the
+    # connector may still read or write them.
 
     @abstractmethod
     def start_load_kv(self, blocks: Sequence[KVBlock]) -> None:

@@ -83,7 +83,7 @@ def configure_logging(process: str, level: str, config: str = "") -> None:
 
 
 def set_log_level(level: str) -> None:
-    """Change the level of this process's log; children that start later get it too."""
+    """Change the level of this process's log; processes it starts keep theirs."""
     logging.getLogger(_SOURCE).setLevel(level)
 
 

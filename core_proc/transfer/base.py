@@ -32,5 +32,8 @@ class RequestConnector(Protocol):
     def take_ready(self) -> list[tuple[bytes, Submit]]:
         """Return the requests that wait no longer. Never blocks."""
 
+    def note_ended(self, request_ids: Sequence[RequestId]) -> None:
+        """Learn which requests have finished, failed or were aborted, wherever they were."""
+
     def close(self) -> None:
         """End the threads."""

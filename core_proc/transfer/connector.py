@@ -148,6 +148,9 @@ class KVConnector:
         ended = [each for each in request_ids if self._waiting.pop((client, each), None) is not None]
         return [(client, Finished(request_id, FinishReason.ABORT)) for request_id in ended]
 
+    def note_ended(self, request_ids: Sequence[RequestId]) -> None:
+        """Do nothing: `finish_cause` has saved what they leave."""
+
     def take_ready(self) -> list[tuple[bytes, Submit]]:
         """Return the requests that wait no longer, each after its blocks were sent to the workers."""
         if self._puller is None:

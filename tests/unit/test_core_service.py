@@ -1,6 +1,7 @@
 """The core's service without sockets and workers: intake, aborts, draining."""
 
 import logging
+from collections.abc import Sequence
 from typing import NoReturn
 
 import msgspec
@@ -12,9 +13,12 @@ from octavo.core_proc.grammar.compiler import GrammarCompiler, grammar_key
 from octavo.core_proc.outbox import MAX_BACKLOG_EVENTS, Outbox
 from octavo.core_proc.pending_aborts import MAX_ABORTS_AT_ONCE
 from octavo.core_proc.request_map import RequestMap
+from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.service import FrontendService
-from octavo.protocol.events import Events, Failed, Finished, Reply
+from octavo.core_proc.transfer.base import RequestConnector
+from octavo.protocol.admin import DrainEngine, SetLogLevel
+from octavo.protocol.events import Events, Failed, Finished, FinishReason, Reply
 from octavo.protocol.malformed import Malformed
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Abort, Call, GetSnapshot, ModelVocabulary, Submit
@@ -28,9 +32,16 @@ class Front:
     Args:
         is_connected: whether the frontend has introduced itself.
         max_backlog_events: a frontend with a larger backlog is dropped.
+        connector: that requests wait for.
     """
 
-    def __init__(self, *, is_connected: bool = True, max_backlog_events: int = MAX_BACKLOG_EVENTS) -> None:
+    def __init__(
+        self,
+        *,
+        is_connected: bool = True,
+        max_backlog_events: int = MAX_BACKLOG_EVENTS,
+        connector: RequestConnector | None = None,
+    ) -> None:
         self.config = core_config()
         self.router, self.stop, self.now = FakeRouter(), FakeStop(), 0.0
         self.outbox = Outbox(self.router, 1, lambda: self.now, max_backlog_events)
@@ -45,6 +56,7 @@ class Front:
             None,
             self.stop,
             lambda: self.now,
+            connector=connector,
         )
         if is_connected:
             self.outbox.connect(CLIENT)
@@ -189,3 +201,78 @@ def test_a_message_about_one_request_does_not_list_all_requests(monkeypatch: pyt
     front.now = 2.0
     front.turn()
     assert len(front.scheduler.requests) == 0
+
+
+class FakeConnector:
+    """Holds the requests whose ids begin with "held"."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[bytes, str], Submit] = {}
+        self.ended: list[str] = []
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.held)
+
+    def is_waiting(self, key: tuple[bytes, str]) -> bool:
+        return key in self.held
+
+    def submit(self, client: bytes, submit: Submit) -> Submit | list[ClientEvent]:
+        if not submit.request_id.startswith("held"):
+            return submit
+        self.held[client, submit.request_id] = submit
+        return []
+
+    def abort(self, client: bytes, request_ids: Sequence[str]) -> list[ClientEvent]:
+        ended = [each for each in request_ids if self.held.pop((client, each), None)]
+        return [(client, Finished(each, FinishReason.ABORT)) for each in ended]
+
+    def take_ready(self) -> list[tuple[bytes, Submit]]:
+        return []
+
+    def note_ended(self, request_ids: Sequence[str]) -> None:
+        self.ended += request_ids
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_connector_learns_once_of_every_request_that_ends():
+    connector = FakeConnector()
+    front = Front(connector=connector)
+    front.turn(submission("failed"), submission("held"), submission("aborted"))
+    (rejected,) = front.turn(submission("held"))
+    assert "is in use" in rejected.message and connector.ended == [], "the first one of this id lives"
+    front.turn(Abort(["held", "aborted", "unknown"]))
+    assert sorted(connector.ended) == ["aborted", "held"]
+    front.service.deliver(front.scheduler.fail(front.scheduler.requests[CLIENT, "failed"], "no weights"))
+    assert connector.ended[2:] == ["failed"]
+
+
+def test_the_log_says_that_requests_wait_for_the_connector(caplog: pytest.LogCaptureFixture):
+    caplog.set_level(logging.INFO, "octavo")
+    front = Front(connector=FakeConnector())
+    front.turn(submission("held"))
+    front.wait_until(20.0)
+    assert "1 requests wait for the KV connector" in caplog.text
+
+
+def test_a_draining_engine_says_how_to_end_that():
+    front = Front()
+    front.turn(Call(1, DrainEngine(True)))
+    (failed,) = front.turn(submission("late"))
+    assert failed.message == (
+        "the engine drains (octavo admin drain) until octavo admin resume, and takes no new requests"
+    )
+
+
+def test_a_higher_log_level_leaves_a_trace(caplog: pytest.LogCaptureFixture):
+    log = logging.getLogger("octavo")
+    level = log.level
+    log.setLevel("WARNING")
+    try:
+        Front().turn(Call(1, SetLogLevel("ERROR")))
+        assert log.level == logging.ERROR
+    finally:
+        log.setLevel(level)
+    assert caplog.messages == ["log level changes from WARNING to ERROR (octavo admin log-level)"]

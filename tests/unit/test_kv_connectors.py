@@ -1,100 +1,24 @@
 """Connectors of users: how they are named, what they are asked, and what becomes of requests when they fail."""
 
-from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from connector_fakes import engine_with, memory, submit_of, wait_ready
 from core_fakes import CLIENT, FakeEngine, alone, core_config
 from waiting import wait_until
 
-from octavo.core_proc.transfer.plugin import PluginConnector
 from octavo.protocol.config.engine import CacheConfig
 from octavo.protocol.config.kv_connectors import use_own_settings
 from octavo.protocol.config.kv_transfer import ResolvedKVConnector, read_kv_connector, read_kv_transfer
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.events import Failed, Finished
-from octavo.protocol.kv_connector import (
-    ConnectorRequest,
-    KVBlock,
-    KVConnectorBase,
-    KVConnectorConfig,
-    KVConnectorRole,
-    content_key,
-)
+from octavo.protocol.kv_connector import KVConnectorRole, content_key
 from octavo.protocol.kv_connector_loading import open_kv_connector
 from octavo.protocol.kv_transfer import KVTransfer
-from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.worker_proc.cache.connector_store import ConnectorStore
 
 MODULE = '{"kv_connector": "Mine", "kv_connector_module_path": "mine", "kv_role": "%s"}'
-
-
-class Memory(KVConnectorBase):
-    """Keeps contents in a dictionary."""
-
-    def __init__(self, config: KVConnectorConfig, role: KVConnectorRole) -> None:
-        super().__init__(config, role)
-        self.contents: dict[str, bytes] = {}
-        self.asked: list[tuple[str, int]] = []
-        self.finished: list[str] = []
-        self.forgotten: list[str] = []
-        self.failed: list[str] = []
-        self.error: Exception | None = None
-
-    def get_num_new_matched_tokens(self, request: ConnectorRequest, num_computed_tokens: int) -> int:
-        if self.error is not None:
-            raise self.error
-        self.asked.append((request.request_id, num_computed_tokens))
-        num_found = 0
-        for keys in request.block_keys[num_computed_tokens // self.config.block_size :]:
-            if any(key not in self.contents for key in keys):
-                break
-            num_found += 1
-        return num_found * self.config.block_size
-
-    def request_finished(self, request_id: str) -> None:
-        self.finished.append(request_id)
-
-    def forget(self, keys: Sequence[str]) -> None:
-        self.forgotten += keys
-
-    def start_load_kv(self, blocks: Sequence[KVBlock]) -> None:
-        if self.error is not None:
-            raise self.error
-        self.failed = [key for key, _ in blocks if key not in self.contents]
-        for key, content in blocks:
-            content[:] = self.contents.get(key, bytes(content))
-
-    def wait_for_load(self) -> Collection[str]:
-        return self.failed
-
-    def save_kv(self, blocks: Sequence[KVBlock]) -> None:
-        self.contents.update({key: bytes(content) for key, content in blocks})
-
-    def wait_for_save(self) -> Collection[str]:
-        return []
-
-
-def memory(block_size: int = 4) -> Memory:
-    return Memory(KVConnectorConfig({}, block_size, 1, -1), KVConnectorRole.SCHEDULER)
-
-
-def engine_with(plugin: Memory, **fields: bool) -> tuple[FakeEngine, PluginConnector]:
-    setting = ResolvedKVConnector(name="Memory", module_path="", role="kv_both")
-    engine = FakeEngine(16, kv_connector=setting)
-    return engine, PluginConnector(plugin, engine.scheduler, "here", **{"loads": True, **fields})
-
-
-def submit_of(request_id: str, prompt: list[int], **fields: Any) -> Submit:
-    return Submit(request_id, prompt, SamplingSpec(max_tokens=4, seed=0), **fields)
-
-
-def wait_ready(connector: PluginConnector) -> list[tuple[bytes, Submit]]:
-    ready: list[tuple[bytes, Submit]] = []
-    wait_until(lambda: bool(ready.extend(connector.take_ready()) or ready))
-    return ready
 
 
 def test_what_a_connector_finds_is_loaded_and_the_rest_is_computed() -> None:
@@ -135,16 +59,6 @@ def test_nobody_is_asked_about_what_the_cache_has_or_may_not_be_loaded() -> None
     assert plugin.asked == []
 
 
-def test_a_connector_that_raises_delays_nobody_for_long() -> None:
-    plugin = memory()
-    plugin.error = ValueError("broken")
-    _, connector = engine_with(plugin)
-    connector.submit(CLIENT, submit_of("unlucky", [1] * 33))
-    ((_, submit),) = wait_ready(connector)
-    assert submit.request_id == "unlucky"
-    connector.close()
-
-
 def test_aborted_requests_do_not_come_back() -> None:
     plugin = memory()
     _, connector = engine_with(plugin)
@@ -156,7 +70,6 @@ def test_aborted_requests_do_not_come_back() -> None:
     assert list(submit.prompt_token_ids) == [2] * 33
     connector.delete([b"\1"])
     wait_until(lambda: plugin.forgotten == ["here/01"])
-    assert plugin.finished == ["gone", "unknown"]
     connector.close()
 
 
@@ -168,20 +81,6 @@ def test_parameters_of_transfers_mean_nothing_to_a_connector() -> None:
     continued = connector.submit(CLIENT, submit_of("a", [1] * 3, kv_transfer=transfer, is_continued=True))
     assert isinstance(continued, Submit) and continued.kv_transfer is None
     connector.close()
-
-
-def test_workers_load_what_was_saved_and_miss_what_fails() -> None:
-    plugin = memory()
-    store = ConnectorStore(plugin)
-    room = [bytearray(3), bytearray(3)]
-    assert store.write_all("here", [(b"a", memoryview(b"abc"))]) == [True]
-    contents = [(key, memoryview(buffer)) for key, buffer in zip((b"a", b"b"), room, strict=True)]
-    assert store.read_all("here", contents) == [True, False]
-    assert store.read_all("elsewhere", contents[:1]) == [False]
-    assert room[0] == b"abc"
-    plugin.error = OSError("no connection")
-    assert store.read_all("here", contents) == [False, False]
-    store.close()
 
 
 @pytest.mark.parametrize(("role", "saves", "loads"), [("kv_producer", 1, 0), ("kv_consumer", 0, 1), ("kv_both", 1, 1)])

@@ -18,36 +18,88 @@ class ConnectorStore:
     """
 
     def __init__(self, connector: KVConnectorBase) -> None:
+        name = type(connector).__name__
         self._connector = connector
-        self._log = LimitedLog(logger)
+        self._loads = _Transfers(name, connector.start_load_kv, connector.wait_for_load, "will be computed")
+        self._saves = _Transfers(name, connector.save_kv, connector.wait_for_save, "are not saved")
 
     def read_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
         """See `ContentStore`."""
-        return self._transfer(folder, contents, self._connector.start_load_kv, self._connector.wait_for_load)
+        buffers = self._loads.take_buffers(contents)
+        are_there = self._loads.run(folder, contents, buffers)
+        for (_, content), buffer, is_there in zip(contents, buffers, are_there, strict=True):
+            if is_there:
+                content[:] = buffer
+        return are_there
 
     def write_all(self, folder: str, contents: Sequence[Content]) -> list[bool]:
         """See `ContentStore`."""
-        return self._transfer(folder, contents, self._connector.save_kv, self._connector.wait_for_save)
+        buffers = self._saves.take_buffers(contents)
+        for (_, content), buffer in zip(contents, buffers, strict=True):
+            buffer[:] = content
+        return self._saves.run(folder, contents, buffers)
 
     def close(self) -> None:
         """See `ContentStore`."""
         try:
             self._connector.shutdown()
         except Exception as error:  # the author's code, which may raise anything
-            logger.warning("the KV connector did not shut down: %s: %s", type(error).__name__, error)
+            name = type(self._connector).__name__
+            logger.warning("KV connector %s: shutdown failed, ignored: %s: %s", name, type(error).__name__, error)
 
-    def _transfer(
+
+class _Transfers:
+    """One direction, on one thread.
+
+    The connector gets buffers of this class, not the rows of host memory that `BlockLoader` uses again: if it raises
+    while it waits for transfers, nobody knows when they end, and one that is late must not overwrite another content.
+    """
+
+    def __init__(
         self,
-        folder: str,
-        contents: Sequence[Content],
+        name: str,
         start: Callable[[Sequence[KVBlock]], None],
         wait: Callable[[], Collection[str]],
-    ) -> list[bool]:
-        blocks = [(content_key(folder, key), content) for key, content in contents]
+        consequence: str,
+    ) -> None:
+        self._name = name
+        self._start = start
+        self._wait = wait
+        self._consequence = consequence
+        self._free: list[bytearray] = []
+        """Buffers that the connector does not use. All contents of a worker have the same size."""
+        self._log = LimitedLog(logger)
+
+    def take_buffers(self, contents: Sequence[Content]) -> list[bytearray]:
+        """Return a buffer for each content, for the next `run`."""
+        return [self._free.pop() if self._free else bytearray(len(content)) for _, content in contents]
+
+    def run(self, folder: str, contents: Sequence[Content], buffers: list[bytearray]) -> list[bool]:
+        """Transfer contents to or from buffers; returns which of them it has done."""
+        blocks = [
+            (content_key(folder, key), memoryview(buffer)) for (key, _), buffer in zip(contents, buffers, strict=True)
+        ]
+        has_started = False
         try:
-            start(blocks)
-            missing = set(wait())
+            self._start(blocks)
+            has_started = True
         except Exception as error:  # the author's code, which may raise anything
-            self._log.warning("the KV connector: %s: %s", type(error).__name__, error)
-            return [False] * len(blocks)
-        return [key not in missing for key, _ in blocks]
+            self._warn(self._start, len(blocks), error)
+        try:
+            missing = set(self._wait())
+        except Exception as error:  # see above
+            self._warn(self._wait, len(blocks), error)
+            return [False] * len(blocks)  # the connector keeps the buffers
+        self._free += buffers
+        return [has_started and key not in missing for key, _ in blocks]
+
+    def _warn(self, method: Callable[..., object], num_blocks: int, error: Exception) -> None:
+        self._log.warning(
+            "KV connector %s: %s failed, %d blocks %s: %s: %s",
+            self._name,
+            getattr(method, "__name__", method),
+            num_blocks,
+            self._consequence,
+            type(error).__name__,
+            error,
+        )

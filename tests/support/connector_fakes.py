@@ -1,0 +1,85 @@
+"""A connector that keeps contents in memory, and an engine that asks it."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from core_fakes import FakeEngine
+from waiting import wait_until
+
+from octavo.core_proc.transfer.plugin import PluginConnector
+from octavo.protocol.config.kv_transfer import ResolvedKVConnector
+from octavo.protocol.kv_connector import (
+    ConnectorRequest,
+    KVBlock,
+    KVConnectorBase,
+    KVConnectorConfig,
+    KVConnectorRole,
+)
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.requests import Submit
+
+
+class Memory(KVConnectorBase):
+    """Keeps contents in a dictionary."""
+
+    def __init__(self, config: KVConnectorConfig, role: KVConnectorRole) -> None:
+        super().__init__(config, role)
+        self.contents: dict[str, bytes] = {}
+        self.asked: list[tuple[str, int]] = []
+        self.finished: list[str] = []
+        self.forgotten: list[str] = []
+        self.failed: list[str] = []
+        self.error: Exception | None = None
+
+    def get_num_new_matched_tokens(self, request: ConnectorRequest, num_computed_tokens: int) -> int:
+        if self.error is not None:
+            raise self.error
+        self.asked.append((request.request_id, num_computed_tokens))
+        num_found = 0
+        for keys in request.block_keys[num_computed_tokens // self.config.block_size :]:
+            if any(key not in self.contents for key in keys):
+                break
+            num_found += 1
+        return num_found * self.config.block_size
+
+    def request_finished(self, request_id: str) -> None:
+        self.finished.append(request_id)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        self.forgotten += keys
+
+    def start_load_kv(self, blocks: Sequence[KVBlock]) -> None:
+        if self.error is not None:
+            raise self.error
+        self.failed = [key for key, _ in blocks if key not in self.contents]
+        for key, content in blocks:
+            content[:] = self.contents.get(key, bytes(content))
+
+    def wait_for_load(self) -> Collection[str]:
+        return self.failed
+
+    def save_kv(self, blocks: Sequence[KVBlock]) -> None:
+        self.contents.update({key: bytes(content) for key, content in blocks})
+
+    def wait_for_save(self) -> Collection[str]:
+        return []
+
+
+def memory(block_size: int = 4) -> Memory:
+    return Memory(KVConnectorConfig({}, block_size, 1, -1), KVConnectorRole.SCHEDULER)
+
+
+def engine_with(plugin: Memory, **fields: Any) -> tuple[FakeEngine, PluginConnector]:
+    setting = ResolvedKVConnector(name="Memory", module_path="", role="kv_both")
+    engine = FakeEngine(16, kv_connector=setting)
+    return engine, PluginConnector(plugin, engine.scheduler, "here", **{"loads": True, "timeout_s": 60.0, **fields})
+
+
+def submit_of(request_id: str, prompt: list[int], **fields: Any) -> Submit:
+    return Submit(request_id, prompt, SamplingSpec(max_tokens=4, seed=0), **fields)
+
+
+def wait_ready(connector: PluginConnector) -> list[tuple[bytes, Submit]]:
+    ready: list[tuple[bytes, Submit]] = []
+    wait_until(lambda: bool(ready.extend(connector.take_ready()) or ready))
+    return ready
