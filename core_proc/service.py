@@ -390,13 +390,12 @@ class FrontendService:
     def _log_waiting(self, now: float) -> None:
         if now < self._next_waiting_log:
             return
-        reasons = [explain_waiting(self._scheduler, now)]
-        if num_compiling := self._grammars.num_waiting:
-            reasons.append(f"{num_compiling} requests wait for their grammars to be compiled")
-        if self._connector is not None and (num_waiting := self._connector.num_waiting):
-            reasons.append(f"{num_waiting} requests wait for the KV connector")
-        if num_held := self._quarantine.num_held:
-            reasons.append(f"{num_held} requests are held until the one that crashes the engine is found")
+        counts = {
+            "wait for their grammars to be compiled": self._grammars.num_waiting,
+            "wait for the KV connector": self._connector.num_waiting if self._connector else 0,
+            "are held until the one that crashes the engine is found": self._quarantine.num_held,
+        }
+        reasons = [explain_waiting(self._scheduler, now), *(f"{n} requests {why}" for why, n in counts.items() if n)]
         if any(reasons):
             self._next_waiting_log = now + WAITING_LOG_INTERVAL_S
             logger.info("%s", "; ".join(filter(None, reasons)))

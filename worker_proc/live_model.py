@@ -6,6 +6,7 @@ Runs no steps. It fails softly: a command about weights that cannot be carried o
 import gc
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,13 @@ import torch
 
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import give_back_pages
-from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.steps import LoadWeights
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model
-from octavo.worker_proc.weights.heads import load_head, updated_head
+from octavo.worker_proc.weights.heads import check_head, load_head
 from octavo.worker_proc.weights.load import packer_of
 from octavo.worker_proc.weights.transfer import WeightReceiver
 from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite
@@ -91,17 +92,15 @@ class LiveModel:
             update = check_update(self._config, self._placement, source, is_partial=command.is_partial)
             if not self.has_weights and self._store is None and command.is_partial:
                 return "there are no weights: load a whole checkpoint first", ""
+            head = self._checked_head(source)
             if command.is_check:
                 return "", ""
             digest = source.digest()
-            if self._head_facts is not None and isinstance(source, Checkpoint):
-                assert self._config.speculation is not None, "an engine with a head"
-                self._head_facts = updated_head(self._config.speculation.method, self._head_facts, source.facts)
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
                 overwrite(self._config, self._model, update, packer)
             else:
-                self._replace(update)
+                self._replace(update, head)
         except (StartupError, OSError, RuntimeError, MemoryError) as error:
             hint = f" ({error.hint})" if isinstance(error, StartupError) and error.hint else ""
             if not command.is_check:
@@ -110,6 +109,19 @@ class LiveModel:
                     self.receiver.leave()  # so that the trainer and the other workers learn of it
             return f"{error}{hint}", ""
         return "", digest
+
+    def _checked_head(self, source: Source) -> ModelFacts | None:
+        """Return the files of the head after an update.
+
+        Raises:
+            ConfigError, OSError: it could not be loaded: the model would be lost.
+        """
+        if self._head_facts is None or self._config.speculation is None:
+            return None
+        speculation = msgspec.structs.replace(self._config.speculation, head=self._head_facts)
+        shapes = build_model(self._config.model, replace(self._placement, device=torch.device("meta")))
+        update = source.facts if isinstance(source, Checkpoint) else self._head_facts
+        return check_head(speculation, shapes, update)
 
     def _source(self, command: LoadWeights) -> Source:
         if command.transfer is None:
@@ -144,9 +156,9 @@ class LiveModel:
         store.to(self._placement.device)
         model = build_model(self._config.model, self._placement)
         model.parameters.adopt(store.tensors, store.packed)
-        self._use(model)
+        self._use(model, self._head_facts)
 
-    def _replace(self, update: Update) -> None:
+    def _replace(self, update: Update, head: ModelFacts | None) -> None:
         store = self._store
         if self._model is not None:
             store = self._take_apart()
@@ -155,7 +167,7 @@ class LiveModel:
             store.to(self._placement.device)
         packer = packer_of(self._config, self._placement.device, self._library)
         model = load_update(self._config, self._placement, update, packer, store)
-        self._use(model)
+        self._use(model, head)
 
     def _take_apart(self) -> WeightStore:
         """Return the weights; nothing else refers to them."""
@@ -166,14 +178,15 @@ class LiveModel:
         self._collect()
         return store
 
-    def _use(self, model: Model) -> None:
+    def _use(self, model: Model, head: ModelFacts | None) -> None:
         model.library, model.exchange, model.head = self._library, self._exchange, self._draft_model
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
         if self._config.enable_prompt_embeds:
             model.take_given_rows(self._config.max_num_batched_tokens)
-        if (speculation := self._config.speculation) is not None and self._head_facts is not None:
-            speculation = msgspec.structs.replace(speculation, head=self._head_facts)
+        if (speculation := self._config.speculation) is not None and head is not None:
+            speculation = msgspec.structs.replace(speculation, head=head)
             load_head(speculation, model, self._config.max_num_batched_tokens, lambda fraction: None)
+            self._head_facts = head
         self._model = model
         self._adopt(model)
         self._collect()

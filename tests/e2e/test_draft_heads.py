@@ -222,3 +222,27 @@ def test_heads_that_do_not_fit_are_refused(
     with pytest.raises(ConfigError, match=message) as refused:
         loaded(worker_config(target, speculative_config=speculating("eagle3", head), **settings))
     assert "speculative_config" in str(refused.value)
+
+
+def test_an_update_whose_head_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
+    target, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "old", num_layers=2)
+    other, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "new", num_layers=2, seed=5)
+    config = worker_config(target, speculative_config={"method": "mtp", "num_speculative_tokens": NUM_DRAFTS})
+    model = loaded(config)
+    live = LiveModel(config, model, lambda model: None, WeightReceiver(0, torch.device("cpu")))
+    weights = load_file(other / "model.safetensors")
+    save_file(
+        {"model.layers.2.eh_proj.weight": weights["model.layers.2.eh_proj.weight"]}, tmp_path / "half.safetensors"
+    )
+    save_file({"model.norm.weight": weights["model.norm.weight"]}, tmp_path / "norm.safetensors")
+    for is_check in (True, False):
+        half = LoadWeights(0, str(tmp_path / "half.safetensors"), is_partial=True, is_check=is_check)
+        fault, _ = live.load(half, in_place=False)
+        assert "enorm" in fault and "has all tensors of the MTP layer, or none" in fault
+        assert live.model is model and model.head is not None
+    (target / "model.safetensors").rename(target / "moved")
+    norm = LoadWeights(0, str(tmp_path / "norm.safetensors"), is_partial=True)
+    fault, _ = live.load(norm, in_place=False)
+    assert str(target) in fault and live.model is model, "the files of the head are gone"
+    assert live.load(LoadWeights(0, str(other)), in_place=False)[0] == ""
+    assert live.load(norm, in_place=False)[0] == "", "the head has other files now"

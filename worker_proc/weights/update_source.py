@@ -46,7 +46,7 @@ class Checkpoint:
 
     def shapes(self, wants: Wants) -> Weights:
         """See `Source`."""
-        return _without_values(self.read(wants))
+        return without_values(self.read(wants))
 
     def read(self, wants: Wants) -> Weights:
         """See `Source`."""
@@ -121,7 +121,7 @@ def _require_same_model(expected: dict[str, Any], path: Path) -> None:
             )
 
 
-def _without_values(weights: Weights) -> Weights:
+def without_values(weights: Weights) -> Weights:
     """Yield shapes in place of tensors."""
     for name, values in weights:
         yield name, values.to("meta") if isinstance(values, Tensor) else values
