@@ -232,8 +232,7 @@ class FrontendService:
             self._state = self._state.move(ProcessState.DRAINING)
             logger.info("draining: waiting for %d requests to finish", self._quarantine.num_live)
         if self._stop.count > 1:
-            for client in self._quarantine.clients:
-                self._aborts.add(client, self._quarantine.requests_of(client))
+            self.abort_all()
 
     def _drain(self) -> None:
         """Stop once all requests have ended and frontends have read their last events, or had time to."""

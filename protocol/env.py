@@ -51,7 +51,7 @@ class Env:
     log_config_file: str | None = None
     """`VLLM_LOGGING_CONFIG_PATH`: the same as `--log-config-file`."""
     vllm_variables: dict[str, str] = field(default_factory=dict)
-    """All `VLLM_*`; `frontend/vllm_environment.py` reads further settings from them."""
+    """All `VLLM_*` except the key, see `api_key`; `frontend/vllm_environment.py` reads further settings from them."""
 
     @classmethod
     def read(cls) -> "Env":
@@ -78,7 +78,7 @@ class Env:
             or get("OTEL_EXPORTER_OTLP_PROTOCOL")
             or "grpc",
             log_config_file=get("VLLM_LOGGING_CONFIG_PATH") or None,
-            vllm_variables=named("VLLM_"),
+            vllm_variables={name: text for name, text in named("VLLM_").items() if name != "VLLM_API_KEY"},
             hides_gpus=get("CUDA_VISIBLE_DEVICES", "all").strip() in ("", "-1"),
         )
 
@@ -94,5 +94,5 @@ def set_default(name: str, value: str) -> None:
 
 
 def named(*prefixes: str) -> dict[str, str]:
-    """Return the variables whose names start with one of `prefixes`, for a report about the machine."""
+    """Return the variables whose names start with one of `prefixes`, sorted by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

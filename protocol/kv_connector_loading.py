@@ -1,13 +1,12 @@
 """Imports the connector that `--kv-transfer-config` names."""
 
 import importlib
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.kv_connector import KVConnectorBase, KVConnectorConfig, KVConnectorRole
+from octavo.protocol.module_files import NotAPythonFileError, load_module_of_file
 
 
 def open_kv_connector(config: ResolvedConfig, role: KVConnectorRole, rank: int = -1) -> KVConnectorBase:
@@ -40,12 +39,10 @@ def open_kv_connector(config: ResolvedConfig, role: KVConnectorRole, rank: int =
 def _module(path: str) -> ModuleType:
     if not path.endswith(".py"):
         return importlib.import_module(path)
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None or not Path(path).is_file():
-        raise _error(f"{path} is not a Python file that can be read")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    try:
+        return load_module_of_file(path, "octavo_kv_connector")
+    except NotAPythonFileError as error:
+        raise _error(str(error)) from None
 
 
 def _error(message: str) -> ConfigError:

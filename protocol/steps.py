@@ -333,7 +333,7 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     drafts_s: float = 0.0
     """The part of `elapsed_s` that the workers have drafted."""
     idle_s: float = 0.0
-    """How long the worker had nothing to compute before this step, since the one before it; 0 for the first one."""
+    """How long the worker had nothing to compute before this step, since the one before it; -1 for the first one."""
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):

@@ -16,6 +16,10 @@ once would never be tried again."""
 MIN_CHANGE = 0.1
 """Changes of a price below this part of it change no decision: hits would have to be looked up again."""
 
+REFERENCE_KEYS = 1024
+"""The price of a token is compared at this context. The price of a key alone may be nearly zero, and then consists of
+noise."""
+
 
 class CopyCost:
     """The prices of a block: from host memory, from a file, and computed.
@@ -30,7 +34,7 @@ class CopyCost:
 
     def __init__(self, host_block_s: float, block_size: int) -> None:
         self.has_changed = False
-        """True once prices have changed; whoever has looked resets it."""
+        """True once prices have changed; the reader resets it."""
         self._host_block_s = host_block_s
         self._block_size = block_size
         self._measured = self._used = (0.0, 0.0, host_block_s)
@@ -48,7 +52,7 @@ class CopyCost:
         self._update(token_s, key_s, file_s + FORGETTING_RATE * (self._host_block_s - file_s))
 
     def observe_load(self, num_host_blocks: int, num_file_blocks: int, elapsed_s: float) -> None:
-        """Learn from a load that has taken so long."""
+        """Learn from a load that took `elapsed_s` seconds."""
         if not num_file_blocks or elapsed_s <= 0.0:
             return
         token_s, key_s, file_s = self._measured
@@ -80,6 +84,15 @@ class CopyCost:
 
     def _update(self, *measured: float) -> None:
         self._measured = (measured[0], measured[1], measured[2])
-        if any(abs(new - old) > MIN_CHANGE * old for new, old in zip(measured, self._used, strict=True)):
+        if self._host_block_s <= 0.0:
+            return  # everything is copied, whatever it costs
+        prices = zip(_compared_prices(self._measured), _compared_prices(self._used), strict=True)
+        if any(abs(new - old) > MIN_CHANGE * old for new, old in prices):
             self._used = self._measured
             self.has_changed = True
+
+
+def _compared_prices(prices: tuple[float, float, float]) -> tuple[float, float]:
+    """Return seconds of a token with `REFERENCE_KEYS` keys, and of a block from files."""
+    token_s, key_s, file_s = prices
+    return token_s + key_s * REFERENCE_KEYS, file_s

@@ -32,7 +32,7 @@ class StepTarget:
         self.cost = PromptCost()
 
     def observe(self, scheduled: Sequence[Scheduled], num_prompt_tokens: int, elapsed_s: float) -> bool:
-        """Learn from a step that has been executed in `elapsed_s` seconds; returns whether it says anything."""
+        """Learn from a step that has been executed in `elapsed_s` seconds; returns True if the step was used."""
         if num_prompt_tokens < MIN_MEASURED_TOKENS or elapsed_s <= 0.0:
             return False
         self.cost.observe(scheduled, elapsed_s)

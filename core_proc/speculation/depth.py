@@ -84,14 +84,17 @@ class NotAheadCost:
         """The mean time for which workers had nothing to compute, before steps that were and were not planned ahead."""
 
     def observe(self, idle_s: float, *, is_ahead: bool) -> None:
-        """Learn from a step before which workers had nothing to compute for `idle_s` seconds."""
-        if idle_s <= 0.0:
+        """Learn from a step before which workers had nothing to compute for `idle_s` seconds; -1.0: unknown."""
+        if idle_s < 0.0:
             return
         mean_s = self._idle_s.setdefault(is_ahead, idle_s)
-        self._idle_s[is_ahead] = mean_s + LEARNING_RATE / 4 * (min(idle_s, MAX_STEP_FACTOR * mean_s) - mean_s)
+        # The mean before planned steps may be 0.0, so the limit is not a multiple of it alone.
+        limit_s = MAX_STEP_FACTOR * max(self._idle_s.values())
+        self._idle_s[is_ahead] = mean_s + LEARNING_RATE / 4 * (min(idle_s, limit_s or idle_s) - mean_s)
 
     def price(self, step_s: float) -> float:
-        """Return the lost part of a step that takes `step_s` seconds; 0.0: its time is not known."""
+        """Return the lost part of a step that takes `step_s` seconds; with `step_s` 0.0, which means unknown, the
+        default price."""
         if False not in self._idle_s or step_s <= 0.0:
             return FIRST_NOT_AHEAD_PRICE
         return min(1.0, max(0.0, self._idle_s[False] - self._idle_s.get(True, 0.0)) / step_s)

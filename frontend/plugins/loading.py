@@ -2,10 +2,7 @@
 
 import contextlib
 import importlib
-import importlib.util
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -15,6 +12,7 @@ from octavo.frontend.plugins.vllm_modules import has_vllm, vllm_modules
 from octavo.frontend.reasoning.registry import register_reasoning_parser
 from octavo.frontend.tools.registry import register_tool_parser
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.module_files import NotAPythonFileError, load_module_of_file
 
 _PHASE = "loading a plugin"
 
@@ -36,18 +34,14 @@ def load_plugin(file: str, flag: str) -> None:
     Raises:
         ConfigError: the file cannot be read, or its code fails.
     """
-    path = Path(file)
-    spec = importlib.util.spec_from_file_location(f"octavo_plugin_{path.stem}", path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise ConfigError(f"{flag} {file}: the Python file does not exist", phase=_PHASE)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pydantic look there for the names in annotations
     is_real = has_vllm()
     try:
         with contextlib.nullcontext() if is_real else vllm_modules():
             before = _registered() if is_real else {}
-            spec.loader.exec_module(module)
+            module = load_module_of_file(file, "octavo_plugin")
             _register(before, _registered() if is_real else _registered_here(), module)
+    except NotAPythonFileError as error:
+        raise ConfigError(f"{flag}: {error}", phase=_PHASE) from None
     except ConfigError:
         raise
     except Exception as error:

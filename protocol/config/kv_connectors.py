@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from octavo.protocol.config.engine import CacheConfig
-from octavo.protocol.config.kv_transfer import KVTransferFields, read_fields
+from octavo.protocol.config.kv_transfer import KVTransferFields, read_fields, require_unset
 from octavo.protocol.errors import ConfigError
 
 _GIB = 2**30
@@ -33,13 +33,14 @@ def use_own_settings(cache: CacheConfig) -> CacheConfig:
         return cache
     if given.kv_role != "kv_both":
         raise _error(f"{given.kv_connector} needs the kv_role kv_both: the engine finds its own blocks")
+    require_unset(given, ("engine_id", "kv_ip", "kv_port", "kv_buffer_size"), "leave it out")
     extra = dict(given.kv_connector_extra_config)
     own = _files(given, extra) if given.kv_connector in _FILES else _host(given, extra)
     for name, values in _IMPLIED.items():
         if name in extra and extra.pop(name) not in values:
             raise _error(f"{given.kv_connector}: {name} must be {' or '.join(map(repr, values))}")
     if extra:
-        raise _error(f"{given.kv_connector}: there is no {', '.join(sorted(extra))}")
+        raise _error(f"{given.kv_connector}: {', '.join(sorted(extra))} is not supported")
     for name in own:
         if name != "kv_offloading_disk_size" and getattr(cache, name):
             raise _error(f"{given.kv_connector} and --{name.replace('_', '-')} are two names of one setting")
@@ -58,8 +59,9 @@ def _host(given: KVTransferFields, extra: dict[str, Any]) -> Mapping[str, Any]:
     if path := extra.pop("disk_path", None):
         own["kv_offloading_path"] = str(path)
     if "disk_capacity_bytes" in extra:
-        capacity_bytes = _bytes(given, extra.pop("disk_capacity_bytes"))
-        return own | ({"kv_offloading_disk_size": capacity_bytes / _GIB} if path else {})
+        if not path:
+            raise _error(f"{given.kv_connector}: disk_capacity_bytes needs disk_path")
+        own["kv_offloading_disk_size"] = _bytes(given, extra.pop("disk_capacity_bytes")) / _GIB
     return own
 
 

@@ -1,7 +1,7 @@
 """`--kv-transfer-config`: whether an engine hands KV blocks to others, or takes theirs, with vLLM's names."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 import msgspec
@@ -18,6 +18,9 @@ CONNECTOR = "OctavoConnector"
 
 ENGINE_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 """It is part of the name of a socket."""
+
+DEFAULT_BUFFER_BYTES = 4e9
+"""vLLM's `kv_buffer_size`."""
 
 _PHASE = "configuration"
 _HINT = 'use {"kv_connector": "OctavoConnector", "kv_role": "kv_both"}; docs/disaggregation.md lists the fields'
@@ -59,7 +62,7 @@ class KVTransferFields(Struct, kw_only=True, forbid_unknown_fields=True):
     engine_id: str | None = None
     kv_ip: str | None = None
     kv_port: Annotated[int, Meta(ge=0, le=65535)] | None = None
-    kv_buffer_size: Annotated[float, Meta(gt=0)] = 4e9
+    kv_buffer_size: Annotated[float, Meta(gt=0)] | None = None
     kv_load_failure_policy: Literal["recompute"] = "recompute"
     kv_connector_extra_config: dict[str, Any] = {}
     kv_connector_module_path: str | None = None
@@ -133,7 +136,7 @@ def read_kv_transfer(setting: Mapping[str, Any] | str | None) -> ResolvedKVTrans
         engine_id=given.engine_id or "",
         host=given.kv_ip or "",
         port=given.kv_port or 0,
-        max_bytes=int(given.kv_buffer_size),
+        max_bytes=int(given.kv_buffer_size or DEFAULT_BUFFER_BYTES),
         keep_s=extra.keep_s,
         pull_timeout_s=extra.pull_timeout_s,
     )
@@ -148,9 +151,7 @@ def read_kv_connector(setting: Mapping[str, Any] | str | None) -> ResolvedKVConn
     given = read_fields(setting)
     if given is None or not given.kv_connector_module_path:
         return None
-    for name in ("engine_id", "kv_ip", "kv_port"):
-        if getattr(given, name) is not None:
-            raise _rejected(f"{name} has no meaning for {given.kv_connector}", f"put it into {_EXTRA}")
+    require_unset(given, ("engine_id", "kv_ip", "kv_port", "kv_buffer_size"), f"put it into {_EXTRA}")
     return ResolvedKVConnector(
         name=given.kv_connector,
         module_path=given.kv_connector_module_path,
@@ -172,6 +173,17 @@ def read_fields(setting: Mapping[str, Any] | str | None) -> KVTransferFields | N
     except msgspec.DecodeError as error:
         raise _rejected(str(error)) from None
     return _convert(given, KVTransferFields)
+
+
+def require_unset(given: KVTransferFields, names: Sequence[str], hint: str) -> None:
+    """Reject fields that mean nothing to a connector.
+
+    Raises:
+        ConfigError: one of `names` was given.
+    """
+    for name in names:
+        if getattr(given, name) is not None:
+            raise _rejected(f"{name} has no meaning for {given.kv_connector}", hint)
 
 
 def _convert(given: Any, kind: type[_T]) -> _T:

@@ -4,6 +4,7 @@ import os
 
 from octavo.protocol.config.engine import DeviceName, EngineConfig
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.kv_transfer import ResolvedKVConnector
 from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.errors import ConfigError
 
@@ -31,14 +32,22 @@ def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName
     return num_bytes
 
 
-def offloading_path(config: EngineConfig, facts: ModelFacts, device: DeviceName) -> str:
+def offloading_path(
+    config: EngineConfig, facts: ModelFacts, device: DeviceName, connector: ResolvedKVConnector | None
+) -> str:
     """Return the directory for files of KV blocks, as an absolute path; "": none.
 
     Raises:
-        ConfigError: blocks cannot be copied, or nothing could find them again.
+        ConfigError: blocks cannot be copied, nothing could find them again, or a connector keeps them too.
     """
     if not config.cache.kv_offloading_path:
         return ""
+    if connector is not None:
+        raise ConfigError(
+            f"--kv-offloading-path and the connector {connector.name} of --kv-transfer-config both keep KV blocks",
+            phase=_PHASE,
+            hint="use one of them; --kv-offloading-size may be added to either",
+        )
     _check("--kv-offloading-path", config, facts, device)
     return os.path.abspath(os.path.expanduser(config.cache.kv_offloading_path))
 

@@ -301,7 +301,7 @@ def resolve(
         kv_offloading_bytes=offloading_bytes(config, facts, chosen_device, world_size),
         kv_connector=kv_connector,
         kv_transfer=kv_transfer,
-        kv_offloading_path=offloading_path(config, facts, chosen_device),
+        kv_offloading_path=offloading_path(config, facts, chosen_device, kv_connector),
         kv_offloading_disk_bytes=int(config.cache.kv_offloading_disk_size * 2**30),
         kv_offloading_recompute=config.cache.kv_offloading_recompute,
         enable_prefix_caching=config.cache.enable_prefix_caching and not is_computed_whole(facts),

@@ -1,6 +1,7 @@
 """Heads that draft: the formulas as published, and the same tokens and bits as without them."""
 
 import random
+import weakref
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from small_engine import Result, SmallEngine, TimedRequest
 from tiny_heads import AUX_LAYERS, depend_on_the_last_token, head_rows, make_head, make_mtp
 from tiny_models import VOCAB_SIZE, make_tiny
@@ -128,7 +129,9 @@ def check_update(target: Path, other: Path, head: Path | Rows, speculative_confi
         drafts = dict(driver.step(num_drafts=NUM_DRAFTS).drafts)
         assert list(drafts[slot]) == expected_drafts(other, head, request.token_ids)[1]
         if slot == 1:
+            old_head = weakref.ref(live.model.head)
             live.release(2)
+            assert old_head() is None, "its memory is needed for the new one"
 
 
 def test_heads_draft_for_updated_weights(target: Path, method: str, head: Path, tmp_path: Path) -> None:

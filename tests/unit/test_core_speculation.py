@@ -236,6 +236,21 @@ def test_the_price_of_a_step_that_is_not_planned_ahead_is_learned_from_idle_work
     assert cost.price(0.01) < 0.06, "one disturbed step counts little"
 
 
+def test_workers_that_are_never_idle_before_planned_steps_have_a_mean_too() -> None:
+    cost = NotAheadCost()
+    for step in range(1000):
+        cost.observe(0.004 if step % 50 == 0 else 0.0, is_ahead=True)
+        cost.observe(0.0006, is_ahead=False)
+    assert cost.price(0.01) == pytest.approx(0.05, abs=0.01)
+    cost.observe(-1.0, is_ahead=True)
+    assert cost.price(0.01) == pytest.approx(0.05, abs=0.01), "the first step of a worker says nothing"
+    always_busy = NotAheadCost()
+    for _ in range(100):
+        always_busy.observe(0.0, is_ahead=True)
+        always_busy.observe(0.0006, is_ahead=False)
+    assert always_busy.price(0.01) == pytest.approx(0.06)
+
+
 def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned_ahead() -> None:
     for num_decoding, is_worth_it in ((1, True), (2, True), (4, False)):
         held: list[Request] = []

@@ -31,6 +31,7 @@ def test_keys_come_from_the_command_line_then_octavo_then_vllm(
         monkeypatch.setenv(name, value)
 
     assert api_keys(ServerConfig(api_key=flags)) == accepted
+    assert "VLLM_API_KEY" not in Env.read().vllm_variables, "settings are logged, keys are not"
 
 
 def variables(monkeypatch: pytest.MonkeyPatch, **values: str) -> Env:

@@ -8,12 +8,13 @@ from connector_fakes import engine_with, memory, submit_of, wait_ready
 from core_fakes import CLIENT, FakeEngine, alone, core_config
 from waiting import wait_until
 
+from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
 from octavo.protocol.config.engine import CacheConfig
 from octavo.protocol.config.kv_connectors import use_own_settings
 from octavo.protocol.config.kv_transfer import ResolvedKVConnector, read_kv_connector, read_kv_transfer
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.events import Failed, Finished
-from octavo.protocol.kv_connector import KVConnectorRole, content_key
+from octavo.protocol.kv_connector import KVConnectorBase, KVConnectorRole, content_key
 from octavo.protocol.kv_connector_loading import open_kv_connector
 from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.requests import Submit
@@ -110,6 +111,37 @@ def test_a_connector_that_cannot_be_made_is_named(source: str | None, message: s
         open_kv_connector(config, KVConnectorRole.WORKER, 0)
 
 
+@pytest.mark.parametrize("suffix", ["", ".py"])
+def test_a_connector_may_have_dataclasses(suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [
+        "from __future__ import annotations",
+        "import dataclasses, octavo",
+        "@dataclasses.dataclass",
+        "class Place:",
+        "    size: dataclasses.InitVar[int]",
+        "class Mine(octavo.KVConnectorBase):",
+        "    place = Place(3)",
+        *(f"    def {name}(self, *given): return 0" for name in sorted(KVConnectorBase.__abstractmethods__)),
+    ]
+    (tmp_path / "mine_with_dataclasses.py").write_text("\n".join(lines))
+    monkeypatch.syspath_prepend(tmp_path)
+    path = str(tmp_path / "mine_with_dataclasses.py") if suffix else "mine_with_dataclasses"
+    config = core_config(kv_connector=ResolvedKVConnector(name="Mine", module_path=path, role="kv_both"))
+    assert type(open_kv_connector(config, KVConnectorRole.WORKER, 0)).__name__ == "Mine"
+
+
+def test_a_connector_and_files_are_two_stores() -> None:
+    def resolved(**fields: Any) -> ResolvedConfig:
+        cache = CacheConfig(kv_transfer_config=MODULE % "kv_both", **fields)
+        return resolve(
+            EngineConfig(model=ModelConfig(model="fake"), cache=cache), core_config().model, device="cpu", num_cores=1
+        )
+
+    with pytest.raises(ConfigError, match="--kv-offloading-path and the connector Mine of --kv-transfer-config"):
+        resolved(kv_offloading_path="/files")
+    assert resolved(kv_offloading_size=1.0).kv_connector is not None
+
+
 def cache_of(name: str, extra: dict[str, Any], role: str = "kv_both", **fields: Any) -> CacheConfig:
     config = {"kv_connector": name, "kv_role": role, "kv_connector_extra_config": extra}
     return use_own_settings(CacheConfig(kv_transfer_config=config, **fields))
@@ -131,7 +163,8 @@ def test_connectors_of_vllm_become_settings() -> None:
         ("OffloadingConnector", {}, {}, "needs cpu_bytes_to_use"),
         ("OffloadingConnector", {"cpu_bytes_to_use": "8GB"}, {}, "not a number of bytes"),
         ("OffloadingConnector", {"cpu_bytes_to_use": 1, "spec_name": "Mine"}, {}, "spec_name must be"),
-        ("OffloadingConnector", {"cpu_bytes_to_use": 1, "store_threshold": 2}, {}, "no store_threshold"),
+        ("OffloadingConnector", {"cpu_bytes_to_use": 1, "store_threshold": 2}, {}, "store_threshold is not supported"),
+        ("SimpleCPUOffloadConnector", {"cpu_bytes_to_use": 1, "disk_capacity_bytes": 1}, {}, "needs disk_path"),
         ("OffloadingConnector", {"cpu_bytes_to_use": 1}, {"kv_offloading_size": 1.0}, "two names of one setting"),
         ("OffloadingConnector", {"cpu_bytes_to_use": 1}, {"role": "kv_producer"}, "needs the kv_role kv_both"),
         ("ExampleConnector", {}, {}, "needs shared_storage_path"),
@@ -142,6 +175,20 @@ def test_connectors_of_vllm_are_read_strictly(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         cache_of(name, extra, **fields)
+
+
+@pytest.mark.parametrize("field", ["engine_id", "kv_ip", "kv_port", "kv_buffer_size"])
+def test_fields_of_transfers_between_engines_mean_nothing_to_stores(field: str) -> None:
+    given = {"kv_role": "kv_both", field: 5 if field in ("kv_port", "kv_buffer_size") else "x"}
+    extra = {"cpu_bytes_to_use": 1}
+    with pytest.raises(ConfigError, match=f"{field} has no meaning for OffloadingConnector"):
+        use_own_settings(
+            CacheConfig(
+                kv_transfer_config={"kv_connector": "OffloadingConnector", "kv_connector_extra_config": extra, **given}
+            )
+        )
+    with pytest.raises(ConfigError, match=f"{field} has no meaning for Mine"):
+        read_kv_connector({"kv_connector": "Mine", "kv_connector_module_path": "mine", **given})
 
 
 @pytest.mark.parametrize(

@@ -218,7 +218,7 @@ def test_a_plugin_that_does_not_load(text: str, message: str, plugin: Any) -> No
     assert caught.value.message.startswith("--reasoning-parser-plugin ")
     assert ("docs/plugins.md" in caught.value.hint) == ("import" in message or "module" in message)
     assert "vllm" not in sys.modules
-    with pytest.raises(ConfigError, match="does not exist"):
+    with pytest.raises(ConfigError, match="not a Python file"):
         load_plugin("missing.py", "--tool-parser-plugin")
 
 

@@ -251,7 +251,7 @@ def test_unknown_parsers_and_plugins(tmp_path) -> None:
         plugin.write_text(broken)
         with pytest.raises(ConfigError, match=reason):
             load_plugin(str(plugin), "--tool-parser-plugin")
-    with pytest.raises(ConfigError, match="the Python file does not exist"):
+    with pytest.raises(ConfigError, match="not a Python file"):
         load_plugin(str(tmp_path / "missing.py"), "--tool-parser-plugin")
 
 

@@ -284,7 +284,7 @@ class PipelinedExecutor:
         if self._drafter is not None and step.entries is not None and step.query_starts is not None:
             drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         end_s = time.perf_counter()
-        idle_s = max(0.0, step.started_s - self._last_end_s) if self._last_end_s else 0.0
+        idle_s = max(0.0, step.started_s - self._last_end_s) if self._last_end_s else -1.0
         times = StepTimes(
             elapsed_s=end_s - max(step.started_s, self._last_end_s),
             drafts_s=end_s - sampled_s if drafts else 0.0,

@@ -1,10 +1,8 @@
 """Finds the logits processors that an engine is configured with. Runs none of them."""
 
 import importlib
-import importlib.util
 import inspect
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +11,7 @@ from octavo.protocol.code import ProcessorSource, unpack
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.logits_processor import AdapterLogitsProcessor, LogitsProcessor, RowProcessor
+from octavo.protocol.module_files import NotAPythonFileError, load_module_of_file
 from octavo.protocol.params import SamplingParams
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors
 
@@ -62,19 +61,17 @@ def _named(name: str) -> Any:
                 f"use module:Class, file.py:Class, or the name of an entry point of the group {ENTRY_POINTS}",
             )
         return next(iter(found)).load()
-    module = _module_of_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    module = _module_of_file(place) if place.endswith(".py") else importlib.import_module(place)
     for part in attribute.split("."):
         module = getattr(module, part)
     return module
 
 
-def _module_of_file(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise _error(f"logits processor: {path} is not a Python file that can be read")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def _module_of_file(path: str) -> Any:
+    try:
+        return load_module_of_file(path, "octavo_logits_processor")
+    except NotAPythonFileError as error:
+        raise _error(f"logits processor: {error}") from None
 
 
 def _class_of(name: str, loaded: Any) -> Any:

@@ -50,7 +50,8 @@ class HeadDrafter:
         vocab_size: int,
         max_model_len: int,
     ) -> None:
-        self._head, self._forward, self._model_forward = head, forward, model_forward
+        self._head: DraftHead | None = head
+        self._forward, self._model_forward = forward, model_forward
         self._group, self._batch, self._sampler, self._vocab_size = group, batch, sampler, vocab_size
         self._max_model_len = max_model_len
 
@@ -62,8 +63,8 @@ class HeadDrafter:
     def use_model(self, model: Model | None) -> None:
         """See `Drafter.use_model`. The head of the model computes over the same cache."""
         head = None if model is None else model.head
-        if isinstance(head, DraftHead):
-            self._head = head
+        assert head is None or isinstance(head, DraftHead), "the head of a model stays of its kind"
+        self._head = head  # None: its memory is free for the next one
         self._forward.use_model(head)
 
     def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
@@ -118,6 +119,7 @@ class HeadDrafter:
         inputs = self._batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
         if tokens_T is None:
             tokens_T = self._batch.tokens_at(inputs.slots_T, inputs.positions_T + 1)
+        assert self._head is not None, "a step was planned for a model without weights"
         self._head.inputs_XD[: len(features_TD)] = features_TD
         self._forward.run(
             StepInputs(
@@ -133,6 +135,7 @@ class HeadDrafter:
     def _draw(self, slots_E: Ints, positions_E: Ints, rows_E: Ints) -> list[int]:
         """Return a token for each of some rows of the head's last step, with the noise of its position."""
         logits_EV = self._forward.logits(rows_E)
+        assert self._head is not None, "a step was planned for a model without weights"
         if (token_ids_V := self._head.token_ids_V) is not None:
             all_EV = torch.full((len(rows_E), self._vocab_size), -torch.inf)
             logits_EV = all_EV.index_copy_(1, token_ids_V, logits_EV)
