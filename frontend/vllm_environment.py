@@ -43,6 +43,9 @@ _READ_BY_ENV = {
 _TRUE_HERE = {"VLLM_BATCH_INVARIANT", "VLLM_DO_NOT_TRACK", "VLLM_NO_USAGE_STATS"}
 """What they ask for is always so: requests do not depend on their batch, and octavo reports no usage."""
 
+KNOWN = frozenset(_SETTINGS) | _READ_BY_ENV | _TRUE_HERE
+"""Variables with a meaning here."""
+
 
 def engine_with_variables(config: EngineConfig, env: Env, device: str) -> EngineConfig:
     """Return the engine's settings with those that vLLM's variables give. Logs other variables of vLLM once.

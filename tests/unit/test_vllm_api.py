@@ -50,6 +50,15 @@ def test_a_module_that_is_missing_says_where_the_others_are_listed(module: str) 
     assert not hasattr(vllm, "ModelRegistry")
 
 
+def test_a_variable_without_a_known_default_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    envs = import_module("octavo.compat.vllm.envs")
+    assert envs.VLLM_LOGGING_LEVEL == "INFO" and envs.VLLM_API_KEY is None
+    with pytest.raises(AttributeError, match="VLLM_FLASH_ATTN_VERSION"):
+        _ = envs.VLLM_FLASH_ATTN_VERSION
+    monkeypatch.setenv("VLLM_FLASH_ATTN_VERSION", "3")
+    assert envs.VLLM_FLASH_ATTN_VERSION == 3
+
+
 def test_a_script_runs_unchanged(tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WORD = 'beside'")
     (tmp_path / "script.py").write_text(
@@ -101,6 +110,8 @@ def test_parameters_are_cloned_and_updated() -> None:
     ("field", "value"),
     [
         ("watermarking", True),
+        ("thinking_token_budget", 0),
+        ("prompt_logprob_start", 0),
         ("thinking_token_budget", 5),
         ("trace_decode_token_ids", [1]),
         ("prompt_logprob_start", 1),

@@ -9,6 +9,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from octavo.compat.vllm.names import NAMES
+from octavo.frontend.vllm_environment import KNOWN
 from octavo.protocol.env import named
 
 
@@ -94,8 +95,13 @@ _VARIABLES = {"VLLM_HTTP_TIMEOUT_KEEP_ALIVE": 5, "VLLM_LOGGING_LEVEL": "INFO"}
 
 
 def _variable(name: str) -> object:
-    """Return a variable of `vllm.envs`: the environment's, as an integer if it is one."""
-    if not name.startswith("VLLM_"):
-        raise AttributeError(f"vllm.envs has no {name}")
+    """Return a variable of `vllm.envs`: the environment's, as an integer if it is one.
+
+    Raises:
+        AttributeError: it is not set, and octavo does not know its default.
+    """
+    is_set = name.startswith("VLLM_") and name in named(name)
+    if not is_set and name not in _VARIABLES and name not in KNOWN:
+        raise AttributeError(f"octavo does not know the default of vllm.envs.{name}: set it in the environment")
     value: object = named(name).get(name, _VARIABLES.get(name))
     return int(value) if isinstance(value, str) and value.isdigit() else value

@@ -107,7 +107,8 @@ class SamplingParams:
             InvalidRequestError: as for the class.
         """
         for name, instead in _UNSUPPORTED.items():
-            if getattr(self, name) not in (None, False):
+            value = getattr(self, name)
+            if value is not None and value is not False:  # 0 asks for something
                 raise InvalidRequestError(f"octavo has no {name}: {instead}", name)
         values = {name: getattr(self, name) for name in own.SamplingParams.__struct_fields__ if hasattr(self, name)}
         empty = {name: None for name in ("stop", "bad_words", "stop_token_ids") if not values[name]}
