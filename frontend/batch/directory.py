@@ -1,11 +1,12 @@
 """`BatchDirectory`: the files and batches of `--batch-dir` on disk, for all HTTP processes of a server. Knows no HTTP.
 
-A record is replaced as a whole, so a reader sees the old one or the new one. Only the process that holds a batch's lock
-writes its record after it was created; others leave a mark to cancel it.
+A record is replaced as a whole, so a reader sees the old one or the new one. Only the process that holds the lock of
+the directory writes the record of a batch after it was created; others leave a mark to cancel it.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -13,23 +14,34 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from octavo.frontend.http.schemas.batches import Batch, FileObject
 
+logger = logging.getLogger(__name__)
+
 FINAL = frozenset({"failed", "completed", "expired", "cancelled"})
 """States of a batch that nobody works on any more."""
+
+KEPT_S = 30 * 24 * 3600
+"""How long the record of a batch is kept after its end."""
+
+LEFTOVER_S = 3600.0
+"""A file that was not written for so long, and has no record, was left by a process that died."""
 
 _ID = re.compile(r"(file-|batch_)[0-9a-z]{24,40}")
 
 
 class StoredFile(msgspec.Struct):
-    """A file, and its place in the order of all files."""
+    """A file, and what its answers do not show."""
 
     file: FileObject
     order: int
+    """Its place in the order of all files."""
+    tenant: str | None = None
+    """The name of the tenant that it belongs to."""
 
 
 class StoredBatch(msgspec.Struct):
@@ -37,7 +49,10 @@ class StoredBatch(msgspec.Struct):
 
     batch: Batch
     order: int
+    """Its place in the order of all batches."""
     output_expiry_s: int | None = None
+    tenant: str | None = None
+    """The name of the tenant that it belongs to."""
 
 
 class DirectoryFullError(Exception):
@@ -63,22 +78,40 @@ class BatchDirectory:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         (self._files / ".writable").touch()
 
-    def add_file(self, source: BinaryIO, num_bytes: int, filename: str, expiry_s: int | None) -> FileObject:
-        """Copy a file of requests.
+    def require_room(self, num_bytes: int) -> None:
+        """Check that a file of this size may be added; expired files are removed first if it may not.
 
         Raises:
             DirectoryFullError: the limit on all files would be exceeded.
-            OSError: it cannot be written.
         """
         if self.num_bytes() + num_bytes > self.max_bytes:
-            raise DirectoryFullError
+            self.files()
+            if self.num_bytes() + num_bytes > self.max_bytes:
+                raise DirectoryFullError
+
+    def add_file(
+        self, source: BinaryIO, num_bytes: int, filename: str, expiry_s: int | None, tenant: str | None = None
+    ) -> FileObject:
+        """Copy a file of requests.
+
+        Raises:
+            DirectoryFullError: as `require_room`.
+            OSError: it cannot be written.
+        """
+        self.require_room(num_bytes)
         file_id = f"file-{secrets.token_hex(12)}"
         path = self.content_path(file_id)
-        with open(path, "wb", opener=_private) as target:
-            shutil.copyfileobj(source, target, 2**20)
-        return self.register_file(file_id, filename, "batch", expiry_s)
+        try:
+            with open(path, "wb", opener=_private) as target:
+                shutil.copyfileobj(source, target, 2**20)
+            return self.register_file(file_id, filename, "batch", expiry_s, tenant)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
 
-    def register_file(self, file_id: str, filename: str, purpose: str, expiry_s: int | None) -> FileObject:
+    def register_file(
+        self, file_id: str, filename: str, purpose: str, expiry_s: int | None, tenant: str | None
+    ) -> FileObject:
         """Make a file visible whose content is already at its place."""
         now = int(time.time())
         file = FileObject(
@@ -89,36 +122,56 @@ class BatchDirectory:
             filename=filename,
             purpose="batch" if purpose == "batch" else "batch_output",
         )
-        _replace(self._files / f"{file_id}.json", msgspec.json.encode(StoredFile(file, time.time_ns())))
+        _replace(self._files / f"{file_id}.json", msgspec.json.encode(StoredFile(file, time.time_ns(), tenant)))
         return file
 
-    def file(self, file_id: str) -> FileObject | None:
+    def file(self, file_id: str) -> StoredFile | None:
         """Return a file, None if there is none or it has expired."""
-        found = self._stored_file(file_id)
-        return None if found is None else found.file
+        if _ID.fullmatch(file_id) is None:
+            return None
+        stored = _read(self._files / f"{file_id}.json", StoredFile)
+        if stored is not None and stored.file.expires_at is not None and stored.file.expires_at <= time.time():
+            self.delete_file(file_id)
+            return None
+        return stored
 
-    def files(self) -> list[FileObject]:
+    def files(self) -> list[StoredFile]:
         """Return all files, oldest first. Those that have expired are removed."""
-        found = [self._stored_file(path.stem) for path in self._files.glob("*.json")]
-        return [one.file for one in sorted((one for one in found if one is not None), key=lambda one: one.order)]
+        found = [self.file(path.stem) for path in self._files.glob("*.json")]
+        return sorted((one for one in found if one is not None), key=lambda one: one.order)
 
     def content_path(self, file_id: str) -> Path:
         """Return where the content of a file is."""
         return self._files / f"{file_id}.data"
 
     def delete_file(self, file_id: str) -> None:
-        """Remove a file."""
+        """Remove a file. Batches that read it have a link of their own to its content."""
         (self._files / f"{file_id}.json").unlink(missing_ok=True)
         self.content_path(file_id).unlink(missing_ok=True)
 
     def num_bytes(self) -> int:
-        """Return the size of all files, and of the results of unfinished batches."""
-        total = 0
+        """Return the size of all files, and of the inputs and results of unfinished batches."""
+        sizes: dict[int, int] = {}  # by inode: a link takes no room
         for directory in (self._files, self._batches):
             for entry in os.scandir(directory):
                 with contextlib.suppress(FileNotFoundError):
-                    total += entry.stat().st_size
-        return total
+                    found = entry.stat()
+                    sizes[found.st_ino] = found.st_size
+        return sum(sizes.values())
+
+    def add_batch(self, stored: StoredBatch) -> None:
+        """Store a new batch. Its input stays there for it when the file is removed or expires.
+
+        Raises:
+            FileNotFoundError: the file has just been removed.
+            OSError: it cannot be written.
+        """
+        os.link(self.content_path(stored.batch.input_file_id), self.input_path(stored.batch.id))
+        try:
+            self.put_batch(stored)
+        except BaseException:
+            self.clean_up(stored.batch.id)
+            raise
 
     def put_batch(self, stored: StoredBatch) -> None:
         """Write the record of a batch."""
@@ -128,9 +181,7 @@ class BatchDirectory:
         """Return a batch as clients see it, None if there is none."""
         if _ID.fullmatch(batch_id) is None:
             return None
-        try:
-            stored = msgspec.json.decode(self._record(batch_id).read_bytes(), type=StoredBatch)
-        except FileNotFoundError:
+        if (stored := _read(self._record(batch_id), StoredBatch)) is None:
             return None
         since = self.cancelled_at(batch_id)
         if since is not None and stored.batch.status not in FINAL:
@@ -139,8 +190,19 @@ class BatchDirectory:
 
     def batches(self) -> list[StoredBatch]:
         """Return all batches, oldest first."""
-        found = [self.batch(path.stem) for path in self._batches.glob("batch_*.json")]
-        return sorted((one for one in found if one is not None), key=lambda one: one.order)
+        return self._batches_of(self._batch_ids())
+
+    def unfinished(self, ended: set[str]) -> list[str]:
+        """Return the ids of the batches that have not ended, oldest first.
+
+        Args:
+            ended: the batches that need no further look; brought up to date.
+        """
+        ids = self._batch_ids()
+        ended &= ids
+        found = [one.batch.id for one in self._batches_of(ids - ended) if one.batch.status not in FINAL]
+        ended |= ids.difference(found)
+        return found
 
     def cancel(self, batch_id: str) -> None:
         """Leave the mark that cancels a batch."""
@@ -153,14 +215,18 @@ class BatchDirectory:
         except FileNotFoundError:
             return None
 
+    def input_path(self, batch_id: str) -> Path:
+        """Return where the requests of an unfinished batch are."""
+        return self._batches / f"{batch_id}.input"
+
     def results_path(self, batch_id: str) -> Path:
         """Return where the results of an unfinished batch are."""
         return self._batches / f"{batch_id}.results"
 
     @contextlib.contextmanager
-    def lock(self, batch_id: str) -> Iterator[bool]:
-        """Hold the lock of a batch; yields False if another process has it. The end of a process releases it."""
-        file = os.open(self._batches / f"{batch_id}.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    def lock(self) -> Iterator[bool]:
+        """Hold the lock of the directory; yields False if another process has it. The end of a process releases it."""
+        file = os.open(self._batches / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -174,20 +240,30 @@ class BatchDirectory:
 
     def clean_up(self, batch_id: str) -> None:
         """Remove what only an unfinished batch needs."""
-        for path in (self.results_path(batch_id), self._mark(batch_id), self._batches / f"{batch_id}.lock"):
+        for path in (self.input_path(batch_id), self.results_path(batch_id), self._mark(batch_id)):
             path.unlink(missing_ok=True)
 
-    def _stored_file(self, file_id: str) -> StoredFile | None:
-        if _ID.fullmatch(file_id) is None:
-            return None
-        try:
-            stored = msgspec.json.decode((self._files / f"{file_id}.json").read_bytes(), type=StoredFile)
-        except FileNotFoundError:
-            return None
-        if stored.file.expires_at is not None and stored.file.expires_at <= time.time():
-            self.delete_file(file_id)
-            return None
-        return stored
+    def sweep(self) -> None:
+        """Remove expired files, records of batches that ended long ago, and what processes left that died."""
+        now = time.time()
+        self.files()
+        for stored in self.batches():
+            if stored.batch.status in FINAL and _ended_at(stored.batch) + KEPT_S <= now:
+                self._record(stored.batch.id).unlink(missing_ok=True)
+        leftovers = [*self._files.glob("*.new"), *self._batches.glob("*.new")]
+        leftovers += [path for path in self._files.glob("*.data") if not path.with_suffix(".json").exists()]
+        leftovers += [path for path in self._batches.glob("*.input") if not path.with_suffix(".json").exists()]
+        for path in leftovers:
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ctime + LEFTOVER_S <= now:
+                    path.unlink()
+
+    def _batch_ids(self) -> set[str]:
+        return {path.stem for path in self._batches.glob("batch_*.json")}
+
+    def _batches_of(self, ids: set[str]) -> list[StoredBatch]:
+        found = [self.batch(batch_id) for batch_id in ids]
+        return sorted((one for one in found if one is not None), key=lambda one: one.order)
 
     def _record(self, batch_id: str) -> Path:
         return self._batches / f"{batch_id}.json"
@@ -196,15 +272,38 @@ class BatchDirectory:
         return self._batches / f"{batch_id}.cancel"
 
 
+def _ended_at(batch: Batch) -> int:
+    times = (batch.failed_at, batch.completed_at, batch.expired_at, batch.cancelled_at)
+    return max((time for time in times if time is not None), default=batch.created_at)
+
+
 def _private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
+
+
+_Record = TypeVar("_Record", StoredFile, StoredBatch)
+
+
+def _read(path: Path, kind: type[_Record]) -> _Record | None:
+    """Return a record; None if there is none, or none of this version, which is logged."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        logger.error("%s is not a record of this version of octavo, and is skipped: %s", path, error)
+        return None
 
 
 def _replace(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old content or the new one."""
     temporary = path.with_suffix(f".{secrets.token_hex(4)}.new")
-    with open(temporary, "wb", opener=_private) as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, "wb", opener=_private) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise

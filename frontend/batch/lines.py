@@ -94,6 +94,7 @@ class _Named(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     stream: bool | None = None
+    background: bool | None = None
 
 
 def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
@@ -111,13 +112,14 @@ def read_lines(texts: Iterable[bytes]) -> Iterator[BatchRequest | BadLine]:
 def _read(number: int, text: bytes) -> BatchRequest | BadLine:
     try:
         line = msgspec.json.decode(text, type=_Line)
-        stream = msgspec.json.decode(line.body, type=_Body).stream
+        body = msgspec.json.decode(line.body, type=_Body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         return BadLine(number, _custom_id(text), str(error))
     if line.method != "POST":
         return BadLine(number, line.custom_id, f"method {line.method!r} is not POST")
-    if stream:
-        return BadLine(number, line.custom_id, "stream must not be true in a batch")
+    for name in ("stream", "background"):  # neither has its answer in the response
+        if getattr(body, name):
+            return BadLine(number, line.custom_id, f"{name} must not be true in a batch")
     return BatchRequest(number, line.custom_id, line.url, bytes(line.body))
 
 

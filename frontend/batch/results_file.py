@@ -15,6 +15,8 @@ import msgspec
 from octavo.frontend.batch.lines import BatchResult
 from octavo.frontend.cli.errors import CommandError
 
+_REMEDY = "make room, then run the same command again to resume"
+
 
 class ResultsFile:
     """Results on disk.
@@ -22,13 +24,15 @@ class ResultsFile:
     Args:
         path: of the file; created if missing.
         starts_over: discard existing results.
+        remedy: what to do when the disk is full, for the error.
 
     Raises:
         CommandError: the file cannot be opened, is locked by another process, or has other content.
     """
 
-    def __init__(self, path: Path, *, starts_over: bool = False) -> None:
+    def __init__(self, path: Path, *, starts_over: bool = False, remedy: str = _REMEDY) -> None:
         self.path = path
+        self._remedy = remedy
         self.done: dict[int, str | None] = {}
         """Custom ids of the lines that have a result, by line number."""
         self.num_failed = 0
@@ -59,9 +63,7 @@ class ResultsFile:
             while data:
                 data = data[os.write(self._file, data) :]
         except OSError as error:
-            raise CommandError(
-                f"cannot write {self.path}: {error.strerror}", "make room, then run the same command again to resume"
-            ) from None
+            raise CommandError(f"cannot write {self.path}: {error.strerror}", self._remedy) from None
 
     def close(self) -> None:
         """Flush to disk and close the file."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
+Line: TypeAlias = BatchRequest | BadLine
 
 RECEIPT: Headers = ((b"x-octavo-receipt", b"1"),)
 """Asks for a receipt."""
@@ -55,11 +56,12 @@ class _ErrorBody(msgspec.Struct):
 async def answer_lines(
     app: "ASGIApp",
     engine: EngineLiveness,
-    lines: Iterable[BatchRequest | BadLine],
+    next_line: Callable[[], Awaitable[Line | None]],
     write: Callable[[BatchResult], None],
     max_in_flight: int,
     *,
     has_receipts: bool = False,
+    on_end: Callable[[], None] = lambda: None,
 ) -> None:
     """Run every line and write results as they become ready.
 
@@ -68,10 +70,11 @@ async def answer_lines(
     Args:
         app: answers the requests.
         engine: the engine behind it.
-        lines: consumed as earlier ones finish.
+        next_line: returns the next line, or None if no further one starts now. Called as earlier ones finish.
         write: called with each result.
         max_in_flight: limit on concurrent requests.
         has_receipts: ask for receipts; results then have their requests beside them.
+        on_end: called whenever a request has ended, with or without a result.
 
     Raises:
         EngineDeadError: the engine died; lines without a result can be retried.
@@ -81,24 +84,38 @@ async def answer_lines(
     gate = asyncio.Semaphore(max_in_flight)
 
     async def answer(line: BatchRequest) -> None:
-        try:
-            result = await _answer(app, engine, line, RECEIPT if has_receipts else ())
-            if has_receipts:
-                result.request = AnsweredRequest(line.url, msgspec.Raw(line.body))
-            write(result)
-        finally:
-            gate.release()
+        result = await _answer(app, engine, line, RECEIPT if has_receipts else ())
+        if has_receipts:
+            result.request = AnsweredRequest(line.url, msgspec.Raw(line.body))
+        write(result)
+
+    def on_done(task: "asyncio.Task[None]") -> None:
+        gate.release()
+        on_end()
 
     try:
         async with asyncio.TaskGroup() as group:
-            for line in lines:
+            while True:
+                await gate.acquire()
+                if (line := await next_line()) is None:
+                    break
                 if isinstance(line, BadLine):
                     write(_bad_line(line))
-                    continue
-                await gate.acquire()
-                group.create_task(answer(line))
+                    gate.release()
+                else:
+                    group.create_task(answer(line)).add_done_callback(on_done)
     except* (EngineDeadError, CommandError, BrokenPipeError) as several:
         raise several.exceptions[0] from None
+
+
+def one_by_one(lines: Iterable[Line]) -> Callable[[], Awaitable[Line | None]]:
+    """Return the `next_line` of lines that can be read at any time."""
+    iterator = iter(lines)
+
+    async def next_line() -> Line | None:
+        return next(iterator, None)
+
+    return next_line
 
 
 async def _answer(app: "ASGIApp", engine: EngineLiveness, line: BatchRequest, headers: Headers) -> BatchResult:

@@ -2,27 +2,23 @@
 
 All batches are validated at once, and a batch that waits can be cancelled; their requests are answered in turn.
 
-Each HTTP process has one. A batch belongs to the process that holds its lock, and any process takes over a batch whose
-process has ended: after a restart of the server, results that are on disk are not computed again.
+Each HTTP process has a service, and the one that holds the lock of the directory runs all batches. When that process
+ends, another one takes over: results that are on disk are not computed again, also after a restart of the server.
 """
 
 import asyncio
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
 
-import msgspec
-
-from octavo.frontend.batch.directory import FINAL, BatchDirectory
-from octavo.frontend.batch.lines import BadLine, BatchRequest, BatchResult, Failure, read_lines
-from octavo.frontend.batch.results_file import ResultsFile
-from octavo.frontend.batch.runner import EngineLiveness, answer_lines
+from octavo.frontend.batch.batch_run import BatchRun
+from octavo.frontend.batch.directory import BatchDirectory
+from octavo.frontend.batch.runner import EngineLiveness
+from octavo.frontend.calls.services import Tenants
 from octavo.frontend.cli.errors import CommandError
 from octavo.frontend.http.background import BackgroundTasks
-from octavo.frontend.http.schemas.batches import BatchError, BatchErrors, RequestCounts
 from octavo.protocol.errors import EngineDeadError
 
 if TYPE_CHECKING:
@@ -30,22 +26,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-MAX_LINES = 50_000
-"""Requests of one batch, as in OpenAI's API."""
-
-MAX_ERRORS = 100
-"""Invalid lines that a failed batch names."""
-
-TURN = "turn"
-"""Name of the lock of the batch whose requests are answered."""
-
 POLL_S = 1.0
-"""How often a process looks for cancelled batches, for those of processes that have ended, and writes progress."""
+"""How often a process looks for new and cancelled batches, whether it must take over, and writes progress."""
 
 RETRY_S = 60.0
 """How long a batch waits whose results cannot be written, for instance because the disk is full."""
 
-EXPIRED = Failure("batch_expired", "the batch expired before this request was answered: send it in a new batch")
+SWEEP_S = 600.0
+"""How often what is not needed any more is removed."""
 
 ENDPOINTS = (
     "/v1/chat/completions",
@@ -65,22 +53,27 @@ class BatchService:
     Args:
         directory: has them.
         tasks: of the server, which waits for requests in flight before it ends.
+        tenants: of the server, whose limits hold for their batches; None: there are none.
     """
 
-    def __init__(self, directory: BatchDirectory, tasks: BackgroundTasks) -> None:
+    def __init__(self, directory: BatchDirectory, tasks: BackgroundTasks, tenants: Tenants | None = None) -> None:
         self.directory = directory
         self._tasks = tasks
+        self._tenants = tenants
         self._wake = asyncio.Event()
         self._work: asyncio.Task[None] | None = None
-        """Answers the requests of the batch that runs."""
+        """Answers the requests of the batch that has the turn."""
         self._ended: set[str] = set()
         """Batches that need no further look."""
-        self._running: set[str] = set()
-        """Batches of this process: they are validated, wait for their turn, are answered or end."""
-        self._queue: list[int] = []
-        """The places in the order of batches of those that want to be answered."""
-        self._retry_at: dict[str, float] = {}
+        self._running: dict[str, asyncio.Task[None]] = {}
+        """Batches that are validated, wait for their turn, are answered or end."""
+        self._queue: list[BatchRun] = []
+        """Batches that want to be answered."""
+        self._retry_at_s: dict[str, float] = {}
         """When to go on with batches that could not."""
+        self._sweep_at_s = 0.0
+        self._logged = ""
+        """The latest error of the directory, which is logged once."""
 
     def start(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
         """Begin to run batches.
@@ -99,234 +92,103 @@ class BatchService:
         self._wake.set()
 
     async def _run(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Run batches from when no other process does, until the server drains."""
         while not self._tasks.is_draining:
-            self._wake.clear()
-            for batch_id in await asyncio.to_thread(self._unfinished):
-                if batch_id not in self._running and self._retry_at.get(batch_id, 0.0) <= time.monotonic():
-                    self._running.add(batch_id)
-                    self._tasks.start(self._run_batch(batch_id, app, engine, max_in_flight))
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), POLL_S)
+            with self._errors_logged(), self.directory.lock() as is_ours:
+                while is_ours and not self._tasks.is_draining:
+                    with self._errors_logged():
+                        await self._look(app, engine, max_in_flight)
+                    await self._sleep()
+                while self._running:  # the lock is kept as long as they write
+                    await asyncio.wait(self._running.values())
+            await self._sleep()
+
+    async def _look(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Begin or continue the batches that are not finished; remove what is not needed any more.
+
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        for batch_id in await asyncio.to_thread(self.directory.unfinished, self._ended):
+            if batch_id not in self._running and self._retry_at_s.get(batch_id, 0.0) <= time.monotonic():
+                work = self._run_batch(batch_id, app, engine, max_in_flight)
+                self._running[batch_id] = self._tasks.start(work)
+        if self._sweep_at_s <= time.monotonic():
+            await asyncio.to_thread(self.directory.sweep)
+            self._sweep_at_s = time.monotonic() + SWEEP_S
+
+    @contextmanager
+    def _errors_logged(self) -> Iterator[None]:
+        """Log errors of the file system, and go on: they may pass, and nobody else would run the batches."""
+        try:
+            yield
+        except OSError as error:
+            if str(error) != self._logged:
+                self._logged = str(error)
+                logger.error("cannot look for batches in --batch-dir, trying again each %g s: %s", POLL_S, error)
+
+    async def _sleep(self) -> None:
+        if self._tasks.is_draining:
+            return
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._wake.wait(), POLL_S)
+        self._wake.clear()
 
     async def _run_batch(self, batch_id: str, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Take a batch as far as possible, unless another process has it."""
+        """Take a batch as far as possible."""
         try:
-            with self.directory.lock(batch_id) as is_ours:
-                if is_ours:
-                    await _BatchRun(self, batch_id).run(app, engine, max_in_flight)
+            run = BatchRun(self.directory, batch_id, self._tasks, self._tenants)
+            try:
+                if await run.validate():
+                    with suppress(EngineDeadError):  # the server ends, and the next one goes on
+                        await self._answer_in_turn(run, app, engine, max_in_flight)
+                    if run.is_complete or run.should_end():
+                        await run.finish()
+            finally:
+                await asyncio.to_thread(run.close)
+            self._retry_at_s.pop(batch_id, None)
         except Exception as error:
-            self._retry_at[batch_id] = time.monotonic() + RETRY_S
+            self._retry_at_s[batch_id] = time.monotonic() + RETRY_S
             is_expected = isinstance(error, CommandError | OSError)
             message = "batch %s goes on in %g s: %s"
             logger.error(message, batch_id, RETRY_S, error, exc_info=None if is_expected else error)
         finally:
-            self._running.discard(batch_id)
-
-    def _unfinished(self) -> list[str]:
-        """Return the batches that have not ended, the oldest first."""
-        found = self.directory.batches()
-        self._ended |= {one.batch.id for one in found if one.batch.status in FINAL}
-        return [one.batch.id for one in found if one.batch.id not in self._ended]
+            del self._running[batch_id]
 
     def _stop(self) -> None:
         """Leave unanswered requests to the next start: an aborted answer is no result."""
         if self._work is not None:
             self._work.cancel()
 
-    async def answer_in_turn(
-        self, run: "_BatchRun", app: "ASGIApp", engine: EngineLiveness, max_in_flight: int
-    ) -> None:
-        """Answer the lines of a batch when it is the oldest one and no process answers those of another."""
-        self._queue.append(run.order)
+    async def _answer_in_turn(self, run: BatchRun, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Answer the lines of a batch whenever it is the oldest one that need not wait for its tenant's limits."""
+        self._queue.append(run)
         try:
-            while not run.should_end() and not self._tasks.is_draining:
-                if run.order == min(self._queue):
-                    with self.directory.lock(TURN) as has_turn:
-                        if has_turn:
-                            await self._answer(run, app, engine, max_in_flight)
-                            return
-                await asyncio.sleep(POLL_S)
+            while not run.is_complete and not run.should_end() and not self._tasks.is_draining:
+                if self._work is None and run is self._next():
+                    await self._answer(run, app, engine, max_in_flight)
+                else:
+                    await asyncio.sleep(POLL_S)
         finally:
-            self._queue.remove(run.order)
+            self._queue.remove(run)
 
-    async def _answer(self, run: "_BatchRun", app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Answer lines until all have a result, the batch is cancelled or expires, or the server ends."""
-        work = answer_lines(app, engine, run.lines(self._tasks), run.write, max_in_flight)
-        self._work = asyncio.create_task(work)
+    def _next(self) -> BatchRun | None:
+        now_s = time.monotonic()
+        ready = [run for run in self._queue if run.paused_until_s <= now_s]
+        return min(ready, key=lambda run: run.order, default=None)
+
+    async def _answer(self, run: BatchRun, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
+        """Answer lines until all have a result, the batch must wait, is cancelled or expires, or the server ends."""
+        work = self._work = asyncio.create_task(run.answer(app, engine, max_in_flight))
         try:
-            while not self._work.done():
-                await asyncio.wait([self._work], timeout=POLL_S)
+            while not work.done():
+                await asyncio.wait([work], timeout=POLL_S)
                 if run.should_end():
-                    self._work.cancel()
-                run.save_progress()
-            if not self._work.cancelled():
-                self._work.result()
+                    work.cancel()
+                await run.save_progress()
+            if not work.cancelled():
+                work.result()
         finally:
-            self._work.cancel()
+            work.cancel()
+            await asyncio.wait([work])  # no request may write a result after its file is closed
             self._work = None
-
-
-class _BatchRun:
-    """One batch, from its validation to its end. Its lock is held."""
-
-    def __init__(self, service: BatchService, batch_id: str) -> None:
-        stored = service.directory.batch(batch_id)
-        assert stored is not None, "batches are never removed"
-        self._service = service
-        self._directory = service.directory
-        self._stored = stored
-        self._batch = stored.batch
-        self._saved: bytes = b""
-
-    @property
-    def order(self) -> int:
-        """The place in the order of all batches."""
-        return self._stored.order
-
-    async def run(self, app: "ASGIApp", engine: EngineLiveness, max_in_flight: int) -> None:
-        """Run it as far as possible.
-
-        Raises:
-            CommandError: its results cannot be written; it can go on later.
-            OSError: its files cannot be read or written.
-        """
-        if self._batch.status in FINAL:  # another process was faster
-            return
-        if self._batch.in_progress_at is None and not await self._validate():
-            return
-        with ResultsFile(self._directory.results_path(self._batch.id)) as self._results:
-            self._count()
-            self.save_progress()
-            if not self.should_end():
-                with suppress(EngineDeadError):  # the server ends, and the next one goes on
-                    await self._service.answer_in_turn(self, app, engine, max_in_flight)
-            if self._is_complete or self.should_end():
-                await asyncio.to_thread(self._finish)
-
-    def lines(self, tasks: BackgroundTasks) -> Iterator[BatchRequest | BadLine]:
-        """Yield the lines without a result, until the server ends."""
-        with self._open_input() as source:
-            for line in read_lines(source):
-                if tasks.is_draining:
-                    return
-                if line.number not in self._results.done:
-                    yield line
-
-    def write(self, result: BatchResult) -> None:
-        """Store a result."""
-        self._results.append(result)
-        self._results.done[result.number] = result.custom_id
-        self._results.num_failed += result.error is not None
-        self._count()
-
-    def should_end(self) -> bool:
-        """Return whether the batch was cancelled or has expired."""
-        return self._directory.cancelled_at(self._batch.id) is not None or self._batch.expires_at <= time.time()
-
-    def save_progress(self) -> None:
-        """Write the record if it has changed."""
-        data = msgspec.json.encode(self._stored)
-        if data != self._saved:
-            self._saved = data
-            self._directory.put_batch(self._stored)
-
-    @property
-    def _is_complete(self) -> bool:
-        return len(self._results.done) >= self._batch.request_counts.total
-
-    def _count(self) -> None:
-        counts, num_failed = self._batch.request_counts, self._results.num_failed
-        counts.completed, counts.failed = len(self._results.done) - num_failed, num_failed
-
-    async def _validate(self) -> bool:
-        """Check every line; a batch with an invalid one fails as a whole, as in OpenAI's API."""
-        if self._directory.file(self._batch.input_file_id) is None:
-            errors = [BatchError(code="invalid_input_file", message="the input file is gone", param="input_file_id")]
-        else:
-            errors = await asyncio.to_thread(self._errors)
-        if errors:
-            self._fail(errors)
-            return False
-        self._batch.status, self._batch.in_progress_at = "in_progress", int(time.time())
-        self.save_progress()
-        return True
-
-    def _errors(self) -> list[BatchError]:
-        errors: list[BatchError] = []
-        total = 0
-        with self._open_input() as source:
-            for line in read_lines(source):
-                total += 1
-                if total > MAX_LINES:
-                    message = f"the file has more than {MAX_LINES} requests: send several batches"
-                    return [BatchError(code="too_many_requests", message=message)]
-                if isinstance(line, BadLine):
-                    errors.append(BatchError(code="invalid_line", message=line.reason, line=line.number))
-                elif line.url != self._batch.endpoint:
-                    message = f"url {line.url!r} is not the batch's endpoint {self._batch.endpoint!r}"
-                    errors.append(BatchError(code="invalid_url", message=message, line=line.number, param="url"))
-                if len(errors) >= MAX_ERRORS:
-                    break
-        if total == 0:
-            errors = [BatchError(code="empty_file", message="the file has no requests")]
-        self._batch.request_counts = RequestCounts(total=total)
-        return errors
-
-    def _open_input(self) -> BinaryIO:
-        return open(self._directory.content_path(self._batch.input_file_id), "rb")
-
-    def _fail(self, errors: list[BatchError]) -> None:
-        batch = self._batch
-        batch.status, batch.failed_at, batch.errors = "failed", int(time.time()), BatchErrors(data=errors)
-        self._directory.put_batch(self._stored)
-        self._directory.clean_up(batch.id)
-
-    def _finish(self) -> None:
-        """Make the files of answers and errors. Their ids depend on the batch, so doing it twice does no harm."""
-        batch, now = self._batch, int(time.time())
-        cancelled_at = self._directory.cancelled_at(batch.id)
-        is_expired = cancelled_at is None and not self._is_complete
-        batch.status, batch.finalizing_at = "finalizing", now
-        self._directory.put_batch(self._stored)
-        if is_expired:
-            self._expire_rest()
-        self._count()
-        results = self._directory.results_path(batch.id)
-        batch.output_file_id = self._make_file(results, "output", has_error=False)
-        batch.error_file_id = self._make_file(results, "error", has_error=True)
-        if cancelled_at is not None and not self._is_complete:
-            batch.status, batch.cancelling_at, batch.cancelled_at = "cancelled", cancelled_at, now
-        elif is_expired:
-            batch.status, batch.expired_at = "expired", now
-        else:
-            batch.status, batch.completed_at = "completed", now
-        self._directory.put_batch(self._stored)
-        self._directory.clean_up(batch.id)
-        logger.info("batch %s: %s, %s", batch.id, batch.status, batch.request_counts)
-
-    def _expire_rest(self) -> None:
-        with self._open_input() as source:
-            for line in read_lines(source):
-                if line.number not in self._results.done:
-                    self.write(BatchResult(f"batch_req_{line.number}", line.custom_id, None, EXPIRED))
-
-    def _make_file(self, results: Path, kind: str, *, has_error: bool) -> str | None:
-        """Copy the results with or without an error to a file of its own; None: there are none."""
-        file_id = f"file-{self._batch.id.removeprefix('batch_')}{kind[0]}"
-        path = self._directory.content_path(file_id)
-        num_lines = 0
-        decoder = msgspec.json.Decoder(_Error)
-        with open(results, "rb") as source, open(path, "wb") as target:
-            for line in source:
-                if (decoder.decode(line).error is not None) == has_error:
-                    target.write(line)
-                    num_lines += 1
-        if num_lines == 0:
-            path.unlink()
-            return None
-        name = f"{self._batch.id}_{kind}.jsonl"
-        return self._directory.register_file(file_id, name, "batch_output", self._stored.output_expiry_s).id
-
-
-class _Error(msgspec.Struct):
-    error: dict[str, str] | None = None

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from starlette.types import Scope
 
@@ -14,6 +14,16 @@ from octavo.frontend.tenants.usage import TenantUsage
 
 _CALL = "octavo.call"
 
+CALLER = "octavo.caller"
+"""Key of scopes whose `Caller` is known before their call is made: requests that this server makes for a tenant."""
+
+
+class Caller(NamedTuple):
+    """A tenant, and where its tokens are counted."""
+
+    tenant: Tenant
+    usage: TenantUsage
+
 
 class HttpCall:
     """Counts what its requests use, makes their spans, and becomes a line of the access log.
@@ -24,7 +34,7 @@ class HttpCall:
     """
 
     __slots__ = (
-        *("_context", "_request_id", "_tracer", "finish_reasons", "first_token_s", "num_cached_tokens"),
+        *("_context", "_request_id", "_tracer", "finish_reasons", "first_token_s", "model", "num_cached_tokens"),
         *("num_generation_tokens", "num_prompt_tokens", "on_end", "path", "started_s", "status", "tenant", "usage"),
     )
 
@@ -32,10 +42,12 @@ class HttpCall:
         scope[_CALL] = self
         self.path = route_path(scope)
         self.started_s = time.monotonic()
+        self.model: str | None = None
         self.status: int | None = None
         """None: no response has begun."""
-        self.tenant: Tenant | None = None
-        self.usage: TenantUsage | None = None
+        self.tenant: Tenant | None
+        self.usage: TenantUsage | None
+        self.tenant, self.usage = scope.get(CALLER, (None, None))
         """Where the tokens of the tenant are counted."""
         self.on_end: Callable[[], None] = _do_nothing
         """Called when the request has ended."""
@@ -81,7 +93,7 @@ class HttpCall:
         if self.tenant is not None and self.usage is not None:
             self.usage.spend(self.tenant, record.num_prompt_tokens, record.num_generation_tokens)
         if self._tracer is not None:
-            self._tracer.on_finished(record, self._context, self.request_id)
+            self._tracer.on_finished(record, self._context, self.request_id, self.model)
 
 
 def tenant_name(scope: Scope) -> str | None:

@@ -35,7 +35,7 @@ class RequestTracer:
 
     Args:
         endpoint: URL of the collector.
-        model: the served model's name.
+        model: the name of the first served model.
 
     Raises:
         ConfigError: the library is missing, or the protocol is unknown.
@@ -64,14 +64,14 @@ class RequestTracer:
         carrier = {str(name, "latin-1"): str(value, "latin-1") for name, value in headers if name in TRACE_HEADERS}
         return self._propagator.extract(carrier)
 
-    def on_finished(self, record: RequestRecord, context: Any, request_id: str, model: str | None = None) -> None:
+    def on_finished(self, record: RequestRecord, context: Any, request_id: str, model: str | None) -> None:
         """Make the spans of a request that has just ended.
 
         Args:
             record: its figures.
             context: of `context_of`.
             request_id: of the HTTP request.
-            model: the model that it named; None: the first one.
+            model: the name of the model or the adapter that answered; None: the first one.
         """
         end_s, offset_s = time.time(), _clock_offset_s(record)
         start_s = end_s - record.e2e_s

@@ -148,7 +148,7 @@ class Batch:
         from tqdm import tqdm
 
         from octavo.frontend.batch.own_engine import serving
-        from octavo.frontend.batch.runner import answer_lines
+        from octavo.frontend.batch.runner import answer_lines, one_by_one
 
         async with serving(config, server) as (client, app):
             limit = max_in_flight or IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
@@ -161,7 +161,7 @@ class Batch:
                     bar.update()
 
                 try:
-                    lines, has_receipts = self._lines_left(), self._has_receipts
+                    lines, has_receipts = one_by_one(self._lines_left()), self._has_receipts
                     await answer_lines(app, client, lines, write, limit, has_receipts=has_receipts)
                 except EngineDeadError as error:
                     raise CommandError(str(error), "run the same command again to resume") from None

@@ -135,10 +135,10 @@ class Verification:
         Raises:
             EngineDeadError: the engine died.
         """
-        from octavo.frontend.batch.runner import answer_lines
+        from octavo.frontend.batch.runner import answer_lines, one_by_one
 
         limit = IN_FLIGHT_PER_SLOT * client.facts.max_num_seqs
-        await answer_lines(app, client, self._requests(client), self._add, limit)
+        await answer_lines(app, client, one_by_one(self._requests(client)), self._add, limit)
 
     def _requests(self, client: "AsyncClient") -> Iterator[BatchRequest]:
         """Yield a request for each prompt of each answer that this engine can compute."""

@@ -57,13 +57,14 @@ def create_app(client: AsyncClient, config: ServerConfig | None = None) -> FastA
     return make_app(replace(make_app_state(client, config), calls=services), config, api_keys(config))
 
 
-def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> FastAPI:
+def make_app(state: AppState, config: ServerConfig, keys: Sequence[str] | None) -> FastAPI:
     """Return the application that the configuration describes.
 
     Args:
         state: shared by the routes.
         config: of the server.
-        keys: the accepted API keys; none: no key is required.
+        keys: the accepted API keys; none: no key is required. None: all requests have been accepted before;
+            neither keys nor limits are checked.
     """
     app = OctavoApp(
         title="octavo",
@@ -80,7 +81,9 @@ def make_app(state: AppState, config: ServerConfig, keys: Sequence[str]) -> Fast
         },
     )
     app.state.octavo = state
-    app.router.route_class = ApiRoute.bound_to(state, config.max_request_body_bytes, is_included=False)
+    app.router.route_class = ApiRoute.bound_to(
+        state, config.max_request_body_bytes, is_included=False, allowed_origins=_allowed_origins(config)
+    )
     add_routes(app.router, config)
     if has_dev_routes(config):
         add_dev_routes(app.router)
@@ -184,13 +187,12 @@ _OWN_MIDDLEWARE: tuple[object, ...] = (
 )
 
 
-def _middleware(config: ServerConfig, keys: Sequence[str], calls: CallServices) -> list[Middleware]:
+def _middleware(config: ServerConfig, keys: Sequence[str] | None, calls: CallServices) -> list[Middleware]:
     """Return the middleware, outermost first."""
     found = load_middleware(config.middleware or ())
     if config.enable_request_id_headers:
         found.append(Middleware(RequestIdMiddleware))
-    origins = config.allowed_origins if config.allowed_origins is not None else ["*"]
-    if origins:
+    if origins := _allowed_origins(config):
         cors = Middleware(
             _CorsMiddleware,
             allow_origins=origins,
@@ -204,6 +206,8 @@ def _middleware(config: ServerConfig, keys: Sequence[str], calls: CallServices) 
     found.append(Middleware(PathMiddleware, root_path=config.root_path or ""))
     if calls.are_needed:
         found.append(Middleware(CallMiddleware, services=calls))
+    if keys is None:
+        return found
     operators = admin_keys(config)
     if keys or operators or calls.tenants:
         tenants = calls.tenants.file if calls.tenants else None
@@ -211,6 +215,10 @@ def _middleware(config: ServerConfig, keys: Sequence[str], calls: CallServices) 
     if calls.tenants:
         found.append(Middleware(TenantLimits, tenants=calls.tenants))
     return found
+
+
+def _allowed_origins(config: ServerConfig) -> list[str]:
+    return ["*"] if config.allowed_origins is None else config.allowed_origins
 
 
 async def _failure(request: Request, error: Exception) -> Response:

@@ -22,6 +22,7 @@ from octavo.frontend.http.request_log import RequestLog
 from octavo.frontend.http.response_store import StoreThread
 from octavo.frontend.http.schemas.sampling import SamplingFields, StreamOptions
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
+from octavo.frontend.metrics.call import CURRENT_CALL
 from octavo.frontend.receipts.log import ReceiptLog
 from octavo.frontend.receipts.recorder import Recorder
 from octavo.protocol.adapters import Adapter
@@ -137,20 +138,21 @@ class AppState:
         return int(time.time())
 
     async def choose_model(self, requested: str | None) -> tuple[str, Adapter | None]:
-        """Return the name to answer with, and the LoRA adapter that it stands for.
+        """Return the name to answer with, and the LoRA adapter that it stands for. The name is noted in the call.
 
         Raises:
             ModelNotFoundError: this server does not serve `requested`.
             InvalidRequestError: `requested` is an adapter that cannot be used.
         """
-        names = self.client.facts.served_model_names
-        if requested is None:
-            return names[0], None
-        if requested in names:
-            return requested, None
-        if (found := await self.client.adapters.find(requested)) is not None:
-            return requested, found.adapter
-        raise self._not_served(requested)
+        names, adapter = self.client.facts.served_model_names, None
+        name = names[0] if requested is None else requested
+        if name not in names:
+            if (found := await self.client.adapters.find(name)) is None:
+                raise self._not_served(name)
+            adapter = found.adapter
+        if (call := CURRENT_CALL.get()) is not None:
+            call.model = name
+        return name, adapter
 
     def _not_served(self, name: str) -> ModelNotFoundError:
         clients = [state.client for state in self.of_all_models]

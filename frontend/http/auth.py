@@ -104,7 +104,7 @@ def _key_of(scope: Scope) -> str | None:
     scheme, _, credentials = header_value(scope, b"authorization").partition(" ")
     if scheme.lower() == "bearer":
         key = credentials
-    elif scheme.lower() == "basic" and _is_own_origin(scope):
+    elif scheme.lower() == "basic" and is_own_origin(scope):
         key = _password(credentials)
     elif not scheme:
         key = header_value(scope, b"x-api-key")  # of Anthropic's clients; no page of another site can send it
@@ -118,7 +118,7 @@ def _is_page(path: str) -> bool:
     return path in ("/", "/docs") or path.startswith("/dashboard/")
 
 
-def _is_own_origin(scope: Scope) -> bool:
+def is_own_origin(scope: Scope) -> bool:
     """False when a page of another site made the browser send this."""
     if header_value(scope, b"sec-fetch-site") in ("cross-site", "same-site"):
         return False

@@ -7,6 +7,7 @@ import msgspec
 
 from octavo.frontend.batch.directory import BatchDirectory
 from octavo.frontend.batch.service import BatchService
+from octavo.frontend.calls.services import Tenants
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.conversation.settings import AUTO, ChatSettings
 from octavo.frontend.http.app_state import AppState, Execute
@@ -131,24 +132,19 @@ def require_no_batches(config: ServerConfig) -> None:
         )
 
 
-def batch_service(config: ServerConfig, tasks: BackgroundTasks) -> BatchService | None:
+def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants | None = None) -> BatchService | None:
     """Return what runs batches, None without `--batch-dir`.
 
     Args:
         config: of the server.
         tasks: of the server.
+        tenants: of the server; None: there are none.
 
     Raises:
         ConfigError: the directory cannot be used, or a package is missing.
     """
     if config.batch_dir is None:
         return None
-    if config.tenants is not None:
-        raise ConfigError(
-            "--batch-dir cannot be combined with --tenants: batches know no tenants and would pass their limits",
-            phase="configuration",
-            hint="serve batches with a further server that joins the same engine (--join)",
-        )
     try:
         import python_multipart  # noqa: F401
     except ImportError:
@@ -159,7 +155,7 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks) -> BatchService 
         ) from None
     directory = _usable(config.batch_dir, "--batch-dir")
     assert directory is not None, "a path was given"
-    return BatchService(BatchDirectory(directory, config.batch_dir_max_bytes), tasks)
+    return BatchService(BatchDirectory(directory, config.batch_dir_max_bytes), tasks, tenants)
 
 
 def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:

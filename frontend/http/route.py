@@ -6,7 +6,7 @@ it.
 
 import functools
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from http import HTTPStatus
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from octavo.frontend.http.app_state import AppState
+from octavo.frontend.http.auth import is_own_origin
 from octavo.frontend.http.body_reader import BodyReader, BodyRejected
 from octavo.frontend.http.disconnect import CancelOnDisconnect
 from octavo.frontend.http.errors import failure_response, rejection
@@ -37,16 +38,30 @@ class ApiRoute(APIRoute):
 
     app_state: ClassVar[AppState]
     body_reader: ClassVar[BodyReader]
+    allowed_origins: ClassVar[Collection[str]]
+    """Of pages that may upload files; "*" means all."""
     is_included: ClassVar[bool]
     """True in an embedding application, which may have added dependencies."""
 
     @classmethod
-    def bound_to(cls, app_state: AppState, max_body_bytes: int, *, is_included: bool = True) -> "type[ApiRoute]":
+    def bound_to(
+        cls,
+        app_state: AppState,
+        max_body_bytes: int,
+        *,
+        is_included: bool = True,
+        allowed_origins: Collection[str] = (),
+    ) -> "type[ApiRoute]":
         """Return a class for the routes of one engine.
 
         A class and not an instance, because FastAPI may make new routes of it when it includes a router.
         """
-        members = {"app_state": app_state, "body_reader": BodyReader(max_body_bytes), "is_included": is_included}
+        members = {
+            "app_state": app_state,
+            "body_reader": BodyReader(max_body_bytes),
+            "is_included": is_included,
+            "allowed_origins": allowed_origins,
+        }
         return type("ApiRoute", (cls,), members)
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
@@ -80,7 +95,10 @@ class ApiRoute(APIRoute):
             return
         scope[APP_STATE] = self.app_state
         if self._streams_body:
-            if self.is_included or scope["app"].dependency_overrides:
+            if not self._is_allowed_origin(scope):
+                message = "a page of another origin may upload files only if --allowed-origins names it"
+                await rejection(HTTPStatus.FORBIDDEN, message, scope=scope)(scope, receive, send)
+            elif self.is_included or scope["app"].dependency_overrides:
                 await super().handle(scope, receive, send)
             else:
                 response = await self._respond(ApiRequest(scope, receive))
@@ -123,6 +141,11 @@ class ApiRoute(APIRoute):
         except OctavoError as error:
             response = failure_response(request.scope, error)
         return response
+
+    def _is_allowed_origin(self, scope: Scope) -> bool:
+        """Return False for the page of an origin that may not upload: a browser sends a form without a preflight."""
+        allowed = self.allowed_origins
+        return "*" in allowed or is_own_origin(scope) or header_value(scope, b"origin") in allowed
 
     def _rejection(self, scope: Scope) -> Response | None:
         """Return the error response if the headers already rule the request out, else None."""

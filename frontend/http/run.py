@@ -268,12 +268,12 @@ def make_server(states: Sequence[AppState], config: ServerConfig, keys: Sequence
     if config.log_error_stack:
         error_log.setLevel(logging.DEBUG)
     background = states[0].background
-    state = replace(states[0], others=tuple(states[1:]), calls=calls, batches=batch_service(config, background))
+    batches = batch_service(config, background, calls.tenants)
+    state = replace(states[0], others=tuple(states[1:]), calls=calls, batches=batches)
     engines = ServedEngines([one.client for one in states])
     server = Server(make_app(state, config, keys), config, engines, background)
     if state.batches is not None:
-        # Requests of a batch were accepted with a key already.
-        app = make_app(replace(state, batches=None, calls=replace(calls, tenants=None)), config, keys=())
+        app = make_app(replace(state, batches=None), config, keys=None)
         half = max(1, state.client.facts.max_num_seqs // 2)  # the rest is for requests of others
         state.batches.start(app, engines, half)
     bound_pauses()

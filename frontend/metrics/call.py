@@ -13,6 +13,9 @@ from octavo.frontend.metrics.record import RequestRecord
 class Call(Protocol):
     """One call, which may cause several requests to the engine."""
 
+    model: str | None
+    """The name of the model or the adapter that answers; None: it is not chosen yet."""
+
     @property
     def priority(self) -> int | None:
         """The priority of its requests; None: what they ask for."""

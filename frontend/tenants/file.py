@@ -115,12 +115,18 @@ class TenantsFile:
 
         The time taken depends on the digest of the key, of which a caller learns nothing about other keys.
         """
-        if (now_s := time.monotonic()) >= self._next_check_s:
-            self._next_check_s = now_s + CHECK_INTERVAL_S
-            self._reload()
+        self._reload()
         return self._by_digest.get(digest_of(key))
 
+    def named(self, name: str) -> Tenant | None:
+        """Return the tenant with this name; None: there is none."""
+        self._reload()
+        return next((tenant for tenant in self._by_digest.values() if tenant.name == name), None)
+
     def _reload(self) -> None:
+        if (now_s := time.monotonic()) < self._next_check_s:
+            return
+        self._next_check_s = now_s + CHECK_INTERVAL_S
         if (version := self._stat()) == self._version:
             return
         self._version = version

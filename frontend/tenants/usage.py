@@ -85,8 +85,13 @@ class TenantUsage:
                     break
                 self._set_live(start, 0)
 
-    def begin(self, tenant: Tenant) -> Rejection | None:
-        """Count a request that starts; return why it must not. If it may, `end` follows."""
+    def begin(self, tenant: Tenant, *, is_retried: bool = False) -> Rejection | None:
+        """Count a request that starts; return why it must not. If it may, `end` follows.
+
+        Args:
+            tenant: whose request it is.
+            is_retried: the server tries it again by itself, so it is not counted as rejected.
+        """
         with self._locked():
             start = self._find(tenant.name)
             digest, requests, tokens, _, *totals = self._refilled(start, tenant)
@@ -95,6 +100,8 @@ class TenantUsage:
                 totals[0] += 1
                 self._set_live(start, self._live_of(start, self._row) + 1)
                 requests -= 1.0
+            elif is_retried:
+                pass
             elif rejection.reason == REASONS[2]:
                 (count,) = struct.unpack_from("<q", self._memory, start + _REJECTED_BY_CONCURRENCY)
                 struct.pack_into("<q", self._memory, start + _REJECTED_BY_CONCURRENCY, count + 1)

@@ -20,7 +20,7 @@ from octavo import AsyncClient
 from octavo.frontend.batch.asgi_call import Response, call
 from octavo.frontend.batch.lines import read_lines
 from octavo.frontend.batch.own_engine import serving
-from octavo.frontend.batch.runner import answer_lines
+from octavo.frontend.batch.runner import answer_lines, one_by_one
 from octavo.frontend.cli.verify import Verification
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.config.sources import engine_config
@@ -236,7 +236,7 @@ def test_results_of_a_batch_hold_all_that_is_needed(
     lines.append({"custom_id": "wrong", "url": CHAT, "body": {}})
     results: list[Any] = []
     source = read_lines([json.dumps(line).encode() for line in lines])
-    engine.runner.run(answer_lines(engine.app, engine.client, source, results.append, 4, has_receipts=True))
+    engine.runner.run(answer_lines(engine.app, engine.client, one_by_one(source), results.append, 4, has_receipts=True))
     path = tmp_path / "results.jsonl"
     path.write_bytes(b"".join([msgspec.json.encode(result) + b"\n" for result in results]))
     code, output = engine.verify(path, capsys)

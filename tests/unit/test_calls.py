@@ -74,6 +74,19 @@ def test_spans_of_a_request_continue_the_callers_trace(collector: Collector, clo
     assert root.end_time_unix_nano - root.start_time_unix_nano == pytest.approx(4e9, rel=1e-6)
 
 
+def test_a_span_names_the_model_that_answered(collector: Collector) -> None:
+    client, config = CountedClient(), ServerConfig(otlp_traces_endpoint=collector.url)
+
+    async def talk() -> None:
+        async with http_client(client, (), config) as http:
+            assert (await http.post("/v1/completions", json={**PROMPT, "model": "alias"})).status_code == 200
+            assert await asyncio.to_thread(collector.arrived.wait, TIMEOUT_S), "no spans came"
+
+    asyncio.run(talk())
+    (root,) = (span for span in collector.spans if span.name == "llm_request")
+    assert attributes(root)["gen_ai.response.model"] == "alias"
+
+
 def test_without_a_parent_a_trace_begins(collector: Collector) -> None:
     spans = trace_one(collector, CountedClient(), {"traceparent": "00-broken-01"})
     assert not spans["llm_request"].parent_span_id

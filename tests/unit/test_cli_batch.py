@@ -15,7 +15,7 @@ from http_client import application
 from octavo.frontend.batch import results_file as results_module
 from octavo.frontend.batch.lines import Answered, BadLine, BatchRequest, BatchResult, read_lines
 from octavo.frontend.batch.results_file import ResultsFile
-from octavo.frontend.batch.runner import answer_lines
+from octavo.frontend.batch.runner import answer_lines, one_by_one
 from octavo.frontend.cli import run_batch
 from octavo.frontend.cli.errors import CommandError
 from octavo.protocol.errors import EngineDeadError, OverloadedError, RequestFailedError
@@ -40,7 +40,7 @@ def _raw(data: bytes) -> Any:
 
 def answer(client: FakeClient, lines: list[bytes], max_in_flight: int = 4) -> list[BatchResult]:
     results: list[BatchResult] = []
-    work = answer_lines(application(client), client, read_lines(lines), results.append, max_in_flight)
+    work = answer_lines(application(client), client, one_by_one(read_lines(lines)), results.append, max_in_flight)
     asyncio.run(work)
     return results
 
@@ -138,7 +138,7 @@ def test_full_queue_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work() -> list[BatchResult]:
         results: list[BatchResult] = []
         answering = asyncio.create_task(
-            answer_lines(application(client), client, read_lines([line("a")]), results.append, 1)
+            answer_lines(application(client), client, one_by_one(read_lines([line("a")])), results.append, 1)
         )
         await asyncio.sleep(0.1)
         assert not results
@@ -184,7 +184,8 @@ def test_full_disk_ends_the_batch_with_the_remedy(tmp_path: Path, monkeypatch: p
     with ResultsFile(tmp_path / "out") as results, pytest.raises(CommandError, match="No space left") as raised:
         # Of this module alone: the event loop writes too.
         monkeypatch.setattr(results_module, "os", SimpleNamespace(write=is_full, fsync=os.fsync, close=os.close))
-        answering = answer_lines(application(client), client, read_lines([b"bad", line("a")]), results.append, 1)
+        lines = one_by_one(read_lines([b"bad", line("a")]))
+        answering = answer_lines(application(client), client, lines, results.append, 1)
         asyncio.run(answering)
     assert "run the same command again to resume" in raised.value.hint
 

@@ -1,87 +1,32 @@
 """`/v1/files` and `/v1/batches`: OpenAI's client drives them; cancel, expiry, restarts, limits, errors."""
 
 import asyncio
-import contextlib
 import json
-import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from batch_server import CHAT, begin, ended, lines, results, serving
+from counted_client import CountedClient
 from fake_client import MODEL, FakeClient
-from http_client import PLAIN, URL, application, http_on, listening, post, request
-from openai.types import Batch as BatchAnswer
+from http_client import URL, post, request
 from openai.types import FileObject as FileAnswer
-from waiting import until
 
 from octavo.frontend.batch import service as service_module
-from octavo.frontend.batch.directory import FINAL, BatchDirectory
-from octavo.frontend.batch.service import MAX_ERRORS, BatchService
-from octavo.frontend.http.app import create_app, make_app
+from octavo.frontend.batch.batch_run import MAX_ERRORS
+from octavo.frontend.http.app import create_app
 from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.configure import batch_service
+from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.router import create_router
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import ConfigError
-
-CHAT = "/v1/chat/completions"
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "POLL_S", 0.02)
-
-
-@contextlib.asynccontextmanager
-async def serving(client: FakeClient, path: Path, max_bytes: int = 2**20) -> AsyncIterator[Any]:
-    """Serve batches in a directory; yield the state of the application and OpenAI's client."""
-    app = application(client, ["key"])
-    state = app.state.octavo
-    inner = make_app(state, PLAIN, ())
-    service = BatchService(BatchDirectory(path, max_bytes), state.background)
-    object.__setattr__(state, "batches", service)
-    service.start(inner, client, 4)
-    async with listening(app) as socket_path, http_on(socket_path, base_url=URL) as http:
-        try:
-            async with openai.AsyncOpenAI(api_key="key", base_url=f"{URL}/v1", http_client=http, max_retries=0) as api:
-                yield state, api
-        finally:
-            state.background.abort()
-            await asyncio.wait(state.background.tasks or [asyncio.create_task(asyncio.sleep(0))], timeout=30)
-
-
-def lines(count: int = 3, **body: Any) -> bytes:
-    entries = [
-        {
-            "custom_id": f"r{number}",
-            "method": "POST",
-            "url": CHAT,
-            "body": {"model": MODEL, "messages": [{"role": "user", "content": str(number)}], **body},
-        }
-        for number in range(count)
-    ]
-    return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
-
-
-async def begin(api: Any, content: bytes, **options: Any) -> Any:
-    file = await api.files.create(file=("in.jsonl", content), purpose="batch")
-    return await api.batches.create(
-        input_file_id=file.id, endpoint=options.pop("endpoint", CHAT), completion_window="24h", **options
-    )
-
-
-async def ended(api: Any, batch_id: str) -> Any:
-    async with asyncio.timeout(60):
-        while (found := await api.batches.retrieve(batch_id)).status not in FINAL:
-            await asyncio.sleep(0.02)
-    BatchAnswer.model_validate(found.model_dump())
-    return found
-
-
-async def results(api: Any, file_id: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (await api.files.content(file_id)).text.splitlines()]
 
 
 def test_openais_client_runs_a_batch(tmp_path: Path) -> None:
@@ -145,18 +90,6 @@ def test_files_are_listed_described_and_removed(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_expired_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    directory = BatchDirectory(tmp_path, 2**20)
-    path = tmp_path / "x"
-    path.write_bytes(b"abc")
-    with path.open("rb") as source:
-        file = directory.add_file(source, 3, "x", 3600)
-    assert directory.file(file.id) is not None
-    later = time.time() + 3601
-    monkeypatch.setattr(time, "time", lambda: later)
-    assert directory.file(file.id) is None and not directory.content_path(file.id).exists()
-
-
 def test_cancelling_keeps_the_results_so_far(tmp_path: Path) -> None:
     async def run() -> None:
         client = FakeClient("Hello!")
@@ -167,8 +100,7 @@ def test_cancelling_keeps_the_results_so_far(tmp_path: Path) -> None:
             async with asyncio.timeout(60):
                 while len(client.requests) < 4:
                     await asyncio.sleep(0.01)
-            with pytest.raises(openai.ConflictError, match="cancel it"):
-                await api.files.delete(batch.input_file_id)
+            await api.files.delete(batch.input_file_id)  # the batch goes on
             assert (await api.batches.cancel(waiting.id)).status in ("cancelling", "cancelled")
             assert (await ended(api, waiting.id)).status == "cancelled"  # although another batch has the turn
             assert (await api.batches.cancel(batch.id)).status == "cancelling"
@@ -179,38 +111,6 @@ def test_cancelling_keeps_the_results_so_far(tmp_path: Path) -> None:
                 await api.batches.cancel(batch.id)
             listed = await api.batches.list(limit=1)
             assert [one.id async for one in listed] == [waiting.id, batch.id]
-
-    asyncio.run(run())
-
-
-def test_a_restarted_server_goes_on(tmp_path: Path) -> None:
-    """The first server ends, by an abort, with two of five requests answered; no request is answered twice."""
-
-    async def run() -> None:
-        first = FakeClient("Hello!")
-        async with serving(first, tmp_path) as (state, api):
-            batch = await begin(api, lines(5))
-            answered: list[Any] = []
-            original = service_module._BatchRun.write
-
-            def write(self: Any, result: Any) -> None:
-                original(self, result)
-                answered.append(result.custom_id)
-                if len(answered) == 2:
-                    state.background.abort()
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(service_module._BatchRun, "write", write)
-                await until(lambda: len(answered) >= 2 and not state.background.tasks)
-            stopped = await api.batches.retrieve(batch.id)
-            assert stopped.status == "in_progress" and 2 <= stopped.request_counts.completed < 5
-        second = FakeClient("Hello!")
-        async with serving(second, tmp_path) as (_, api):
-            done = await ended(api, batch.id)
-            assert (done.status, done.request_counts.completed) == ("completed", 5)
-            found = await results(api, done.output_file_id)
-            assert sorted(one["custom_id"] for one in found) == [f"r{number}" for number in range(5)]
-            assert len(second.requests) == 5 - stopped.request_counts.completed
 
     asyncio.run(run())
 
@@ -236,8 +136,10 @@ def test_an_expired_batch_names_what_was_not_answered(tmp_path: Path, monkeypatc
         (lines(1) + lines(1), CHAT, ["invalid_line"]),
         (lines(2), "/v1/completions", ["invalid_url"] * 2),
         (b"x\n" * 200, CHAT, ["invalid_line"] * MAX_ERRORS),
+        (lines(1, background=True), CHAT, ["invalid_line"]),
+        (lines(1, stream=True), CHAT, ["invalid_line"]),
     ],
-    ids=["empty", "no request", "twice", "url", "many"],
+    ids=["empty", "no request", "twice", "url", "many", "background", "stream"],
 )
 def test_an_invalid_file_fails_as_a_whole(tmp_path: Path, content: bytes, endpoint: str, codes: list[str]) -> None:
     async def run() -> None:
@@ -256,6 +158,10 @@ def test_sizes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
             await api.files.create(file=("a", b"x" * 4_000), purpose="batch")
             with pytest.raises(openai.ConflictError, match="--batch-dir-max-bytes"):
                 await api.files.create(file=("b", b"x" * 4_000), purpose="batch")
+            with pytest.MonkeyPatch.context() as patch:  # by its headers alone
+                patch.setattr(ApiRequest, "form", None)
+                with pytest.raises(openai.ConflictError, match="--batch-dir-max-bytes"):
+                    await api.files.create(file=("b", b"x" * 90_000), purpose="batch")
             monkeypatch.setattr("octavo.frontend.http.routes.batches.MAX_FILE_BYTES", -(2**16) + 100)
             with pytest.raises(openai.APIStatusError) as raised:
                 await api.files.create(file=("c", b"x" * 4_000), purpose="batch")
@@ -282,14 +188,117 @@ def test_wrong_requests_are_named(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
+TENANTS = """
+tenants:
+  slow: {api_keys: [slow], requests_per_minute: 4}
+  narrow: {api_keys: [narrow], max_concurrent_requests: 1}
+"""
+
+
+def with_tenants(path: Path) -> ServerConfig:
+    (path / "tenants.yaml").write_text(TENANTS)
+    return ServerConfig(tenants=str(path / "tenants.yaml"), fingerprint_mode="none")
+
+
+def test_a_tenant_does_not_find_the_files_and_batches_of_others(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(FakeClient("Hello!"), tmp_path, config=with_tenants(tmp_path)) as (_, api):
+            owner, other = api.with_options(api_key="narrow"), api.with_options(api_key="slow")
+            batch = await begin(owner, lines(1))
+            done = await ended(owner, batch.id)
+            for file_id in (batch.input_file_id, done.output_file_id):
+                for call in (other.files.retrieve, other.files.content, other.files.delete):
+                    with pytest.raises(openai.NotFoundError, match=file_id):
+                        await call(file_id)
+            for call in (other.batches.retrieve, other.batches.cancel):
+                with pytest.raises(openai.NotFoundError, match=batch.id):
+                    await call(batch.id)
+            with pytest.raises(openai.BadRequestError, match="input_file_id"):
+                await other.batches.create(input_file_id=batch.input_file_id, endpoint=CHAT, completion_window="24h")
+            assert not (await other.files.list()).data and not (await other.batches.list()).data
+            for seer in (owner, api):  # keys of --api-key find all
+                assert len((await seer.files.list()).data) == 2 and len((await seer.batches.list()).data) == 1
+                assert len(await results(seer, done.output_file_id)) == 1
+
+    asyncio.run(run())
+
+
+def test_the_limits_of_a_tenant_hold_for_its_batches(tmp_path: Path) -> None:
+    async def run() -> None:
+        client = CountedClient("Hello!")
+        async with serving(client, tmp_path, config=with_tenants(tmp_path)) as (state, api):
+            slow, narrow = api.with_options(api_key="slow"), api.with_options(api_key="narrow")
+            limited = await begin(slow, lines(5))  # this takes two of the four requests
+            done = await ended(narrow, (await begin(narrow, lines(3))).id)  # the next one need not wait
+            assert done.request_counts.completed == 3
+            async with asyncio.timeout(60):
+                while (found := await slow.batches.retrieve(limited.id)).request_counts.completed < 2:
+                    await asyncio.sleep(0.01)
+            assert found.status == "in_progress" and found.request_counts.completed == 2
+            await slow.batches.cancel(limited.id)
+            assert (await ended(slow, limited.id)).request_counts.completed == 2
+            totals = state.calls.tenants.usage.totals()
+            assert (totals["slow"].num_requests, totals["narrow"].num_requests) == (4, 5)
+            assert (totals["slow"].num_generation_tokens, totals["narrow"].num_generation_tokens) == (12, 18)
+            for one in totals.values():
+                assert one.num_live == 0 and not any(one.num_rejected.values())
+
+    asyncio.run(run())
+
+
+def test_responses_of_a_batch_are_not_stored_unless_it_says_so(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with serving(FakeClient("Hello!"), tmp_path) as (_, api):
+            bodies = [{"model": MODEL, "input": "hi"}, {"model": MODEL, "input": "hi", "store": True}]
+            entries = [
+                {"custom_id": f"r{number}", "method": "POST", "url": "/v1/responses", "body": body}
+                for number, body in enumerate(bodies)
+            ]
+            content = b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
+            done = await ended(api, (await begin(api, content, endpoint="/v1/responses")).id)
+            found = sorted(await results(api, done.output_file_id), key=lambda one: one["custom_id"])
+            unstored, stored = (one["response"]["body"] for one in found)
+            assert (unstored["store"], stored["store"]) == (False, True)
+            assert (await api.responses.retrieve(stored["id"])).id == stored["id"]
+            with pytest.raises(openai.NotFoundError):
+                await api.responses.retrieve(unstored["id"])
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("allowed", "origin", "status"),
+    [
+        (["http://good"], "http://evil", 403),
+        ([], "http://evil", 403),
+        (["http://good"], "http://good", 200),
+        (["http://good"], URL, 200),
+        (None, "http://evil", 200),
+    ],
+)
+def test_a_page_of_another_origin_uploads_only_if_it_is_allowed(
+    tmp_path: Path, allowed: list[str] | None, origin: str, status: int
+) -> None:
+    async def run() -> None:
+        config = ServerConfig(allowed_origins=allowed, fingerprint_mode="none")
+        async with serving(FakeClient(), tmp_path, config=config) as (_, api):
+            answer = await api._client.post(
+                f"{URL}/v1/files",
+                files={"file": ("x", b"x")},
+                data={"purpose": "batch"},
+                headers={"authorization": "Bearer key", "origin": origin},
+            )
+            assert answer.status_code == status, answer.text
+
+    asyncio.run(run())
+
+
 def test_a_directory_is_for_servers_that_run_batches(tmp_path: Path) -> None:
     client: Any = FakeClient()
     config = ServerConfig(batch_dir=str(tmp_path))
     for make in (create_app, create_router):
         with pytest.raises(ConfigError, match="octavo serve"):
             make(client, config)
-    with pytest.raises(ConfigError, match="--tenants"):
-        batch_service(ServerConfig(batch_dir=str(tmp_path), tenants="tenants.yaml"), BackgroundTasks())
     assert batch_service(ServerConfig(), BackgroundTasks()) is None
 
 

@@ -16,12 +16,13 @@ from starlette.types import Message, Receive
 
 from octavo.frontend.batch.directory import FINAL, BatchDirectory, DirectoryFullError, StoredBatch
 from octavo.frontend.batch.service import ENDPOINTS, BatchService
+from octavo.frontend.calls.http_call import may_see, tenant_name
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.body_reader import BodyRejected
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.query import Paging
-from octavo.frontend.http.request import JSON, ApiRequest
+from octavo.frontend.http.request import JSON, ApiRequest, header_value
 from octavo.frontend.http.schemas.batches import (
     Batch,
     BatchList,
@@ -51,9 +52,12 @@ class NotFoundError(ModelNotFoundError):
 
 async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response:
     """Store a file of requests."""
-    directory = _service(state).directory
+    directory, tenant = _service(state).directory, tenant_name(http_request.scope)
+    length = header_value(http_request.scope, b"content-length")
     upload = ApiRequest(http_request.scope, _Bounded(http_request.receive, MAX_FILE_BYTES + _FORM_BYTES))
     try:
+        if length.isdecimal():  # before it is received, which takes room in the system's temporary directory
+            await asyncio.to_thread(directory.require_room, max(0, int(length) - _FORM_BYTES))
         async with upload.form(max_files=1, max_fields=16) as form:
             file = form.get("file")
             if not isinstance(file, UploadFile):
@@ -62,7 +66,7 @@ async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response
                 raise InvalidRequestError("purpose must be batch: files have no other use here", "purpose")
             expiry_s = _expiry_s(form)
             name, size = file.filename or "file", file.size or 0
-            stored = await asyncio.to_thread(directory.add_file, file.file, size, name, expiry_s)
+            stored = await asyncio.to_thread(directory.add_file, file.file, size, name, expiry_s, tenant)
     except (MultiPartException, HTTPException) as error:
         detail = error.message if isinstance(error, MultiPartException) else error.detail
         raise InvalidRequestError(f"the body is no valid multipart form: {detail}", "file") from None
@@ -84,7 +88,8 @@ upload_file.streams_body = True  # type: ignore[attr-defined]
 async def list_files(state: CurrentState, http_request: ApiRequest) -> Response:
     """List the files."""
     query = http_request.query_params
-    files = await asyncio.to_thread(_service(state).directory.files)
+    stored = await asyncio.to_thread(_service(state).directory.files)
+    files = [one.file for one in stored if may_see(http_request.scope, one.tenant)]
     if purpose := query.get("purpose"):
         files = [file for file in files if file.purpose == purpose]
     page = Paging.of(query, default=10_000, most=10_000).page(files, lambda file: file.id)
@@ -94,23 +99,20 @@ async def list_files(state: CurrentState, http_request: ApiRequest) -> Response:
 
 async def retrieve_file(state: CurrentState, http_request: ApiRequest) -> Response:
     """Describe a file."""
-    return _json(_file(_service(state).directory, http_request.path_params["file_id"]))
+    return _json(_file(_service(state).directory, http_request))
 
 
 async def read_file(state: CurrentState, http_request: ApiRequest) -> Response:
     """Return the content of a file."""
     directory = _service(state).directory
-    file = _file(directory, http_request.path_params["file_id"])
+    file = _file(directory, http_request)
     return FileResponse(directory.content_path(file.id), media_type="application/octet-stream", filename=file.filename)
 
 
 async def delete_file(state: CurrentState, http_request: ApiRequest) -> Response:
-    """Remove a file."""
+    """Remove a file. Batches that were made of it go on."""
     directory = _service(state).directory
-    file = _file(directory, http_request.path_params["file_id"])
-    for stored in await asyncio.to_thread(directory.batches):
-        if stored.batch.input_file_id == file.id and stored.batch.status not in FINAL:
-            raise ConflictError(f"batch {stored.batch.id} still reads {file.id}: cancel it, or wait for its end")
+    file = _file(directory, http_request)
     directory.delete_file(file.id)
     return _json(DeletedFile(id=file.id))
 
@@ -123,11 +125,12 @@ async def create_batch(state: CurrentState, http_request: ApiRequest) -> Respons
         raise InvalidRequestError(f"endpoint must be one of {', '.join(ENDPOINTS)}", "endpoint")
     if len(request.metadata or ()) > MAX_METADATA:
         raise InvalidRequestError(f"metadata may have at most {MAX_METADATA} entries", "metadata")
+    no_file = InvalidRequestError(
+        f"input_file_id: there is no file {request.input_file_id[:100]!r} of purpose batch", "input_file_id"
+    )
     file = service.directory.file(request.input_file_id)
-    if file is None or file.purpose != "batch":
-        raise InvalidRequestError(
-            f"input_file_id: there is no file {request.input_file_id[:100]!r} of purpose batch", "input_file_id"
-        )
+    if file is None or file.file.purpose != "batch" or not may_see(http_request.scope, file.tenant):
+        raise no_file
     batches = await asyncio.to_thread(service.directory.batches)
     if sum(stored.batch.status not in FINAL for stored in batches) >= MAX_UNFINISHED:
         raise ConflictError(f"{MAX_UNFINISHED} batches wait or run: wait for their end, or cancel some")
@@ -135,7 +138,7 @@ async def create_batch(state: CurrentState, http_request: ApiRequest) -> Respons
     batch = Batch(
         id=f"batch_{secrets.token_hex(16)}",
         endpoint=request.endpoint,
-        input_file_id=file.id,
+        input_file_id=file.file.id,
         status="validating",
         created_at=now,
         expires_at=now + WINDOW_S,
@@ -143,7 +146,11 @@ async def create_batch(state: CurrentState, http_request: ApiRequest) -> Respons
         metadata=request.metadata,
     )
     expiry = request.output_expires_after
-    service.directory.put_batch(StoredBatch(batch, time.time_ns(), None if expiry is None else expiry.seconds))
+    expiry_s, tenant = None if expiry is None else expiry.seconds, tenant_name(http_request.scope)
+    try:
+        await asyncio.to_thread(service.directory.add_batch, StoredBatch(batch, time.time_ns(), expiry_s, tenant))
+    except FileNotFoundError:
+        raise no_file from None
     service.wake()
     return _json(batch)
 
@@ -151,7 +158,8 @@ async def create_batch(state: CurrentState, http_request: ApiRequest) -> Respons
 async def list_batches(state: CurrentState, http_request: ApiRequest) -> Response:
     """List the batches, the newest first."""
     stored = await asyncio.to_thread(_service(state).directory.batches)
-    page = Paging.of(http_request.query_params).page([one.batch for one in stored], lambda batch: batch.id)
+    batches = [one.batch for one in stored if may_see(http_request.scope, one.tenant)]
+    page = Paging.of(http_request.query_params).page(batches, lambda batch: batch.id)
     ends = (page.items[0].id, page.items[-1].id) if page.items else (None, None)
     return _json(BatchList(data=list(page.items), first_id=ends[0], last_id=ends[1], has_more=page.has_more))
 
@@ -204,15 +212,18 @@ def _service(state: AppState) -> BatchService:
     return state.batches
 
 
-def _file(directory: BatchDirectory, file_id: str) -> FileObject:
-    if (found := directory.file(file_id)) is None:
+def _file(directory: BatchDirectory, http_request: ApiRequest) -> FileObject:
+    file_id = http_request.path_params["file_id"]
+    found = directory.file(file_id)
+    if found is None or not may_see(http_request.scope, found.tenant):
         raise NotFoundError(f"there is no file {file_id[:100]!r}: it was deleted, or has expired")
-    return found
+    return found.file
 
 
 def _batch(service: BatchService, http_request: ApiRequest) -> Batch:
     batch_id = http_request.path_params["batch_id"]
-    if (found := service.directory.batch(batch_id)) is None:
+    found = service.directory.batch(batch_id)
+    if found is None or not may_see(http_request.scope, found.tenant):
         raise NotFoundError(f"there is no batch {batch_id[:100]!r}")
     return found.batch
 
