@@ -67,7 +67,7 @@ class BatchDirectory:
         max_bytes: of all files together, results included; no file is added beyond it.
 
     Raises:
-        OSError: it cannot be written to.
+        OSError: it cannot be written to, or its file system has no hard links.
     """
 
     def __init__(self, path: Path, max_bytes: int) -> None:
@@ -76,7 +76,11 @@ class BatchDirectory:
         self.max_bytes = max_bytes
         for directory in (self._files, self._batches):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self._files / ".writable").touch()
+        probe = self._files / ".writable"
+        probe.touch()
+        link = self._batches / f"{secrets.token_hex(4)}.new"
+        os.link(probe, link)  # as `add_batch` will
+        link.unlink()
 
     def require_room(self, num_bytes: int) -> None:
         """Check that a file of this size may be added; expired files are removed first if it may not.

@@ -153,9 +153,17 @@ def batch_service(config: ServerConfig, tasks: BackgroundTasks, tenants: Tenants
             phase="configuration",
             hint='pip install "octavo[batch]"',
         ) from None
-    directory = _usable(config.batch_dir, "--batch-dir")
-    assert directory is not None, "a path was given"
-    return BatchService(BatchDirectory(directory, config.batch_dir_max_bytes), tasks, tenants)
+    path = _usable(config.batch_dir, "--batch-dir")
+    assert path is not None, "a path was given"
+    try:
+        directory = BatchDirectory(path, config.batch_dir_max_bytes)
+    except OSError as error:
+        raise ConfigError(
+            f"--batch-dir {path} cannot be used: {error.strerror}",
+            phase="configuration",
+            hint="choose a directory that this user may write to, on a file system with hard links",
+        ) from None
+    return BatchService(directory, tasks, tenants)
 
 
 def sharing_responses(config: ServerConfig, directory: Path) -> ServerConfig:

@@ -26,7 +26,7 @@ MAX_EVENTS_AT_ONCE = 256
 USE_RESOLUTION_S = 60.0
 """A response that was used this recently is not marked as used again: most reads then write nothing."""
 
-OWNER_DIED = {"code": "server_error", "message": "the server ended before the response was complete; send it again"}
+OWNER_DIED = {"code": "server_error", "message": "the server failed before the response was complete; send it again"}
 
 _VERSION = 2
 """Of the schema. Version 1 had no totals."""

@@ -124,7 +124,7 @@ def test_a_death_that_cannot_be_survived_leaves_no_process(model: Path, who: str
 def test_they_share_a_unix_socket(model: Path, tmp_path: Path) -> None:
     path = tmp_path / "s"
     with serve(model, *SMALL, "--api-server-count", "2", "--uds", str(path)) as server:
-        wait_until(lambda: "istening on" in server.output, 90)
+        wait_until(lambda: "istening on" in server.output, timeout_s=90)
         with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://octavo.test") as http:
             assert http.post("/v1/completions", json=ASK).status_code == 200
         server.signal(signal.SIGTERM)

@@ -2,23 +2,76 @@
 
 import asyncio
 import io
+import os
 import time
 from pathlib import Path
 from typing import Any
 
+import httpx
+import openai
 import pytest
 from batch_server import begin, ended, lines, results, serving
+from counted_client import CountedClient
 from fake_client import FakeClient
+from http_client import URL
 from waiting import until
 
 from octavo.frontend.batch import service as service_module
 from octavo.frontend.batch.batch_run import BatchRun
 from octavo.frontend.batch.directory import KEPT_S, LEFTOVER_S, BatchDirectory, DirectoryFullError
+from octavo.frontend.calls.services import CallServices
+from octavo.frontend.http import run as run_module
+from octavo.frontend.http.background import BackgroundTasks
+from octavo.frontend.http.configure import batch_service, make_app_state
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import ConfigError
 
 
 @pytest.fixture(autouse=True)
 def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "POLL_S", 0.02)
+
+
+def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(*paths: Path) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(ConfigError, match="Operation not permitted") as caught:
+        batch_service(ServerConfig(batch_dir=str(tmp_path)), BackgroundTasks())
+    assert "hard links" in caught.value.hint
+
+
+def test_a_server_with_tenants_runs_their_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `octavo serve --tenants FILE --batch-dir DIRECTORY` puts its parts together."""
+    monkeypatch.setattr(run_module, "bound_pauses", lambda: None)  # it is for the whole process
+    (tmp_path / "tenants.yaml").write_text("tenants: {a: {api_keys: [a], priority: 3}}")
+    config = ServerConfig(
+        tenants=str(tmp_path / "tenants.yaml"), batch_dir=str(tmp_path / "batches"), fingerprint_mode="none"
+    )
+
+    async def run() -> None:
+        client: Any = CountedClient("Hello!", scheduling_policy="priority")
+        calls = CallServices.open(config, client.config)
+        background = BackgroundTasks()
+        state = make_app_state(client, config, background=background)
+        server = run_module.make_server([state], config, ["key"], calls)
+        async with (
+            httpx.AsyncClient(transport=httpx.ASGITransport(server.config.app)) as http,
+            openai.AsyncOpenAI(api_key="a", base_url=f"{URL}/v1", http_client=http, max_retries=0) as api,
+        ):
+            done = await ended(api, (await begin(api, lines(2))).id)
+            assert done.request_counts.completed == 2 and client.priorities == [3, 3]
+            totals = calls.tenants.usage.totals()["a"]
+            assert (totals.num_requests, totals.num_generation_tokens, totals.num_live) == (4, 12, 0)
+            with pytest.raises(openai.AuthenticationError):
+                await api.with_options(api_key="b").files.list()
+            background.abort()
+            await asyncio.wait(background.tasks, timeout=30)
+        state.responses.close()
+        calls.close()
+
+    asyncio.run(run())
 
 
 def test_an_expired_file_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,8 @@ def test_stored_conversations_go_on() -> None:
                 assert response.status_code == 404 and first["id"] in response.json()["error"]["message"]
             late = await http.post(PATH, json=ask(previous_response_id=first["id"]))
             assert (late.status_code, late.json()["error"]["param"]) == (404, "previous_response_id")
+            nameless = await http.post(PATH, json=ask(previous_response_id=""))
+            assert (nameless.status_code, nameless.json()["error"]["param"]) == (404, "previous_response_id")
             unkept = (await http.post(PATH, json=ask(store=False))).json()
             assert (await http.get(f"{PATH}/{unkept['id']}")).status_code == 404
 

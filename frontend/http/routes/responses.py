@@ -203,7 +203,7 @@ async def _find(
     Raises:
         ResponseNotFoundError: there is none.
     """
-    response_id = previous or _id(http_request)
+    response_id = _id(http_request) if previous is None else previous
     for one in state.of_all_models:
         found = await one.responses.run(ResponseStore.get, response_id)
         if found is not None and may_see(http_request.scope, found.tenant):
@@ -211,7 +211,7 @@ async def _find(
     raise ResponseNotFoundError(
         f"no response {response_id[:100]!r} is stored: it had store=false, was deleted, or {MAX_RESPONSES} others "
         "(or too many bytes of them) were used since; without --response-store they also end with the server",
-        "previous_response_id" if previous else None,
+        None if previous is None else "previous_response_id",
     )
 
 
