@@ -227,6 +227,7 @@ def test_the_limits_of_a_tenant_hold_for_its_batches(tmp_path: Path) -> None:
     async def run() -> None:
         client = CountedClient("Hello!")
         async with serving(client, tmp_path, config=with_tenants(tmp_path)) as (state, api):
+            state.calls.tenants.usage._clock = lambda: 1000.0  # budgets do not refill
             slow, narrow = api.with_options(api_key="slow"), api.with_options(api_key="narrow")
             limited = await begin(slow, lines(5))  # this takes two of the four requests
             done = await ended(narrow, (await begin(narrow, lines(3))).id)  # the next one need not wait
