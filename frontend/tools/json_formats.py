@@ -26,14 +26,6 @@ class Ernie45Parser(HermesParser):
     tags = (*HermesParser.tags, *content_marks)
 
 
-class LongcatParser(JsonObjectParser):
-    """LongCat: Hermes' format with tags of its own."""
-
-    openings = (("<longcat_tool_call>",),)
-    tags = ("<longcat_tool_call>", "</longcat_tool_call>")
-    begin, end, separator = "<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"
-
-
 class Granite20bParser(JsonObjectParser):
     """Granite 20B function calling: `<function_call> {"name": ..., "arguments": {...}}`, without a mark at the end."""
 

@@ -6,6 +6,7 @@ from typing import TypeVar
 from octavo.frontend.harmony.parser import HarmonyParser
 from octavo.frontend.tools import gemma_calls, json_formats, python_marked, xml_formats
 from octavo.frontend.tools.llama3_json import Llama3JsonParser
+from octavo.frontend.tools.longcat import LongcatParser
 from octavo.frontend.tools.mistral import MistralParser
 from octavo.frontend.tools.parser import ToolParser
 from octavo.frontend.tools.pythonic import PythonicParser
@@ -39,7 +40,7 @@ _parsers: dict[str, type[ToolParser]] = {
     "llama3_json": Llama3JsonParser,
     "llama4_json": Llama3JsonParser,
     "llama4_pythonic": PythonicParser,
-    "longcat": json_formats.LongcatParser,
+    "longcat": LongcatParser,
     "mimo": xml_formats.MimoParser,
     "minimax_m2": xml_formats.MinimaxM2Parser,
     "mistral": MistralParser,

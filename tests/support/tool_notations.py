@@ -141,6 +141,13 @@ QWEN = xml(
     ("<parameter=", ">\n", "\n</parameter>\n"),
     "\n",
 )
+LONGCAT_TAGS = xml(
+    ("", ""),
+    ("<longcat_tool_call>", "\n", "</longcat_tool_call>"),
+    ("<longcat_arg_key>", "</longcat_arg_key>\n<longcat_arg_value>", "</longcat_arg_value>\n"),
+    "\n",
+)
+"""How later models of LongCat write calls; forced ones are in JSON."""
 STEP = ("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>")
 SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 CALL, SEPARATOR, CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
@@ -174,7 +181,9 @@ NOTATIONS = {
     ),
     "lfm2": python(("<|tool_call_start|>[", "]<|tool_call_end|>"), ", "),
     "llama3_json": objects("", "", "; ", "parameters"),
-    "longcat": objects("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"),
+    "longcat": replace(
+        objects("<longcat_tool_call>\n", "\n</longcat_tool_call>", "\n"), marks=(*LONGCAT_TAGS.marks, '{"name": "f"')
+    ),
     "dots": xml(
         ("<dots_function_call>\n", "</dots_function_call>"),
         ('<invoke name="', '">\n', "</invoke>\n"),

@@ -12,7 +12,7 @@ from grammar_fits import compiled, fits, tokens
 from grammar_walks import walks
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_notations import ALIASES, NOTATIONS
+from tool_notations import ALIASES, LONGCAT_TAGS, NOTATIONS
 
 from octavo.core_proc.grammar.matcher import GrammarTokens, Matcher, source_of
 from octavo.frontend.generation.grammar import grammar_spec
@@ -81,6 +81,12 @@ def test_every_cut_of_a_text(name: str) -> None:
     check_all_cuts(text, style(name))
     for end in range(9, len(text), 23):
         check_all_cuts(text[:end][-60:], style(name))
+
+
+def test_calls_of_longcat_in_tags() -> None:
+    text = "So <b>:\n" + LONGCAT_TAGS.write(CALLS[:2])
+    assert whole("longcat", text) == ("So <b>:", CALLS[:2])
+    check_all_cuts(text, style("longcat"))
 
 
 @pytest.mark.parametrize(
