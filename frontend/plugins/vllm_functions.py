@@ -3,9 +3,11 @@
 import json
 import logging
 import uuid
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from octavo.frontend.tools.bare_value import json_value, kinds_of_schema
 from octavo.frontend.tools.call_id import new_call_id
 
 
@@ -52,6 +54,11 @@ def random_uuid() -> str:
     return uuid.uuid4().hex
 
 
+def is_mistral_tokenizer(tokenizer: object) -> bool:
+    """Return False: octavo reads Mistral's tokenizers without Mistral's library."""
+    return False
+
+
 def is_list_of(value: object, kind: Any, *, check: str = "first") -> bool:
     """Return whether a value is a list of objects of a type."""
     return isinstance(value, list) and all(isinstance(one, kind) for one in value)
@@ -60,6 +67,27 @@ def is_list_of(value: object, kind: Any, *, check: str = "first") -> bool:
 def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
     """Return an id of a call: Kimi's form names the function, others are random."""
     return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else new_call_id()
+
+
+def extract_types_from_schema(schema: object) -> list[str]:
+    """Return the JSON types that a schema allows; a schema without a type counts as a string."""
+    return sorted(kinds_of_schema(schema)) or ["string"]
+
+
+def coerce_to_schema_type(value: str, schema_type: str | list[str]) -> Any:
+    """Return a value of one of these JSON types, written as bare text; the text if it is none of them."""
+    return json.loads(json_value(value, {"type": schema_type}))
+
+
+def find_tool_name(tools: Sequence[Any] | None, tool_name: str) -> bool:
+    """Return whether a request has a function of this name."""
+    return any(tool.function.name == tool_name for tool in tools or ())
+
+
+def find_tool_properties(tools: Sequence[Any] | None, tool_name: str) -> dict[str, Any]:
+    """Return the schemas of a function's arguments by their names; empty if there is no such function."""
+    schemas = (tool.function.parameters or {} for tool in tools or () if tool.function.name == tool_name)
+    return dict(next(schemas, {}).get("properties", {}))
 
 
 def is_complete_json(text: str) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 
 from octavo.frontend.plugins import vllm_api, vllm_functions, vllm_types
 from octavo.frontend.tools.call_id import new_call_id
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.structured import StructuredOutputsParams
 
 _TYPES = {name: value for name, value in vars(vllm_types).items() if isinstance(value, type)}
@@ -25,6 +26,10 @@ _TOOL_TEXTS = {
     "find_common_prefix": vllm_functions.find_common_prefix,
     "partial_tag_overlap": vllm_functions.partial_tag_overlap,
     "consume_space": vllm_functions.consume_space,
+    "coerce_to_schema_type": vllm_functions.coerce_to_schema_type,
+    "extract_types_from_schema": vllm_functions.extract_types_from_schema,
+    "find_tool_name": vllm_functions.find_tool_name,
+    "find_tool_properties": vllm_functions.find_tool_properties,
     "safe_literal_eval": ast.literal_eval,
 }
 _CALL_IDS = {"make_tool_call_id": vllm_functions.make_tool_call_id, "random_tool_call_id": new_call_id}
@@ -41,6 +46,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.entrypoints.openai.tool_parsers": _TOOLS,
     "vllm.entrypoints.openai.tool_parsers.abstract_tool_parser": {**_TYPES, **_TOOLS},
     "vllm.entrypoints.openai.tool_parsers.utils": _TOOL_TEXTS,
+    "vllm.exceptions": {"VLLMValidationError": InvalidRequestError},
     "vllm.logger": {"init_logger": vllm_functions.init_plugin_logger},
     "vllm.reasoning": _REASONING,
     "vllm.reasoning.abs_reasoning_parsers": {**_TYPES, **_REASONING},
@@ -55,6 +61,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "vllm.transformers_utils.tokenizer": _TOKENIZERS,
     "vllm.utils": _VALUES,
     "vllm.utils.collection_utils": _VALUES,
+    "vllm.utils.mistral": {"is_mistral_tokenizer": vllm_functions.is_mistral_tokenizer},
 }
 """What each module has, by its name in one of vLLM's releases since 0.8."""
 

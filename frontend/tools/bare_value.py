@@ -12,7 +12,7 @@ _KINDS = {dict: "object", list: "array", str: "string", bool: "boolean", int: "i
 
 def is_text(schema: object) -> bool:
     """Return whether a parameter can only be a string. A schema without a type counts as a string."""
-    kinds = _kinds(schema)
+    kinds = kinds_of_schema(schema)
     return not kinds or kinds == {"string"}
 
 
@@ -35,8 +35,9 @@ def json_value(text: str, schema: object) -> str:
         return json_string(text)
     bare = text.strip()
     bare = _WORDS.get(bare.lower(), bare)
-    kinds = _kinds(schema)
-    for read in (_from_json, _from_python, int):
+    kinds = kinds_of_schema(schema)
+    # int reads leading zeros, which a string keeps
+    for read in (_from_json, _from_python, *(() if "string" in kinds else (int,))):
         try:
             value = read(bare)
             if not isinstance(value, str) and kinds & _kinds_of(value):
@@ -61,6 +62,25 @@ def open_value(text: str, schema: object, is_final: bool) -> str | None:
     return text.strip() if is_final else None
 
 
+def kinds_of_schema(schema: object) -> set[str]:
+    """Return the JSON types that a schema allows; empty if it does not restrict them."""
+    if not isinstance(schema, Mapping):
+        return set()
+    named = schema.get("type")
+    kinds = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
+    for choice in ("anyOf", "oneOf", "allOf"):
+        members = schema.get(choice)
+        for member in members if isinstance(members, list) else []:
+            kinds |= kinds_of_schema(member)
+    if not kinds:
+        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+        for value in values if isinstance(values, list) else []:
+            kinds |= _kinds_of(value)
+        if "$ref" in schema or "properties" in schema:
+            kinds.add("object")
+    return kinds
+
+
 def _whole_characters(text: str) -> str:
     """Replace each lone surrogate by U+FFFD: an escape can produce one, but UTF-8 cannot encode it."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -77,25 +97,6 @@ def _from_python(text: str) -> Any:
 
 def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _kinds(schema: object) -> set[str]:
-    """Return the JSON types that a schema allows; empty if it does not restrict them."""
-    if not isinstance(schema, Mapping):
-        return set()
-    named = schema.get("type")
-    kinds = {kind for kind in (named if isinstance(named, list) else [named]) if isinstance(kind, str)}
-    for choice in ("anyOf", "oneOf", "allOf"):
-        members = schema.get(choice)
-        for member in members if isinstance(members, list) else []:
-            kinds |= _kinds(member)
-    if not kinds:
-        values = schema.get("enum", [schema["const"]] if "const" in schema else [])
-        for value in values if isinstance(values, list) else []:
-            kinds |= _kinds_of(value)
-        if "$ref" in schema or "properties" in schema:
-            kinds.add("object")
-    return kinds
 
 
 def _kinds_of(value: object) -> set[str]:

@@ -12,8 +12,8 @@ _NUMBER_CHARACTERS = re.compile(r"[-+.0-9eE]+")
 _UNITS = re.compile(r"(?:[^\\]++|\\(?:u[0-9a-fA-F]{4}|[^u]))*+")
 """The content of a string, as complete characters and escapes."""
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
-_SIGNIFICANT = re.compile(r'\\.?|["\x00-\x1f]', re.DOTALL)
-"""What escaping depends on: a backslash with the next character, a quote, a control character."""
+_STRING = re.compile(r'"(?:[^"\\]++|\\.)*+(?P<end>"|\\?\Z)', re.DOTALL)
+"""A string, whose end may not be there yet."""
 _CONTROL = re.compile(r"[\x00-\x1f]")
 _LITERALS = {"t": "true", "f": "false", "n": "null"}
 _CLOSING = {"{": "}", "[": "]"}
@@ -151,25 +151,18 @@ class StringEscaper:
     """Escapes the control characters in the strings of JSON that comes in pieces. The cuts make no difference."""
 
     def __init__(self) -> None:
-        self._is_inside = False
-        """The text so far ends inside a string."""
-        self._backslash = ""
-        """A backslash at the end of a string so far, whose next character is not there yet."""
+        self._open = ""
+        """The string that the next piece continues, as far as it matters: its quote, and a backslash at its end."""
 
     def push(self, text: str) -> str:
         """Return the next piece, escaped."""
-        before, self._backslash = self._backslash, ""
-        return _SIGNIFICANT.sub(self._escaped, before + text)[len(before) :]
+        before, self._open = self._open, ""
+        return _STRING.sub(self._escaped, before + text)[len(before) :]
 
-    def _escaped(self, found: re.Match[str]) -> str:
-        if not self._is_inside:
-            self._is_inside = found[0].endswith('"')
-            return found[0]
-        if found[0] == '"':
-            self._is_inside = False
-        elif found[0] == "\\":
-            self._backslash = found[0]
-        return _CONTROL.sub(lambda control: json.dumps(control[0])[1:-1], found[0])
+    def _escaped(self, string: re.Match[str]) -> str:
+        if string["end"] != '"':
+            self._open = f'"{string["end"]}'
+        return _CONTROL.sub(lambda found: json.dumps(found[0])[1:-1], string[0])
 
 
 def _read_scalar(text: str, position: int) -> Span:

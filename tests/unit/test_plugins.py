@@ -13,7 +13,14 @@ from tool_answers import PATH, QWEN, TOOLS, ToolClient, add_up, ask, both_ways, 
 
 from octavo.frontend.conversation.settings import ChatSettings
 from octavo.frontend.plugins.loading import load_plugin
+from octavo.frontend.plugins.vllm_functions import (
+    coerce_to_schema_type,
+    extract_types_from_schema,
+    find_tool_name,
+    find_tool_properties,
+)
 from octavo.frontend.plugins.vllm_modules import MODULES, vllm_modules
+from octavo.frontend.plugins.vllm_types import ChatCompletionRequest
 from octavo.frontend.reasoning.registry import reasoning_parser
 from octavo.frontend.tools.registry import tool_parser
 from octavo.protocol.config import ServerConfig
@@ -200,6 +207,32 @@ class Half(ReasoningParser):
     def extract_reasoning(self, model_output, request):
         return None, model_output
 """
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds", "expected"),
+    [
+        ("5", "integer", 5),
+        ("null", ["string", "null"], None),
+        ("5", ["string", "integer"], 5),
+        ("TRUE", "boolean", True),
+        ('{"a": 1}', "object", {"a": 1}),
+        ("x", "integer", "x"),
+        ('"x"', "string", '"x"'),
+    ],
+)
+def test_vllm_s_functions_for_bare_values(value: str, kinds: str | list[str], expected: object) -> None:
+    assert coerce_to_schema_type(value, kinds) == expected
+    schema = {"anyOf": [{"type": kind} for kind in ([kinds] if isinstance(kinds, str) else kinds)]}
+    assert extract_types_from_schema(schema) == sorted([kinds] if isinstance(kinds, str) else kinds)
+
+
+def test_vllm_s_functions_that_find_tools() -> None:
+    tools = ChatCompletionRequest(tools=TOOLS).tools
+    assert find_tool_name(tools, "weather") and not find_tool_name(tools, "other") and not find_tool_name(None, "f")
+    assert find_tool_properties(tools, "weather") == {"city": {"type": "string"}}
+    assert find_tool_properties(tools, "other") == find_tool_properties(None, "weather") == {}
+    assert extract_types_from_schema({}) == ["string"]
 
 
 @pytest.mark.parametrize(

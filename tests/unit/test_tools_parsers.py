@@ -278,6 +278,8 @@ def test_a_known_name_can_be_replaced() -> None:
         ({"type": ["string", "null"]}, "null", None),
         ({"type": ["string", "null"]}, "None", None),
         ({"type": ["string", "integer"]}, '"5"', '"5"'),
+        ({"type": ["string", "integer"]}, "05", "05"),
+        ({"type": ["string", "integer"]}, "5", 5),
         ({"type": "boolean"}, "TRUE", True),
         ({"type": "boolean"}, "False", False),
         ({"type": "integer"}, "05", 5),
