@@ -45,7 +45,7 @@ def _shared_fields(encoded: bytes) -> SharedFields:
 
 
 class QueuedRequest(msgspec.Struct, gc=False, eq=False, frozen=True):
-    """A request that waits and has no outputs, no grammar, no prompt embeddings and no blocks for others.
+    """A request that waits and has no outputs, no grammar, no prompt embeddings, no media and no blocks for others.
 
     Has the attributes of a `Request` that others read.
     """
@@ -123,7 +123,7 @@ LiveRequest = Request | QueuedRequest
 def make_request(client: bytes, submit: Submit, order: int, now: float) -> LiveRequest:
     """Return a new request, packed if possible. Its parameters have been checked."""
     is_plain = submit.grammar is None and submit.prompt_embeds is None and submit.kv_transfer is None
-    if not is_plain or submit.resume_output_token_ids:
+    if not is_plain or submit.media or submit.resume_output_token_ids:
         return Request(client, submit, order, now)
     params, seed, max_tokens = submit.params, 0, 1
     if isinstance(params, SamplingSpec):

@@ -86,6 +86,7 @@ class Request:
         "is_resumed",
         "kv_transfer",
         "max_num_tokens",
+        "media",
         "needs_step_input",
         "next_commit_check",
         "next_plan_check",
@@ -134,6 +135,8 @@ class Request:
         """What it leaves for another engine; when it has finished: how to take it. None: nothing."""
         self.prompt_embeds = submit.prompt_embeds
         """Prompt embeddings; None: it has none."""
+        self.media = submit.media
+        """Its images and other media."""
         self.needs_step_input = submit.grammar is not None
         """A step hook sends the workers something for each of its samples, after the plan."""
         self.stream_interval = submit.stream_interval

@@ -1,5 +1,7 @@
 """`AsyncClient`: text in, text out, on engines that this process starts or joins."""
 
+# long: one method of the public interface after another
+
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -23,16 +25,18 @@ from octavo.frontend.engine_connection import (
 from octavo.frontend.engine_set import EngineSet
 from octavo.frontend.engine_state import EngineState
 from octavo.frontend.engines_client import EnginesClient
+from octavo.frontend.generation.chat_prompt import chat_prompt
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.live import LiveRequests
 from octavo.frontend.generation.preparation import RequestPreparer
-from octavo.frontend.generation.prompt import Prompt, conversation_prompt
+from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.generation.scoring import score_tokens
 from octavo.frontend.generation.spec import default_params
 from octavo.frontend.launch import ProgressCallback
 from octavo.frontend.live_weights import LiveWeights
 from octavo.frontend.lora.registry import AdapterRegistry
 from octavo.frontend.lora.request import LoRARequest
+from octavo.frontend.media.prompts import MediaPrompts
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.pooling.client import PoolingClient
 from octavo.frontend.pooling.pooler import Pooler
@@ -69,6 +73,8 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         """
         self._text = TextThreads()
         self._live = LiveRequests()
+        self.media: MediaPrompts | None = None
+        """Makes prompts with images; None: the model reads text only."""
         self.tokenizer = connections[0].tokenizer
         first = dict(zip(range(len(connections)) if indices is None else indices, connections, strict=True))
         self.engine_set = EngineSet(first, self, self._live.has_users)
@@ -260,8 +266,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             InvalidRequestError: there is no template, or it rejects the messages.
             OctavoError: as in `generate`.
         """
-        template = self.chat_template(content_format)
-        prompt = await self.run_in_thread(lambda: conversation_prompt(template, self.tokenizer, messages, **variables))
+        prompt = await chat_prompt(self, self.chat_template(content_format), messages, **variables)
         outputs = self.generate(
             prompt,
             sampling_params,
@@ -365,6 +370,8 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         """Abort live requests, disconnect, and stop the engine if we started it. Idempotent."""
         try:
             await self._link.close()
+            if self.media is not None:
+                await self.media.close()
             await asyncio.gather(*(engine.close() for engine in self.engines))
         finally:
             self._text.close()
@@ -394,6 +401,10 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         self.config, self.tokenizer = lead.config, lead.tokenizer
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
-        self.preparer = RequestPreparer(link, self.tokenizer, self.config, grammars, self.tokenize, self._live)
+        if self.media is None and self.config.media is not None:
+            self.media = MediaPrompts(self.config, self.tokenize)
+        self.preparer = RequestPreparer(
+            link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
+        )
         """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
         self.pooler = Pooler(link, self.tokenizer, self.config, self._text, self._live, self.preparer.check_priority)

@@ -12,7 +12,8 @@ from typing import Any, TypeVar, overload
 from tqdm import tqdm
 
 from octavo.frontend.client import AsyncClient
-from octavo.frontend.generation.prompt import Prompt, conversation_prompt
+from octavo.frontend.generation.chat_prompt import chat_prompt
+from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.load_bar import LoadBar
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import BeamSearchOutput, RequestOutput, as_beam_search_output
@@ -141,8 +142,11 @@ class LLM(PoolingLLM, WeightsLLM):
         several: list[Any] = list(messages)
         conversations: list[list[Message]] = [several] if several and isinstance(several[0], dict) else several
         template = self.client.chat_template(content_format, chat_template)
-        tokenizer = self.client.tokenizer
-        return [conversation_prompt(template, tokenizer, conversation, **variables) for conversation in conversations]
+
+        async def rendered() -> list[Prompt]:
+            return [await chat_prompt(self.client, template, one, **variables) for one in conversations]
+
+        return self._run(rendered())
 
     def beam_search(
         self,

@@ -53,6 +53,7 @@ def extra_keys_of(submit: Submit) -> tuple[ExtraKey, ...]:
         keys.append(ExtraKey(0, "adapter", submit.adapter.digest))
     if submit.prompt_embeds is not None:
         keys += [ExtraKey(position, "embeds", digest) for position, digest in submit.prompt_embeds.positions()]
+    keys += [ExtraKey(item.start, "media", item.digest) for item in submit.media]
     return tuple(keys)
 
 

@@ -7,6 +7,7 @@ from octavo.protocol.adapters import Adapter
 from octavo.protocol.admin import AdminCall
 from octavo.protocol.ids import IdArray, RequestId, TokenId, pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
+from octavo.protocol.media import MediaItem
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.structured import GrammarSpec
@@ -50,6 +51,8 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     """Prompt embeddings; `prompt_token_ids` has a `PLACEHOLDER` at their positions. None: all positions have tokens."""
     kv_transfer: KVTransfer | None = None
     """KV blocks that it leaves for another engine, or takes from one; None: neither."""
+    media: list[MediaItem] = []
+    """Images and other media, in order of position; `prompt_token_ids` has the model's placeholder at their rows."""
 
 
 class ModelVocabulary(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="vocabulary"):

@@ -22,6 +22,7 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
+from octavo.protocol.media import StepMedia
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import Span, StepEmbeds
 from octavo.protocol.weights import Transfer, TransferGroup
@@ -116,6 +117,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     state_moves: list[StateMove] = []
     """Of all requests with guesses whose model has recurrent states, and of those that compute again what was right of
     the latest ones: the state before the guesses stays as it is until they are verified. Applied after `appended`."""
+    media: StepMedia | None = None
+    """What the first stage encodes before this step, and the rows of media at scheduled positions."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):

@@ -44,6 +44,7 @@ LONGEST_FILES = (
     "e2e/test_http_processes.py",
     "kernels/test_kernel_budgets.py",
     "e2e/test_smollm2.py",
+    "e2e/test_media.py",
     "e2e/test_tool_calls.py",
     "e2e/test_llm.py",
     "kernels/test_kernel_instructions.py",
@@ -70,6 +71,7 @@ LONGEST_FILES = (
     "unit/test_core_grammar_compiler.py",
     "e2e/test_http_schema.py",
     "e2e/test_beam_search.py",
+    "unit/test_media_processor.py",
     "unit/test_tools_stream.py",
 )
 """Files that take more than ten seconds. They run first, so that no process works alone at the end of the run."""

@@ -13,6 +13,7 @@ from octavo.worker_proc.cache.groups import CacheGroup
 from octavo.worker_proc.cache.layout import kv_block_bytes
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.media.open import encoder_bytes
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.registry import measure_steps, try_batches
 
@@ -50,7 +51,7 @@ def measure(
         total_bytes=device.total_bytes,
         free_bytes=free_bytes,
         weights_bytes=model.weights_bytes,
-        activation_bytes=memory.activation_bytes,
+        activation_bytes=memory.activation_bytes + encoder_bytes(model, device, config),
         graph_bytes=memory.graph_bytes,
         adapter_bytes=adapters.num_bytes if adapters else 0,
         exchange_bytes=engines.share_bytes if (engines := model.parameters.placement.engines) else 0,

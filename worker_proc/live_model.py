@@ -58,6 +58,8 @@ class LiveModel:
         speculation = config.speculation
         self._draft_model = model.head if speculation is not None and speculation.method == "draft_model" else None
         """It keeps its weights."""
+        self._tower = model.tower
+        """It keeps its weights."""
         self._head_facts = speculation.head if speculation is not None and self._draft_model is None else None
         """The files of a head, which belongs to its model: a new model reads them again. None: there is none."""
         self.stage = model.stage
@@ -87,6 +89,8 @@ class LiveModel:
         Returns:
             Why it failed, "" if it did not, and the digest of the checkpoint. A check that fails has changed nothing.
         """
+        if self._config.media is not None:
+            return "weights of models that read images are not exchanged in this release: replace the engine", ""
         try:
             source = self._source(command)
             update = check_update(self._config, self._placement, source, is_partial=command.is_partial)
@@ -181,7 +185,8 @@ class LiveModel:
     def _use(self, model: Model, head: ModelFacts | None) -> None:
         model.library, model.exchange, model.head = self._library, self._exchange, self._draft_model
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
-        if self._config.enable_prompt_embeds:
+        model.tower = self._tower
+        if self._config.takes_rows:
             model.take_given_rows(self._config.max_num_batched_tokens)
         if (speculation := self._config.speculation) is not None and head is not None:
             speculation = msgspec.structs.replace(speculation, head=head)

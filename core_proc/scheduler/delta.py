@@ -8,6 +8,7 @@ from octavo.core_proc.request import Request
 from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import IdArray, SlotId, TokenId
+from octavo.protocol.media import StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import (
     POOLED,
@@ -103,6 +104,7 @@ class StepDraft:
         self.adapter_loads: list[AdapterLoad] = []
         self.copies_out: list[BlockCopy] = []
         self.copies_in: list[BlockCopy] = []
+        self.media: StepMedia | None = None
         self.has_preempted = False
         self.num_spare_blocks = 0
         """Free blocks that no running request will need for the tokens it has; counted by admission."""
@@ -132,6 +134,7 @@ class StepDraft:
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
+    # long: a line for each field of the plan
     def finish(
         self,
         sequence: int,
@@ -179,6 +182,7 @@ class StepDraft:
             copies_in=self.copies_in,
             num_drafts=self.num_drafts,
             state_moves=self.state_moves,
+            media=self.media,
         )
         record = StepRecord(
             sequence=sequence,

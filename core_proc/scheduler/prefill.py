@@ -1,6 +1,7 @@
 """What one step computes of prefilling requests: their shares of the budget, their blocks, and the counters."""
 
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.budget import PromptBudget, first_chunk
@@ -17,6 +18,7 @@ class Prefill:
         counters: of tokens; written.
         max_chunk: most tokens of one request in one step; 0: no limit.
         is_whole: whether each prompt is computed in one step, because its tokens attend to later ones.
+        encoder: of media; None: the model reads tokens only.
     """
 
     def __init__(
@@ -27,12 +29,14 @@ class Prefill:
         max_chunk: int,
         *,
         is_whole: bool = False,
+        encoder: EncoderSchedule | None = None,
     ) -> None:
         self._cache = cache
         self._batch = batch
         self._counters = counters
         self._max_chunk = max_chunk
         self._is_whole = is_whole
+        self._encoder = encoder
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
         """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
 
@@ -104,6 +108,10 @@ class Prefill:
         """Put tokens of a request into the step, with blocks to hold them."""
         if num_tokens == 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
             return
+        if request.media and self._encoder is not None:
+            num_tokens = self._encoder.admit(request, num_tokens)
+            if num_tokens == 0:
+                return
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         self._cache.extend(request, end)
         self._batch.grown[request] = None

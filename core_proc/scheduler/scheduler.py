@@ -15,6 +15,7 @@ from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.queued_request import LiveRequest, QueuedRequest, make_request
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey, RequestMap
@@ -94,12 +95,17 @@ class Scheduler:
         self.hooks = SchedulerHooks()
         """Features that take part in steps."""
         self.admission = AdmissionRules(EngineLimits(self.free_slots, self.batch.requests, self.cache), self.adapters)
+        self.encoder = None
+        """Of media; None: the model reads tokens only."""
+        if (media := config.media) is not None:
+            self.encoder = EncoderSchedule(media.max_num_encoder_tokens, media.encoder_cache_tokens)
         self._prefill = Prefill(
             self.cache,
             self.batch,
             self.counters,
             self.cache.groups.max_chunk,
             is_whole=config.computes_whole_prompts,
+            encoder=self.encoder,
         )
         self._rejection_rules = RejectionRules(config, cache_plan, self.cache.groups)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
@@ -191,6 +197,8 @@ class Scheduler:
         self.adapters.reset()
         has_forgotten = self.cache.lose_contents()
         assert has_forgotten, "blocks are held though nobody runs"
+        if self.encoder is not None:
+            self.encoder.forget(tells_workers=False)
         self.waiting_reason = "workers" if self.waiting else ""
 
     def restrict(self, keys: frozenset[RequestKey] | None) -> None:
@@ -223,6 +231,8 @@ class Scheduler:
         events = [pending_output_event(request) for request in live if request.pending_output]
         self.weight_version = version
         self.cache.forget_contents()
+        if self.encoder is not None:
+            self.encoder.forget(tells_workers=True)
         for request in list(self.running):
             request.weight_version = version
             request.is_mixed = True
@@ -470,6 +480,8 @@ class Scheduler:
             draft.copies_out, draft.copies_in = self.cache.take_copies()
             if self._speculation is not None:
                 draft.num_drafts = self._speculation.num_drafts(self.running)
+            if self.encoder is not None:
+                draft.media = self.encoder.take_step()
             if self.cache.states is not None:
                 draft.state_moves = self.cache.states.take_moves(draft.requests)
             plan, record = draft.finish(self._num_planned, self._released, grown, self._sampled)

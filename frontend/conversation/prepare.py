@@ -12,13 +12,15 @@ from octavo.frontend.conversation.output_parser import OutputFormat, OutputParse
 from octavo.frontend.conversation.plugins import plugin_format
 from octavo.frontend.conversation.reasoning import begin_output, check_reasoning_limit, constrain_output
 from octavo.frontend.conversation.rendering import last_text, render_prompt
-from octavo.frontend.conversation.request import ChatRequest, ChatTool
+from octavo.frontend.conversation.request import ChatInput, ChatRequest, ChatTool
 from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.generation.request import GenerationRequest
 from octavo.frontend.harmony.format import HarmonyFormat
 from octavo.frontend.harmony.header import CALL, RETURN
 from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
+from octavo.frontend.media.parts import MediaSource
+from octavo.frontend.media.prompts import MediaPrompts
 from octavo.frontend.plugins.format import PluginFormat
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -28,6 +30,7 @@ from octavo.frontend.tools.plan import ToolPlan, plan_tools
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.frontend.tools.subschema import MAX_DEPTH, is_too_deep
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import MediaItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if settings.is_harmony:
         knows_thinking = "thinking" in (shown.template or context.chat_template.source)
         shown = replace(shown, messages=harmony_messages(shown.messages, knows_thinking=knows_thinking))
+    shown, sources = await _take_media(shown, client.media, request)
     if request.prompt_token_ids is None:
         rendered, reused = await render_prompt(shown, context), []
     else:
@@ -73,7 +77,11 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     text, state = rendered, ReasoningState.OUTSIDE
     if reasoning is not None:
         text, state = begin_output(text, request, plan, context, reasoning)
-    if not reused:
+    media: tuple[MediaItem, ...] = ()
+    if client.media is not None and sources:
+        prompt = await client.media.of_text(text, sources, adds_special_tokens=request.add_special_tokens)
+        token_ids, media = prompt.token_ids, prompt.items
+    elif not reused:
         token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
     else:  # what opens the reasoning, for instance, is new
         token_ids = reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else [])
@@ -87,7 +95,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if settings.is_harmony:
         generation = _ended_by_marks(generation, client.tokenizer)
     return PreparedChat(
-        context.resolver.prepare(generation, text, context.resolver.truncate(token_ids, generation)),
+        context.resolver.prepare(generation, text, context.resolver.truncate(token_ids, generation), media),
         AnswerRendering(
             role=settings.role if shown.add_generation_prompt else str(shown.messages[-1].get("role")),
             echo=_echo(request),
@@ -110,6 +118,19 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
         schema = NO_PARAMETERS if tool.parameters is None else {"type": "object", **tool.parameters}
         functions.append(FunctionTool(tool.name, schema, tool.is_strict, f"tools[{place}].function"))
     return functions
+
+
+async def _take_media(
+    shown: ChatInput, media: MediaPrompts | None, request: ChatRequest
+) -> tuple[ChatInput, list[MediaSource]]:
+    """Return what the template turns into a prompt, with marks in place of images, and the images."""
+    if media is None:
+        return shown, []
+    messages, sources = await media.take(shown.messages)
+    for name, given in (("chat_template", shown.template), ("prompt_token_ids", request.prompt_token_ids)):
+        if sources and given is not None:
+            raise InvalidRequestError(f"a request with images cannot bring {name}: leave it out", name)
+    return replace(shown, messages=messages), sources
 
 
 def _plan(request: ChatRequest, context: ChatContext) -> ToolPlan:

@@ -7,6 +7,7 @@ from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.generation.request import BeamOptions, GenerationRequest
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import MediaItem
 from octavo.protocol.params import MAX_BEAM_WIDTH, MAX_STOP_STRINGS, BeamSearchParams, SamplingParams
 from octavo.protocol.sampling_table import MAX_N
 
@@ -43,17 +44,26 @@ class ParamsResolver:
             return token_ids
         return token_ids[:keep] if request.truncation.keeps_start else token_ids[len(token_ids) - keep :]
 
-    def prepare(self, request: GenerationRequest, text: str | None, token_ids: list[int]) -> PreparedGeneration:
+    def prepare(
+        self,
+        request: GenerationRequest,
+        text: str | None,
+        token_ids: list[int],
+        media: tuple[MediaItem, ...] = (),
+    ) -> PreparedGeneration:
         """Return what is generated for one prompt.
 
         Args:
             request: of the caller.
             text: of the prompt, if there is one.
             token_ids: of the prompt, truncated already.
+            media: images of the prompt.
 
         Raises:
             InvalidRequestError: a parameter or a token id is out of range; `param` names it.
         """
+        if media:
+            _refuse_tokens_only(request, "images")
         params = self._resolve(request, len(token_ids))
         beam_params = None
         if request.beam is not None:
@@ -61,7 +71,7 @@ class ParamsResolver:
             beam_params = _beam_params(request.beam, params, room)
         packed = packed_prompt(token_ids, self._client.config.model.vocab_size)
         of_request = request.priority, request.cache_salt
-        return PreparedGeneration(text, packed, params, beam_params, *of_request, adapter=request.adapter)
+        return PreparedGeneration(text, packed, params, beam_params, *of_request, adapter=request.adapter, media=media)
 
     def prepare_embeds(self, request: GenerationRequest, prompt: TokenizedPrompt) -> PreparedGeneration:
         """Return what is generated for prompt embeddings.
@@ -69,9 +79,7 @@ class ParamsResolver:
         Raises:
             InvalidRequestError: a parameter is out of range, or needs the tokens of the prompt.
         """
-        for name, value in (("use_beam_search", request.beam), ("truncate_prompt_tokens", request.truncation)):
-            if value is not None:
-                raise InvalidRequestError(f"{name} cannot be combined with prompt_embeds: leave one of them out", name)
+        _refuse_tokens_only(request, "prompt_embeds")
         params, salt = self._resolve(request, len(prompt.token_ids)), request.cache_salt
         embeds, adapter = prompt.embeds, request.adapter
         return PreparedGeneration(None, prompt.token_ids, params, None, request.priority, salt, embeds, adapter)
@@ -113,6 +121,13 @@ class ParamsResolver:
             params = self._client.default_params(max_tokens=max_tokens)
             self._defaults[max_tokens] = self._client.config, params
         return params
+
+
+def _refuse_tokens_only(request: GenerationRequest, content: str) -> None:
+    """Reject what needs a prompt of tokens alone."""
+    for name, value in (("use_beam_search", request.beam), ("truncate_prompt_tokens", request.truncation)):
+        if value is not None:
+            raise InvalidRequestError(f"{name} cannot be combined with {content}: leave one of them out", name)
 
 
 def _beam_params(options: BeamOptions, params: SamplingParams, room: int) -> BeamSearchParams:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import secrets
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -28,6 +29,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
+from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink
@@ -61,6 +63,7 @@ class RequestPreparer:
         grammars: builds the grammars of structured outputs.
         encode: tokenizes a text, in a thread if it is long.
         live: the client's requests; each generation is one of them while it is entered.
+        media: makes prompts with images; None: the model reads text only.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class RequestPreparer:
         grammars: GrammarMaker,
         encode: Callable[[str], Awaitable[list[int]]],
         live: LiveRequests,
+        media: MediaPrompts | None = None,
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer
@@ -78,6 +82,7 @@ class RequestPreparer:
         self._grammars = grammars
         self._encode = encode
         self._live = live
+        self._media = media
         self._soft_prompts = SoftPrompts(config)
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
@@ -166,6 +171,8 @@ class RequestPreparer:
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if tokenized.embeds is not None:
             raise InvalidRequestError("a beam search takes no prompt_embeds: send text or token ids", "prompt_embeds")
+        if tokenized.media:
+            raise InvalidRequestError("a beam search takes no images: leave them out", FIELD)
         if adapter is not None and adapter.is_soft_prompt:
             raise InvalidRequestError(f"a beam search takes no soft prompt, as {adapter.name!r} is", "model")
         search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
@@ -223,13 +230,35 @@ class RequestPreparer:
             cache_salt = cache_salt or prompt.get("cache_salt")
         check_cache_salt(cache_salt)
         if isinstance(prompt, TokenizedPrompt):
-            return TokenizedPrompt(None, prompt.token_ids, prompt.embeds), cache_salt
+            return TokenizedPrompt(None, prompt.token_ids, prompt.embeds, prompt.media), cache_salt
         if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
+        if isinstance(prompt, dict) and prompt.get(FIELD) is not None:
+            return await self.media_prompt(prompt), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
         if token_ids is None:
             token_ids = packed_prompt(await self._encode(text or ""), self._config.model.vocab_size)
         return TokenizedPrompt(text, token_ids), cache_salt
+
+    async def media_prompt(self, prompt: dict[str, Any]) -> TokenizedPrompt:
+        """Return a prompt with images, whose tokens are those of its text if it has both.
+
+        Raises:
+            InvalidRequestError: the model reads text only, or an image cannot be used.
+            OverloadedError: live requests hold as many images as they may.
+        """
+        vocab_size = self._config.model.vocab_size
+        if self._media is None:
+            raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
+        sources, kwargs = sources_of(prompt[FIELD]), prompt.get("mm_processor_kwargs")
+        text = prompt.get("prompt")
+        if isinstance(text, str):
+            adds = prompt.get("add_special_tokens", True)
+            made = await self._media.of_text(text, sources, adds_special_tokens=adds, processor_kwargs=kwargs)
+        else:
+            text, token_ids = parts_of(prompt, vocab_size)
+            made = await self._media.of_tokens(token_ids or (), sources, kwargs)
+        return TokenizedPrompt(text, packed_prompt(made.token_ids, vocab_size), media=made.items)
 
     async def embeds_prompt(self, value: object) -> TokenizedPrompt:
         """Return the prompt of embeddings: a tensor, or base64 of a file with one.
@@ -276,6 +305,7 @@ class RequestPreparer:
             is_continued=is_continued,
             prompt_embeds=prompt.embeds,
             kv_transfer=kv_transfer,
+            media=list(prompt.media),
         )
 
     def check_priority(self, priority: int) -> None:

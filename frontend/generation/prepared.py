@@ -9,6 +9,7 @@ from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.wake_event import WakeEvent
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.ids import IdArray
+from octavo.protocol.media import MediaItem
 from octavo.protocol.params import BeamSearchParams, SamplingParams
 from octavo.protocol.prompt_embeds import PromptEmbeds
 
@@ -31,6 +32,7 @@ class PreparedGeneration:
     embeds: PromptEmbeds | None = None
     """See `TokenizedPrompt`."""
     adapter: Adapter | None = None
+    media: tuple[MediaItem, ...] = ()
 
     async def start(self, client: "AsyncClient", request_id: str, arrived: WakeEvent) -> Generation:
         """Return the running generation; see `RequestPreparer.start`. Not for beam searches."""
@@ -60,4 +62,4 @@ class PreparedGeneration:
 
     @property
     def _prompt(self) -> TokenizedPrompt:
-        return TokenizedPrompt(self.text, self.token_ids, self.embeds)
+        return TokenizedPrompt(self.text, self.token_ids, self.embeds, self.media)

@@ -10,6 +10,7 @@ from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.media import MediaItem
 from octavo.protocol.prompt_embeds import PLACEHOLDER, PromptEmbeds
 
 
@@ -21,6 +22,8 @@ class TokenizedPrompt:
     token_ids: IdArray
     embeds: PromptEmbeds | None = None
     """Rows at some positions, whose token ids mean nothing."""
+    media: tuple[MediaItem, ...] = ()
+    """Images; the token ids at their rows are placeholders."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -34,7 +37,9 @@ class TokenizedPrompt:
 
 
 Prompt: TypeAlias = str | Sequence[int] | dict[str, Any] | TokenizedPrompt
-"""Text, token ids, or vLLM's forms {"prompt": text}, {"prompt_token_ids": [...]} and {"prompt_embeds": tensor}."""
+"""Text, token ids, or vLLM's forms {"prompt": text}, {"prompt_token_ids": [...]} and {"prompt_embeds": tensor}.
+
+Models that read images take {"multi_modal_data": {"image": pictures}} beside a text or token ids."""
 
 
 def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | None]:

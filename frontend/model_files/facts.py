@@ -16,6 +16,7 @@ from octavo.frontend.model_files.draft import check_draft_vocabulary
 from octavo.frontend.model_files.gguf.cache import convert_gguf
 from octavo.frontend.model_files.json_file import read_json
 from octavo.frontend.model_files.locate import locate_model, locate_tokenizer
+from octavo.frontend.model_files.media import split_config
 from octavo.frontend.model_files.pooling import read_pooling_facts
 from octavo.protocol.config import EngineConfig, ModelConfig, ModelFacts
 from octavo.protocol.config.speculation import head_path, is_draft_model
@@ -62,7 +63,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
     generation = _read_generation_config(config, home)
     overrides = _overrides("override_generation_config", config.override_generation_config)
     generation |= overrides
-    architecture = _architecture(hf_config, home)
+    hf_config, architecture, media = split_config(hf_config, _architecture(hf_config, home), home, config)
     tokenizer_path = None if config.skip_tokenizer_init else str(_tokenizer_home(config, env) or home)
     num_heads = _positive(hf_config, "num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads")
     return ModelFacts(
@@ -96,6 +97,7 @@ def read_model_facts(config: ModelConfig, env: Env) -> ModelFacts:
         pooling=read_pooling_facts(
             config, home, architecture, hf_config, tokenizer_path=tokenizer_path, is_gguf=path.is_file()
         ),
+        media=media,
     )
 
 

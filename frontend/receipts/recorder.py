@@ -105,6 +105,7 @@ class _Prompt:
         self._seed = seed
         self._num_tokens = len(one.token_ids)
         rows = [] if one.embeds is None else [b"%d %b" % pair for pair in one.embeds.positions()]
+        rows += [b"%d %b" % (item.start, item.digest) for item in one.media]
         self._digest = digest(b"|".join([bytes(pack_ids(one.token_ids)), *rows]))
         self._params = _described(one, max_model_len)
         self._shows_logprobs = one.params.shows_logprobs

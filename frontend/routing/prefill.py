@@ -49,6 +49,7 @@ async def prefill(routed: "RoutedLink", submit: Submit, identity: str) -> KVTran
         submit.cache_salt,
         submit.adapter,
         prompt_embeds=submit.prompt_embeds,
+        media=submit.media,
         kv_transfer=KVTransfer(leaves=True),
     )
     arrived = WakeEvent(routed.wake_queue)

@@ -168,8 +168,12 @@ def _mark_end(conversation: list[dict[str, Any]]) -> None:
     # The space shows whether the template strips messages. If it does, the prompt must not end in white space either.
     if isinstance(content, str):
         conversation[-1]["content"] = content + _END_MARK + " "
-    else:
+    elif "text" in content[-1]:
         content[-1]["text"] += _END_MARK + " "
+    else:
+        raise InvalidRequestError(
+            "continue_final_message needs a last message that ends with text", "continue_final_message"
+        )
 
 
 def _cut_at_mark(text: str) -> str:

@@ -21,6 +21,18 @@ _MEDIA_PARTS = {
 """Types of parts that other servers support, and their content."""
 
 
+class MediaPart(dict[str, Any]):
+    """Stands for an image that was taken out of a message; made by the server only.
+
+    Args:
+        placeholder: the text that stands for it where a template takes strings.
+    """
+
+    def __init__(self, placeholder: str) -> None:
+        super().__init__(type="image")
+        self.placeholder = placeholder
+
+
 class MessageForm:
     """The form in which one template expects messages.
 
@@ -64,10 +76,16 @@ class MessageForm:
             return [{"type": "text", "text": content}] if self._wraps_strings else content
         if not isinstance(content, Sequence):
             raise InvalidRequestError(f"{path} must be a string or a list of parts", path)
-        texts = [_part_text(part, f"{path}[{place}]") for place, part in enumerate(content)]
+        texts = [
+            part.placeholder if isinstance(part, MediaPart) else _part_text(part, f"{path}[{place}]")
+            for place, part in enumerate(content)
+        ]
         if not self._wants_parts:
             return "\n".join(texts)
-        return [{"type": "text", "text": text} for text in texts]
+        return [
+            dict(part) if isinstance(part, MediaPart) else {"type": "text", "text": text}
+            for part, text in zip(content, texts, strict=True)
+        ]
 
 
 def _part_text(part: object, path: str) -> str:

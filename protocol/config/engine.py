@@ -6,6 +6,7 @@ from msgspec import Meta, Struct, field
 
 from octavo.protocol.code import ProcessorSource
 from octavo.protocol.config.lora import LoRAConfig
+from octavo.protocol.config.media import MediaConfig
 from octavo.protocol.config.model import ModelConfig
 from octavo.protocol.config.parallel import ParallelConfig
 from octavo.protocol.config.speculation import SpeculationConfig
@@ -291,6 +292,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    media: MediaConfig = field(default_factory=MediaConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     structured: StructuredConfig = field(default_factory=StructuredConfig)
     speculation: SpeculationConfig = field(default_factory=SpeculationConfig)

@@ -8,6 +8,19 @@ from octavo.protocol.config.model import ModelImpl, TokenizerMode
 from octavo.protocol.pooling import PoolingFacts
 
 
+class MediaFacts(Struct, frozen=True, kw_only=True):
+    """A model that reads images. The other facts are those of its language model."""
+
+    architecture: str
+    """Of the whole model, as in `config.json`: "LlavaForConditionalGeneration"."""
+    hf_config: dict[str, Any]
+    """All of `config.json`."""
+    image_token_id: int
+    """The placeholder of an image's rows."""
+    processor_path: str
+    """Local directory with the files of the processor."""
+
+
 class ModelFacts(Struct, frozen=True, kw_only=True):
     """Facts from the model's files, read by the frontend before any process starts."""
 
@@ -42,6 +55,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True):
     """Whether code in the model's directory may be run."""
     pooling: PoolingFacts | None = None
     """How it computes vectors or scores; None: it generates tokens."""
+    media: MediaFacts | None = None
+    """None: it reads text only."""
 
     @property
     def embedding_width(self) -> int:

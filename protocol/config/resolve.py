@@ -26,6 +26,7 @@ from octavo.protocol.config.kv_transfer import (
 )
 from octavo.protocol.config.lock_step import check_lock_step
 from octavo.protocol.config.lora import ResolvedLoRA, resolve_lora
+from octavo.protocol.config.media import ResolvedMedia, resolve_media
 from octavo.protocol.config.model import DtypeName, QuantizationName
 from octavo.protocol.config.nodes import check_nodes
 from octavo.protocol.config.offloading import BLOCK_MULTIPLE, offloading_bytes, offloading_path
@@ -151,6 +152,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """None: a step computes one token of each output."""
     enable_prompt_embeds: bool = False
     """Rows of numbers may take the place of token embeddings in a prompt."""
+    media: ResolvedMedia | None = None
+    """None: the model reads text only."""
     download_dir: str | None = None
     """For adapters from the hub; None: the hub's own cache."""
     kv_offloading_bytes: int = 0
@@ -170,6 +173,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     def stores_blocks(self) -> bool:
         """Whether full KV blocks are kept outside of the workers' memory, by files or by a connector."""
         return bool(self.kv_offloading_path) or self.kv_connector is not None
+
+    @property
+    def takes_rows(self) -> bool:
+        """Whether a step may compute with rows in place of token embeddings: prompt embeddings, or those of media."""
+        return self.enable_prompt_embeds or self.media is not None
 
     @property
     def computes_whole_prompts(self) -> bool:
@@ -242,7 +250,7 @@ def resolve(
         num_ranks=config.parallel.tensor_parallel_size,
         num_stages=num_stages,
         is_lock_step=config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1,
-        has_embeds=bool(config.model.enable_prompt_embeds),
+        has_embeds=bool(config.model.enable_prompt_embeds) or facts.media is not None,
     )
     stage_layers = resolve_stages(config.parallel, facts.num_layers)
     num_local = world_size // config.parallel.nnodes
@@ -343,6 +351,7 @@ def resolve(
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
         lora=resolve_lora(config.lora, dtype),
+        media=resolve_media(config.media, facts, steps.max_num_batched_tokens, chosen_device),
         speculation=speculation,
         download_dir=config.model.download_dir,
     )

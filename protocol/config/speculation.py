@@ -208,7 +208,10 @@ def check_head_engine(
     if problem := division_problem(speculation.head, num_ranks):
         raise _error(f"model: --tensor-parallel-size {num_ranks} {problem} that drafts", "use another number of ranks")
     if has_embeds:
-        raise _error(f"method {method} reads tokens, not prompt embeddings", "leave --enable-prompt-embeds out")
+        raise _error(
+            f"method {method} reads tokens, and prompts of this engine may have embeddings or images",
+            'use {"method": "suffix"}, or leave --enable-prompt-embeds out',
+        )
 
 
 def _own_head(facts: ModelFacts) -> ModelFacts:

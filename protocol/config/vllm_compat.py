@@ -352,14 +352,12 @@ def _media() -> Iterator[VllmSetting]:
         "value",
         _TEXT_ONLY,
         None,
-        "limit_mm_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb mm_processor_cache_type "
+        "media_io_kwargs mm_processor_cache_type "
         "mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend "
         "mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path "
         "mm_encoder_fp8_scale_save_margin video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device "
         "mm_ipc_gpu_memory_gb",
     )
-    yield from _group("value", _TEXT_ONLY, _EMPTY, "allowed_local_media_path")
-    yield from _group("list", _TEXT_ONLY, _EMPTY, "allowed_media_domains")
 
 
 VLLM_SETTINGS: dict[str, VllmSetting] = {setting.name: setting for setting in _settings()}

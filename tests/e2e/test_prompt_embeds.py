@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import contextlib
 import json
 import os
 import signal
@@ -13,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from engine_kills import until_steps, worker_of
 from peft_adapters import tokens_of_peft, write_adapter, write_soft_prompt
 from safetensors.torch import save
-from servers import Server, descendants, serve
-from waiting import until, wait_until
+from servers import Server, serve
+from waiting import until
 
 from octavo import LLM, AsyncClient, LoRARequest, SamplingParams
 from octavo.frontend.generation.prompt import TokenizedPrompt
@@ -200,28 +200,6 @@ def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.Monk
             assert joined(await running) == expected
 
     asyncio.run(main())
-
-
-def worker_of(client: AsyncClient) -> int:
-    """Return the process of the worker, once there is one."""
-    engine = client.engine
-    assert engine is not None
-
-    def find() -> int:
-        for pid in descendants(engine.core_pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if "octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                    return pid
-        return 0
-
-    return wait_until(find)
-
-
-async def until_steps(client: AsyncClient, num_steps: int) -> None:
-    async def are_done() -> bool:
-        return (await client.engine_stats()).num_steps >= num_steps
-
-    await until(are_done)
 
 
 @pytest.fixture(scope="module")

@@ -105,6 +105,8 @@ class FakeClient:
         self.tokenizer = byte_tokenizer()
         self.facts = engine_facts(self.config.served_model_names)
         self.adapters = AdapterRegistry(lambda: self.config, self.run_in_thread)
+        self.media = None
+        """It reads text only."""
         self.requests: list[dict[str, Any]] = []
         """Calls of `generate`, in order."""
         self.ended_early: list[str] = []

@@ -1,6 +1,6 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
-from octavo.protocol import adapters, admin, codec, events, prompt_embeds, requests, snapshot, steps, weights
+from octavo.protocol import adapters, admin, codec, events, media, prompt_embeds, requests, snapshot, steps, weights
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
@@ -55,12 +55,15 @@ MANY_IDS = pack_ids(range(codec.MIN_BUFFER_BYTES))
 
 ADAPTER = adapters.Adapter("sql", "ab" * 32, "/adapters/sql", 16)
 EMBEDS = prompt_embeds.PromptEmbeds.pack([(0, 17), (18, 1)], LARGE[: 18 * 8])
+PIXELS = {"pixel_values": media.MediaTensor("float32", [1, 2], Buffer(LARGE))}
+IMAGE = media.MediaItem([(1, 3), (5, 1)], media.digest_of(PIXELS), PIXELS)
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
     requests.Submit("r", pack_ids([300, 2**31 - 1]), FULL_SPEC, -1, None, ADAPTER, pack_ids(), 32, GRAMMAR, True),
     requests.Submit("long", MANY_IDS, SPEC, resume_output_token_ids=MANY_IDS),
     requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
+    requests.Submit("image", pack_ids([0] * 8), SPEC, media=[IMAGE]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
     requests.Submit("prefill", pack_ids([1]), SPEC, kv_transfer=KVTransfer(leaves=True)),
@@ -154,6 +157,16 @@ _COMMANDS = [
     ),
     steps.StepPlan(5, [], [], [], [steps.Scheduled(0, 2, 1, 1)], copies_out=[(5, 0), (6, 3)], copies_in=[(1, 5)]),
     steps.StepPlan(6, [], [], [], [steps.Scheduled(0, 2, 1, 1)], num_drafts=3),
+    steps.StepPlan(
+        7,
+        [],
+        [],
+        [],
+        [steps.Scheduled(0, 0, 4, 0)],
+        media=media.StepMedia(
+            [bytes(32)], [media.EncoderInput(IMAGE.digest, 4, PIXELS)], [(0, 1, 3, 0, 0)], [IMAGE.digest]
+        ),
+    ),
     steps.StepPlan(7, [], [], [], [steps.Scheduled(0, 2, 2, 2)], guesses=[(0, pack_ids([5]))], state_moves=[(0, 4, 9)]),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),

@@ -25,6 +25,7 @@ from octavo.worker_proc.executor.results import StepTimes, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
 from octavo.worker_proc.executor.runner import Accepted, Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.media.encoder import MediaEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
@@ -47,6 +48,7 @@ class PipelinedExecutor:
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
         store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
+        encoder: makes rows of images; None: this worker encodes none.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -63,6 +65,7 @@ class PipelinedExecutor:
         host_blocks: HostBlocks | None = None,
         store: ContentStore | None = None,
         drafter: Drafter | None = None,
+        encoder: MediaEncoder | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner
@@ -74,6 +77,7 @@ class PipelinedExecutor:
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
+        self._encoder = encoder
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -207,7 +211,10 @@ class PipelinedExecutor:
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
         entries = batch.entries_of(plan.scheduled)
-        inputs = batch.step_inputs(entries, plan.prompt_embeds)
+        embeds = plan.prompt_embeds
+        if plan.media is not None and self._encoder is not None:
+            embeds = self._encoder.rows_of_step(plan.media, embeds)
+        inputs = batch.step_inputs(entries, embeds)
         samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)
         if not self._answers:

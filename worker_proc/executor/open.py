@@ -17,6 +17,7 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.runner import Deliver, Runner
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.media.open import open_encoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.registry import open_runner
@@ -28,6 +29,7 @@ STAGING_BYTES = 64 << 20
 MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
 
 
+# long: each part that a step may use, one after another
 def open_executor(
     model: Model,
     config: ResolvedConfig,
@@ -83,6 +85,7 @@ def open_executor(
         host_blocks=host_blocks,
         store=store,
         drafter=drafter,
+        encoder=open_encoder(model, config),
         answers=model.stage.is_last,
     )
     if config.kv_transfer is not None:

@@ -118,6 +118,8 @@ class Model(ABC):
         """What a head reads of this model; None: there is no head."""
         self.head: Model | None = None
         """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
+        self.tower: Model | None = None
+        """Encodes images for this model; None: the model reads tokens only, or another stage has it."""
         self.stage = parameters.stage
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)
@@ -162,9 +164,10 @@ class Model(ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters, those of a head included, and of given rows."""
+        """Bytes of all parameters, those of a head and a tower included, and of given rows."""
         given_bytes = self.given_rows.num_bytes if self.given_rows else 0
-        return self._parameters.num_bytes + given_bytes + (self.head.weights_bytes if self.head else 0)
+        others = [model.weights_bytes for model in (self.head, self.tower) if model is not None]
+        return self._parameters.num_bytes + given_bytes + sum(others)
 
     @property
     def parameters(self) -> Parameters:

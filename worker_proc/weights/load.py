@@ -28,10 +28,10 @@ from octavo.worker_proc.weights.cache_scales import read_cache_scales
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.formats import log_formats
 from octavo.worker_proc.weights.heads import load_head
+from octavo.worker_proc.weights.media import load_tower, read_text_weights
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.quantized.assembly import open_format
 from octavo.worker_proc.weights.quantized.layout import quantize_dummy
-from octavo.worker_proc.weights.reader import read_weights
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +101,8 @@ def load_model(
                 model.head = _load_draft_model(config, config.speculation, report, placement, library, cache_dir)
             else:
                 load_head(config.speculation, model, config.max_num_batched_tokens, report)
-        if config.enable_prompt_embeds:
+        model.tower = load_tower(config, model)
+        if config.takes_rows:
             model.take_given_rows(config.max_num_batched_tokens)
         return model
     except (RuntimeError, MemoryError) as error:
@@ -155,7 +156,7 @@ def _load(
             model.parameters.named(is_unquantized=True), config.seed, rank=rank, divided=model.parameters.divided
         )
     else:
-        weights = read_weights(config.model, report, model.parameters.wants)
+        weights = read_text_weights(config.model, report, model.parameters.wants)
         try:
             model.load_weights(weights, packer, keeps_quantized=keeps_quantized)
         except UnreadTensorError as error:

@@ -9,6 +9,7 @@ from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
+from octavo.protocol.media import MediaItem, media_fault
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.pooling import TOKEN_TASKS
 from octavo.protocol.prompt_embeds import PromptEmbeds
@@ -30,6 +31,7 @@ class RejectionRules:
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
         self._embedding_bytes = config.embedding_bytes if config.enable_prompt_embeds else 0
+        self._media = config.media
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
@@ -78,6 +80,8 @@ class RejectionRules:
             return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
         if submit.prompt_embeds is not None and (fault := self._embeds_fault(submit.prompt_embeds, submit)):
             return fault, "prompt_embeds"
+        if submit.media and (fault := self._media_fault(submit.media, submit)):
+            return fault, "multi_modal_data"
         # The last token of a sequence is never computed, so it needs no place in the cache.
         num_held = min(len(tokens) + sampling.max_tokens, self._max_model_len) - 1
         if num_held > self._num_cache_tokens:
@@ -110,6 +114,8 @@ class RejectionRules:
         if not (spec.skip_reading_prefix_cache or spec.pooling == "last"):
             message = f"{spec.pooling!r} needs the hidden states of all tokens, which the prefix cache does not have"
             return message, "skip_reading_prefix_cache"
+        if submit.media:
+            return "images cannot be pooled by this model: send text", "prompt"
         if submit.grammar is not None or submit.prompt_embeds is not None or submit.resume_output_token_ids:
             return "a request without output tokens has no grammar, no prompt embeddings and no outputs", "prompt"
         return None
@@ -137,6 +143,16 @@ class RejectionRules:
         if isinstance(submit.params, SamplingSpec) and submit.params.prompt_logprobs is not None:
             return "prompt_logprobs cannot be computed for prompt_embeds, which have no tokens: leave one of them out"
         return embeds.fault(len(submit.prompt_token_ids), self._embedding_bytes)
+
+    def _media_fault(self, items: list[MediaItem], submit: Submit) -> str | None:
+        if self._media is None:
+            return "the model of this engine reads text only"
+        if submit.prompt_embeds is not None:
+            return "a prompt has prompt_embeds or media, not both"
+        most = self._media.encoder_cache_tokens
+        if (largest := max([item.num_rows for item in items])) > most:
+            return f"an item of {largest} rows does not fit into the encoder cache of {most} (--encoder-cache-tokens)"
+        return media_fault(items, len(submit.prompt_token_ids))
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
         """Check what frontends check too: a value that slips through would fail every request of its step."""

@@ -8,18 +8,26 @@ from torch import Tensor
 
 from octavo.kernels.gelu import gelu
 from octavo.kernels.gelu_and_mul import gelu_and_mul
-from octavo.kernels.pointwise import relu_squared
+from octavo.kernels.pointwise import relu_squared, scale
 from octavo.kernels.relu import relu
+from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.kernels.silu_and_mul import silu_and_mul
 from octavo.protocol.errors import ConfigError
 
 Activation = Callable[[Tensor], Tensor]
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return `x * sigmoid(1.702 * x)`: CLIP."""
+    return sigmoid_and_mul(scale(x, 1.702), x)
+
 
 PLAIN: dict[str, Activation] = {
     "gelu": partial(gelu, uses_tanh=False),
     "gelu_new": partial(gelu, uses_tanh=True),
     "gelu_fast": partial(gelu, uses_tanh=True),
     "gelu_pytorch_tanh": partial(gelu, uses_tanh=True),
+    "quick_gelu": quick_gelu,
     "relu": relu,
     "relu2": relu_squared,
 }

@@ -70,13 +70,22 @@ class Mlp:
         inner_width: of the activation.
         activation: a name in `PLAIN`.
         has_bias: of both layers.
+        num_outputs: of the block; None: `width`.
     """
 
     def __init__(
-        self, parameters: Parameters, name: str, width: int, inner_width: int, *, activation: str, has_bias: bool
+        self,
+        parameters: Parameters,
+        name: str,
+        width: int,
+        inner_width: int,
+        *,
+        activation: str,
+        has_bias: bool,
+        num_outputs: int | None = None,
     ) -> None:
         self._up = Linear.new(parameters, f"{name}.fc1", width, inner_width, bias=has_bias)
-        self._down = Linear.new(parameters, f"{name}.fc2", inner_width, width, bias=has_bias)
+        self._down = Linear.new(parameters, f"{name}.fc2", inner_width, num_outputs or width, bias=has_bias)
         self._activation = PLAIN[activation]
 
     def __call__(self, x_TD: Tensor) -> Tensor:

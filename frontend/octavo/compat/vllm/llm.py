@@ -344,7 +344,10 @@ class LLM(PoolingLLM):
         """Return the prompt with its tokens, and parameters that fit into the context after it."""
         prepared = await tokenized(self.client, prompt, options)
         changes: dict[str, Any] = {}
-        length = len(prepared["prompt_embeds"] if "prompt_embeds" in prepared else prepared["prompt_token_ids"])
+        if "multi_modal_data" in prepared:
+            length = len((await self.client.preparer.media_prompt(prepared)).token_ids)
+        else:
+            length = len(prepared["prompt_embeds"] if "prompt_embeds" in prepared else prepared["prompt_token_ids"])
         room = room_after_prompt(None, length, self.client.facts.max_model_len)
         if params.max_tokens is not None and params.max_tokens > room:
             changes = {"max_tokens": room, "min_tokens": min(params.min_tokens, room)}

@@ -36,14 +36,14 @@ class EmbedsPrompt(TypedDict):
 
 PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 
-_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt"}
+_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data", "mm_processor_kwargs"}
 
 
 def as_dict(prompt: Any) -> dict[str, Any]:
     """Return a prompt as a dict.
 
     Raises:
-        InvalidRequestError: it has a member that octavo does not know, such as images.
+        InvalidRequestError: it has a member that octavo does not know.
     """
     if isinstance(prompt, str):
         return {"prompt": prompt}
@@ -78,7 +78,7 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
         InvalidRequestError: the prompt or an option is not supported.
     """
     given, tokenization = as_dict(prompt), Tokenization.of(options)
-    if "prompt_embeds" in given:
+    if "prompt_embeds" in given or "multi_modal_data" in given:
         return given
     token_ids: Sequence[int] | None = given.get("prompt_token_ids")
     if token_ids is None:

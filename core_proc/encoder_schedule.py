@@ -1,0 +1,118 @@
+"""`EncoderSchedule`: when a step encodes the media of its requests, and which results the workers keep.
+
+Results are a cache. An item whose result was evicted is encoded again when a later chunk needs it, with equal bits.
+Items have spans and digests here; what they show does not matter.
+"""
+
+from collections import OrderedDict
+
+from octavo.core_proc.request import Request
+from octavo.protocol.media import MAX_ITEM_BYTES, EncoderInput, MediaItem, StepMedia
+
+MAX_STEP_ITEMS = 64
+"""Items that one step encodes: the buffers of a message are limited (`codec.MAX_BUFFERS`)."""
+
+
+class EncoderSchedule:
+    """The encoder cache of the workers, as the core knows it, and the encoder's part of the step being planned.
+
+    Args:
+        max_step_tokens: rows that one step encodes at most; a larger item is encoded in a step that encodes nothing
+            else.
+        max_cached_tokens: rows that the workers keep. No request has an item of more.
+    """
+
+    def __init__(self, max_step_tokens: int, max_cached_tokens: int) -> None:
+        self._max_step_tokens, self._max_cached_tokens = max_step_tokens, max_cached_tokens
+        self._cached: OrderedDict[bytes, int] = OrderedDict()
+        """Rows by digest, those used last at the end."""
+        self._num_cached = 0
+        self._evicted: list[bytes] = []
+        self._inputs: list[EncoderInput] = []
+        self._places: list[tuple[int, int, int, int, int]] = []
+        self._used: dict[bytes, int] = {}
+        """Digests that the step needs, with their places in `StepMedia.digests`."""
+        self.num_queries = self.num_hits = 0
+        """Items that chunks began to need, and those among them that were there."""
+        self.num_encoded_tokens = 0
+        """Rows of all items that were encoded."""
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Rows that the workers keep."""
+        return self._num_cached
+
+    def admit(self, request: Request, num_tokens: int) -> int:
+        """Take the media of a request's next tokens into the step.
+
+        Returns:
+            How many of the tokens the step can compute: those before the first item that does not fit.
+        """
+        start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
+        assert request.slot is not None
+        for item in request.media:
+            if item.end <= start:
+                continue
+            if item.start >= end:
+                break
+            if not self._take(item):
+                first = next(max(position, start) for position, rows in item.spans if position + rows > start)
+                return min(first, end) - start
+            self._place(request.slot, item, start, end)
+        return num_tokens
+
+    def take_step(self) -> StepMedia | None:
+        """Return the encoder's part of the step, and begin the next one; None: it has none."""
+        if not self._places and not self._evicted:
+            return None
+        media = StepMedia(self._evicted, self._inputs, self._places, list(self._used))
+        self._evicted, self._inputs, self._places, self._used = [], [], [], {}
+        return media
+
+    def forget(self, *, tells_workers: bool) -> None:
+        """Forget all results. `tells_workers`: False: they have lost them."""
+        self._evicted = [*self._evicted, *self._cached] if tells_workers else []
+        self._cached.clear()
+        self._num_cached = 0
+
+    def _take(self, item: MediaItem) -> bool:
+        """Make sure that the step has the result of an item; returns False if it has no room for it."""
+        digest, num_rows = item.digest, item.num_rows
+        if digest in self._used:
+            return True
+        if digest in self._cached:
+            self._cached.move_to_end(digest)
+            self.num_hits += 1
+        elif not self._encode(item, num_rows):
+            return False
+        self.num_queries += 1
+        self._used[digest] = len(self._used)
+        return True
+
+    def _encode(self, item: MediaItem, num_rows: int) -> bool:
+        num_encoded = sum([one.num_rows for one in self._inputs])
+        num_bytes = sum([len(tensor.data) for one in self._inputs for tensor in one.tensors.values()])
+        is_full = num_encoded + num_rows > self._max_step_tokens or num_bytes + item.num_bytes > MAX_ITEM_BYTES
+        if len(self._inputs) == MAX_STEP_ITEMS or (self._inputs and is_full):
+            return False
+        num_used = sum([self._cached[digest] for digest in self._used])
+        if num_used + num_rows > self._max_cached_tokens:
+            return False
+        while self._num_cached + num_rows > self._max_cached_tokens:
+            digest = next(digest for digest in self._cached if digest not in self._used)
+            self._num_cached -= self._cached.pop(digest)
+            self._evicted.append(digest)
+        self._cached[item.digest] = num_rows
+        self._num_cached += num_rows
+        self._inputs.append(EncoderInput(item.digest, num_rows, item.tensors))
+        self.num_encoded_tokens += num_rows
+        return True
+
+    def _place(self, slot: int, item: MediaItem, start: int, end: int) -> None:
+        """Note which rows of an item the positions [start, end) have."""
+        first = 0
+        for position, num_rows in item.spans:
+            begin, stop = max(start, position), min(end, position + num_rows)
+            if begin < stop:
+                self._places.append((slot, begin, stop - begin, self._used[item.digest], first + begin - position))
+            first += num_rows

@@ -1,0 +1,45 @@
+"""The prompt of a conversation, with its images, as `AsyncClient.chat` and `LLM.chat` need it."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+from octavo.frontend.generation.prompt import conversation_prompt
+from octavo.frontend.media.prompts import FIELD, MediaPrompts
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.messages import Message
+from octavo.frontend.text.tokenizer import Tokenizer
+
+T = TypeVar("T")
+
+
+class PromptClient(Protocol):
+    """What is needed of a client."""
+
+    tokenizer: Tokenizer
+    media: MediaPrompts | None
+
+    def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
+        """See `AsyncClient.run_in_thread`."""
+
+
+async def chat_prompt(
+    client: PromptClient, template: ChatTemplate, messages: Sequence[Message], **variables: Any
+) -> dict[str, Any]:
+    """Return the prompt of a conversation, in a form for `AsyncClient.generate`.
+
+    Args:
+        client: of the engine.
+        template: renders the conversation, off the event loop.
+        messages: the conversation.
+        **variables: of the template; see `ChatTemplate.render`.
+
+    Raises:
+        InvalidRequestError: the template rejects the messages, or an image has no URL.
+    """
+    if client.media is not None:
+        messages, sources = await client.media.take(messages)
+        if sources:
+            text = await client.run_in_thread(lambda: template.render(messages, **variables))
+            return {"prompt": text, "add_special_tokens": False, FIELD: {"image": sources}}
+    tokenizer = client.tokenizer
+    return await client.run_in_thread(lambda: conversation_prompt(template, tokenizer, messages, **variables))

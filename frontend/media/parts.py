@@ -1,0 +1,60 @@
+"""Takes the images out of a conversation: what the template sees is a mark where each of them was."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.frontend.text.messages import MediaPart, Message
+from octavo.protocol.errors import InvalidRequestError
+
+_IMAGE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
+"""Types of parts that are images, and the key that has the image: a URL, an object with one, or a picture."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaSource:
+    """An image of a request."""
+
+    value: Any
+    """A URL, the bytes of a file, a picture of Pillow or an array of numpy."""
+    path: str
+    """Where the request has it, for errors."""
+
+
+def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Message], list[MediaSource]]:
+    """Return the messages with marks in place of images, and the images in order.
+
+    Args:
+        messages: of the caller; not changed.
+        placeholder: the text that stands for an image where a template takes strings.
+
+    Raises:
+        InvalidRequestError: an image has no URL.
+    """
+    sources: list[MediaSource] = []
+    taken: list[Message] = []
+    for place, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(content, Sequence) or isinstance(content, str):
+            taken.append(message)
+            continue
+        parts: list[Any] = []
+        for index, part in enumerate(content):
+            path = f"messages[{place}].content[{index}]"
+            kind = part.get("type") if isinstance(part, Mapping) else None
+            if isinstance(kind, str) and kind in _IMAGE_PARTS:
+                sources.append(MediaSource(_value_of(part, _IMAGE_PARTS[kind], path), path))
+                parts.append(MediaPart(placeholder))
+            else:
+                parts.append(part)
+        taken.append({**message, "content": parts})
+    return taken, sources
+
+
+def _value_of(part: Mapping[str, Any], key: str, path: str) -> Any:
+    value = part.get(key)
+    if isinstance(value, Mapping):
+        key, value = f"{key}.url", value.get("url")
+    if value is None or value == "":
+        raise InvalidRequestError(f"{path}.{key} is missing: send a URL, such as data:image/png;base64,...", path)
+    return value

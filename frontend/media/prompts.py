@@ -1,0 +1,234 @@
+"""`MediaPrompts`: prompts with images, from text or tokens and the images to tokens and `MediaItem`s."""
+
+import asyncio
+import weakref
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from octavo.frontend.media.download import MediaError, read_url
+from octavo.frontend.media.parts import MediaSource, take_media
+from octavo.frontend.media.processor import MediaProcessor
+from octavo.frontend.media.wire import Result
+from octavo.frontend.text.messages import Message
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError, OverloadedError
+from octavo.protocol.media import MAX_ITEM_BYTES, MediaItem, MediaTensor
+from octavo.protocol.prompt_embeds import Span
+
+FIELD = "multi_modal_data"
+
+Encode = Callable[..., Awaitable[list[int]]]
+
+
+class LiveBuffer(Buffer):
+    """The data of a live request: its end can be noticed."""
+
+    __slots__ = ("__weakref__",)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MediaPrompt:
+    """A prompt with images."""
+
+    token_ids: list[int]
+    """With a placeholder for each row."""
+    items: tuple[MediaItem, ...]
+
+
+class MediaPrompts:
+    """Makes the prompts of a model that reads images. Belongs to one event loop.
+
+    Args:
+        config: of the engine.
+        encode: tokenizes: see `AsyncClient.tokenize`.
+    """
+
+    def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
+        assert config.media is not None and config.model.media is not None, "a model that reads images"
+        self._media = config.media
+        self._token_id = config.model.media.image_token_id
+        self._encode = encode
+        self.processor = MediaProcessor(config)
+        self._num_live_bytes = 0
+
+    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+        """Return a conversation with marks in place of its images, and the images.
+
+        Raises:
+            InvalidRequestError: an image has no URL.
+        """
+        return take_media(messages, await self.processor.placeholder())
+
+    async def of_text(
+        self,
+        text: str,
+        sources: Sequence[MediaSource],
+        *,
+        adds_special_tokens: bool,
+        processor_kwargs: dict[str, Any] | None = None,
+    ) -> MediaPrompt:
+        """Return the prompt of a text that has a placeholder for each image.
+
+        Raises:
+            InvalidRequestError: an image cannot be used, or their number is another one.
+            OverloadedError: live requests hold as many images as they may.
+        """
+        results = await self._process_all(sources, processor_kwargs or {})
+        pieces = text.split(await self.processor.placeholder())
+        self._check_count(len(pieces) - 1, sources)
+        replaced = [one.replacement for one in results]
+        expanded = "".join(chain.from_iterable(zip(pieces, [*replaced, ""], strict=True)))
+        return self._prompt(await self._encode(expanded, add_special_tokens=adds_special_tokens), results, sources)
+
+    async def of_tokens(
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+    ) -> MediaPrompt:
+        """Return the prompt of tokens that have one placeholder for each image; raises as `of_text`."""
+        results = await self._process_all(sources, processor_kwargs or {})
+        self._check_count(list(token_ids).count(self._token_id), sources)
+        remaining, expanded = iter(results), list[int]()
+        for token_id in token_ids:
+            expanded += next(remaining).token_ids if token_id == self._token_id else [token_id]
+        return self._prompt(expanded, results, sources)
+
+    async def close(self) -> None:
+        """End the processes that decode images."""
+        await self.processor.close()
+
+    async def _process_all(self, sources: Sequence[MediaSource], processor_kwargs: dict[str, Any]) -> list[Result]:
+        limit = self._media.limits["image"]
+        if len(sources) > limit:
+            raise InvalidRequestError(
+                f"the prompt has {len(sources)} images, and the limit is {limit} (--limit-mm-per-prompt)",
+                sources[limit].path,
+            )
+        tasks = [asyncio.ensure_future(self._process(source, processor_kwargs)) for source in sources]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _process(self, source: MediaSource, processor_kwargs: dict[str, Any]) -> Result:
+        """Return what the processor makes of an image.
+
+        Raises:
+            InvalidRequestError: it cannot be used; the message names it.
+        """
+        try:
+            data, size = await self._read(source.value)
+            return await self.processor.process(data, size, processor_kwargs)
+        except MediaError as error:
+            raise InvalidRequestError(f"{source.path}: the image cannot be used: {error}", source.path) from None
+
+    async def _read(self, value: Any) -> tuple[bytes, tuple[int, int] | None]:
+        """Return an image as `MediaProcessor.process` takes it."""
+        if isinstance(value, bytes):
+            return value, None
+        if isinstance(value, str):
+            try:
+                async with asyncio.timeout(self._media.fetch_timeout_s + 1.0):  # resolving a name has no limit
+                    return await asyncio.to_thread(read_url, value, self._media), None
+            except TimeoutError:
+                raise MediaError("the download takes too long (--media-fetch-timeout)") from None
+        return await asyncio.to_thread(_pixels_of, value, self._media.max_image_pixels)
+
+    def _check_count(self, num_placeholders: int, sources: Sequence[MediaSource]) -> None:
+        if num_placeholders != len(sources):
+            raise InvalidRequestError(
+                f"the prompt has {num_placeholders} placeholders of images for {len(sources)} images: each image needs "
+                "one, and no text may contain it",
+                sources[0].path if sources else FIELD,
+            )
+
+    def _prompt(self, token_ids: list[int], results: Sequence[Result], sources: Sequence[MediaSource]) -> MediaPrompt:
+        """Return the prompt, whose placeholders are the rows of the images in order."""
+        places = iter([place for place, token_id in enumerate(token_ids) if token_id == self._token_id])
+        items = []
+        for result, source in zip(results, sources, strict=True):
+            tensors = {
+                name: MediaTensor(dtype, shape, LiveBuffer(data))
+                for name, (dtype, shape, data) in result.tensors.items()
+            }
+            item = MediaItem(_spans([next(places) for _ in range(result.num_rows)]), result.digest, tensors)
+            if item.num_bytes > MAX_ITEM_BYTES:
+                raise InvalidRequestError(
+                    f"{source.path}: the processed image has more than {MAX_ITEM_BYTES} bytes", source.path
+                )
+            items.append(item)
+        if next(places, None) is not None:
+            raise InvalidRequestError("the prompt has more placeholders than rows of images", FIELD)
+        self._hold(items)
+        return MediaPrompt(token_ids, tuple(items))
+
+    def _hold(self, items: Sequence[MediaItem]) -> None:
+        """Count the memory of items until the last reference to it is gone: that of the live request."""
+        num_bytes = sum([item.num_bytes for item in items])
+        if num_bytes > MAX_BUFFERS_BYTES:
+            raise InvalidRequestError(f"the images of the prompt have more than {MAX_BUFFERS_BYTES} bytes", FIELD)
+        if self._num_live_bytes + num_bytes > self._media.max_live_bytes:
+            raise OverloadedError(
+                f"the images of live requests take {self._num_live_bytes} bytes, and with {num_bytes} more there would "
+                f"be more than {self._media.max_live_bytes} (--max-media-bytes); try again later",
+                "max_media_bytes",
+            )
+        for tensor in chain.from_iterable([item.tensors.values() for item in items]):
+            self._num_live_bytes += len(tensor.data)
+            weakref.finalize(tensor.data, self._release, len(tensor.data)).atexit = False
+
+    def _release(self, num_bytes: int) -> None:
+        self._num_live_bytes -= num_bytes
+
+
+def sources_of(data: Any) -> list[MediaSource]:
+    """Return the images of `multi_modal_data`: {"image": picture} or {"image": [picture, ...]}.
+
+    Raises:
+        InvalidRequestError: it has something else.
+    """
+    if not isinstance(data, dict) or (unknown := data.keys() - {"image"}):
+        found = sorted(unknown) if isinstance(data, dict) else type(data).__name__
+        raise InvalidRequestError(f"{FIELD} has {found}; this release takes {{'image': picture}}", FIELD)
+    images = data.get("image")
+    several = images if isinstance(images, list | tuple) else [] if images is None else [images]
+    return [
+        image if isinstance(image, MediaSource) else MediaSource(image, f"{FIELD}['image'][{place}]")
+        for place, image in enumerate(several)
+    ]
+
+
+def _spans(places: Sequence[int]) -> list[Span]:
+    """Return consecutive positions as spans."""
+    spans: list[Span] = []
+    for place in places:
+        if spans and sum(spans[-1]) == place:
+            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
+        else:
+            spans.append((place, 1))
+    return spans
+
+
+def _pixels_of(value: Any, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
+    """Return the pixels and the size of a picture of Pillow, or of an array of height, width and RGB in bytes.
+
+    Raises:
+        MediaError: it is something else, or too large.
+    """
+    if hasattr(value, "convert") and hasattr(value, "tobytes"):
+        width, height = value.size
+        if width * height > max_pixels:
+            raise MediaError(f"it has {width} x {height} pixels, more than {max_pixels} (--max-image-pixels)")
+        return value.convert("RGB").tobytes(), (width, height)
+    shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
+    dtype = str(getattr(value, "dtype", ""))
+    if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":
+        raise MediaError(
+            f"it is a {type(value).__name__}; expected a URL, the bytes of a file, a PIL.Image or an array of uint8 "
+            "with shape (height, width, 3)"
+        )
+    if shape[0] * shape[1] > max_pixels:
+        raise MediaError(f"it has {shape[1]} x {shape[0]} pixels, more than {max_pixels} (--max-image-pixels)")
+    return value.tobytes(), (shape[1], shape[0])

@@ -1,0 +1,54 @@
+"""Messages between a frontend and the process that decodes its images, over pipes."""
+
+import struct
+from typing import Any
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+"""Before each message: its number of bytes."""
+
+
+class Setup(msgspec.Struct, array_like=True):
+    """The first message to the process; answered by `Ready`."""
+
+    parent: int
+    processor_path: str
+    trusts_remote_code: bool
+    image_token_id: int
+    max_pixels: int
+    processor_kwargs: dict[str, Any]
+
+
+class Ready(msgspec.Struct, array_like=True):
+    """The process has its processor, or says why not."""
+
+    placeholder: str
+    """The text of the token that stands for an image in a prompt."""
+    fault: str = ""
+
+
+class Job(msgspec.Struct, array_like=True):
+    """One image; answered by `Result`."""
+
+    data: bytes
+    """A file, or the pixels of a picture of `size`, three bytes each."""
+    size: tuple[int, int] | None
+    """Width and height; None: `data` is a file."""
+    processor_kwargs: dict[str, Any]
+
+
+class Result(msgspec.Struct, array_like=True):
+    """What the processor makes of an image."""
+
+    fault: str = ""
+    """Why it cannot be used, for the caller; "": it can."""
+    replacement: str = ""
+    """The text that takes the place of the placeholder."""
+    token_ids: list[int] = []
+    """The tokens of that text."""
+    num_rows: int = 0
+    """Placeholders among them."""
+    digest: bytes = b""
+    tensors: dict[str, tuple[str, list[int], bytes]] = {}
+    """By name: type, shape and bytes."""

@@ -1,0 +1,83 @@
+"""Models that read images: their language model's part of `config.json`, and what else the other processes need."""
+
+from pathlib import Path
+from typing import Any
+
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.config.facts import MediaFacts
+from octavo.protocol.errors import ConfigError
+
+PHASE = "reading the model's files"
+
+ARCHITECTURES = ("LlavaForConditionalGeneration",)
+"""Those whose vision towers octavo has."""
+
+_TEXT_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+}
+"""By the `model_type` of the language model."""
+_TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "llama": {
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "vocab_size": 32000,
+        "max_position_embeddings": 2048,
+    },
+    "mistral": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 32000,
+        "max_position_embeddings": 131072,
+    },
+}
+"""What `transformers` leaves out of files: sizes that are the defaults of the language model's class."""
+_OF_ALL = ("dtype", "torch_dtype", "quantization_config")
+"""Keys of the whole model that its language model has too."""
+
+
+def split_config(
+    hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
+) -> tuple[dict[str, Any], str, MediaFacts | None]:
+    """Return the configuration and the architecture of the language model, and the facts of media; None: it has none.
+
+    Raises:
+        ConfigError: the model reads media, and it, or its language model, is not supported.
+    """
+    text = hf_config.get("text_config")
+    if not isinstance(text, dict) or not any(key in hf_config for key in ("vision_config", "audio_config")):
+        return hf_config, architecture, None
+    if architecture not in ARCHITECTURES:
+        raise ConfigError(
+            f"{architecture} reads images or audio, and octavo has no encoder for it",
+            phase=PHASE,
+            hint=f"use a text model, or one of {', '.join(ARCHITECTURES)}",
+        )
+    if config.model_impl == "transformers" or config.runner == "pooling":
+        setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
+        raise ConfigError(f"{setting}: {architecture} reads images", phase=PHASE, hint="leave it out")
+    kind = str(text.get("model_type"))
+    if kind not in _TEXT_ARCHITECTURES:
+        raise ConfigError(
+            f"{architecture} with a language model of type {kind!r} is not supported",
+            phase=PHASE,
+            hint=f"its text_config needs a model_type among {', '.join(_TEXT_ARCHITECTURES)}",
+        )
+    own = {**_TEXT_DEFAULTS.get(kind, {}), **{key: value for key, value in text.items() if value is not None}}
+    own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
+    token_id = hf_config.get("image_token_id", hf_config.get("image_token_index"))
+    if type(token_id) is not int or not 0 <= token_id < own.get("vocab_size", 0):
+        raise ConfigError(
+            f"config.json: image_token_index is {token_id!r}; expected a token of the vocabulary", phase=PHASE
+        )
+    media = MediaFacts(
+        architecture=architecture, hf_config=hf_config, image_token_id=token_id, processor_path=str(home)
+    )
+    return own, _TEXT_ARCHITECTURES[kind], media

@@ -1,0 +1,173 @@
+"""Images and other media in prompts: the user's settings, and what they mean for an engine."""
+
+import json
+import logging
+from typing import Annotated, Any
+
+from msgspec import Meta, Struct
+
+from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+MODALITIES = ("image",)
+MAX_ITEMS = 64
+"""Of one prompt: the buffers of a message are limited."""
+DEFAULT_CACHE_TOKENS = 16_384
+
+
+class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Images in prompts, for models that read them."""
+
+    limit_mm_per_prompt: Annotated[
+        dict[str, Any] | str | None,
+        Meta(description=f'JSON: most items of each kind in a prompt: {{"image": 4}}. Default: {MAX_ITEMS}.'),
+    ] = None
+    mm_processor_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        Meta(description="JSON with arguments of the model's processor, in place of those of its own files."),
+    ] = None
+    max_num_encoder_tokens: Annotated[
+        Annotated[int, Meta(ge=1)] | None,
+        Meta(
+            description="Tokens of images that one step encodes at most; a larger image is encoded alone. Default: "
+            "--max-num-batched-tokens."
+        ),
+    ] = None
+    encoder_cache_tokens: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Tokens of encoded images that workers keep, so that an image that comes again is not encoded "
+            "again. A larger image is refused.",
+        ),
+    ] = DEFAULT_CACHE_TOKENS
+    allowed_local_media_path: Annotated[
+        str | None, Meta(description="Directory whose files file:// URLs of requests may name. Default: none may.")
+    ] = None
+    allowed_media_domains: Annotated[
+        list[str] | None,
+        Meta(description="Hosts that URLs of media may name. Default: all with a public address, [] for none."),
+    ] = None
+    allow_private_media_addresses: Annotated[
+        bool,
+        Meta(
+            description="Fetch media from private and loopback addresses too, so that requests reach internal servers."
+        ),
+    ] = False
+    media_fetch_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=600)], Meta(description="Seconds that the download of an image may take.")
+    ] = 10.0
+    media_decode_timeout: Annotated[
+        Annotated[float, Meta(gt=0, le=600)],
+        Meta(description="Seconds that decoding and processing an image may take; the process is killed then."),
+    ] = 30.0
+    max_media_file_bytes: Annotated[
+        int, Meta(ge=1, description="Longest image file (32M), in a request, a download or on disk.")
+    ] = 32 * 2**20
+    max_image_pixels: Annotated[
+        int, Meta(ge=1, description="Most pixels of an image; checked before it is decoded.")
+    ] = 2**25
+    mm_processor_cache_gb: Annotated[
+        float,
+        Meta(ge=0, description="GiB of processed images that an HTTP process keeps for later requests; 0: none."),
+    ] = 0.25
+    max_media_bytes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Most bytes of processed images of all live requests of an HTTP process (1G); further requests "
+            "are rejected with 503.",
+        ),
+    ] = 2**30
+
+
+class ResolvedMedia(Struct, frozen=True, kw_only=True):
+    """Media of a running engine."""
+
+    limits: dict[str, int]
+    """Most items of a prompt, for each of `MODALITIES`."""
+    processor_kwargs: dict[str, Any]
+    max_num_encoder_tokens: int
+    encoder_cache_tokens: int
+    allowed_local_path: str | None
+    allowed_domains: list[str] | None
+    """None: all hosts."""
+    allows_private_addresses: bool
+    fetch_timeout_s: float
+    decode_timeout_s: float
+    max_file_bytes: int
+    max_image_pixels: int
+    max_live_bytes: int
+    processor_cache_bytes: int
+
+
+def resolve_media(
+    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str
+) -> ResolvedMedia | None:
+    """Return the settings of media; None: the model reads text only.
+
+    Raises:
+        ConfigError: a setting is invalid, or the device cannot encode media.
+    """
+    if facts.media is None:
+        default = MediaConfig()
+        for name in config.__struct_fields__:
+            if getattr(config, name) != getattr(default, name):
+                flag = name.replace("_", "-")
+                logger.warning("--%s has no effect: %s reads text only", flag, facts.architecture)
+        return None
+    if device != "cpu":
+        raise ConfigError(
+            f"{facts.media.architecture} reads images, which octavo encodes on CPUs only so far",
+            phase="configuration",
+            hint="use --device cpu",
+        )
+    return ResolvedMedia(
+        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt)),
+        processor_kwargs=_json("mm_processor_kwargs", config.mm_processor_kwargs),
+        max_num_encoder_tokens=config.max_num_encoder_tokens or max_num_batched_tokens,
+        encoder_cache_tokens=config.encoder_cache_tokens,
+        allowed_local_path=config.allowed_local_media_path,
+        allowed_domains=config.allowed_media_domains,
+        allows_private_addresses=config.allow_private_media_addresses,
+        fetch_timeout_s=config.media_fetch_timeout,
+        decode_timeout_s=config.media_decode_timeout,
+        max_file_bytes=config.max_media_file_bytes,
+        max_image_pixels=config.max_image_pixels,
+        max_live_bytes=config.max_media_bytes,
+        processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
+    )
+
+
+def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
+    try:
+        found = json.loads(value) if isinstance(value, str) else value or {}
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ConfigError(f"{name} is not a JSON object: {value!r}", phase="configuration", hint='write {"image": 4}')
+    return found
+
+
+def _limits(given: dict[str, Any]) -> dict[str, int]:
+    """Return the limits; a value may be an object with a "count", as in vLLM."""
+    limits = dict.fromkeys(MODALITIES, MAX_ITEMS)
+    for name, value in given.items():
+        count = value.get("count") if isinstance(value, dict) else value
+        if type(count) is not int or count < 0 or (count > MAX_ITEMS and name in MODALITIES):
+            raise ConfigError(
+                f"limit_mm_per_prompt: {name} is {value!r}",
+                phase="configuration",
+                hint=f"use a number from 0 to {MAX_ITEMS}",
+            )
+        if name in MODALITIES:
+            limits[name] = count
+        elif name not in ("video", "audio") or count:
+            raise ConfigError(
+                f"limit_mm_per_prompt: this release has no media of kind {name!r}",
+                phase="configuration",
+                hint="use image",
+            )
+    return limits

@@ -1,0 +1,107 @@
+"""Media items: inputs of a prompt, such as images, whose rows an encoder on the workers computes.
+
+The core reads spans and digests. It passes tensors on without a look at the numbers.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
+from octavo.protocol.ids import SlotId
+from octavo.protocol.prompt_embeds import Span
+
+DIGEST_BYTES = 32
+
+MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
+"""Bytes of all tensors of one item, and of the items that one step encodes."""
+
+
+class MediaTensor(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """An array that a processor has made, in C order, little-endian."""
+
+    dtype: str
+    """As numpy names it: "float32", "int64"."""
+    shape: list[int]
+    data: Buffer
+
+
+class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """One image, or other input, of a prompt."""
+
+    spans: list[Span]
+    """Positions of the prompt that have its rows, in order; they do not overlap. Other tokens may lie between them."""
+    digest: bytes
+    """Of the tensors: items of equal digests have equal rows."""
+    tensors: dict[str, MediaTensor]
+    """By the names that the processor gives them."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of all spans: what the encoder returns for the item."""
+        return sum([num_rows for _, num_rows in self.spans])
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum([len(tensor.data) for tensor in self.tensors.values()])
+
+    @property
+    def start(self) -> int:
+        """The first position that has a row."""
+        return self.spans[0][0]
+
+    @property
+    def end(self) -> int:
+        """The position after the last row."""
+        position, num_rows = self.spans[-1]
+        return position + num_rows
+
+
+class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """An item that a step encodes."""
+
+    digest: bytes
+    num_rows: int
+    """Of the result."""
+    tensors: dict[str, MediaTensor]
+
+
+class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """The rows of media that one step computes with, and what has to be encoded before."""
+
+    evicted: list[bytes]
+    """Digests whose rows the workers forget first."""
+    inputs: list[EncoderInput]
+    """Encoded next; the results are kept until they are evicted."""
+    places: list[tuple[SlotId, int, int, int, int]]
+    """Slot, first position, number of rows, index in `digests`, and the first of these rows in the item's result."""
+    digests: list[bytes]
+
+
+def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
+    """Return the digest of an item: of the names, types, shapes and bytes of its tensors."""
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
+        found.update(tensor.data.data)
+    return found.digest()
+
+
+def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int) -> str | None:
+    """Return why these cannot be the media of a prompt of so many positions; None: they can."""
+    spans = [span for item in items for span in item.spans]
+    if any(not item.spans for item in items) or any(num_rows < 1 for _, num_rows in spans):
+        return "a media item has no rows"
+    ends = [(0, 0), *spans, (num_prompt_tokens, 0)]
+    if any(before + num_rows > after for (before, num_rows), (after, _) in pairwise(ends)):
+        return f"rows of media overlap, or lie outside of the {num_prompt_tokens} positions of the prompt"
+    if items and items[-1].end == num_prompt_tokens:
+        return "the prompt ends with media: at least one token must follow them"
+    if any(len(item.digest) != DIGEST_BYTES for item in items):
+        return f"digests of media have {DIGEST_BYTES} bytes"
+    if any(item.num_bytes > MAX_ITEM_BYTES for item in items):
+        return f"a media item has more than {MAX_ITEM_BYTES} bytes"
+    return None

@@ -1,0 +1,229 @@
+"""Images through whole engines: against `transformers`, in storms, through deaths of processes, and over HTTP."""
+
+import asyncio
+import base64
+import io
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import transformers
+from engine_kills import until_steps, worker_of
+from PIL import Image
+from servers import Server, serve
+from tiny_media import IMAGE, make_llava, picture
+from waiting import until
+
+from octavo import LLM, AsyncClient, SamplingParams
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol import restarts
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import BeamSearchParams
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 32,  # chunks end inside of images, which have 25 rows
+    "encoder_cache_tokens": 60,  # of which two fit
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=60, ignore_eos=True, logprobs=1, repetition_penalty=1.1)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(str(path), **SETTINGS) as llm:
+        yield llm
+
+
+def prompt(text: str, *seeds: int) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"image": [picture(seed) for seed in seeds]}}
+
+
+def result(output: RequestOutput) -> object:
+    return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+
+
+def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def test_tokens_and_logprobs_equal_transformers(llm: LLM, path: Path) -> None:
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    model = transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+    prompts = [
+        prompt(f"look at {IMAGE} here", 1),
+        prompt(f"{IMAGE}{IMAGE}the same twice", 2, 2),
+        prompt(f"one {IMAGE} and another {IMAGE}, and a third {IMAGE} of them", 1, 2, 3),
+        {"prompt": "no image at all", "multi_modal_data": {}},
+    ]
+    for one, output in zip(prompts, run(llm, *prompts), strict=True):
+        images = one["multi_modal_data"].get("image") or None
+        inputs = processor(text=one["prompt"], images=images, return_tensors="pt")
+        length = inputs.input_ids.shape[1]
+        assert output.prompt_token_ids == inputs.input_ids[0].tolist()
+        assert output.prompt == one["prompt"]
+        expected = model.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=None)
+        tokens = expected[0, length:].tolist()
+        assert output.outputs[0].token_ids == tokens
+        with torch.no_grad():
+            logits = model(input_ids=expected, pixel_values=inputs.get("pixel_values")).logits[0]
+        logprobs = logits.log_softmax(dim=-1)[length - 1 : -1]
+        for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
+            assert abs(float(row[token]) - reported[token].logprob) < 1e-4
+
+
+def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Path) -> None:
+    """Cached prefixes, the same and other images behind equal tokens, evictions from the encoder cache, preemptions."""
+    texts = [
+        f"a question about {IMAGE}: ",
+        f"{IMAGE} then {IMAGE} which is it?",
+        "no image",
+        f"long {'word ' * 12}{IMAGE}.",
+    ]
+    prompts = [prompt(texts[seed % 4], *[seed % 5, seed % 3][: texts[seed % 4].count(IMAGE)]) for seed in range(24)]
+    params = [SAMPLED.clone(seed=seed, max_tokens=20) for seed in range(24)]
+    alone = [result(run(llm, one, params=own)[0]) for one, own in zip(prompts, params, strict=True)]
+    assert len({str(one) for one in alone}) == 24
+    together = llm.generate(prompts, params, use_tqdm=False)
+    assert list(map(result, together)) == alone
+    assert any(output.num_cached_tokens for output in together)
+    with LLM(str(path), **SETTINGS, num_gpu_blocks_override=18, enable_prefix_caching=False) as small:
+        assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
+        stats = small.stats()
+    assert stats.num_preemptions > 0
+
+
+def test_the_prefix_cache_tells_images_apart(llm: LLM) -> None:
+    text = f"{'the same words ' * 4}{IMAGE}{'and then some more of them ' * 3}"
+    first, again, other = (run(llm, prompt(text, seed))[0] for seed in (31, 31, 32))
+    assert (first.prompt_token_ids, result(first)) == (other.prompt_token_ids, result(again))
+    assert result(other) != result(first)
+    start = (first.prompt_token_ids or []).index(320)
+    assert (again.num_cached_tokens or 0) > start + 25
+    assert (other.num_cached_tokens or 0) <= start
+
+
+def test_conversations(llm: LLM) -> None:
+    buffer = io.BytesIO()
+    picture(1).save(buffer, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+    question = {"type": "text", "text": "what is it?"}
+    results = []
+    for part in (
+        {"type": "image", "image": picture(1)},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": url},
+    ):
+        (output,) = llm.chat([{"role": "user", "content": [part, question]}], GREEDY, use_tqdm=False)
+        results.append((output.prompt_token_ids, result(output)))
+    assert results[0] == results[1] == results[2]
+    rendered = f"<|user|>\n{IMAGE}what is it?<|turn_end|>\n<|assistant|>\n"
+    assert result(run(llm, prompt(rendered, 1))[0]) == results[0][1]
+
+
+def test_what_is_refused(llm: LLM) -> None:
+    for one, message in (
+        (prompt("no mark", 1), "0 placeholders"),
+        (prompt(f"{IMAGE}", 1), "at least one token must follow"),
+        ({"prompt": "a", "multi_modal_data": {"video": 1}}, "video"),
+        ({"prompt": IMAGE, "multi_modal_data": {"image": b"?"}}, r"image'\]\[0\]: .* not an image"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            run(llm, one)
+    with pytest.raises(InvalidRequestError, match="beam search takes no images"):
+        llm.beam_search([prompt(f"{IMAGE} a", 1)], BeamSearchParams(beam_width=2, max_tokens=3))
+    assert len(run(llm, [5, 6, 7])[0].outputs[0].token_ids) == 6
+
+
+def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Running and waiting requests are computed from their pixels again."""
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+
+    async def main() -> None:
+        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+
+            async def ask(seed: int) -> object:
+                one = prompt(f"request {IMAGE} of {IMAGE}.", seed % 4, seed % 3)
+                outputs = [part async for part in client.generate(one, SAMPLED.clone(seed=seed))]
+                tokens = [token for part in outputs for token in part.outputs[0].token_ids]
+                return tokens, [entry for part in outputs for entry in part.outputs[0].logprobs or []]
+
+            expected = await asyncio.gather(*map(ask, range(9)))
+            running = asyncio.gather(*map(ask, range(9)))
+            await until(lambda: client.num_live_requests == 9)
+            steps = (await client.engine_stats()).num_steps
+            await until_steps(client, steps + 3)
+            os.kill(worker_of(client), signal.SIGKILL)
+            await until_steps(client, steps + 20)
+            assert client.engine is not None
+            os.kill(client.engine.core_pid, signal.SIGKILL)
+            assert await running == expected
+
+    asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def media_server(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--served-model-name", "tiny", "--seed", "3")
+    limits = ("--limit-mm-per-prompt", '{"image": 2}', "--max-image-pixels", "100000")
+    with serve(path, *flags, *limits) as server:
+        yield server.wait_until_ready()
+
+
+def data_url(image: Image.Image) -> str:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return "data:image/png;base64," + base64.b64encode(buffer.getvalue()).decode()
+
+
+def chat(server: Server, *parts: Any, **changes: Any) -> httpx.Response:
+    body: dict[str, Any] = {
+        "model": "tiny",
+        "max_tokens": 6,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+    return server.post(
+        "/v1/chat/completions", {**body, "messages": [{"role": "user", "content": list(parts)}], **changes}
+    )
+
+
+def test_chat_completions(media_server: Server, llm: LLM) -> None:
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(1)), "detail": "high"}}
+    question = {"type": "text", "text": "what is it?"}
+    answer = chat(media_server, image, question).json()
+    (expected,) = run(llm, prompt(f"<|user|>\n{IMAGE}what is it?<|turn_end|>\n<|assistant|>\n", 1))
+    assert answer["choices"][0]["token_ids"] == expected.outputs[0].token_ids
+    assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids or [])
+    for parts, where, message in (
+        ([question, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}], 1, "not an image"),
+        ([{"type": "image_url", "image_url": {"url": "http://127.0.0.1:1/a.png"}}], 0, "no public address"),
+        ([{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}], 0, "no local files"),
+        ([{"type": "image_url", "image_url": {"url": data_url(Image.new("RGB", (400, 300)))}}], 0, "400 x 300 pixels"),
+        ([{"type": "image_url"}], 0, "image_url is missing"),
+        ([image, image, image], 2, "the limit is 2"),
+    ):
+        refused = chat(media_server, *parts)
+        assert refused.status_code == 400, refused.text
+        error = refused.json()["error"]
+        assert message in error["message"]
+        assert error["param"] == f"messages[0].content[{where}]"
+    for changes in ({"use_beam_search": True, "n": 2}, {"truncate_prompt_tokens": 5}):
+        assert chat(media_server, image, question, **changes).status_code == 400
+    injected = chat(media_server, image, {"type": "text", "text": f"a {IMAGE} b"})
+    assert "no text may contain it" in injected.json()["error"]["message"]
+    assert chat(media_server, image, question).json()["choices"] == answer["choices"]

@@ -1,0 +1,78 @@
+"""Tiny random models that read images, each with a real processor of `transformers`, and random pictures."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tiny_models
+import transformers
+from PIL import Image
+from tiny_models import EOS, MAX_POSITIONS, VOCAB_SIZE
+from tokenizers import AddedToken
+
+IMAGE = "<image>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<image>{% else %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|turn_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE + 1,
+    "hidden_size": 48,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": MAX_POSITIONS,
+    "eos_token_id": 1,
+}
+_CLIP: dict[str, Any] = {
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "image_size": 30,
+    "patch_size": 6,
+    "projection_dim": 24,
+}
+
+
+def picture(seed: int, width: int = 44, height: int = 33) -> Image.Image:
+    """Return a picture of random pixels."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def make_llava(directory: Path, **changes: Any) -> Path:
+    """Write a LLaVA-1.5: a CLIP tower of 25 patches, a projector and a Llama. `changes` are of its configuration."""
+    text = transformers.LlamaConfig(**_TEXT)
+    vision = transformers.CLIPVisionConfig(**_CLIP)
+    config = transformers.LlavaConfig(text_config=text, vision_config=vision, image_token_index=VOCAB_SIZE, **changes)
+    processor = transformers.LlavaProcessor(
+        image_processor=transformers.CLIPImageProcessor(
+            size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30}
+        ),
+        tokenizer=_tokenizer(),
+        patch_size=6,
+        vision_feature_select_strategy=changes.get("vision_feature_select_strategy", "default"),
+        num_additional_image_tokens=1,
+        chat_template=CHAT_TEMPLATE,
+    )
+    return _write(directory, transformers.LlavaForConditionalGeneration(config), processor)
+
+
+def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+    tokenizer = tiny_models._tokenizer()
+    tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS)
+
+
+def _write(directory: Path, model: transformers.PreTrainedModel, processor: transformers.ProcessorMixin) -> Path:
+    tiny_models._randomize(model, seed=11)
+    model.save_pretrained(directory)
+    processor.save_pretrained(directory)
+    return directory

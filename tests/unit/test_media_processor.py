@@ -1,0 +1,228 @@
+"""Images through the process that decodes them: damaged and huge files, limits, and a process that is killed."""
+
+import asyncio
+import io
+import os
+import signal
+import struct
+import zlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from media_settings import media
+from msgspec.structs import replace
+from PIL import Image
+from tiny_media import IMAGE, make_llava, picture
+from tiny_models import VOCAB_SIZE
+
+from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.parts import MediaSource, take_media
+from octavo.frontend.media.processor import MediaProcessor
+from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.frontend.text.messages import MessageForm
+from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError, InvalidRequestError, OverloadedError
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_llava(tmp_path_factory.mktemp("llava"))
+
+
+def config_of(path: Path, **changes: Any) -> ResolvedConfig:
+    model = ModelConfig(model=str(path), dtype="float32")
+    resolved = resolve(EngineConfig(model=model), read_model_facts(model, Env.read()), device="cpu", num_cores=1)
+    limits = {"max_image_pixels": 10_000, "max_live_bytes": 2**20, "processor_cache_bytes": 2**20, **changes}
+    return replace(resolved, media=media(**limits))
+
+
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+def run(path: Path, work: Callable[[MediaProcessor], Awaitable[None]], **changes: Any) -> None:
+    async def main() -> None:
+        processor = MediaProcessor(config_of(path, **changes))
+        try:
+            await work(processor)
+        finally:
+            await processor.close()
+
+    asyncio.run(main())
+
+
+def test_files_and_pixels(path: Path) -> None:
+    """What a file holds decides, not how it is stored; errors of one image leave the process alive."""
+    image = picture(1)
+
+    async def work(processor: MediaProcessor) -> None:
+        assert await processor.placeholder() == IMAGE
+        expected = await processor.process(image.tobytes(), image.size, {})
+        assert (expected.num_rows, expected.token_ids) == (25, [VOCAB_SIZE] * 25)
+        for kind in ("PNG", "BMP"):
+            assert (await processor.process(encoded(image, kind), None, {})).digest == expected.digest
+        assert (await processor.process(encoded(picture(2)), None, {})).digest != expected.digest
+        (process,) = processor._idle
+        clear = image.convert("RGBA")
+        clear.putalpha(0)
+        white = await processor.process(encoded(Image.new("RGB", image.size, "white")), None, {})
+        assert (await processor.process(encoded(clear), None, {})).digest == white.digest
+        frames = [picture(3), picture(4)]
+        animated = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
+        first = await processor.process(frames[0].tobytes(), frames[0].size, {})
+        assert (await processor.process(animated, None, {})).digest == first.digest
+        for data, message in BAD_FILES:
+            with pytest.raises(MediaError, match=message):
+                await processor.process(data, None, {})
+        with pytest.raises(MediaError, match="cannot be decoded"):
+            await processor.process(encoded(image), None, {"do_resize": "?", "size": 3})
+        assert processor._idle == [process], "no image has ended it"
+        hits = processor.num_hits
+        assert (await processor.process(encoded(image), None, {})).digest == expected.digest
+        assert processor.num_hits == hits + 1
+
+    run(path, work)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def _png(width: int, height: int, data: bytes) -> bytes:
+    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+    return b"\x89PNG\r\n\x1a\n" + head + _chunk(b"IDAT", data) + _chunk(b"IEND", b"")
+
+
+_PICTURE = encoded(picture(1))
+BAD_FILES = [
+    (b"", "not an image"),
+    (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
+    (b"%PDF-1.4", "not an image"),
+    (_PICTURE[:60], "cannot be decoded"),
+    (_PICTURE[: len(_PICTURE) // 2], "cannot be decoded"),
+    (_PICTURE[:100] + b"\xff" * 50 + _PICTURE[150:], "cannot be decoded"),
+    (_png(60_000, 60_000, zlib.compress(b"\0" * 1000)), "60000 x 60000 pixels"),
+    (_png(101, 100, zlib.compress(b"\0" * 1000)), "more than 10000 pixels"),
+    (_png(0, 0, b""), "not an image|cannot be decoded"),
+]
+
+
+def test_a_process_that_is_too_slow_or_dies_is_replaced(path: Path) -> None:
+    image = picture(1)
+
+    async def work(processor: MediaProcessor) -> None:
+        await processor.placeholder()
+        (first,) = processor._idle
+        os.kill(first.pid, signal.SIGSTOP)
+        with pytest.raises(MediaError, match="media-decode-timeout"):
+            await processor.process(image.tobytes(), image.size, {})
+        assert first.returncode is not None
+        assert (await processor.process(image.tobytes(), image.size, {})).num_rows == 25
+        (second,) = processor._idle
+        os.kill(second.pid, signal.SIGKILL)
+        await second.wait()
+        assert (await processor.process(picture(2).tobytes(), image.size, {})).num_rows == 25
+
+    # A stopped process takes any time; the others need a fraction of this.
+    run(path, work, decode_timeout_s=5.0)
+
+
+def test_a_processor_that_cannot_be_loaded(path: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / name).symlink_to(path / name)
+
+    async def work(processor: MediaProcessor) -> None:
+        with pytest.raises(ConfigError, match="cannot be loaded") as found:
+            await processor.placeholder()
+        assert "octavo[image]" in str(found.value.hint)
+
+    run(tmp_path, work)
+
+
+def test_prompts(path: Path) -> None:
+    """Rows are where the text had its placeholders; errors name the image; memory is counted while a prompt lives."""
+
+    async def main() -> None:
+        config = config_of(path, max_live_bytes=30_000)
+
+        async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+            ids: list[int] = []
+            for index, piece in enumerate(text.split(IMAGE)):
+                ids += [VOCAB_SIZE] * (index > 0) + [ord(letter) for letter in piece]
+            return ids
+
+        prompts = MediaPrompts(config, encode)
+        try:
+            await check(prompts)
+        finally:
+            await prompts.close()
+
+    async def check(prompts: MediaPrompts) -> None:
+        one, other = (MediaSource(encoded(picture(seed)), f"image {seed}") for seed in (1, 2))
+        made = await prompts.of_text(f"a{IMAGE}bc{IMAGE}d", [one, other], adds_special_tokens=False)
+        assert [item.spans for item in made.items] == [[(1, 25)], [(28, 25)]]
+        assert len(made.token_ids) == 54
+        tokens = [5, VOCAB_SIZE, 6, 6, VOCAB_SIZE, 7]
+        with pytest.raises(OverloadedError, match="max-media-bytes"):
+            await prompts.of_tokens(tokens, [one, other])
+        digests = [item.digest for item in made.items]
+        del made
+        made = await prompts.of_tokens(tokens, [one, other])
+        assert [item.digest for item in made.items] == digests
+        del made
+        for text, sources, message in (
+            ("no mark", [one], "0 placeholders of images for 1 images"),
+            (f"{IMAGE}{IMAGE}", [one], "2 placeholders of images for 1 images"),
+            (IMAGE * 5, [one] * 5, "the limit is 4"),
+            (IMAGE, [MediaSource(b"?", "messages[2].content[1]")], r"messages\[2\].content\[1\]: .* not an image"),
+            (IMAGE, [MediaSource(np.zeros((3, 3)), "x")], "x: .* expected a URL"),
+            (IMAGE, [MediaSource(np.zeros((200, 200, 3), dtype=np.uint8), "x")], "200 x 200 pixels"),
+            (IMAGE, [MediaSource("http://10.0.0.1/a.png", "x")], "no public address"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message) as found:
+                await prompts.of_text(text, sources, adds_special_tokens=False)
+            assert found.value.param
+
+    asyncio.run(main())
+
+
+def test_images_are_taken_out_of_messages() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,x"}}, "b"]
+    messages, sources = take_media([{"role": "user", "content": parts}, {"role": "user", "content": "c"}], IMAGE)
+    assert [(source.value, source.path) for source in sources] == [("data:,x", "messages[0].content[1]")]
+    as_parts = MessageForm(wants_parts=True, wraps_strings=False, knows_developer=True).convert(messages)
+    assert [part["type"] for part in as_parts[0]["content"]] == ["text", "image", "text"]
+    as_text = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True).convert(messages)
+    assert as_text[0]["content"] == f"a\n{IMAGE}\nb"
+    for part in ({"type": "image_url"}, {"type": "image_url", "image_url": {"url": ""}}):
+        with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].image_url"):
+            take_media([{"role": "user", "content": [part]}], IMAGE)
+
+
+def test_multi_modal_data() -> None:
+    assert [source.path for source in sources_of({"image": [1, 2]})] == [f"{FIELD}['image'][{n}]" for n in (0, 1)]
+    assert sources_of({}) == []
+    for data in ({"video": 1}, [1]):
+        with pytest.raises(InvalidRequestError, match=FIELD):
+            sources_of(data)
+
+
+def test_models_without_a_tower_say_so(path: Path, tmp_path: Path) -> None:
+    for name in ("model.safetensors", "tokenizer.json"):
+        (tmp_path / name).symlink_to(path / name)
+    text = (path / "config.json").read_text()
+    for old, new, message in (
+        ("LlavaForConditionalGeneration", "OtherForConditionalGeneration", "has no encoder for it"),
+        ('"model_type": "llama"', '"model_type": "bloom"', "language model of type 'bloom'"),
+        ('"image_token_index": 320', '"image_token_index": 321', "image_token_index is 321"),
+    ):
+        (tmp_path / "config.json").write_text(text.replace(old, new))
+        with pytest.raises(ConfigError, match=message):
+            read_model_facts(ModelConfig(model=str(tmp_path)), Env.read())

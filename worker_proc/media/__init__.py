@@ -1,0 +1,1 @@
+"""Runs the encoder of a model on the media of a step, and keeps the results."""

@@ -1,0 +1,116 @@
+"""`MediaEncoder`: media of a step to rows of its prompts, whose results stay until the core evicts them."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.media import EncoderInput, StepMedia
+from octavo.protocol.prompt_embeds import StepEmbeds
+from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.models.vision.tower import Floats, Patches, VisionTower
+from octavo.worker_proc.runners.host import Forward
+
+Sequences = list[tuple[int, Patches]]
+"""Sequences of a run, each with the index of its item."""
+
+
+MAX_RUN_SEQUENCES = 64
+"""Sequences of one run of the tower."""
+
+
+class MediaEncoder:
+    """The encoder of one worker.
+
+    Args:
+        tower: of the model.
+        forward: computes the tower.
+        block_size: of the tower's cache.
+    """
+
+    def __init__(self, tower: VisionTower, forward: Forward, block_size: int) -> None:
+        self._tower, self._forward, self._block_size = tower, forward, block_size
+        self._results: dict[bytes, Tensor] = {}
+        """Rows by digest, in the type of the model."""
+
+    def rows_of_step(self, media: StepMedia, embeds: StepEmbeds | None) -> StepEmbeds | None:
+        """Encode what a step asks for, and return its given rows.
+
+        Args:
+            media: of the step.
+            embeds: rows that other requests of the step give.
+
+        Raises:
+            ProtocolError: the core and this worker do not agree on what is kept.
+        """
+        for digest in media.evicted:
+            if self._results.pop(digest, None) is None:
+                raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
+        if media.inputs:
+            self._encode(media.inputs)
+        places = [] if embeds is None else list(embeds.places)
+        parts: list[bytes | bytearray | memoryview] = [] if embeds is None else [embeds.data.data]
+        for slot, position, num_rows, index, first in media.places:
+            rows = self._results.get(media.digests[index])
+            if rows is None or first + num_rows > len(rows):
+                raise ProtocolError(f"rows of media {media.digests[index].hex()[:16]} are needed but not kept")
+            places.append((slot, position, num_rows))
+            parts.append(rows[first : first + num_rows].view(torch.uint8).numpy().tobytes())
+        return StepEmbeds(places, Buffer(b"".join(parts))) if places else None
+
+    def _encode(self, inputs: Sequence[EncoderInput]) -> None:
+        found: list[list[Floats]] = [[] for _ in inputs]
+        for run in self._runs(inputs):
+            for (index, _), part in zip(run, self._run([patches for _, patches in run]), strict=True):
+                found[index].append(part)
+        for item, parts in zip(inputs, found, strict=True):
+            rows = torch.from_numpy(np.concatenate(parts)).to(self._tower.dtype)
+            if len(rows) != item.num_rows:
+                raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
+            self._results[item.digest] = rows
+
+    def _runs(self, inputs: Sequence[EncoderInput]) -> Iterator[Sequences]:
+        """Yield the sequences of all items, as many as a run has room for."""
+        run: Sequences = []
+        num_left = self._tower.max_rows
+        for index, item in enumerate(inputs):
+            for patches in self._tower.patches(item.tensors):
+                num_rows = len(patches.positions_T)
+                if num_rows > self._tower.max_item_rows:
+                    raise ProtocolError(
+                        f"a media item of {num_rows} patches; the tower has {self._tower.max_item_rows}"
+                    )
+                if num_rows > num_left or len(run) == MAX_RUN_SEQUENCES:
+                    yield run
+                    run, num_left = [], self._tower.max_rows
+                run.append((index, patches))
+                num_left -= num_rows
+        yield run
+
+    def _run(self, sequences: Sequence[Patches]) -> list[Floats]:
+        """Compute sequences that do not see each other, and return the chosen rows of each."""
+        lengths = np.array([len(one.positions_T) for one in sequences])
+        query_starts = np.concatenate(([0], lengths.cumsum()))
+        num_rows, num_blocks = int(query_starts[-1]), -(-lengths // self._block_size)
+        self._tower.inputs_XP[:num_rows] = torch.from_numpy(np.concatenate([one.rows_TP for one in sequences]))
+        first_blocks = np.concatenate(([0], num_blocks.cumsum()))[:-1]
+        table = (first_blocks[:, None] + np.arange(num_blocks.max())).astype(np.int32)
+        # Entries behind the blocks of a sequence are padding, which must be a valid block.
+        table = np.minimum(table, num_blocks.sum() - 1).astype(np.int32)
+        offsets_T = np.arange(num_rows) - np.repeat(query_starts[:-1], lengths)
+        slot_mapping_T = np.repeat(first_blocks * self._block_size, lengths) + offsets_T
+        inputs = StepInputs(
+            token_ids_T=np.zeros(num_rows, dtype=np.int64),
+            positions_T=np.concatenate([one.positions_T for one in sequences]),
+            query_starts=query_starts,
+            context_lens=lengths,
+            slots_T=np.repeat(np.arange(len(sequences)), lengths),
+            groups=tuple(GroupInputs(slot_mapping_T, table) for _ in self._tower.cache_groups),
+        )
+        self._forward.run(inputs)
+        chosen = [start + one.chosen_R for start, one in zip(query_starts, sequences, strict=False)]
+        rows: Floats = self._forward.logits(np.concatenate(chosen)).numpy().copy()
+        return np.split(rows, np.cumsum([len(one) for one in chosen])[:-1])

@@ -1,0 +1,47 @@
+"""Makes the encoder of a model, and computes what it takes."""
+
+import msgspec
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.media.encoder import MAX_RUN_SEQUENCES, MediaEncoder
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.vision.tower import VisionTower
+from octavo.worker_proc.runners.host import HostRunner
+from octavo.worker_proc.runners.registry import measure_steps, open_runner
+
+
+def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
+    """Make the encoder of a loaded model; None: it has none on this worker.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for it.
+    """
+    if not isinstance(tower := model.tower, VisionTower):
+        return None
+    own = _own_config(tower, config)
+    num_blocks = -(-tower.max_rows // own.block_size) + MAX_RUN_SEQUENCES  # each begins in a block of its own
+    runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
+    assert isinstance(runner, HostRunner), "towers run on CPUs"
+    return MediaEncoder(tower, runner.forward, own.block_size)
+
+
+def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
+    """Return what the encoder takes beside its weights: activations of its largest run, and results that are kept."""
+    if config.media is None or not isinstance(tower := model.tower, VisionTower):
+        return 0
+    own = _own_config(tower, config)
+    kept_bytes = config.media.encoder_cache_tokens * config.model.embedding_width * model.dtype.itemsize
+    run_bytes = measure_steps(tower, device, own).activation_bytes if tower.library else tower.weights_bytes
+    return kept_bytes + run_bytes
+
+
+def _own_config(tower: VisionTower, config: ResolvedConfig) -> ResolvedConfig:
+    """Return the configuration of an engine that would run the tower alone."""
+    return msgspec.structs.replace(
+        config,
+        kv_cache_dtype=config.dtype,
+        max_num_batched_tokens=tower.max_rows,
+        max_num_seqs=tower.max_rows,
+        max_model_len=tower.max_item_rows,
+    )

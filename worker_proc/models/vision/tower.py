@@ -1,0 +1,130 @@
+"""`VisionTower`: an encoder whose inputs are patches of images, and whose results are rows of prompts.
+
+Runs as text encoders do: an image is a request whose positions attend to each other, and rows are given in place of
+tokens.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from octavo.kernels.given_rows import all_given_rows
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.native.memory import allocate
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.media import MediaTensor
+from octavo.worker_proc.batch.inputs import Ints
+from octavo.worker_proc.models.base import Layer, LayeredModel, Residual, Tables
+from octavo.worker_proc.models.parameters import Parameters
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Patches:
+    """One sequence of the encoder: positions that attend to each other and to nothing else."""
+
+    rows_TP: Floats
+    """The numbers of each patch."""
+    positions_T: Ints
+    """The row of the table of positions for each."""
+    chosen_R: Ints
+    """Those whose results are rows of the prompt."""
+
+
+class VisionTower(LayeredModel):
+    """Layers over patches, and a projector.
+
+    Args:
+        parameters: of all parts.
+        shapes: of the attention of each layer.
+        patch_width: numbers of a patch.
+        max_item_rows: most patches of an image.
+        max_rows: of a run: several small images share one.
+        embed: from patches and positions to the residual stream.
+        layers: in their order.
+        project: from the residual stream to rows of the width of the language model.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        shapes: Sequence[AttentionShape],
+        *,
+        patch_width: int,
+        max_item_rows: int,
+        embed: Callable[[Tensor, Tensor], Tensor],
+        layers: Sequence[Layer],
+        project: Callable[[Tensor], Tensor],
+        library: NativeLibrary | None,
+    ) -> None:
+        super().__init__(parameters, shapes)
+        self.library = library
+        self.layers = layers
+        self.max_item_rows = max_item_rows
+        self.max_rows = max(max_item_rows, MIN_RUN_ROWS)
+        self._embed, self._project = embed, project
+        # Native programs pass rows on in float32.
+        dtype = torch.float32 if library else self.dtype
+        num_bytes = self.max_rows * patch_width * dtype.itemsize
+        self.inputs_XP = allocate(num_bytes)[:num_bytes].view(dtype).view(self.max_rows, patch_width)
+        """The patches that the next run reads, row by row."""
+
+    @abstractmethod
+    def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
+        """Return the sequences of an image.
+
+        Raises:
+            ProtocolError: these are not tensors of the model's processor.
+        """
+
+    def prepare(self, max_model_len: int) -> None:
+        """See `octavo.worker_proc.models.base.Model`; tables are made when the weights are there."""
+
+    def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        return Residual(self._embed(all_given_rows(token_ids_T, self.inputs_XP), positions_T)), ()
+
+    def end(self, residual: Residual) -> Tensor:
+        """See `octavo.worker_proc.models.base.LayeredModel`."""
+        return residual.total()
+
+    def logits(self, hidden_RD: Tensor) -> Tensor:
+        """Return rows of the prompt for rows of the last layer."""
+        return self._project(hidden_RD)
+
+
+MIN_RUN_ROWS = 1024
+"""Small images share runs of at least so many rows."""
+
+
+def array_of(tensors: Mapping[str, MediaTensor], name: str, dtype: Any, num_dimensions: int) -> npt.NDArray[Any]:
+    """Return a tensor of an item.
+
+    Raises:
+        ProtocolError: there is none of this name, type and number of dimensions.
+    """
+    tensor = tensors.get(name)
+    if tensor is None or tensor.dtype != np.dtype(dtype).name or len(tensor.shape) != num_dimensions:
+        found = "none" if tensor is None else f"{tensor.dtype} {tensor.shape}"
+        raise ProtocolError(
+            f"a media item needs {name}, {np.dtype(dtype).name} of {num_dimensions} dimensions: {found}"
+        )
+    array: npt.NDArray[Any] = np.frombuffer(tensor.data.data, dtype=dtype).reshape(tensor.shape)
+    return array
+
+
+def square_patches(pixels_CHW: Floats, size: int) -> Floats:
+    """Return the patches of an image, row by row, as the weight of a convolution has its inputs: shape TP."""
+    channels, height, width = pixels_CHW.shape
+    rows, columns = height // size, width // size
+    cut = pixels_CHW[:, : rows * size, : columns * size].reshape(channels, rows, size, columns, size)
+    patches: Floats = np.ascontiguousarray(cut.transpose(1, 3, 0, 2, 4)).reshape(rows * columns, -1)
+    return patches

@@ -1,0 +1,67 @@
+"""Checkpoints of models that read images: the tensors of the language model, and those of the tower."""
+
+import re
+from collections.abc import Callable, Iterator
+
+from torch import Tensor
+
+from octavo.kernels.linear import Packer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.facts import ModelFacts
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.linear_weight import QuantizedMatrix
+from octavo.worker_proc.models.vision.registry import build_tower
+from octavo.worker_proc.models.vision.tower import VisionTower
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.weights.dummy import fill_dummy
+from octavo.worker_proc.weights.reader import Wants, read_weights
+
+_LANGUAGE_MODEL = re.compile(r"^(model\.)?language_model\.")
+_TOWER = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline)\b")
+
+
+def text_name(name: str) -> str | None:
+    """Return the name of a tensor as a checkpoint of the language model alone has it; None: it is the tower's."""
+    if _TOWER.match(name):
+        return None
+    return _LANGUAGE_MODEL.sub(lambda found: found[1] or "", name)
+
+
+def read_text_weights(
+    facts: ModelFacts, report: Callable[[float], None], wants: Wants
+) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
+    """Yield the weights of a model, or of the language model of one that reads images: see `read_weights`."""
+    if facts.media is None:
+        yield from read_weights(facts, report, wants)
+        return
+
+    def wants_text(name: str) -> bool:
+        own = text_name(name)
+        return own is not None and wants(own)
+
+    for name, values in read_weights(facts, report, wants_text):
+        own = text_name(name)
+        assert own is not None, "what is not wanted is not read"
+        yield own, values
+
+
+def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
+    """Return the tower of a model, with the weights of its checkpoint as precise as they are there; None: it has none.
+
+    Every rank has all of it, and the first pipeline stage alone.
+
+    Raises:
+        ConfigError: the tower is not supported, or a tensor is missing or has another shape.
+    """
+    if config.media is None or not model.stage.is_first:
+        return None
+    tower = build_tower(config.model, Placement(model.dtype, model.device), model.library)
+    if config.model.load_format == "dummy":
+        fill_dummy(tower.named_parameters(), config.seed)
+    else:
+        wants = tower.parameters.wants
+        tower.load_weights(
+            read_weights(config.model, lambda fraction: None, lambda name: text_name(name) is None and wants(name))
+        )
+    tower.pack(Packer(model.device, native=model.library))
+    return tower
