@@ -39,7 +39,9 @@ class KernelsFailed(msgspec.Struct, frozen=True):
 def parser() -> CommandParser:
     """Return the flags of `octavo build-kernels`."""
     parser = CommandParser("octavo build-kernels", _DESCRIPTION)
-    parser.add_argument("--isa", metavar="LEVEL", help="avx512_bf16, avx512, avx2 or portable; default: native")
+    parser.add_argument(
+        "--isa", metavar="LEVEL", help="avx512_bf16, avx512_vnni, avx512, avx2 or portable; default: native"
+    )
     parser.add_argument("--compiler", metavar="PATH", help="default: CXX, else g++, clang++, c++ or ziglang")
     return parser
 

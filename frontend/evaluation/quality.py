@@ -56,7 +56,11 @@ def read(llm: "LLM", text: str, piece_tokens: int = PIECE_TOKENS) -> Reading:
     Raises:
         InvalidRequestError: the pieces are longer than the model reads.
     """
-    tokens = list(llm.get_tokenizer().encode(text))
+    return read_tokens(llm, list(llm.get_tokenizer().encode(text)), piece_tokens)
+
+
+def read_tokens(llm: "LLM", tokens: Sequence[int], piece_tokens: int = PIECE_TOKENS) -> Reading:
+    """Let a model read tokens; see `read`."""
     pieces = [tokens[begin : begin + piece_tokens] for begin in range(0, len(tokens), piece_tokens)]
     prompts: Sequence[Any] = [{"prompt_token_ids": piece} for piece in pieces if len(piece) > 1]
     params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=1, detokenize=False)

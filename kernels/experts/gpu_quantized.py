@@ -89,7 +89,7 @@ class QuantizedWeights:
         if self.row_group is None:
             return x, self.first.weight.scales
         code_type = torch.int8 if self.form.kind == "s8" else torch.float8_e4m3fn
-        return quantize_rows(x, code_type, group_size=self.row_group)
+        return quantize_rows(x, code_type, group_size=self.row_group, scaling=self.first.weight.row_scaling)
 
 
 def tile_rows(

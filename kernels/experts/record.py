@@ -81,7 +81,7 @@ class _Recording:
         if changes is not None:
             of_downs = changes.of_downs(activated[0][1], intermediate)
         if down_form.type == torch.int8:
-            activated = self._quantize(activated, down_form.group_size)
+            activated = self._quantize(activated, down_form)
         outputs = PlacedRows(self._num_places, self._packed.width, torch.float32)
         output = self._product(activated, downs, None, outputs, of_downs, has_activation=False)[0][1]
         if self._engines is not None:
@@ -204,8 +204,9 @@ class _Recording:
             )
         )
 
-    def _quantize(self, rows: "_Rows", group_size: int) -> "_Rows":
+    def _quantize(self, rows: "_Rows", form: Form) -> "_Rows":
         ((layout, value),) = rows
+        group_size = form.group_size
         num_groups = -(-layout.width // group_size)
         layouts = [
             PlacedRows(self._num_places, num_groups * group_size, torch.int8),
@@ -215,7 +216,7 @@ class _Recording:
 
         def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
             placed = [part.matrix(buffer) for part, buffer in zip(layouts, outputs, strict=True)]
-            arguments = QuantizeArguments(layout.matrix(inputs[0]), *placed, group_size, None)
+            arguments = QuantizeArguments.of(layout.matrix(inputs[0]), placed, form)
             own = self._packed.own
             return QuantizePlacesArguments(arguments, inputs[1].data, own.start, len(own))
 

@@ -237,6 +237,10 @@ class Packer:
             ShapeError: the bias does not have one value per output.
         """
         require(bias_O is None or bias_O.shape == (weight.num_outputs,), "linear: the bias needs one value per output")
+        if (
+            is_grouped and weight.row_type == "int8_tensor"
+        ):  # a static scale is that of an expert, and experts share rows
+            weight = replace(weight, row_type="int8_token", row_scale=None)
         if self._library is not None:
             form = native_form(weight)
             if form is None or (is_grouped and form.order_I is not None):

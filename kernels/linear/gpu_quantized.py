@@ -165,7 +165,9 @@ class QuantizedProduct:
         row_scale_TG = weight.scales  # not read
         if weight.kind in ("s8", "f8"):
             code_type = torch.int8 if weight.kind == "s8" else torch.float8_e4m3fn
-            x_TI, row_scale_TG = quantize_rows(x_TI, code_type, group_size=weight.group_size, scale=weight.row_scale)
+            x_TI, row_scale_TG = quantize_rows(
+                x_TI, code_type, group_size=weight.group_size, scale=weight.row_scale, scaling=weight.row_scaling
+            )
         self._launch(x_TI, row_scale_TG, out_TO)
         return out_TO
 

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight
+from octavo.kernels.quantize import Scaling
 
 TILE_OUTPUTS = 128
 """Outputs of a tile, in memory and of a program."""
@@ -96,6 +97,8 @@ class GpuQuantizedWeight:
     """int32: which input each column multiplies."""
     row_scale: float | None
     """Of all rows, if the checkpoint has one; else each row has its own. For `s8` and `f8`."""
+    row_scaling: Scaling
+    """Of rows for `s8`."""
 
     @property
     def num_blocks(self) -> int:
@@ -161,6 +164,7 @@ def pack(
         num_chunks=num_chunks,
         order_I=None if weight.order_I is None else weight.order_I.to(device=device, dtype=torch.int32),
         row_scale=weight.row_scale,
+        row_scaling=weight.row_scaling,
     )
 
 

@@ -8,22 +8,33 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.cpu import SMALLEST_RECIPROCAL
+
 _BLOCK = 1024
 _GROUPS = 8
 """Of a program."""
-_LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+_LIMITS = {torch.int8: (-128.0, 127.0), torch.float8_e4m3fn: (-448.0, 448.0)}
+_DIVISORS = {torch.int8: 127.5, torch.float8_e4m3fn: 448.0}
+"""The largest magnitude divided by them is the scale."""
 
 
 def quantize_rows(
-    x_TI: Tensor, dtype: torch.dtype, *, group_size: int = 0, scale: float | None = None
+    x_TI: Tensor,
+    dtype: torch.dtype,
+    *,
+    group_size: int = 0,
+    scale: float | None = None,
+    scaling: Scaling = "range",
 ) -> tuple[Tensor, Tensor]:
-    """Return rows in 8 bits, and float32 scales by row and group: largest magnitude / largest number of the type.
+    """Return rows in 8 bits, and float32 scales by row and group.
 
     Args:
         x_TI: rows whose columns are contiguous.
         dtype: int8 or float8_e4m3fn.
         group_size: inputs that share a scale, a power of 2; 0: all of a row.
         scale: of all numbers, in place of what their magnitudes say; larger numbers are clamped.
+        scaling: of int8. Scales of float8_e4m3fn are largest magnitude / largest number of the type.
     """
     num_rows, num_inputs = x_TI.shape
     num_groups = -(-num_inputs // group_size) if group_size else 1
@@ -41,8 +52,12 @@ def quantize_rows(
             group_size or num_inputs,
             x_TI.stride(0),
             HAS_SCALE=scale is not None,
-            LARGEST=_LARGEST[dtype],
+            DIVISOR=_DIVISORS[dtype],
+            LOWEST=_LIMITS[dtype][0],
+            LARGEST=_LIMITS[dtype][1],
             IS_INTEGER=dtype == torch.int8,
+            HAS_QUOTIENTS=dtype == torch.int8 and scaling == "range",
+            SMALLEST=SMALLEST_RECIPROCAL if dtype == torch.int8 and scaling == "reciprocal" else 0.0,
             GROUPS=groups_block,
             BLOCK=group_size or _BLOCK,
             # A fused product and sum would round once where levels are rounded twice.
@@ -62,8 +77,12 @@ def _quantize_kernel(
     group_size,
     row_stride,
     HAS_SCALE: tl.constexpr,
+    DIVISOR: tl.constexpr,
+    LOWEST: tl.constexpr,
     LARGEST: tl.constexpr,
     IS_INTEGER: tl.constexpr,
+    HAS_QUOTIENTS: tl.constexpr,
+    SMALLEST: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -83,14 +102,18 @@ def _quantize_kernel(
             num_infinite |= (tl.abs(x) < float("inf")).to(tl.int32) ^ 1
             largest = tl.maximum(largest, tl.abs(x))
         is_finite = tl.max(num_infinite, axis=1) == 0
-        scale = tl.div_rn(tl.max(largest, axis=1), one * LARGEST)
+        scale = tl.maximum(tl.div_rn(tl.max(largest, axis=1), one * DIVISOR), SMALLEST)
     inverse = tl.where(is_finite & (scale > 0.0), tl.div_rn(one, scale), 0.0)
     for start in range(0, group_size, BLOCK):
         columns = first + start
         is_in = columns < num_inputs
         x = tl.load(x_ptr + row * row_stride + columns, mask=is_in, other=0.0).to(tl.float32)
-        scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
-        scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
+        if HAS_QUOTIENTS:
+            quotients = tl.div_rn(x, tl.where(scale > 0.0, scale, 1.0)[:, None] + tl.zeros_like(x))
+            scaled = tl.where(is_finite[:, None], quotients, 0.0)
+        else:
+            scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
+        scaled = tl.minimum(tl.maximum(scaled, LOWEST), LARGEST)
         if IS_INTEGER:  # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even
             scaled = (scaled + 12582912.0) - 12582912.0
         tl.store(codes_ptr + row * num_inputs + columns, scaled.to(codes_ptr.dtype.element_ty), mask=is_in)

@@ -16,6 +16,7 @@ from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
+from octavo.kernels.quantize import SCALINGS, Scaling
 from octavo.kernels.quantize.native import quantize_rows
 
 Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4"]
@@ -48,6 +49,8 @@ WORD_BYTES: dict[Kind, int] = {
     "float4": 1,
 }
 PANEL_OUTPUTS = 64
+Header = dict[str, int | float | str]
+"""What a packed weight is beside its buffers."""
 QUANTIZED: frozenset[Kind] = frozenset({"u8", "u4", "u8_channel"})
 """They multiply rows that are quantized."""
 FLOAT_CODES: frozenset[Kind] = frozenset({"e4m3", "float4"})
@@ -121,6 +124,10 @@ class NativeLinear:
     """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
     order: Tensor | None = None
     """Of u8 and u4: the input that each column multiplies, int32 (GPTQ's act-order); None: they are in order."""
+    row_scaling: Scaling = field(default="magnitude", kw_only=True)
+    """How rows are quantized."""
+    row_scale: float | None = field(default=None, kw_only=True)
+    """Of all rows of u8_channel; None: each has its own."""
     num_segments: int = field(default=1, kw_only=True)
     """Equal parts of the inputs that are summed separately and then in halves: 1, 2, 4 or 8."""
 
@@ -153,7 +160,7 @@ class NativeLinear:
     def input_form(self) -> Form:
         """How the rows that are multiplied must be stored."""
         if self.is_quantized:
-            return Form(torch.int8, self.group_size, _address(self.order))
+            return Form(torch.int8, self.group_size, _address(self.order), self.row_scaling, self.row_scale)
         return Form(torch.float32 if self.kind in ("f32", "f16") else torch.bfloat16)
 
     @property
@@ -161,22 +168,24 @@ class NativeLinear:
         """Bytes of all buffers."""
         return sum(buffer.nbytes for buffer in self.to_buffers()[1].values())
 
-    def to_buffers(self) -> tuple[dict[str, int | str], dict[str, Tensor]]:
+    def to_buffers(self) -> tuple[Header, dict[str, Tensor]]:
         """Return a header of numbers and names, and the existing buffers, for `from_buffers`."""
-        header: dict[str, int | str] = {
+        header: Header = {
             "kind": self.kind,
             "num_inputs": self.num_inputs,
             "num_outputs": self.num_outputs,
             "group_size": self.group_size,
             "offset": self.offset,
             "num_segments": self.num_segments,
+            "row_scaling": self.row_scaling,
+            "row_scale": self.row_scale or 0.0,
         }
         names = ("weight", "scales", "minimums", "bias", "codebooks", "escapes", "order")
         buffers = {name: getattr(self, name) for name in names}
         return header, {name: buffer for name, buffer in buffers.items() if buffer is not None}
 
     @classmethod
-    def from_buffers(cls, header: dict[str, int | str], buffers: dict[str, Tensor]) -> Self:
+    def from_buffers(cls, header: Header, buffers: dict[str, Tensor]) -> Self:
         """Return the weight over buffers that are aligned to 64 bytes; they are not copied.
 
         Raises:
@@ -187,6 +196,10 @@ class NativeLinear:
         if kind is None or not all(isinstance(number, int) for number in numbers):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_inputs, num_outputs, group_size, offset, num_segments = (int(number or 0) for number in numbers)
+        row_scaling = next((scaling for scaling in SCALINGS if scaling == header.get("row_scaling")), None)
+        row_scale = header.get("row_scale")
+        if row_scaling is None or not isinstance(row_scale, float) or (row_scale and kind != "u8_channel"):
+            raise ValueError(f"not the header of a packed weight: {header}")
         is_whole = _is_group_size(kind, num_inputs, group_size) and (
             num_segments == 1
             or (
@@ -224,7 +237,10 @@ class NativeLinear:
         if order is not None and not is_permutation(order.view(torch.int32)):
             raise ValueError(f"an order of {num_inputs} inputs that does not have each of them once")
         packed = cls(
-            kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts, num_segments=num_segments
+            *(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts),
+            row_scaling=row_scaling,
+            row_scale=row_scale or None,
+            num_segments=num_segments,
         )
         if kind == "bf16_12":
             starts = first_escapes(buffers["codebooks"])
@@ -272,7 +288,7 @@ class NativeProduct:
         result_TO = out_TO if out_TO.dtype == rows_TI.dtype else torch.empty_like(out_TO, dtype=rows_TI.dtype)
         inputs = [rows_TI.bfloat16() if self.packed.input_form.type == torch.bfloat16 else rows_TI]
         if self.packed.is_quantized:
-            quantized = quantize_rows(self.library, rows_TI, self.packed.group_size, num_threads, self.packed.order)
+            quantized = quantize_rows(self.library, rows_TI, self.packed.input_form, num_threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
         call = arguments([Matrix.of(tensor) for tensor in inputs], self.packed, Matrix.of(result_TO))
         run(self.library, "linear", call, num_rows=x_TI.shape[0], num_threads=num_threads)

@@ -38,10 +38,10 @@ MIN_CODED_WEIGHTS = 2**16
 """Of a weight. A smaller one stays in a cache, where compression gains nothing."""
 MAX_ESCAPES = 1 / 100
 """Largest fraction of escapes. With more, unpacking costs more time than the smaller size saves."""
-UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512", "avx2"})
+UNPACKING_LEVELS = frozenset({"amx_bf16", "avx512_bf16", "avx512_vnni", "avx512", "avx2"})
 """Levels whose shuffles unpack at memory speed. With plain loops a product of one row takes ten times as long."""
 MAX_CHANNEL_INPUTS = 2**16
-"""Of a weight with one scale for each output: 255 * 127 * 2^16 is below 2^31."""
+"""Of a weight with one scale for each output: 255 * 128 * 2^16 is below 2^31."""
 PACKED_AT_ONCE_BYTES = 4 * 2**20
 """Of the rows of a float weight, so that packing takes little memory besides the packed form."""
 ESCAPE_PADDING = 64
@@ -166,8 +166,8 @@ def _some_panels(weight_OI: Tensor | StackedRows, panel_bytes: int) -> Iterator[
 def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Return the weight as the kernels multiply with it; None: there are none for it, it must be dequantized.
 
-    One with a scale for each output, whose checkpoint asks for 8-bit rows, keeps `row_type`, with scales and minimums
-    in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded to float16,
+    One with a scale for each output, whose checkpoint asks for 8-bit rows, keeps what it says about rows, with scales
+    and minimums in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded to float16,
     which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most. They are
     float32 if some are outside of float16's normal range.
 
@@ -221,7 +221,7 @@ def _with_codes(weight: QuantizedWeight) -> QuantizedWeight | None:
 def _is_channel(weight: QuantizedWeight) -> bool:
     """Whether rows with one scale each are multiplied with it, and the sums of all inputs are integers."""
     return (
-        weight.row_type == "int8_token"
+        weight.row_type in ("int8_token", "int8_tensor")
         and weight.is_per_channel
         and (weight.bits, weight.codebook) == (8, None)
         and weight.num_inputs <= MAX_CHANNEL_INPUTS
@@ -254,7 +254,7 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
     form = native_form(weight)
     require(form is not None, "linear: no native kernel multiplies with such a quantized weight")
     assert form is not None
-    if form.row_type == "int8_token":
+    if _is_channel(form):
         return _pack_channels(library, form, bias_O)
     if form.codebook is not None:
         return _pack_codes(library, form, form.codebook, bias_O)
@@ -285,6 +285,8 @@ def _pack_channels(library: NativeLibrary, form: QuantizedWeight, bias_O: Tensor
         _pack_scales(library, form.scale_OG),
         None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
+        row_scaling=form.row_scaling,
+        row_scale=form.row_scale,
     )
 
 

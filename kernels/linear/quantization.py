@@ -21,8 +21,8 @@ output, for rows with one scale each; 8-bit floats (e4m3) with a scale for each 
 scale for each group of 64 inputs."""
 GROUP_SIZE = 32
 NF4_GROUP_SIZE = 64
-_AT_ONCE = 2**20
-"""Numbers of a weight that are quantized at once, so that this takes little memory besides the levels."""
+_AT_ONCE = 2**18
+"""Numbers of a weight that are quantized at once. Torch holds some of them in float32 several times."""
 
 
 class QuantizeWeightArguments(Arguments):
@@ -115,9 +115,9 @@ def _quantize_rows(
 
 def _quantize_channels(weight_OI: Tensor) -> QuantizedWeight:
     """Return 8 bits with `scale = largest magnitude / 127`, levels rounded to the nearest, ties to even."""
-    values_OI = weight_OI.float()
-    scale_O1 = values_OI.abs().amax(1, keepdim=True) / 127.0
-    levels_OI = (values_OI / scale_O1.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0).to(torch.uint8)
+    values_OI = weight_OI.to(torch.float32, copy=True)
+    scale_O1 = torch.maximum(values_OI.amax(1, keepdim=True), -values_OI.amin(1, keepdim=True)) / 127.0
+    levels_OI = values_OI.div_(scale_O1.clamp(min=1e-30)).round_().clamp_(-127.0, 127.0).add_(128.0).to(torch.uint8)
     return QuantizedWeight(levels_OI, scale_O1, None, 128, 8, weight_OI.shape[1], row_type="int8_token")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.linear.codebooks import CODEBOOKS, Codebook, codebook, codebook_bits
+from octavo.kernels.quantize import Scaling
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that share a scale, of the native kernels."""
@@ -61,6 +62,8 @@ class QuantizedWeight:
     """What the checkpoint asks for; None: rows are not quantized (weight-only)."""
     row_scale: float | None = None
     """Of all rows, where `row_type` has a static scale."""
+    row_scaling: Scaling = "range"
+    """How rows of integers are quantized."""
 
     def __post_init__(self) -> None:
         require(self.bits in (4, 8), f"quantized weight: {self.bits} bits")
@@ -85,6 +88,10 @@ class QuantizedWeight:
                 values is None or (values.shape == groups and values.dtype == dtype),
                 f"quantized weight: scales, minimums or zeros that are not {dtype} of shape {groups}",
             )
+        require(
+            self.row_scale is None or (math.isfinite(self.row_scale) and self.row_scale > 0),
+            f"quantized weight: a scale of rows of {self.row_scale}",
+        )
         require(
             self.zero_OG is None or (self.minimum_OG is None and not self.offset),
             "quantized weight: zeros of groups besides minimums or an offset",
@@ -120,6 +127,11 @@ class QuantizedWeight:
     def is_per_channel(self) -> bool:
         """Whether each output has one scale."""
         return self.scale_OG.shape[1] == 1
+
+    @property
+    def row_form(self) -> tuple[RowType | None, float | None, Scaling]:
+        """How the rows are quantized that are multiplied with it."""
+        return self.row_type, self.row_scale, self.row_scaling
 
     @property
     def description(self) -> str:
@@ -237,7 +249,7 @@ def have_one_form(parts: Sequence[QuantizedWeight]) -> bool:
     return (
         all(
             part.num_inputs == first.num_inputs
-            and (part.codebook, part.row_type, part.row_scale) == (first.codebook, first.row_type, first.row_scale)
+            and (part.codebook, *part.row_form) == (first.codebook, *first.row_form)
             and _is_same_order(part.order_I, first.order_I)
             for part in parts
         )

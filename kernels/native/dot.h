@@ -111,7 +111,7 @@ inline __m512i joined_bytes(const __m512i (&levels)[4]) {
     return _mm512_permutexvar_epi32(order, lanes);
 }
 
-#if defined(OCTAVO_AVX512_BF16)
+#if defined(OCTAVO_AVX512_VNNI)
 
 struct Quads {
     __m512i v;
@@ -216,7 +216,7 @@ inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
 #else
 
 // Whole numbers below 2^24 as floats, for which there are vector products everywhere. Groups are small enough: 128
-// products of 255 by 127 stay below.
+// products of 255 by -128 stay below.
 struct I32x16 {
     float v[kLanes];
 };

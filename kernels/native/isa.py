@@ -25,8 +25,10 @@ class Level:
 
 _AVX2 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe", "abm"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_AVX512_BF16 = _AVX512 | {"avx512_bf16", "avx512_vnni"}
-_AVX512_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni")
+_AVX512_VNNI = _AVX512 | {"avx512_vnni"}
+_AVX512_BF16 = _AVX512_VNNI | {"avx512_bf16"}
+_AVX512_VNNI_FLAGS = ("-march=x86-64-v4", "-mavx512vnni")
+_AVX512_BF16_FLAGS = (*_AVX512_VNNI_FLAGS, "-mavx512bf16")
 
 X86_LEVELS = (
     Level(
@@ -35,6 +37,7 @@ X86_LEVELS = (
         _AVX512_BF16 | {"amx_tile", "amx_bf16", "amx_int8"},
     ),
     Level("avx512_bf16", _AVX512_BF16_FLAGS, _AVX512_BF16),
+    Level("avx512_vnni", _AVX512_VNNI_FLAGS, _AVX512_VNNI),
     Level("avx512", ("-march=x86-64-v4",), _AVX512),
     Level("avx2", ("-march=x86-64-v3",), _AVX2),
     Level("portable", ("-march=x86-64",), frozenset()),

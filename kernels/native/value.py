@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
+from octavo.kernels.quantize import Scaling
 
 ROWS = -1
 """The first dimension of every value: as many rows as the step has."""
@@ -144,6 +145,10 @@ class Form:
     """Numbers that share a scale, for int8."""
     order_address: int | None = None
     """Of the columns of int8, an int32 permutation that the operation keeps alive; None: as they are."""
+    scaling: Scaling = "magnitude"
+    """Of int8."""
+    static_scale: float | None = None
+    """Of all numbers of int8; None: of each group, by `scaling`."""
 
 
 @dataclass(eq=False, slots=True)

@@ -1,6 +1,7 @@
 """Activations in 8 bits, group by group, for products with quantized weights. Does not quantize weights."""
 
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 from torch import Tensor
 
@@ -11,6 +12,19 @@ _IMPLEMENTATIONS = {
     "cpu": cpu.quantize,
     "cuda": lazy("octavo.kernels.quantize.gpu", cpu.quantize),
 }
+
+Scaling = Literal["magnitude", "range", "reciprocal"]
+"""How the scale of a group follows from its largest magnitude, and a level from a number.
+
+* magnitude: scale = magnitude / 127, level = x * (127 / magnitude).
+* range: scale = magnitude / 127.5, half of the range of levels; level = x / scale, limited to -128 and 127. The formula
+  of compressed-tensors.
+* reciprocal: the same, but scale is at least 2^-23, and level = x * (1 / scale). The formula of torchao.
+
+Levels are rounded to the nearest integer, ties to even. All numbers are float32.
+"""
+SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
+"""In the order of `octavo::Scaling`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,12 +44,21 @@ class QuantizedRows:
         return self.levels_TI.float() * self.scale_TG.repeat_interleave(self.group_size, 1)
 
 
-def quantize(x_TI: Tensor, group_size: int) -> QuantizedRows:
-    """Return `x` in 8 bits: scale = largest magnitude / 127, levels rounded to the nearest, ties to even.
+def quantize(
+    x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
+) -> QuantizedRows:
+    """Return `x` in 8 bits.
+
+    Args:
+        x_TI: rows.
+        group_size: columns that share a scale.
+        scaling: see `Scaling`.
+        static_scale: of all groups, in place of what `scaling` says; levels are limited to -128 and 127.
 
     Raises:
         ShapeError: `x` is not a matrix.
         UnsupportedDevice: no implementation for the device.
     """
     require(x_TI.ndim == 2, f"quantize: a tensor of shape {tuple(x_TI.shape)}")
-    return QuantizedRows(*choose("quantize", _IMPLEMENTATIONS, x_TI.device)(x_TI, group_size), group_size)
+    implementation = choose("quantize", _IMPLEMENTATIONS, x_TI.device)
+    return QuantizedRows(*implementation(x_TI, group_size, scaling, static_scale), group_size)

@@ -1,22 +1,51 @@
 """`quantize` on the CPU through torch: only operations on elements or within one group."""
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from octavo.kernels.quantize import Scaling
+
 SMALLEST = 1e-36
-"""Magnitudes below become zero: the inverse of the scale must stay finite."""
+"""Magnitudes, or scales, below make all levels zero: the inverse of the scale must stay finite."""
+SMALLEST_RECIPROCAL = 2.0**-23
+"""The smallest scale of `reciprocal`."""
 LARGEST_LEVEL = torch.tensor(127.0)
 """A tensor: a number divided by a tensor is the number times a rounded reciprocal."""
+HALF_RANGE = torch.tensor(127.5)
 
 
-def quantize(x_TI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(
+    x_TI: Tensor, group_size: int, scaling: "Scaling" = "magnitude", static_scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `octavo.kernels.quantize.quantize`; returns levels, scales and sums."""
     num_groups = -(-x_TI.shape[1] // group_size)
     padded_TI = torch.nn.functional.pad(x_TI.float(), (0, num_groups * group_size - x_TI.shape[1]))
     x_TGS = padded_TI.view(len(x_TI), num_groups, group_size)
     is_finite_TG = x_TGS.isfinite().all(2)
     magnitude_TG = torch.where(is_finite_TG, x_TGS.abs().amax(2), 0.0)
-    inverse_TG = torch.where(magnitude_TG >= SMALLEST, LARGEST_LEVEL / magnitude_TG, 0.0)
-    levels_TGS = torch.where(is_finite_TG.unsqueeze(2), torch.round(x_TGS * inverse_TG.unsqueeze(2)), 0.0)
-    scale_TG = torch.where(is_finite_TG, magnitude_TG / LARGEST_LEVEL, torch.nan)
+    scale_TG, scaled_TGS = _scaled(x_TGS, magnitude_TG, scaling, static_scale)
+    levels_TGS = torch.where(is_finite_TG.unsqueeze(2), torch.round(scaled_TGS).clamp(-128.0, 127.0), 0.0)
+    scale_TG = torch.where(is_finite_TG, scale_TG, torch.nan)
     return levels_TGS.to(torch.int8).flatten(1), scale_TG, levels_TGS.sum(2).to(torch.int32)
+
+
+def _scaled(
+    x_TGS: Tensor, magnitude_TG: Tensor, scaling: "Scaling", static_scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Return the scales, and the numbers before they are rounded."""
+    if static_scale is not None:
+        scale_TG = torch.full_like(magnitude_TG, static_scale)
+        divisor_TG1 = scale_TG.unsqueeze(2)
+        return scale_TG, x_TGS / divisor_TG1 if scaling == "range" else x_TGS * (1.0 / divisor_TG1)
+    if scaling == "magnitude":
+        inverse_TG = torch.where(magnitude_TG >= SMALLEST, LARGEST_LEVEL / magnitude_TG, 0.0)
+        return magnitude_TG / LARGEST_LEVEL, x_TGS * inverse_TG.unsqueeze(2)
+    scale_TG = magnitude_TG / HALF_RANGE
+    if scaling == "range":
+        divisor_TG = torch.where(scale_TG >= SMALLEST, scale_TG, torch.inf)
+        return scale_TG, x_TGS / divisor_TG.unsqueeze(2)
+    scale_TG = scale_TG.clamp(min=SMALLEST_RECIPROCAL)
+    return scale_TG, x_TGS * (1.0 / scale_TG).unsqueeze(2)

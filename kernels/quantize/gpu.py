@@ -5,13 +5,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.quantize.cpu import SMALLEST
+from octavo.kernels.quantize import SCALINGS, Scaling
+from octavo.kernels.quantize.cpu import SMALLEST, SMALLEST_RECIPROCAL
 
 _BLOCK = 1024
 """Columns in flight."""
 
 
-def quantize(x_TI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
+def quantize(
+    x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """See `octavo.kernels.quantize.quantize`; returns levels, scales and sums. Group sizes are powers of 2."""
     rows_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     num_tokens, width = rows_TI.shape
@@ -29,9 +32,13 @@ def quantize(x_TI: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
             width,
             num_groups,
             rows_TI.stride(0),
+            static_scale or 0.0,
+            SCALING=SCALINGS.index(scaling),
+            IS_STATIC=static_scale is not None,
             GROUP_SIZE=group_size,
             GROUPS_BLOCK=groups_block,
             SMALLEST=SMALLEST,
+            SMALLEST_RECIPROCAL=SMALLEST_RECIPROCAL,
             # A fused product and sum would round once where the levels are defined by two roundings.
             enable_fp_fusion=False,
         )
@@ -47,10 +54,15 @@ def _quantize_kernel(
     width,
     num_groups,
     token_stride,
+    static_scale,
+    SCALING: tl.constexpr,
+    IS_STATIC: tl.constexpr,
     GROUP_SIZE: tl.constexpr,
     GROUPS_BLOCK: tl.constexpr,
     SMALLEST: tl.constexpr,
+    SMALLEST_RECIPROCAL: tl.constexpr,
 ):
+    """Quantize some groups of a row; `SCALING` is the place in `SCALINGS`."""
     token = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS_BLOCK + tl.arange(0, GROUPS_BLOCK)
     is_group = groups < num_groups
@@ -58,12 +70,21 @@ def _quantize_kernel(
     x = tl.load(x_ptr + token * token_stride + columns, mask=columns < width, other=0.0).to(tl.float32)
     is_finite = tl.max((tl.abs(x) < float("inf")).to(tl.int32) ^ 1, axis=1) == 0
     magnitude = tl.where(is_finite, tl.max(tl.abs(x), axis=1), 0.0)
-    largest_level = tl.full([GROUPS_BLOCK], 127.0, tl.float32)
-    inverse = tl.where(magnitude >= SMALLEST, tl.div_rn(largest_level, magnitude), 0.0)
-    scaled = tl.where(is_finite[:, None], x * inverse[:, None], 0.0)
+    one = tl.full([GROUPS_BLOCK], 1.0, tl.float32)
+    if SCALING == 0 and not IS_STATIC:
+        scale = tl.div_rn(magnitude, one * 127.0)
+        scaled = x * tl.where(magnitude >= SMALLEST, tl.div_rn(one * 127.0, magnitude), 0.0)[:, None]
+    elif SCALING != 1:
+        scale = one * static_scale if IS_STATIC else tl.maximum(tl.div_rn(magnitude, one * 127.5), SMALLEST_RECIPROCAL)
+        scaled = x * tl.div_rn(one, scale)[:, None]
+    else:
+        scale = one * static_scale if IS_STATIC else tl.div_rn(magnitude, one * 127.5)
+        divisor = tl.where(scale >= SMALLEST, scale, float("inf"))
+        scaled = tl.div_rn(x, divisor[:, None] + tl.zeros_like(x))
+    scaled = tl.where(is_finite[:, None], tl.minimum(tl.maximum(scaled, -128.0), 127.0), 0.0)
     # 1.5 * 2^23: the sum has no bits left for a fraction, and so is rounded, ties to even.
     levels = (scaled + 12582912.0) - 12582912.0
-    scale = tl.where(is_finite, tl.div_rn(magnitude, largest_level), float("nan"))
+    scale = tl.where(is_finite, scale, float("nan"))
     out = token * num_groups + groups
     tl.store(levels_ptr + token * num_groups * GROUP_SIZE + columns, levels.to(tl.int8), mask=is_group[:, None])
     tl.store(scale_ptr + out, scale, mask=is_group)

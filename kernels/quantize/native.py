@@ -1,6 +1,8 @@
 """`quantize` in C++: its arguments, mirrored from `native.h`, and its place in a program."""
 
 import ctypes
+from collections.abc import Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Buffer, Form, Node, Value
-from octavo.kernels.quantize import QuantizedRows
+from octavo.kernels.quantize import SCALINGS, QuantizedRows, Scaling
 
 
 class QuantizeArguments(Arguments):
@@ -22,7 +24,15 @@ class QuantizeArguments(Arguments):
         ("sums", Matrix),
         ("group_size", ctypes.c_int64),
         ("order", ctypes.c_void_p),
+        ("scaling", ctypes.c_int32),
+        ("static_scale", ctypes.c_float),
     )
+
+    @classmethod
+    def of(cls, x: Matrix, outputs: Sequence[Matrix], form: Form) -> Self:
+        """Return the arguments that store rows in a form; outputs are levels, scales and sums."""
+        scaling = SCALINGS.index(form.scaling)
+        return cls(x, *outputs, form.group_size, form.order_address, scaling, form.static_scale or 0.0)
 
 
 def quantize_node(value: Value, form: Form) -> Node:
@@ -31,24 +41,22 @@ def quantize_node(value: Value, form: Form) -> Node:
     num_groups = -(-value.width // group_size)
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
-        return QuantizeArguments(inputs[0], *outputs, group_size, form.order_address)
+        return QuantizeArguments.of(inputs[0], outputs, form)
 
     outputs = [Buffer(num_groups * group_size, torch.int8), Buffer(num_groups), Buffer(num_groups, torch.int32)]
     return Node("quantize", [value], outputs, bind, is_row_wise=True)
 
 
-def quantize_rows(
-    library: NativeLibrary, x_TI: Tensor, group_size: int, num_threads: int, order: Tensor | None = None
-) -> QuantizedRows:
+def quantize_rows(library: NativeLibrary, x_TI: Tensor, form: Form, num_threads: int) -> QuantizedRows:
     """Return `x`, float32 or bfloat16, in 8 bits; see `octavo.kernels.quantize.quantize`.
 
     Args:
         library: that computes it.
         x_TI: rows.
-        group_size: columns that share a scale; with an order at most 128.
+        form: of the result; with an order, groups have at most 128 columns.
         num_threads: of the library.
-        order: memory of an int32 permutation: `x[:, order]` is quantized. None: `x` is.
     """
+    group_size = form.group_size
     num_rows, num_groups = x_TI.shape[0], -(-x_TI.shape[1] // group_size)
     rows = QuantizedRows(
         torch.empty(num_rows, num_groups * group_size, dtype=torch.int8),
@@ -57,7 +65,6 @@ def quantize_rows(
         group_size,
     )
     outputs = (Matrix.of(rows.levels_TI), Matrix.of(rows.scale_TG), Matrix.of(rows.sum_TG))
-    order_address = None if order is None else order.data_ptr()
-    arguments = QuantizeArguments(Matrix.of(x_TI), *outputs, group_size, order_address)
+    arguments = QuantizeArguments.of(Matrix.of(x_TI), outputs, form)
     run(library, "quantize", arguments, num_rows=num_rows, num_threads=num_threads)
     return rows

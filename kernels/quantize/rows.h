@@ -8,6 +8,14 @@
 
 namespace octavo {
 
+// How the scale of a group follows from its largest magnitude, and a level from a number. `Scaling` in
+// `kernels/quantize/__init__.py` mirrors it.
+enum class Scaling : int32_t {
+    magnitude = 0,   // scale = magnitude / 127, level = x * (127 / magnitude)
+    range = 1,       // scale = magnitude / 127.5, level = x / scale, limited to -128 and 127
+    reciprocal = 2,  // scale = max(magnitude / 127.5, 2^-23), level = x * (1 / scale), limited to -128 and 127
+};
+
 struct QuantizeArgs {
     Matrix x;       // f32 or bf16, T x I
     Matrix levels;  // i8, T x I filled up with zeros to whole groups
@@ -15,6 +23,8 @@ struct QuantizeArgs {
     Matrix sums;    // i32, T x groups: of the levels
     int64_t group_size;
     const int32_t* order;  // the column of x at each place; null: as they are. Groups have at most kMaxOrderedGroup
+    Scaling scaling;
+    float static_scale;  // of all groups, in place of what `scaling` says; 0: there is none
 };
 
 constexpr int64_t kMaxOrderedGroup = 128;
@@ -25,9 +35,51 @@ inline F32x16 load_up_to(const Element* x, int64_t count) {
     return count > 0 ? load_first(x, count) : zero();
 }
 
-// `quantize_group`: scale = largest magnitude / 127, level = x / scale to the nearest, ties to even. If a number is not
-// finite the scale is NaN, and so is every output that the row is multiplied to. A subnormal magnitude would make the
-// inverse of the scale infinite; then all levels are zero.
+// What makes levels of numbers.
+struct Scale {
+    float scale;
+    float inverse;  // 0: all levels are zero
+    bool is_divisor;  // levels are quotients, not products with the inverse
+};
+
+// A subnormal magnitude would make the inverse of the scale infinite; then all levels are zero.
+inline Scale scale_of(const QuantizeArgs& args, float magnitude) {
+    constexpr float kSmallest = 1e-36f;
+    if (args.static_scale != 0.0f) return {args.static_scale, 1.0f / args.static_scale, args.scaling == Scaling::range};
+    if (args.scaling == Scaling::magnitude)
+        return {magnitude / 127.0f, magnitude >= kSmallest ? 127.0f / magnitude : 0.0f, false};
+    const float scale = magnitude / 127.5f;
+    if (args.scaling == Scaling::range) return {scale, scale >= kSmallest ? 1.0f / scale : 0.0f, scale >= kSmallest};
+    const float limited = std::max(scale, 0x1p-23f);
+    return {limited, 1.0f / limited, false};
+}
+
+// Levels before they are rounded.
+struct Divisor {
+    F32x16 scale, inverse;
+    bool is_divisor;
+
+    explicit Divisor(const Scale& of) : scale(set1(of.scale)), inverse(set1(of.inverse)), is_divisor(of.is_divisor) {}
+
+    F32x16 level(F32x16 x) const {
+        const F32x16 lowest = set1(-128.0f), highest = set1(127.0f);
+        F32x16 quotient = x * inverse;
+        if (is_divisor) {
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+            // A step of Newton's method makes the product with the inverse the quotient, in less time than a division.
+            // A product that is far beyond the limits would make it infinity less infinity.
+            quotient = max(min(quotient, set1(256.0f)), set1(-256.0f));
+            quotient = fma(fma(zero() - quotient, scale, x), inverse, quotient);
+#else
+            quotient = x / scale;
+#endif
+        }
+        return max(min(quotient, highest), lowest);
+    }
+};
+
+// `quantize_group`: the scale of a group, and its levels to the nearest, ties to even. If a number is not finite the
+// scale is NaN, and so is every output that the row is multiplied to.
 #if defined(OCTAVO_AVX512)
 
 // Magnitudes compare as their bits do, and numbers that are not finite have the largest.
@@ -38,7 +90,9 @@ inline __m512i magnitude_bits(F32x16 values) {
 }
 
 template <typename Element>
-inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t* levels, float* scale, int32_t* sum) {
+inline void quantize_group(
+    const QuantizeArgs& args, const Element* x, int64_t count, int8_t* levels, float* scale, int32_t* sum) {
+    const int64_t size = args.group_size;
     constexpr int kVectors = 4;  // at once, which neither wait for one another's maximum nor for their sum
     const int64_t whole = std::min(count, size) / (kVectors * kLanes) * (kVectors * kLanes);
     __m512i largest[kVectors], total[kVectors];
@@ -58,18 +112,19 @@ inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t
     }
     float magnitude;
     std::memcpy(&magnitude, &bits, sizeof magnitude);
-    *scale = magnitude / 127.0f;
-    const F32x16 inverse = set1(magnitude >= 1e-36f ? 127.0f / magnitude : 0.0f);
+    const Scale own = scale_of(args, magnitude);
+    *scale = own.scale;
+    const Divisor divisor(own);
     for (int64_t i = 0; i < whole; i += kVectors * kLanes) {
         __m512i rounded[kVectors];
         OCTAVO_UNROLL for (int j = 0; j < kVectors; ++j) {
-            rounded[j] = _mm512_cvtps_epi32((load(x + i + j * kLanes) * inverse).v);
+            rounded[j] = _mm512_cvtps_epi32(divisor.level(load(x + i + j * kLanes)).v);
             total[j] = _mm512_add_epi32(total[j], rounded[j]);
         }
         _mm512_storeu_si512(levels + i, joined_bytes(rounded));
     }
     for (int64_t i = whole; i < size; i += kLanes) {
-        const __m512i rounded = _mm512_cvtps_epi32((load_up_to(x + i, count - i) * inverse).v);
+        const __m512i rounded = _mm512_cvtps_epi32(divisor.level(load_up_to(x + i, count - i)).v);
         total[0] = _mm512_add_epi32(total[0], rounded);
         _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + i), _mm512_cvtepi32_epi8(rounded));
     }
@@ -80,7 +135,9 @@ inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t
 #else
 
 template <typename Element>
-inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t* levels, float* scale, int32_t* sum) {
+inline void quantize_group(
+    const QuantizeArgs& args, const Element* x, int64_t count, int8_t* levels, float* scale, int32_t* sum) {
+    const int64_t size = args.group_size;
     F32x16 largest = zero(), not_finite = zero();
     for (int64_t i = 0; i < size; i += kLanes) {
         const F32x16 values = load_up_to(x + i, count - i);
@@ -89,11 +146,12 @@ inline void quantize_group(const Element* x, int64_t count, int64_t size, int8_t
     }
     const float magnitude = reduce_max(largest);
     const bool is_finite = reduce_add(not_finite) == 0.0f;
-    *scale = is_finite ? magnitude / 127.0f : std::nanf("");
-    const F32x16 inverse = set1(is_finite && magnitude >= 1e-36f ? 127.0f / magnitude : 0.0f);
+    const Scale own = scale_of(args, is_finite ? magnitude : 0.0f);
+    *scale = is_finite ? own.scale : std::nanf("");
+    const Divisor divisor(own);
     F32x16 total = zero();
     for (int64_t i = 0; i < size; i += kLanes) {
-        const F32x16 rounded = is_finite ? round(load_up_to(x + i, count - i) * inverse) : zero();
+        const F32x16 rounded = is_finite ? round(divisor.level(load_up_to(x + i, count - i))) : zero();
         total = total + rounded;  // exact: integers far below 2^24
         store(levels + i, rounded);
     }
@@ -119,7 +177,7 @@ inline void run(const QuantizeArgs& args, const Step& step, const Thread& thread
                     for (int64_t i = 0; i < count; ++i) gathered[i] = x[args.order[first + i]];
                     numbers = gathered;
                 }
-                quantize_group(numbers, count, args.group_size, levels + first, scales + group, sums + group);
+                quantize_group(args, numbers, count, levels + first, scales + group, sums + group);
             }
         });
     });

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from octavo import LLM
 from octavo.frontend.cli.quantize import do
-from octavo.frontend.evaluation.quality import PIECE_TOKENS, Reading, fixed_text, read
+from octavo.frontend.evaluation.quality import PIECE_TOKENS, Reading, fixed_text, read, read_tokens
 from octavo.frontend.model_files.gguf.export import gguf_metadata
 from octavo.protocol.quantization_job import CALIBRATED, QuantizationJob
 
@@ -48,10 +48,18 @@ def main() -> None:
     parser.add_argument("--work", type=Path, required=True, help="a directory; checkpoints in it are used again")
     parser.add_argument("--num-samples", type=int, default=32)
     parser.add_argument("--text", type=Path, help="what the models read; default: a text of about a thousand words")
+    parser.add_argument(
+        "--in-parts",
+        type=int,
+        metavar="PIECES",
+        help="only compare octavo with the reference, after each so many pieces",
+    )
     parser.add_argument("--with-float64", action="store_true", help="compare the reference with itself in float64 too")
     options = parser.parse_args()
     wanted = options.formats.split(",") if options.formats else list(FORMATS)
     text = options.text.read_text() if options.text else fixed_text()
+    if options.in_parts:
+        sys.exit(compare_in_parts(options, wanted, text))
     original = octavo_reading(options.model, text)
     base = reference_losses(reference_of(options.model, None), options.model, text)
     print(f"{len(original.logprobs)} tokens of {options.model.name}; octavo and transformers, float32")
@@ -76,6 +84,30 @@ def main() -> None:
         sys.exit(f"more than {MOST_ADDED} nats are added by {', '.join(failed)}")
 
 
+def compare_in_parts(options: argparse.Namespace, names: list[str], text: str) -> int:
+    """Print for each format what octavo adds to the reference's loss, again after each part of a long text.
+
+    Returns 1 if one of them adds too much.
+    """
+    tokenizer = transformers.AutoTokenizer.from_pretrained(options.model)
+    tokens = tokenizer(text)["input_ids"]
+    size = options.in_parts * PIECE_TOKENS
+    failed = 0
+    for name in names:
+        path, settings = FORMATS[name](options, name)
+        reference = reference_of(options.model, path, **settings)
+        ours, theirs = [], []
+        with open_octavo(path or options.model, **settings) as llm:
+            for begin in range(0, len(tokens) - 1, size):
+                part = tokens[begin : begin + size]
+                ours.append(losses_of(read_tokens(llm, part)))
+                theirs.append(losses_of_tokens(reference, part))
+                is_too_much, shown = added(torch.cat(ours), torch.cat(theirs))
+                print(f"{name}: {sum(map(len, ours))} tokens, added by us {shown}", flush=True)
+        failed |= is_too_much
+    return failed
+
+
 def losses_of(reading: Reading) -> Tensor:
     """Return the negative logprobs of a text."""
     return -torch.tensor(reading.logprobs, dtype=torch.float64)
@@ -94,13 +126,22 @@ def added(losses: Tensor, expected: Tensor) -> tuple[bool, str]:
 
 def octavo_reading(path: Path, text: str, **settings: Any) -> Reading:
     """Let octavo read the text in float32."""
-    with LLM(str(path), dtype="float32", max_model_len=2 * PIECE_TOKENS, max_num_seqs=4, **settings) as llm:
+    with open_octavo(path, **settings) as llm:
         return read(llm, text)
+
+
+def open_octavo(path: Path, **settings: Any) -> LLM:
+    """Return an engine that computes in float32."""
+    return LLM(str(path), dtype="float32", max_model_len=2 * PIECE_TOKENS, max_num_seqs=4, **settings)
 
 
 def reference_losses(model: nn.Module, original: Path, text: str) -> Tensor:
     """Return the negative logprobs by transformers of the tokens that octavo counts."""
-    tokens = transformers.AutoTokenizer.from_pretrained(original)(text)["input_ids"]
+    return losses_of_tokens(model, transformers.AutoTokenizer.from_pretrained(original)(text)["input_ids"])
+
+
+def losses_of_tokens(model: nn.Module, tokens: list[int]) -> Tensor:
+    """Return the negative logprobs of tokens, which the model reads in pieces."""
     losses = []
     for begin in range(0, len(tokens), PIECE_TOKENS):
         piece = torch.tensor(tokens[begin : begin + PIECE_TOKENS])
@@ -168,18 +209,12 @@ def rounding_of_rows(config: dict[str, Any], path: Path | None) -> Callable[[Ten
         return rounded_by_compressed_tensors
     if path is not None and path.name == "torchao-int8-dynamic":
         return rounded_by_torchao
-    return rounded_by_formula if config.get("quantization") == "w8a8" else None
+    return rounded_by_compressed_tensors if config.get("quantization") == "w8a8" else None
 
 
 def rounded(rounding: Callable[[Tensor], Tensor], layer: nn.Module, rows: tuple[Tensor]) -> Tensor:
     """Return the rounded inputs of a layer."""
     return rounding(rows[0])
-
-
-def rounded_by_formula(rows: Tensor) -> Tensor:
-    """Round to 8 bits with one scale for each token: the largest number becomes 127."""
-    scale = rows.abs().amax(-1, keepdim=True) / 127
-    return (rows / scale).round() * scale
 
 
 def rounded_by_compressed_tensors(rows: Tensor) -> Tensor:

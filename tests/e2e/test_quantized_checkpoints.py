@@ -26,9 +26,9 @@ SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
 ON_CODES = {
     **dict.fromkeys(("gptq", "gptq-asymmetric", "gptq-v2", "gptq-act-order", "gptq-2", "gptq-3", "awq"), "u4"),
     **dict.fromkeys(("w4a16", "w4a16-asymmetric", "w4a16-channel"), "u4"),
-    **dict.fromkeys(("gptq-8", "w8a16", "w8a8-static", "llm-int8", "torchao-int8"), "u8"),
+    **dict.fromkeys(("gptq-8", "w8a16", "llm-int8", "torchao-int8"), "u8"),
     **dict.fromkeys(("nvfp4", "mxfp4"), "u8"),  # levels of -12 to 12
-    **dict.fromkeys(("w8a8", "torchao-int8-dynamic"), "u8_channel"),
+    **dict.fromkeys(("w8a8", "w8a8-static", "torchao-int8-dynamic"), "u8_channel"),
     **dict.fromkeys(("fp8-blocks", "fp8-tensor", "fp8-static", "torchao-float8"), "e4m3"),
     **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks"), "e4m3"),
     **dict.fromkeys(("nf4", "fp4-nested"), "float4"),

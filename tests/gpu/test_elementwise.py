@@ -26,6 +26,7 @@ from octavo.kernels.pointwise import cases as pointwise_cases
 from octavo.kernels.pointwise import gpu as pointwise_gpu
 from octavo.kernels.pointwise import reference as pointwise_reference
 from octavo.kernels.pointwise.functions import Function
+from octavo.kernels.quantize import SCALINGS
 from octavo.kernels.quantize import cases as quantize_cases
 from octavo.kernels.quantize import gpu as quantize_gpu
 from octavo.kernels.quantize import reference as quantize_reference
@@ -168,10 +169,12 @@ def test_tokens_and_blocks_of_slots(
 def test_quantize(device: torch.device, seed: int, width: int, group_size: int) -> None:
     x = random(3, width, dtype=torch.bfloat16, seed=seed, scale=5.0)
     x[0, 0], x[1] = torch.inf, 0.0
-    actual = quantize_gpu.quantize(x.to(device), group_size)
-    for ours, expected in zip(actual, quantize_reference.quantize(x, group_size), strict=True):
-        assert ours.dtype == expected.dtype
-        torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
+    scalings = [(scaling, None) for scaling in SCALINGS] if group_size == 32 else [("magnitude", None)]
+    for how in (*scalings, ("range", 0.02), ("reciprocal", 0.02)):
+        actual = quantize_gpu.quantize(x.to(device), group_size, *how)
+        for ours, expected in zip(actual, quantize_reference.quantize(x, group_size, *how), strict=True):
+            assert ours.dtype == expected.dtype
+            torch.testing.assert_close(ours.cpu(), expected, rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("heads_are_outside", [False, True])

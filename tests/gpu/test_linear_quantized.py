@@ -15,6 +15,7 @@ from octavo.kernels.linear.gpu_product import gpu_of
 from octavo.kernels.linear.gpu_quantized import QuantizedProduct
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.quantize import reference
 
 NUM_INPUTS, NUM_OUTPUTS = 208, 136
 """Neither whole blocks nor whole tiles."""
@@ -73,6 +74,11 @@ def test_rows_are_quantized(device: torch.device, seed: int, name: str) -> None:
     code_type = torch.int8 if kind == "s8" else torch.float8_e4m3fn
     group_size = product.weight.group_size
     codes, scales = quantize_rows(x, code_type, group_size=group_size, scale=row_scale)
+    if kind == "s8":  # the levels and scales of a CPU
+        for scaling in ("range", "reciprocal"):
+            ours = quantize_rows(x, code_type, scale=row_scale, scaling=scaling)
+            levels, scale, _ = reference.quantize(x.cpu(), NUM_INPUTS, scaling, row_scale)
+            assert torch.equal(ours[0].cpu(), levels) and torch.equal(ours[1].cpu(), scale)
     of_inputs = scales.repeat_interleave(group_size or NUM_INPUTS, 1)[:, :NUM_INPUTS]
     rows = codes.float() * of_inputs
     assert (rows - x.float()).abs().max() <= (of_inputs.max() if kind == "s8" else 0.07 * x.abs().max())

@@ -41,7 +41,8 @@ def channels(outputs: int, inputs: int, zero: str = "offset", seed: int = 1) -> 
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """The rows rounded as the contract says, times the values of the weight."""
-    sums = quantize(x, weight.num_inputs).dequantize().double() @ weight.dequantize().double().T
+    rows = quantize(x, weight.num_inputs, weight.row_scaling, weight.row_scale)
+    sums = rows.dequantize().double() @ weight.dequantize().double().T
     return sums if bias is None else sums + bias.double()
 
 
@@ -72,7 +73,7 @@ def test_every_number_of_rows(native_library: NativeLibrary, inputs: int) -> Non
 def test_every_instruction_set_has_the_same_bits(native_library: NativeLibrary) -> None:
     """Whole sums, converted once and multiplied by one product of scales."""
     weight, x = channels(130, 700), random(50, 700)
-    rows = quantize(x, 700)
+    rows = quantize(x, 700, "range")
     sums = rows.levels_TI.double() @ (weight.levels_OI.double() - 128).T
     expected = sums.float() * (weight.scale_OG.T * rows.scale_TG)
     assert torch.equal(multiply(native_library, x, pack_quantized(native_library, weight)), expected)
@@ -82,9 +83,10 @@ def test_every_instruction_set_has_the_same_bits(native_library: NativeLibrary) 
 def test_the_largest_sums_are_exact(native_library: NativeLibrary, level: int) -> None:
     inputs = MAX_CHANNEL_INPUTS
     levels = torch.full((16, inputs), level, dtype=torch.uint8)
-    weight = QuantizedWeight(levels, torch.ones(16, 1), None, 0, 8, inputs, row_type="int8_token")
+    weight = QuantizedWeight(levels, torch.ones(16, 1), None, 0, 8, inputs, row_type="int8_tensor", row_scale=1 / 128)
     for rows in (2, 17):
         out = multiply(native_library, torch.full((rows, inputs), -1.0), pack_quantized(native_library, weight))
+        # Levels of -128.
         torch.testing.assert_close(out, torch.full_like(out, -float(level * inputs)), rtol=1e-6, atol=0.0)
 
 
@@ -152,9 +154,8 @@ def test_a_packed_weight_comes_back_from_its_buffers() -> None:
 def test_what_has_no_such_product() -> None:
     weight = channels(4, 64)
     assert native_form(weight) is not None
-    for other in (replace(weight, row_type=None), replace(weight, row_type="int8_tensor", row_scale=0.1)):
-        form = native_form(other)
-        assert form is None or form.row_type is None
+    form = native_form(replace(weight, row_type=None))
+    assert form is None or form.row_type is None
     wide = MAX_CHANNEL_INPUTS + 1
     levels = torch.zeros(1, wide, dtype=torch.uint8)
     form = native_form(QuantizedWeight(levels, torch.ones(1, 1), None, 128, 8, wide, row_type="int8_token"))

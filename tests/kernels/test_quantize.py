@@ -8,7 +8,8 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.quantize import cases, quantize, reference
+from octavo.kernels.native.value import Form
+from octavo.kernels.quantize import SCALINGS, Scaling, cases, quantize, reference
 from octavo.kernels.quantize.native import quantize_rows
 
 
@@ -41,8 +42,26 @@ def test_quantize(native_library: NativeLibrary, width: int, group_size: int, dt
         through_torch = quantize(x, group_size)
         assert_same((through_torch.levels_TI, through_torch.scale_TG, through_torch.sum_TG), expected)
         for num_threads in (1, 3):
-            ours = quantize_rows(native_library, beside_others(x), group_size, num_threads)
+            ours = quantize_rows(native_library, beside_others(x), Form(torch.int8, group_size), num_threads)
             assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), expected)
+
+
+@pytest.mark.parametrize(
+    ("scaling", "static_scale"), [*((scaling, None) for scaling in SCALINGS), ("range", 0.01), ("reciprocal", 0.01)]
+)
+@pytest.mark.parametrize("width", [7, 300])
+def test_scales_and_levels_of_whole_rows(
+    native_library: NativeLibrary, width: int, scaling: Scaling, static_scale: float | None
+) -> None:
+    group_size = -(-width // 64) * 64
+    for dtype in (torch.float32, torch.bfloat16):
+        x = spoiled(random(40, width, dtype=dtype))
+        expected = reference.quantize(x, group_size, scaling, static_scale)
+        through_torch = quantize(x, group_size, scaling, static_scale)
+        assert_same((through_torch.levels_TI, through_torch.scale_TG, through_torch.sum_TG), expected)
+        form = Form(torch.int8, group_size, scaling=scaling, static_scale=static_scale)
+        ours = quantize_rows(native_library, beside_others(x), form, 2)
+        assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -52,13 +71,15 @@ def test_columns_in_another_order(
 ) -> None:
     order = torch.randperm(width, generator=torch.Generator().manual_seed(width))
     x = spoiled(random(7, width, dtype=dtype))
-    ours = quantize_rows(native_library, beside_others(x), group_size, 2, order.int())
+    indices = order.int()
+    form = Form(torch.int8, group_size, indices.data_ptr())
+    ours = quantize_rows(native_library, beside_others(x), form, 2)
     assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), reference.quantize(x[:, order], group_size))
 
 
 def test_ties_go_to_even_levels(native_library: NativeLibrary) -> None:
     x = torch.tensor([[127.0, 0.5, 1.5, -0.5, -2.5, 3.5]])
-    for rows in (quantize(x, 16), quantize_rows(native_library, x, 16, 1)):
+    for rows in (quantize(x, 16), quantize_rows(native_library, x, Form(torch.int8, 16), 1)):
         assert rows.levels_TI[0, :6].tolist() == [127, 0, 2, 0, -2, 4]
         assert rows.sum_TG.tolist() == [[131]]
 

@@ -27,7 +27,7 @@ def multiply(
         out = torch.full((len(x), width), 7.0)
     inputs = [x]
     if packed.is_quantized:
-        rows = quantize_rows(library, x, packed.group_size, num_threads, packed.order)
+        rows = quantize_rows(library, x, packed.input_form, num_threads)
         inputs = [rows.levels_TI, rows.scale_TG, rows.sum_TG]
     call = arguments(
         [Matrix.of(tensor) for tensor in inputs],

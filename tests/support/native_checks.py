@@ -12,7 +12,20 @@ from octavo.kernels.native.direct import run
 from octavo.kernels.native.isa import Processor
 from octavo.kernels.native.library import NativeLibrary
 
-LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or [level.name for level in Processor.read().levels()]
+
+def tested_levels(levels: Sequence[str]) -> list[str]:
+    """Return the instruction sets to test: all but one of avx512_vnni and avx512.
+
+    avx512_vnni differs from its neighbours in products of 8-bit numbers and of bfloat16 alone. Where a processor has
+    avx512_bf16, that level and avx512 test both.
+    """
+    left_out = "avx512_vnni" if "avx512_bf16" in levels else "avx512" if "avx512_vnni" in levels else None
+    return [level for level in levels if level != left_out]
+
+
+LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or tested_levels(
+    [level.name for level in Processor.read().levels()]
+)
 """The instruction sets of this processor, best first, or those that `scripts/check_native` chose: values of the fixture
 `native_library`."""
 

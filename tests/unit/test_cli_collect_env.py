@@ -6,6 +6,7 @@ import pytest
 
 from octavo.frontend.cli import main
 from octavo.frontend.cli.collect_env import MASK, mask
+from octavo.kernels.native.isa import OTHER_LEVELS, X86_LEVELS
 
 
 def test_report_names_what_matters(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -17,7 +18,7 @@ def test_report_names_what_matters(capsys: pytest.CaptureFixture[str], monkeypat
     report = json.loads(text)
     assert report["packages"]["torch"].startswith("2.")
     assert "pytest" not in report["packages"]
-    assert report["native kernels"]["level"].split(",")[0] in ("amx_bf16", "avx512_bf16", "avx512", "avx2", "portable")
+    assert report["native kernels"]["level"].split(",")[0] in [level.name for level in (*X86_LEVELS, *OTHER_LEVELS)]
     assert report["processor"]["usable"][0].isdecimal()
     assert report["environment"]["OCTAVO_API_KEY"] == MASK and report["environment"]["HF_HUB_OFFLINE"] == "1"
     assert "UNRELATED" not in report["environment"]

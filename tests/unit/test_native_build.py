@@ -293,13 +293,15 @@ def test_levels_of_processors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert levels("x86_64", "sse2") == ["portable"]
     assert levels("x86_64", avx2) == ["avx2", "portable"]
     assert levels("x86_64", avx512) == ["avx512", "avx2", "portable"]
-    assert levels("x86_64", f"{avx512} avx512_bf16 avx512_vnni") == ["avx512_bf16", "avx512", "avx2", "portable"]
+    lower = ["avx512", "avx2", "portable"]
+    assert levels("x86_64", f"{avx512} avx512_vnni") == ["avx512_vnni", *lower]
+    assert levels("x86_64", f"{avx512} avx512_bf16 avx512_vnni") == ["avx512_bf16", "avx512_vnni", *lower]
     assert levels("aarch64", "asimd") == ["portable"]
     amx = f"{avx512} avx512_bf16 avx512_vnni amx_tile amx_bf16 amx_int8"
     monkeypatch.setattr(isa, "_may_use_tiles", lambda: True)
-    assert levels("x86_64", amx) == ["amx_bf16", "avx512_bf16", "avx512", "avx2", "portable"]
+    assert levels("x86_64", amx) == ["amx_bf16", "avx512_bf16", "avx512_vnni", *lower]
     monkeypatch.setattr(isa, "_may_use_tiles", lambda: False)
-    assert levels("x86_64", amx) == ["avx512_bf16", "avx512", "avx2", "portable"], "Linux refuses"
+    assert levels("x86_64", amx) == ["avx512_bf16", "avx512_vnni", *lower], "Linux refuses"
 
 
 def test_building_loads_no_torch() -> None:

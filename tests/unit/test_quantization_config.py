@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.parallel.sharding import Shard
@@ -271,6 +272,29 @@ def test_stacks_of_torchao() -> None:
 def test_stacks_of_torchao_without_scales_of_experts_are_refused(scale: tuple[int, ...], block: list[int]) -> None:
     with pytest.raises(ConfigError, match=rf"{STACK}' is no stack with scales for each expert: Int8Tensor"):
         torchao_stack(scale, block)
+
+
+def torchao_layer(scale: torch.Tensor | None = None, **activations: object) -> QuantizedWeight:
+    kwargs = {"mapping_type": {"_type": "MappingType", "_data": "SYMMETRIC"}, "reduce_range": False, **activations}
+    fields = {"block_size": [1, 32], "act_quant_kwargs": {"_data": kwargs}}
+    form = open_format({"quant_method": "torchao"}, {"a.weight": json.dumps({"_type": "Int8Tensor", "_data": fields})})
+    tensors = {"_weight_qdata": torch.ones(8, 32, dtype=torch.int8), "_weight_scale": torch.ones(8, 1)}
+    matrix = form.matrix("a", tensors if scale is None else {**tensors, "_weight_act_quant_scale": scale})
+    weight = matrix.quantized()
+    assert weight is not None
+    return weight
+
+
+def test_activations_of_torchao(caplog: pytest.LogCaptureFixture) -> None:
+    assert torchao_layer().row_form == ("int8_token", None, "reciprocal")
+    assert torchao_layer(torch.tensor([[0.5]])).row_form == ("int8_tensor", 0.5, "reciprocal")
+    with pytest.raises(ConfigError, match="8 scales of activations; expected one"):
+        torchao_layer(torch.ones(8, 1))
+    with pytest.raises(ConfigError, match="reduce_range"):
+        torchao_layer(reduce_range=True)
+    assert not caplog.records
+    assert torchao_layer(mapping_type={"_type": "MappingType", "_data": "ASYMMETRIC"}).row_type is None
+    assert "zero points" in caplog.text
 
 
 def test_scales_of_the_cache_are_left_out() -> None:

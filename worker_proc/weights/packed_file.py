@@ -24,7 +24,7 @@ from torch import Tensor
 from octavo.kernels.native.memory import HUGE_PAGE_BYTES, map_file
 
 MAGIC = b"octavoPW"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 """Incremented when the layout of this module or the content that `packed_weights` writes changes."""
 ALIGNMENT = 64
 """The size of a cache line and of the widest vector."""
@@ -35,7 +35,7 @@ _PIECE_BYTES = 4 * HUGE_PAGE_BYTES
 _PREFIX = struct.Struct(f"<{len(MAGIC)}sII")
 _MAX_HEADER_BYTES = 2**28
 
-Fields = dict[str, int | str | list[int]]
+Fields = dict[str, int | float | str | list[int]]
 
 
 class DamagedFile(Exception):

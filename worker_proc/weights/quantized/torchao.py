@@ -3,6 +3,7 @@
 _weight_qdata       int8 (outputs, inputs) (Int8Tensor, IntxUnpackedToInt8Tensor), or float8_e4m3fn (Float8Tensor)
 _weight_scale       of outputs, groups or the tensor
 _weight_zero_point  int8, of the same shape
+_weight_act_quant_scale  one number: of all activations
 
 value = scale * (level - zero)
 
@@ -11,6 +12,7 @@ The stack of all experts that a model of Transformers 5 has as one parameter, `e
 """
 
 import json
+import logging
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -25,8 +27,10 @@ from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread
 from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require, zero_of_groups
 
+logger = logging.getLogger(__name__)
+
 _PREFIX = "_weight_"
-_PARTS = ("qdata", "scale", "zero_point", "act_pre_scale")
+_PARTS = ("qdata", "scale", "zero_point", "act_pre_scale", "act_quant_scale", "act_quant_zero_point")
 
 
 class TorchAo:
@@ -119,15 +123,40 @@ def _block(fields: Mapping[str, Any]) -> tuple[int, int] | None:
     return (outputs, inputs) if outputs > 1 else None
 
 
+def _rows(layer: str, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) -> tuple[RowType | None, float | None]:
+    """Return how rows are to be quantized, and their static scale."""
+    quantization = (fields.get("act_quant_kwargs") or {}).get("_data", {})
+    mapping = quantization.get("mapping_type", {}).get("_data", "SYMMETRIC")
+    if quantization.get("reduce_range"):
+        raise ConfigError(
+            f"{f'{layer}.weight'!r} asks for activations of 7 bits (reduce_range), which are not supported",
+            hint="quantize it without reduce_range",
+        )
+    if not quantization or mapping != "SYMMETRIC":
+        if quantization or fields.get("activation_quantization"):
+            logger.warning(
+                "%r asks for activations with zero points, which octavo does not have: they are not quantized to fit it",
+                f"{layer}.weight",
+            )
+        return None, None
+    scale = tensors.get(f"{_PREFIX}act_quant_scale")
+    if scale is None:
+        return "int8_token", None
+    if scale.numel() != 1:
+        raise ConfigError(
+            f"{f'{layer}.{_PREFIX}act_quant_scale'!r} holds {scale.numel()} scales of activations; expected one",
+            hint="quantize it with PerTensor()",
+        )
+    return "int8_tensor", float(scale)
+
+
 def _int8_matrix(
     layer: str, codes: Tensor, scale: Tensor, zeros: Tensor | None, fields: Mapping[str, Any]
 ) -> StoredMatrix:
     if codes.dtype != torch.int8 or codes.ndim != 2:
         raise ConfigError(f"{f'{layer}.{_PREFIX}qdata'!r} is of type {codes.dtype}; expected int8")
     num_outputs, num_inputs = codes.shape
-    is_quantizing = bool(fields.get("act_quant_kwargs"))
-    if fields.get("activation_quantization"):  # asymmetric: rows in 16 bits are more precise
-        is_quantizing = False
+    row_type, row_scale = _rows(layer, tensors, fields)
 
     def decode() -> QuantizedWeight:
         scale_OG, _ = spread(scale, (num_outputs, num_inputs), None)
@@ -143,7 +172,9 @@ def _int8_matrix(
             8,
             int(fields["block_size"][-1]),
             zero_OG=zero_OG,
-            row_type="int8_token" if is_quantizing else None,
+            row_type=row_type,
+            row_scale=row_scale,
+            row_scaling="reciprocal",
         )
 
     return StoredMatrix(layer, (num_outputs, num_inputs), decode)
