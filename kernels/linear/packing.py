@@ -167,9 +167,9 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     """Return the weight as the kernels multiply with it; None: there are none for it, it must be dequantized.
 
     One with a scale for each output, whose checkpoint asks for 8-bit rows, keeps what it says about rows, with scales
-    and minimums in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded to float16,
-    which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most. They are
-    float32 if some are outside of float16's normal range.
+    and minimums in float32. Others have groups: levels and zeros do not change. Their scales and minimums are rounded
+    to float16, which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most.
+    They are float32 if some are outside of float16's normal range.
 
     Rows are quantized in the weight's groups. If the checkpoint asks for rows in 16 bits, groups of more than
     `EXACT_GROUP` are divided: then a model's loss is that of such rows.

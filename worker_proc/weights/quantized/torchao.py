@@ -110,7 +110,8 @@ def _matrix(layer: str, kind: str | None, fields: Mapping[str, Any], tensors: Ma
             rows: RowType | None = "fp8_token" if fields.get("act_quant_kwargs") else None
             return float8_matrix(layer, codes, scale, _block(fields), rows, None)
         case "Int8Tensor" | "IntxUnpackedToInt8Tensor":
-            return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields)
+            rows = _rows(layer, tensors, fields)
+            return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields, rows)
     raise ConfigError(
         f"{f'{layer}.weight'!r} is a {kind} of torchao, a layout that is not supported",
         hint="use Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig, or a float8 "
@@ -135,7 +136,7 @@ def _rows(layer: str, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) 
     if not quantization or mapping != "SYMMETRIC":
         if quantization or fields.get("activation_quantization"):
             logger.warning(
-                "%r asks for activations with zero points, which octavo does not have: they are not quantized to fit it",
+                "%r asks for activations with zero points, which octavo does not have: rows stay as they are",
                 f"{layer}.weight",
             )
         return None, None
@@ -151,12 +152,16 @@ def _rows(layer: str, tensors: Mapping[str, Tensor], fields: Mapping[str, Any]) 
 
 
 def _int8_matrix(
-    layer: str, codes: Tensor, scale: Tensor, zeros: Tensor | None, fields: Mapping[str, Any]
+    layer: str,
+    codes: Tensor,
+    scale: Tensor,
+    zeros: Tensor | None,
+    fields: Mapping[str, Any],
+    rows: tuple[RowType | None, float | None],
 ) -> StoredMatrix:
     if codes.dtype != torch.int8 or codes.ndim != 2:
         raise ConfigError(f"{f'{layer}.{_PREFIX}qdata'!r} is of type {codes.dtype}; expected int8")
     num_outputs, num_inputs = codes.shape
-    row_type, row_scale = _rows(layer, tensors, fields)
 
     def decode() -> QuantizedWeight:
         scale_OG, _ = spread(scale, (num_outputs, num_inputs), None)
@@ -172,8 +177,8 @@ def _int8_matrix(
             8,
             int(fields["block_size"][-1]),
             zero_OG=zero_OG,
-            row_type=row_type,
-            row_scale=row_scale,
+            row_type=rows[0],
+            row_scale=rows[1],
             row_scaling="reciprocal",
         )
 
