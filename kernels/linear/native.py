@@ -237,7 +237,13 @@ class NativeLinear:
         if order is not None and not is_permutation(order.view(torch.int32)):
             raise ValueError(f"an order of {num_inputs} inputs that does not have each of them once")
         packed = cls(
-            *(kind, num_inputs, num_outputs, group_size, offset, buffers["weight"], *parts),
+            kind,
+            num_inputs,
+            num_outputs,
+            group_size,
+            offset,
+            buffers["weight"],
+            *parts,
             row_scaling=row_scaling,
             row_scale=row_scale or None,
             num_segments=num_segments,

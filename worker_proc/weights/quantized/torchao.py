@@ -110,8 +110,8 @@ def _matrix(layer: str, kind: str | None, fields: Mapping[str, Any], tensors: Ma
             rows: RowType | None = "fp8_token" if fields.get("act_quant_kwargs") else None
             return float8_matrix(layer, codes, scale, _block(fields), rows, None)
         case "Int8Tensor" | "IntxUnpackedToInt8Tensor":
-            rows = _rows(layer, tensors, fields)
-            return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields, rows)
+            form = _rows(layer, tensors, fields)
+            return _int8_matrix(layer, codes, scale, tensors.get(f"{_PREFIX}zero_point"), fields, form)
     raise ConfigError(
         f"{f'{layer}.weight'!r} is a {kind} of torchao, a layout that is not supported",
         hint="use Int8WeightOnlyConfig, Int8DynamicActivationInt8WeightConfig, IntxWeightOnlyConfig, or a float8 "
