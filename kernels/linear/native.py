@@ -6,7 +6,7 @@ A packed weight is a small header and flat buffers, so that it can lie in a file
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Self, get_args
+from typing import Literal, Self, TypedDict, get_args
 
 import torch
 from torch import Tensor
@@ -196,10 +196,6 @@ class NativeLinear:
         if kind is None or not all(isinstance(number, int) for number in numbers):
             raise ValueError(f"not the header of a packed weight: {header}")
         num_inputs, num_outputs, group_size, offset, num_segments = (int(number or 0) for number in numbers)
-        row_scaling = next((scaling for scaling in SCALINGS if scaling == header.get("row_scaling")), None)
-        row_scale = header.get("row_scale")
-        if row_scaling is None or not isinstance(row_scale, float) or (row_scale and kind != "u8_channel"):
-            raise ValueError(f"not the header of a packed weight: {header}")
         is_whole = _is_group_size(kind, num_inputs, group_size) and (
             num_segments == 1
             or (
@@ -236,17 +232,10 @@ class NativeLinear:
         order = buffers.get("order")
         if order is not None and not is_permutation(order.view(torch.int32)):
             raise ValueError(f"an order of {num_inputs} inputs that does not have each of them once")
+        rows = _rows_of(header, kind)
+        panels = buffers["weight"]
         packed = cls(
-            kind,
-            num_inputs,
-            num_outputs,
-            group_size,
-            offset,
-            buffers["weight"],
-            *parts,
-            row_scaling=row_scaling,
-            row_scale=row_scale or None,
-            num_segments=num_segments,
+            kind, num_inputs, num_outputs, group_size, offset, panels, *parts, num_segments=num_segments, **rows
         )
         if kind == "bf16_12":
             starts = first_escapes(buffers["codebooks"])
@@ -366,6 +355,21 @@ def _are_wide(scales: Tensor | None, num_inputs: int, num_outputs: int, group_si
         return False
     num_scales = -(-num_outputs // PANEL_OUTPUTS) * PANEL_OUTPUTS * -(-num_inputs // group_size)
     return scales.nbytes == num_scales * 4
+
+
+class _Rows(TypedDict):
+    """How rows are quantized."""
+
+    row_scaling: Scaling
+    row_scale: float | None
+
+
+def _rows_of(header: Header, kind: Kind) -> _Rows:
+    scaling = next((scaling for scaling in SCALINGS if scaling == header.get("row_scaling")), None)
+    scale = header.get("row_scale")
+    if scaling is None or not isinstance(scale, float) or (scale and kind != "u8_channel"):
+        raise ValueError(f"not the header of a packed weight: {header}")
+    return {"row_scaling": scaling, "row_scale": scale or None}
 
 
 def _address(buffer: Tensor | None) -> int | None:
