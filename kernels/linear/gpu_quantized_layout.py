@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight
-from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.scaling import Scaling
 
 TILE_OUTPUTS = 128
 """Outputs of a tile, in memory and of a program."""

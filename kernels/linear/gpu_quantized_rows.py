@@ -8,8 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.quantize import Scaling
 from octavo.kernels.quantize.cpu import SMALLEST_RECIPROCAL
+from octavo.kernels.quantize.scaling import Scaling
 
 _BLOCK = 1024
 _GROUPS = 8

@@ -16,8 +16,8 @@ from octavo.kernels.native.arguments import TYPES, Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
-from octavo.kernels.quantize import SCALINGS, Scaling
 from octavo.kernels.quantize.native import quantize_rows
+from octavo.kernels.quantize.scaling import SCALINGS, Scaling
 
 Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4"]
 KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4")

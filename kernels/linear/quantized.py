@@ -14,7 +14,7 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import require
 from octavo.kernels.linear.codebooks import CODEBOOKS, Codebook, codebook, codebook_bits
-from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.scaling import Scaling
 
 GROUP_SIZES = (16, 32, 64, 128)
 """Inputs that share a scale, of the native kernels."""

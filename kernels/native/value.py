@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
-from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.scaling import Scaling
 
 ROWS = -1
 """The first dimension of every value: as many rows as the step has."""

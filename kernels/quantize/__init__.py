@@ -1,30 +1,17 @@
 """Activations in 8 bits, group by group, for products with quantized weights. Does not quantize weights."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
 
 from torch import Tensor
 
 from octavo.kernels.dispatch import choose, lazy, require
 from octavo.kernels.quantize import cpu
+from octavo.kernels.quantize.scaling import Scaling
 
 _IMPLEMENTATIONS = {
     "cpu": cpu.quantize,
     "cuda": lazy("octavo.kernels.quantize.gpu", cpu.quantize),
 }
-
-Scaling = Literal["magnitude", "range", "reciprocal"]
-"""How the scale of a group follows from its largest magnitude, and a level from a number.
-
-* magnitude: scale = magnitude / 127, level = x * (127 / magnitude).
-* range: scale = magnitude / 127.5, half of the range of levels; level = x / scale, limited to -128 and 127. The formula
-  of compressed-tensors.
-* reciprocal: the same, but scale is at least 2^-23, and level = x * (1 / scale). The formula of torchao.
-
-Levels are rounded to the nearest integer, ties to even. All numbers are float32.
-"""
-SCALINGS: tuple[Scaling, ...] = get_args(Scaling)
-"""In the order of `octavo::Scaling`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +39,7 @@ def quantize(
     Args:
         x_TI: rows.
         group_size: columns that share a scale.
-        scaling: see `Scaling`.
+        scaling: see `octavo.kernels.quantize.scaling`.
         static_scale: of all groups, in place of what `scaling` says; levels are limited to -128 and 127.
 
     Raises:

@@ -1,12 +1,9 @@
 """`quantize` on the CPU through torch: only operations on elements or within one group."""
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.scaling import Scaling
 
 SMALLEST = 1e-36
 """Magnitudes, or scales, below make all levels zero: the inverse of the scale must stay finite."""
@@ -18,7 +15,7 @@ HALF_RANGE = torch.tensor(127.5)
 
 
 def quantize(
-    x_TI: Tensor, group_size: int, scaling: "Scaling" = "magnitude", static_scale: float | None = None
+    x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `octavo.kernels.quantize.quantize`; returns levels, scales and sums."""
     num_groups = -(-x_TI.shape[1] // group_size)
@@ -32,9 +29,7 @@ def quantize(
     return levels_TGS.to(torch.int8).flatten(1), scale_TG, levels_TGS.sum(2).to(torch.int32)
 
 
-def _scaled(
-    x_TGS: Tensor, magnitude_TG: Tensor, scaling: "Scaling", static_scale: float | None
-) -> tuple[Tensor, Tensor]:
+def _scaled(x_TGS: Tensor, magnitude_TG: Tensor, scaling: Scaling, static_scale: float | None) -> tuple[Tensor, Tensor]:
     """Return the scales, and the numbers before they are rounded."""
     if static_scale is not None:
         scale_TG = torch.full_like(magnitude_TG, static_scale)

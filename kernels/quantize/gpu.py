@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.quantize import SCALINGS, Scaling
 from octavo.kernels.quantize.cpu import SMALLEST, SMALLEST_RECIPROCAL
+from octavo.kernels.quantize.scaling import SCALINGS, Scaling
 
 _BLOCK = 1024
 """Columns in flight."""

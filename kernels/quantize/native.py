@@ -11,7 +11,8 @@ from octavo.kernels.native.arguments import Arguments, Matrix
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Buffer, Form, Node, Value
-from octavo.kernels.quantize import SCALINGS, QuantizedRows
+from octavo.kernels.quantize import QuantizedRows
+from octavo.kernels.quantize.scaling import SCALINGS
 
 
 class QuantizeArguments(Arguments):

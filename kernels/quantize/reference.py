@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from octavo.kernels.quantize import Scaling
+from octavo.kernels.quantize.scaling import Scaling
 
 
 def quantize(

@@ -26,10 +26,10 @@ from octavo.kernels.pointwise import cases as pointwise_cases
 from octavo.kernels.pointwise import gpu as pointwise_gpu
 from octavo.kernels.pointwise import reference as pointwise_reference
 from octavo.kernels.pointwise.functions import Function
-from octavo.kernels.quantize import SCALINGS
 from octavo.kernels.quantize import cases as quantize_cases
 from octavo.kernels.quantize import gpu as quantize_gpu
 from octavo.kernels.quantize import reference as quantize_reference
+from octavo.kernels.quantize.scaling import SCALINGS
 from octavo.kernels.relu import gpu as relu_gpu
 from octavo.kernels.rope import cases as rope_cases
 from octavo.kernels.rope import gpu as rope_gpu

@@ -9,8 +9,9 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
-from octavo.kernels.quantize import SCALINGS, Scaling, cases, quantize, reference
+from octavo.kernels.quantize import cases, quantize, reference
 from octavo.kernels.quantize.native import quantize_rows
+from octavo.kernels.quantize.scaling import SCALINGS, Scaling
 
 
 def spoiled(x: Tensor) -> Tensor:

@@ -18,8 +18,8 @@ from torchao.quantization.quantize_.workflows.int8.int8_tensor import QuantizeTe
 from octavo.kernels.linear.packing import pack_quantized
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.kernels.native.library import NativeLibrary
-from octavo.kernels.quantize import Scaling
 from octavo.kernels.quantize.native import quantize_rows
+from octavo.kernels.quantize.scaling import Scaling
 
 WIDTH = 1536
 TOLERANCE = 2e-6
