@@ -38,12 +38,12 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Objects have only the properties that the JSON Schema names, unless it says otherwise."""
     whitespace_pattern: str | None = None
     """A regular expression for the white space between JSON's tokens. None: any white space."""
-    start_after: str | None = None
-    """Text that ends a free prefix, such as "</think>": the constraint applies only after it. None: the constraint
-    applies from the beginning."""
+    start_after: str | list[str] | None = None
+    """Text that ends a free prefix, such as "</think>": the constraint applies only after it. Of several texts the
+    first to appear counts. None: the constraint applies from the beginning."""
     max_free_tokens: int | None = None
-    """Length limit of the free prefix: after this many tokens without `start_after`, its tokens are forced. May be set
-    without a constraint: the rest is then free too. None: no limit."""
+    """Length limit of the free prefix: after this many tokens without `start_after`, the tokens of its first text are
+    forced. May be set without a constraint: the rest is then free too. None: no limit."""
     param: str | None = None
     """The caller's name of the constraint, for errors. None: the field's name here."""
     schemas: dict[str, dict[str, Any]] | None = None
@@ -64,9 +64,11 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequestError(f"{name} must be true or false", self.name(name))
-        for name in ("whitespace_pattern", "start_after", "param"):
+        for name in ("whitespace_pattern", "param"):
             if getattr(self, name) is not None and not _is_text(getattr(self, name)):
                 raise InvalidRequestError(f"{name} must be a non-empty string", self.name(name))
+        if self.start_after is not None and not (self.markers and all(map(_is_text, self.markers))):
+            raise InvalidRequestError("start_after must be a non-empty string or several", self.name("start_after"))
         if self.schemas is not None and not all(isinstance(schema, dict) for schema in self.schemas.values()):
             raise InvalidRequestError("schemas must be JSON objects", self.name("schemas"))
         if self.disable_any_whitespace and self.whitespace_pattern is not None:
@@ -88,6 +90,13 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, omit_defaults=True):
             )
         if self.start_after is None:
             raise InvalidRequestError("max_free_tokens needs start_after", self.name("max_free_tokens"))
+
+    @property
+    def markers(self) -> list[str]:
+        """The texts of which any ends the free prefix; empty: there is no prefix."""
+        if self.start_after is None:
+            return []
+        return self.start_after if isinstance(self.start_after, list) else [self.start_after]
 
     @property
     def kinds(self) -> list[str]:
@@ -135,6 +144,8 @@ class GrammarSpec(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Length limit of the free prefix: after this many tokens those of `start_after` are forced. None: no limit."""
     start_after_token_ids: tuple[int, ...] = ()
     """The tokens of `start_after`, if `max_free_tokens` is set."""
+    other_markers: tuple[bytes, ...] = ()
+    """Other bytes that end the free prefix as `start_after` does."""
 
 
 def parse_json(text: str) -> Any:

@@ -1,6 +1,6 @@
 """`FreePrefix`: what an output may hold before its grammar begins, such as a model's reasoning.
 
-Knows no grammar. The prefix ends with a marker, which the model writes in its own time or is forced to write.
+Knows no grammar. The prefix ends with one of its markers, which the model writes itself or is forced to write.
 """
 
 from octavo.protocol.ids import TokenId
@@ -17,23 +17,24 @@ def can_force_marker(spec: GrammarSpec, vocabulary: ModelVocabulary) -> bool:
 
 
 class FreePrefix:
-    """The tokens of one output up to and including the marker; over from the start if there is no marker.
+    """The tokens of one output up to and including a marker; over from the start if there is no marker.
 
     Args:
-        spec: the marker, and after how many tokens it is forced.
+        spec: the markers, and after how many tokens the first one is forced.
         vocabulary: of the model.
     """
 
     def __init__(self, spec: GrammarSpec, vocabulary: ModelVocabulary) -> None:
         self.is_over = not spec.start_after
-        """True once the marker has come."""
+        """True once a marker has come."""
         self._vocabulary = vocabulary
-        self._marker = spec.start_after
+        self._markers = (spec.start_after, *spec.other_markers)
         self._marker_token_ids = spec.start_after_token_ids
         self._max_tokens = spec.max_free_tokens
         self._num_tokens = 0
         self._tail = b""
-        """The latest bytes, as many as may be the beginning of the marker."""
+        """The latest bytes, as many as may be the beginning of a marker."""
+        self._max_tail = max(map(len, self._markers)) - 1
 
     @property
     def forced_token_id(self) -> TokenId | None:
@@ -52,9 +53,9 @@ class FreePrefix:
             return False
         self._num_tokens += 1
         self._tail += self._vocabulary.tokens[token_id]
-        if self._marker in self._tail:
+        if any(marker in self._tail for marker in self._markers):
             self.is_over = True
             self._tail = b""
         else:
-            self._tail = self._tail[-(len(self._marker) - 1) :] if len(self._marker) > 1 else b""
+            self._tail = self._tail[-self._max_tail :] if self._max_tail > 0 else b""
         return True

@@ -184,8 +184,7 @@ def _output_parser(
     if reasoning is not None and not plan.has_model_calls:
         reasoning = replace(reasoning, call_marks=())
     if reasoning is not None and plan.form is not None and state is ReasoningState.INSIDE:
-        # The constraint begins after no other mark.
-        reasoning = replace(reasoning, ends=(reasoning.end,), call_marks=())
+        reasoning = replace(reasoning, call_marks=())  # the constraint begins after no other mark
     answer = AnswerFormat(reasoning, state, plan.parser, plan.max_calls)
     outputs: OutputFormat = plugin_format(answer, request, tokenizer, token_ids) or answer
     return OutputParser(outputs, tokenizer, request.shows_reasoning, plan.is_named)

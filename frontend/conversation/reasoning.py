@@ -76,13 +76,14 @@ def constrain_output(
     form, limit = plan.form, request.max_reasoning_tokens
     if reasoning is None or state is not ReasoningState.INSIDE:
         return form
+    markers = reasoning.end if len(reasoning.ends) == 1 else list(reasoning.ends)
     if form is not None and form.start_after is None:
-        form = msgspec.structs.replace(form, start_after=reasoning.end)
+        form = msgspec.structs.replace(form, start_after=markers)
     if limit is None:
         return form
     if form is None:
-        return StructuredOutputsParams(start_after=reasoning.end, max_free_tokens=limit, param=REASONING_LIMIT)
-    if form.start_after != reasoning.end:
+        return StructuredOutputsParams(start_after=markers, max_free_tokens=limit, param=REASONING_LIMIT)
+    if form.markers[0] != reasoning.end:
         raise InvalidRequestError(
             f"{REASONING_LIMIT} ends the reasoning with {reasoning.end!r}, but {form.name('start_after')} starts the "
             f"constraint after {form.start_after!r}: leave one of them out",

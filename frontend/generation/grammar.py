@@ -26,7 +26,7 @@ def grammar_spec(
     Args:
         params: verified already.
         special_token_ids: the tokenizer's special tokens, by their names.
-        start_after_token_ids: the tokens of `start_after`, if `max_free_tokens` is set.
+        start_after_token_ids: the tokens of the first marker, if `max_free_tokens` is set.
 
     Raises:
         InvalidRequestError: a structural tag, a grammar or a schema cannot be read; `param` names the field.
@@ -35,15 +35,17 @@ def grammar_spec(
     parts = tuple(
         GrammarPart(name, _schema_text(schema, params, name)) for name, schema in (params.schemas or {}).items()
     )
+    markers = [marker.encode(errors="surrogatepass") for marker in params.markers]
     kind, text = _grammar(params, special_token_ids) if params.kinds else (GrammarKind.FREE, "")
     return GrammarSpec(
         kind,
         text,
         params.name(params.kinds[0] if params.kinds else "max_free_tokens"),
-        (params.start_after or "").encode(errors="surrogatepass"),
+        markers[0] if markers else b"",
         parts,
         params.max_free_tokens,
         tuple(start_after_token_ids),
+        tuple(markers[1:]),
     )
 
 

@@ -64,7 +64,7 @@ class GrammarMaker:
         return await self._run_in_thread(lambda: self._spec(params))
 
     def _spec(self, params: StructuredOutputsParams) -> GrammarSpec:
-        marker = (params.start_after or "") if params.max_free_tokens is not None else ""
+        marker = params.markers[0] if params.max_free_tokens is not None else ""
         token_ids = self._tokenizer.encode(marker, add_special_tokens=False)
         return grammar_spec(params, self._special_tokens, token_ids)
 

@@ -60,8 +60,8 @@ class Desk:
         self, name: str, text: str, kind: GrammarKind = GrammarKind.REGEX, client: bytes = CLIENT, **fields: Any
     ) -> list[ClientEvent]:
         settings = {"max_tokens": 9, "seed": 0, "eos_token_ids": (EOS,), **fields.pop("sampling", {})}
-        marker, parts = fields.pop("start_after", b""), fields.pop("parts", ())
-        spec = GrammarSpec(kind, text, "structured_outputs.regex", marker, parts)
+        marker, parts, others = fields.pop("start_after", b""), fields.pop("parts", ()), fields.pop("other_markers", ())
+        spec = GrammarSpec(kind, text, "structured_outputs.regex", marker, parts, other_markers=others)
         submit = Submit(name, [5, 6, 7], SamplingSpec(**settings), grammar=spec, **fields)
         return self.grammars.submit(client, submit)
 

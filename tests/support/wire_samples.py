@@ -36,7 +36,7 @@ FULL_SPEC = SamplingSpec(
     speculation=4,
 )
 GRAMMAR = GrammarSpec(
-    GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8)
+    GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8), (b"<u>",)
 )
 _GROUP = weights.TransferGroup("10.0.0.1", 29500, 1, 3, "nccl", 30.0)
 _TRANSFER = weights.Transfer("cd34", [weights.TensorShape("model.norm.weight", "bfloat16", [64])])

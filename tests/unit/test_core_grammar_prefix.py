@@ -22,6 +22,17 @@ def test_the_grammar_begins_after_the_mark(desk: Desk) -> None:
     assert desk.take_letters() == [["x"]]
 
 
+@pytest.mark.parametrize("letters", ["zend", "last", "enlast"])
+def test_any_of_several_marks_ends_the_prefix(desk: Desk, letters: str) -> None:
+    desk.start("r", "xy", start_after=b"end", other_markers=(b"last",))
+    for letter in letters:
+        desk.plan()
+        assert desk.take_letters() == [["1abcdefghijklmnopqrstuvwxyz"]]
+        desk.commit(token(letter))
+    desk.plan()
+    assert desk.take_letters() == [["x"]]
+
+
 ANYTHING = "01abcdefghijklmnopqrstuvwxyz"
 
 

@@ -145,6 +145,8 @@ def test_grammars_in_both_notations() -> None:
 def test_names_for_errors_and_the_mark_go_along() -> None:
     spec = spec_of(regex="a", param="guided_regex", start_after="</think>")
     assert (spec.param, spec.start_after) == ("guided_regex", b"</think>")
+    several = spec_of(regex="a", start_after=["</think>", "é:"])
+    assert (several.start_after, several.other_markers) == (b"</think>", ("é:".encode(),))
 
 
 def test_settings_of_the_library_are_not_for_callers() -> None:

@@ -113,7 +113,10 @@ def test_a_form_begins_at_once_without_reasoning(wish: dict[str, Any], parser: s
     ("parser", "variables", "suffix", "start_after"),
     [
         ("granite", {}, "", None),
-        ("granite", {"thinking": True}, "Here is my thought process:", "Here is my response:"),
+        (
+            *("granite", {"thinking": True}, "Here is my thought process:"),
+            ["Here is my response:", "Here's my response:"],
+        ),
         ("deepseek_v3", {}, "", None),
         ("deepseek_v3", {"thinking": True}, "<think>\n", "</think>"),
         ("seed_oss", {}, "", "</seed:think>"),
@@ -123,7 +126,7 @@ def test_a_form_begins_at_once_without_reasoning(wish: dict[str, Any], parser: s
     ],
 )
 def test_a_form_and_the_marks_of_a_model(
-    parser: str, variables: dict[str, Any], suffix: str, start_after: str | None
+    parser: str, variables: dict[str, Any], suffix: str, start_after: str | list[str] | None
 ) -> None:
     """Also: models that reason only if told to are not made to; reasoning that the template turned off never begins."""
     client = ToolClient()

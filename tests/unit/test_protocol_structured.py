@@ -20,6 +20,7 @@ GOOD: list[dict[str, Any]] = [
     {"structural_tag": "{}"},
     {"json": {}, "disable_any_whitespace": True, "disable_additional_properties": True},
     {"json": {}, "whitespace_pattern": " ?", "start_after": "</think>"},
+    {"regex": "a", "start_after": ["</think>", "Answer:"]},
     {"regex": "a", "start_after": "</think>", "max_free_tokens": 0},
     {"start_after": "</think>", "max_free_tokens": 9},
 ]
@@ -46,6 +47,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"json": {}, "disable_any_whitespace": True, "whitespace_pattern": " "}, "whitespace_pattern"),
     ({"json": {}, "whitespace_pattern": ""}, "whitespace_pattern"),
     ({"json": {}, "start_after": 3}, "start_after"),
+    ({"json": {}, "start_after": []}, "start_after"),
+    ({"json": {}, "start_after": ["a", ""]}, "start_after"),
     ({"start_after": "x"}, ""),
     ({"json": {}, "max_free_tokens": 5}, "max_free_tokens"),
     ({"json": {}, "start_after": "x", "max_free_tokens": -1}, "max_free_tokens"),
