@@ -5,6 +5,7 @@ model that they name is SmolLM2-135M-Instruct in bfloat16: what a larger model w
 """
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
@@ -13,14 +14,15 @@ import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from pathlib import Path
 
+import fetch_embedding_model
 import fetch_vllm_source
 from make_bf16_checkpoint import make
-from vllm_tests_parts.files import ADAPTERS, DESELECTED, FILES, MODELS
+from vllm_tests_parts.files import ADAPTERS, DESELECTED, EMBEDDING_MODELS, FILES, MODELS
 
 from octavo.protocol.env import Env
 
 PARTS = Path(__file__).parent / "vllm_tests_parts"
-PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4",))
+PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4", "pybase64>=1"))
 """Arguments of pip; the first one needs pytest, which is here."""
 
 
@@ -95,12 +97,14 @@ def _hub(scratch: Path) -> Path:
     checkpoint = make().directory
     adapter = scratch / "adapter"
     _write_adapter(checkpoint, adapter)
-    for name in (*MODELS, *ADAPTERS):
+    directories = dict.fromkeys(MODELS, checkpoint) | dict.fromkeys(ADAPTERS, adapter)
+    directories |= dict.fromkeys(EMBEDDING_MODELS, fetch_embedding_model.fetch())
+    for name, directory in directories.items():
         folder = scratch / "hub" / f"models--{name.replace('/', '--')}"
         (folder / "refs").mkdir(parents=True)
         (folder / "refs" / "main").write_text("0" * 40)
         (folder / "snapshots").mkdir()
-        (folder / "snapshots" / ("0" * 40)).symlink_to(adapter if name in ADAPTERS else checkpoint)
+        (folder / "snapshots" / ("0" * 40)).symlink_to(directory)
     return scratch
 
 
@@ -117,7 +121,8 @@ def _write_adapter(checkpoint: Path, target: Path) -> None:
 
 def _packages() -> Path:
     """Return a directory with the plugins of pytest that the tests need, and octavo's own tests must not have."""
-    folder = Env.read().cache_dir / "vllm-tests"
+    version = hashlib.sha256(repr(PACKAGES).encode()).hexdigest()[:8]
+    folder = Env.read().cache_dir / f"vllm-tests-{version}"
     if not folder.is_dir():
         with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
             pip = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--target", f"{scratch}/packages"]

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -55,5 +55,45 @@ class PlaceholderFinder(VllmFinder):
         module.__getattr__ = get  # type: ignore[method-assign]
 
 
+class OfflineRunner:
+    """What `vllm_runner` returns: an `LLM`, until the context ends.
+
+    Args:
+        model: name in the hub's cache.
+        settings: of the engine.
+    """
+
+    def __init__(self, model: str, **settings: Any) -> None:
+        self._model, self._settings = model, settings
+
+    def __enter__(self) -> Self:
+        from octavo.compat.vllm import LLM
+
+        self.llm = LLM(model=self._model, hf_overrides=remote_server.STAND_IN, **self._settings)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.llm.close()
+
+
+@pytest.fixture
+def vllm_runner() -> type[OfflineRunner]:
+    """Return what starts an engine for a test."""
+    return OfflineRunner
+
+
+def _placeholders(name: str) -> ModuleType:
+    module = ModuleType(name)
+
+    def get(member: str) -> Any:
+        if member.startswith("__"):
+            raise AttributeError(member)
+        return _placeholder(f"{name}.{member}")
+
+    module.__getattr__ = get  # type: ignore[method-assign]
+    return module
+
+
 sys.meta_path.insert(0, PlaceholderFinder("vllm"))
 sys.modules["tests.utils"] = remote_server
+sys.modules["tests.conftest"] = _placeholders("tests.conftest")

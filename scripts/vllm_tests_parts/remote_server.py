@@ -33,6 +33,14 @@ def multi_gpu_test(*, num_gpus: int) -> Callable[[Any], Any]:
     return pytest.mark.skip(reason=f"needs {num_gpus} GPUs")
 
 
+def multi_gpu_only(*, num_gpus: int) -> Callable[[Any], Any]:
+    """Return a decorator that skips the test."""
+    return multi_gpu_test(num_gpus=num_gpus)
+
+
+requires_fp8 = pytest.mark.skip(reason="needs a GPU with fp8")
+
+
 class RemoteOpenAIServer:
     """`octavo serve`, until the context ends.
 
@@ -71,7 +79,7 @@ class RemoteOpenAIServer:
             flags += ["--port", str(self.port)]
         if seed is not None:
             flags += ["--seed", str(seed)]
-        if "--hf-overrides" not in flags:
+        if "--hf-overrides" not in flags and "pooling" not in flags:
             flags += ["--hf-overrides", json.dumps(STAND_IN | (override_hf_configs or {}))]
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.proc = subprocess.Popen(
