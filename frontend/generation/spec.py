@@ -306,8 +306,9 @@ def _check_token_ids(param: str, token_ids: Collection[int], vocab_size: int) ->
     bad = [token_id for token_id in token_ids if not 0 <= token_id < vocab_size]
     names = ", ".join(map(str, bad[:_MAX_NAMED_IDS])) + (", ..." if len(bad) > _MAX_NAMED_IDS else "")
     ids, are = ("id", "is") if len(bad) == 1 else ("ids", "are")
+    # "out of vocabulary" is what clients of vLLM look for.
     raise InvalidRequestError(
-        f"{param}: token {ids} {names} {are} outside the vocabulary of {vocab_size} tokens", param
+        f"{param}: token {ids} {names} {are} out of vocabulary, which has {vocab_size} tokens", param
     )
 
 

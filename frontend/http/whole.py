@@ -10,6 +10,7 @@ from octavo.frontend.generation.prepared import PreparedGeneration
 from octavo.frontend.http.app_state import RECEIPT_HEADER, AppState
 from octavo.frontend.http.chat_request import errors_renamed
 from octavo.frontend.http.errors import failure_response
+from octavo.frontend.http.load_report import REPORT_HEADER, load_report
 from octavo.frontend.http.request import JSON
 from octavo.frontend.http.running import RunningGenerations
 from octavo.frontend.outputs import RequestOutput
@@ -30,6 +31,7 @@ class WholeAnswer(Response):
         error_names: the caller's names of parameters.
         recorder: makes the receipt; None: there is none.
         store: keeps the answer, after it was rendered and before it is sent; None: nobody does.
+        reports_load: the format of the header with the load; "": there is none.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class WholeAnswer(Response):
         error_names: Mapping[str, str] = {},
         recorder: Recorder | None = None,
         store: Callable[[], Awaitable[None]] | None = None,
+        reports_load: str = "",
     ) -> None:
         self.status_code = 200
         self.raw_headers = []
@@ -50,6 +53,7 @@ class WholeAnswer(Response):
         self._error_names = error_names
         self._recorder = recorder
         self._store = store
+        self._reports_load = reports_load
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Generate, and send the answer.
@@ -77,6 +81,8 @@ class WholeAnswer(Response):
             await self._store()
         if recorder is not None and isinstance(recorder.shown, Receipt):
             response.headers[RECEIPT_HEADER] = recorder.shown.digest
+        if self._reports_load:
+            response.headers[REPORT_HEADER] = load_report(self._reports_load, self._state.client.latest_stats)
         return response
 
     async def _outputs(self) -> list[RequestOutput]:

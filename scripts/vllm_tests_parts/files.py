@@ -84,6 +84,12 @@ DESELECTED: dict[str, str] = {
             "test_default_includes_reasoning",
         )
     },
+    "serve/instrumentator/test_orca_metrics.py::test_chat_completion_with_orca_header": (
+        "waits for an answer of up to 8,000 tokens, which the stand-in does not end"
+    ),
+    "openai/completion/test_prompt_validation.py::test_empty_prompt": "looks for the words of vLLM's error",
+    "llm/test_prompt_validation.py::test_empty_prompt": "looks for the words of vLLM's error",
+    "llm/test_prompt_validation.py::test_require_mm_embeds": "needs images",
     "serve/middleware/test_optional_middleware.py::test_no_request_id_header": "octavo always sends the header",
     "openai/chat_completion/test_chat_echo.py::test_top_logprobs": (
         "sends logprobs as a string, which octavo refuses as OpenAI does"

@@ -132,10 +132,10 @@ def test_bad_words_are_the_tokens_at_the_start_and_after_a_space() -> None:
 
 def test_allowed_tokens_are_sorted_and_checked() -> None:
     assert spec_of(SamplingParams(allowed_token_ids=[9, 3, 9])).allowed_token_ids == (3, 9)
-    with pytest.raises(InvalidRequestError, match="outside the vocabulary") as caught:
+    with pytest.raises(InvalidRequestError, match="out of vocabulary") as caught:
         spec_of(SamplingParams(allowed_token_ids=[3, 100]))
     assert caught.value.param == "allowed_token_ids"
-    with pytest.raises(InvalidRequestError, match="token ids 100, 200 are outside the vocabulary"):
+    with pytest.raises(InvalidRequestError, match="token ids 100, 200 are out of vocabulary"):
         spec_of(SamplingParams(logit_bias={3: 1.0, 100: 1.0, 200: 1.0}))
 
 
@@ -340,7 +340,7 @@ def test_logprobs_that_were_asked_for_by_name_have_no_rank(tokenizer: Tokenizer)
     sequence.update([Tokens("r", [67], [entry])])
     (position,) = sequence.snapshot().logprobs or ()
     assert [(token, entry.rank) for token, entry in position.items()] == [(67, 9), (66, None), (65, None)]
-    with pytest.raises(InvalidRequestError, match="outside the vocabulary"):
+    with pytest.raises(InvalidRequestError, match="out of vocabulary"):
         spec_of(SamplingParams(logprob_token_ids=[10**6]))
 
 

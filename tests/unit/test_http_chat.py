@@ -9,6 +9,7 @@ from fake_client import MODEL, FakeClient
 from http_client import Caller, application, events, openai_client, post
 
 from octavo.protocol.params import OutputKind
+from octavo.protocol.stats import EngineStats
 
 PATH = "/v1/chat/completions"
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -122,6 +123,25 @@ def test_continuous_usage_counts_up() -> None:
     assert counts[0] == 0, "the chunk with the role counted a token"
     assert chunks[0]["usage"]["total_tokens"] == USAGE["prompt_tokens"]
     assert chunks[-1]["usage"] == USAGE
+
+
+def test_load_balancers_get_the_load_on_demand() -> None:
+    client = FakeClient()
+    client.latest_stats = EngineStats(num_blocks=8, num_free_blocks=6, num_waiting=3)
+    reports = [
+        post(client, path, body, headers={"endpoint-load-metrics-format": wanted}).headers.get("endpoint-load-metrics")
+        for path, body, wanted in [
+            (PATH, ask(), "TEXT"),
+            ("/v1/completions", {"prompt": "a"}, "json"),
+            (PATH, ask(), "BIN"),
+        ]
+    ]
+    assert reports == [
+        "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3.0",
+        'JSON {"named_metrics":{"kv_cache_usage_perc":0.25,"num_requests_waiting":3.0}}',
+        None,
+    ]
+    assert "endpoint-load-metrics" not in post(client, PATH, ask()).headers
 
 
 def test_a_prompt_that_another_engine_has_rendered_is_taken_as_it_is() -> None:

@@ -7,6 +7,7 @@ from octavo.frontend.http.app_state import answer_style, receipt_recorder
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.chat_request import chat_request, error_names, errors_renamed, num_logprobs
 from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.load_report import load_format
 from octavo.frontend.http.render.chat import ChatChunks, render_chat
 from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.schemas.chat import ChatCompletionRequest
@@ -32,4 +33,11 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
         if body.stream:
             chunks = ChatChunks(style, prepared.generation.params.n)
             return EventStream(stream_pieces(state, generations, chunks, names, recorder), state.keep_alive_s)
-        return WholeAnswer(state, generations, lambda outputs: render_chat(outputs[0], style), names, recorder)
+        return WholeAnswer(
+            state,
+            generations,
+            lambda outputs: render_chat(outputs[0], style),
+            names,
+            recorder,
+            reports_load=load_format(http_request.scope),
+        )

@@ -14,6 +14,7 @@ from octavo.frontend.http.app_state import AppState, answer_style, receipt_recor
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.generation_request import check_fields, generation_request
+from octavo.frontend.http.load_report import load_format
 from octavo.frontend.http.render.completions import CompletionAnswer, EchoStyle
 from octavo.frontend.http.request import ApiRequest
 from octavo.frontend.http.schemas.completions import CompletionRequest
@@ -52,7 +53,8 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
     named = dict(zip(ids, generations, strict=True))
     if body.stream:
         return EventStream(stream_pieces(state, named, answer, recorder=recorder), state.keep_alive_s)
-    return WholeAnswer(state, named, answer.whole, recorder=recorder)
+    reports_load = load_format(http_request.scope)
+    return WholeAnswer(state, named, answer.whole, recorder=recorder, reports_load=reports_load)
 
 
 async def prepare_completion(
