@@ -76,7 +76,7 @@ class OfflineRunner:
         self.llm.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def vllm_runner() -> type[OfflineRunner]:
     """Return what starts an engine for a test."""
     return OfflineRunner
