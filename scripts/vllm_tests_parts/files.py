@@ -89,6 +89,8 @@ DESELECTED: dict[str, str] = {
     "serve/instrumentator/test_orca_metrics.py::test_chat_completion_with_orca_header": (
         "waits for an answer of up to 8,000 tokens, which the stand-in does not end"
     ),
+    "openai/completion/test_prompt_validation.py::test_load_prompt_embeds": "tests vLLM's own function",
+    "serve/instrumentator/test_orca_metrics.py::test_single_completion": "usage has prompt_tokens_details here",
     "openai/completion/test_prompt_validation.py::test_empty_prompt": "looks for the words of vLLM's error",
     "llm/test_chat.py::test_chat_extra_kwargs": "looks for Qwen3's token <think>",
     "openai/chat_completion/test_chat.py::test_invocations": "SageMaker's route is not here",
