@@ -17,7 +17,7 @@ from pathlib import Path
 import fetch_embedding_model
 import fetch_vllm_source
 from make_bf16_checkpoint import make
-from vllm_tests_parts.files import ADAPTERS, DESELECTED, EMBEDDING_MODELS, FILES, MODELS
+from vllm_tests_parts.files import ADAPTERS, DESELECTED, EMBEDDING_MODELS, FILES, LATER, MODELS
 
 from octavo.protocol.env import Env
 
@@ -29,10 +29,14 @@ PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4", "pybase64>=1
 def main() -> int:
     """Run the files named on the command line, or all, and return 1 if a test fails that is not known to."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="*", metavar="FILE", help="below tests/entrypoints/; default: all that apply")
+    parser.add_argument("files", nargs="*", metavar="FILE", help="below tests/entrypoints/; default: those that pass")
     parser.add_argument("--keyword", "-k", default="", help="run tests whose names match, as in pytest")
     parser.add_argument("--log", type=Path, metavar="DIRECTORY", help="keep pytest's output of each file there")
-    parser.add_argument("--all", action="store_true", help="run the tests that are left out, too")
+    parser.add_argument(
+        "--all",
+        action="store_true",
+        help="run the files that have not passed yet and the tests that are left out",
+    )
     options = parser.parse_args()
     source, environment = fetch_vllm_source.fetch(), dict(os.environ)
     with tempfile.TemporaryDirectory() as scratch:
@@ -43,7 +47,7 @@ def main() -> int:
             "OCTAVO_LOG_LEVEL": "WARNING",
         }
         totals: Counter[str] = Counter()
-        for file in options.files or FILES:
+        for file in options.files or (*FILES, *(LATER if options.all else ())):
             counts = _run(source, file, environment, options, Path(scratch))
             totals += counts
             print(f"| `{file}` | {_shown(counts)} |", flush=True)

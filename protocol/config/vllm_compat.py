@@ -329,7 +329,10 @@ def _unsupported() -> Iterator[VllmSetting]:
     )
     yield from _group("value", "each tool's own field strict applies", ("auto",), "tool_strict_level")
     yield from _group("value", "tool calls are returned to the client and never run here", _EMPTY, "tool_server")
-    yield from _group("switch", "the server speaks HTTP only", _OFF, "grpc tokens_only enable_scale_out")
+    yield from _group("switch", "the server speaks HTTP only", _OFF, "grpc tokens_only")
+    yield from _group(
+        "switch", "/inference/v1/generate is always served, and there is no /render", None, "enable_scale_out"
+    )
     yield from _group("value", "the server speaks HTTP only", (), "grpc_port")
     yield from _group("switch", "/docs is served either way", None, "enable_offline_docs")
     yield from _group("value", "--max-request-head-bytes limits the whole head", None, "h11_max_header_count")
