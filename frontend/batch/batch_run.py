@@ -15,6 +15,7 @@ from octavo.frontend.batch.directory import FINAL, BatchDirectory
 from octavo.frontend.batch.lines import BadLine, BatchRequest, BatchResult, Failure, read_lines
 from octavo.frontend.batch.results_file import ResultsFile
 from octavo.frontend.batch.runner import EngineLiveness, answer_lines
+from octavo.frontend.batch.usage import batch_usage
 from octavo.frontend.calls.services import Tenants
 from octavo.frontend.http.background import BackgroundTasks
 from octavo.frontend.http.schemas.batches import BatchError, BatchErrors, RequestCounts
@@ -211,6 +212,8 @@ class BatchRun:
             self._expire_rest()
         self._count()
         results = self._directory.results_path(batch.id)
+        with open(results, "rb") as lines:
+            batch.usage = batch_usage(lines)
         batch.output_file_id = self._make_file(results, "output", has_error=False)
         batch.error_file_id = self._make_file(results, "error", has_error=True)
         if cancelled_at is not None and not self.is_complete:

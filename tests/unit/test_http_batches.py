@@ -42,6 +42,10 @@ def test_openais_client_runs_a_batch(tmp_path: Path) -> None:
             counts = done.request_counts
             assert (counts.total, counts.completed, counts.failed) == (4, 3, 1)
             good = await results(api, done.output_file_id)
+            usage = [one["response"]["body"]["usage"] for one in good]
+            assert done.usage.input_tokens == sum(one["prompt_tokens"] for one in usage) > 0
+            assert done.usage.output_tokens == sum(one["completion_tokens"] for one in usage) > 0
+            assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens
             assert {one["custom_id"] for one in good} == {"r0", "r1", "r2"}
             assert all(
                 one["response"]["status_code"] == 200

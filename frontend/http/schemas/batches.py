@@ -67,6 +67,28 @@ class RequestCounts(Struct, kw_only=True):
     failed: int = 0
 
 
+class InputDetails(Struct, kw_only=True):
+    """Of the prompts."""
+
+    cached_tokens: int = 0
+
+
+class OutputDetails(Struct, kw_only=True):
+    """Of the outputs."""
+
+    reasoning_tokens: int = 0
+
+
+class BatchUsage(Struct, kw_only=True):
+    """Tokens of all answers."""
+
+    input_tokens: int = 0
+    input_tokens_details: InputDetails
+    output_tokens: int = 0
+    output_tokens_details: OutputDetails
+    total_tokens: int = 0
+
+
 class BatchError(Struct, kw_only=True):
     """Why a batch failed."""
 
@@ -107,6 +129,7 @@ class Batch(Struct, kw_only=True):
     cancelling_at: int | None = None
     cancelled_at: int | None = None
     request_counts: RequestCounts
+    usage: BatchUsage | None = None
     metadata: dict[str, str] | None = None
 
 
