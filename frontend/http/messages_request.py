@@ -14,6 +14,7 @@ from octavo.frontend.http.schemas.chat import (
 )
 from octavo.frontend.http.schemas.messages import MessagePrompt, MessagesRequest, MessageTool, MessageToolChoice
 from octavo.frontend.http.schemas.structured import JsonSchema, JsonSchemaFormat
+from octavo.frontend.text.messages import ImagePart, joined_content
 from octavo.protocol.errors import InvalidRequestError
 
 ERROR_NAMES = {
@@ -89,21 +90,36 @@ def _messages(request: MessagePrompt) -> Iterator[dict[str, Any]]:
 
 
 def _from_user(role: str, blocks: Sequence[Any], path: str) -> Iterator[dict[str, Any]]:
-    """Yield the texts of a user as one message, and each result of a tool as its own."""
-    texts: list[Any] = []
+    """Yield the texts and images of a user as one message, and each result of a tool as its own."""
+    parts: list[str | ImagePart] = []
     for place, block in enumerate(blocks):
         at = f"{path}[{place}]"
-        if _type(block, at) != "tool_result":
-            texts.append(_text([block], path, place))
+        if (kind := _type(block, at)) != "tool_result":
+            parts.append(_image(block, at) if kind == "image" else _text([block], path, place))
             continue
-        if texts:
-            yield {"role": role, "content": "\n".join(texts)}
-            texts = []
+        if parts:
+            yield {"role": role, "content": joined_content(parts)}
+            parts = []
         result = block.get("content") or ""
         text = result if isinstance(result, str) else _text(result, f"{at}.content")
         yield {"role": "tool", "tool_call_id": _string(block, "tool_use_id", at), "content": text}
-    if texts or not blocks:
-        yield {"role": role, "content": "\n".join(texts)}
+    if parts or not blocks:
+        yield {"role": role, "content": joined_content(parts)}
+
+
+def _image(block: Mapping[str, Any], path: str) -> ImagePart:
+    """Return an image: base64 of a file, or a URL."""
+    source = block.get("source")
+    match source:
+        case {"type": "base64", "media_type": str(kind), "data": str(data)}:
+            return ImagePart(f"data:{kind};base64,{data}", path)
+        case {"type": "url", "url": str(url)}:
+            return ImagePart(url, path)
+    raise InvalidRequestError(
+        f'{path}.source must be {{"type": "base64", "media_type": "image/png", "data": ...}} or {{"type": "url", '
+        '"url": ...}',
+        f"{path}.source",
+    )
 
 
 def _assistant(blocks: Sequence[Any], path: str) -> dict[str, Any]:

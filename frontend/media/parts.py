@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.frontend.text.messages import MediaPart, Message
+from octavo.frontend.text.messages import MediaPart, Message, part_path
 from octavo.protocol.errors import InvalidRequestError
 
 _IMAGE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
@@ -40,7 +40,7 @@ def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Mess
             continue
         parts: list[Any] = []
         for index, part in enumerate(content):
-            path = f"messages[{place}].content[{index}]"
+            path = part_path(part, f"messages[{place}].content[{index}]")
             kind = part.get("type") if isinstance(part, Mapping) else None
             if isinstance(kind, str) and kind in _IMAGE_PARTS:
                 sources.append(MediaSource(_value_of(part, _IMAGE_PARTS[kind], path), path))

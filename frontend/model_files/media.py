@@ -9,7 +9,11 @@ from octavo.protocol.errors import ConfigError
 
 PHASE = "reading the model's files"
 
-ARCHITECTURES = ("LlavaForConditionalGeneration",)
+ARCHITECTURES = (
+    "LlavaForConditionalGeneration",
+    "Idefics3ForConditionalGeneration",
+    "SmolVLMForConditionalGeneration",
+)
 """Those whose vision towers octavo has."""
 
 _TEXT_ARCHITECTURES = {
@@ -39,8 +43,13 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What `transformers` leaves out of files: sizes that are the defaults of the language model's class."""
-_OF_ALL = ("dtype", "torch_dtype", "quantization_config")
+_OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Keys of the whole model that its language model has too."""
+_NOT_OF_TEXT = {
+    *("_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_resampler"),
+    *("qk_layer_norms", "vision_config"),
+}
+"""Keys of `text_config` in files of SmolVLM that change nothing there."""
 
 
 def split_config(
@@ -70,7 +79,11 @@ def split_config(
             phase=PHASE,
             hint=f"its text_config needs a model_type among {', '.join(_TEXT_ARCHITECTURES)}",
         )
-    own = {**_TEXT_DEFAULTS.get(kind, {}), **{key: value for key, value in text.items() if value is not None}}
+    if text.get("qk_layer_norms") or text.get("use_resampler"):
+        raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
+    defaults = {**_TEXT_DEFAULTS.get(kind, {}), **({} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5})}
+    given = {key: value for key, value in text.items() if value is not None and key not in _NOT_OF_TEXT}
+    own = {**defaults, **given}
     own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
     token_id = hf_config.get("image_token_id", hf_config.get("image_token_index"))
     if type(token_id) is not int or not 0 <= token_id < own.get("vocab_size", 0):

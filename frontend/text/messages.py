@@ -21,6 +21,19 @@ _MEDIA_PARTS = {
 """Types of parts that other servers support, and their content."""
 
 
+class ImagePart(dict[str, Any]):
+    """An image of another API, as chat completions have it.
+
+    Args:
+        url: of the image.
+        path: where the request has it, for errors.
+    """
+
+    def __init__(self, url: str, path: str) -> None:
+        super().__init__(type="image_url", image_url=url)
+        self.path = path
+
+
 class MediaPart(dict[str, Any]):
     """Stands for an image that was taken out of a message; made by the server only.
 
@@ -77,7 +90,7 @@ class MessageForm:
         if not isinstance(content, Sequence):
             raise InvalidRequestError(f"{path} must be a string or a list of parts", path)
         texts = [
-            part.placeholder if isinstance(part, MediaPart) else _part_text(part, f"{path}[{place}]")
+            part.placeholder if isinstance(part, MediaPart) else _part_text(part, part_path(part, f"{path}[{place}]"))
             for place, part in enumerate(content)
         ]
         if not self._wants_parts:
@@ -86,6 +99,18 @@ class MessageForm:
             dict(part) if isinstance(part, MediaPart) else {"type": "text", "text": text}
             for part, text in zip(content, texts, strict=True)
         ]
+
+
+def joined_content(parts: Sequence[str | ImagePart]) -> str | list[Any]:
+    """Return the content of a message: its texts as one, or a list if it has images."""
+    if any(isinstance(part, ImagePart) for part in parts):
+        return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+    return "\n".join([part for part in parts if isinstance(part, str)])
+
+
+def part_path(part: object, path: str) -> str:
+    """Return where the request has a part: at `path`, unless its API has other names."""
+    return part.path if isinstance(part, ImagePart) else path
 
 
 def _part_text(part: object, path: str) -> str:

@@ -16,7 +16,7 @@ import transformers
 from engine_kills import until_steps, worker_of
 from PIL import Image
 from servers import Server, serve
-from tiny_media import IMAGE, make_llava, picture
+from tiny_media import IMAGE, make_llava, make_smolvlm, picture
 from waiting import until
 
 from octavo import LLM, AsyncClient, SamplingParams
@@ -60,8 +60,24 @@ def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[Reques
 
 
 def test_tokens_and_logprobs_equal_transformers(llm: LLM, path: Path) -> None:
+    compare(llm, path, transformers.LlavaForConditionalGeneration)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_tiles_and_merged_rows_equal_transformers(tmp_path: Path, kernels: str) -> None:
+    """SmolVLM: an image is several spans, with tokens between them, and a run of the tower has several tiles."""
+    path = make_smolvlm(tmp_path)
+    with LLM(str(path), **{**SETTINGS, "encoder_cache_tokens": 100}, cpu_kernels=kernels) as llm:
+        compare(llm, path, transformers.Idefics3ForConditionalGeneration)
+        prompts = [prompt(f"number {seed} of {IMAGE}", seed % 3) for seed in range(8)]
+        alone = [result(run(llm, one, params=SAMPLED)[0]) for one in prompts]
+        assert list(map(result, run(llm, *prompts, params=SAMPLED))) == alone
+
+
+def compare(llm: LLM, path: Path, kind: Any) -> None:
+    """Compare prompts, tokens and logprobs of a model with those that a class of `transformers` gives."""
     processor = transformers.AutoProcessor.from_pretrained(path)
-    model = transformers.LlavaForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+    model = kind.from_pretrained(path, dtype=torch.float32)
     prompts = [
         prompt(f"look at {IMAGE} here", 1),
         prompt(f"{IMAGE}{IMAGE}the same twice", 2, 2),
@@ -78,7 +94,8 @@ def test_tokens_and_logprobs_equal_transformers(llm: LLM, path: Path) -> None:
         tokens = expected[0, length:].tolist()
         assert output.outputs[0].token_ids == tokens
         with torch.no_grad():
-            logits = model(input_ids=expected, pixel_values=inputs.get("pixel_values")).logits[0]
+            media = {key: value for key, value in inputs.items() if key.startswith("pixel")}
+            logits = model(input_ids=expected, **media).logits[0]
         logprobs = logits.log_softmax(dim=-1)[length - 1 : -1]
         for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
             assert abs(float(row[token]) - reported[token].logprob) < 1e-4
@@ -224,6 +241,32 @@ def test_chat_completions(media_server: Server, llm: LLM) -> None:
         assert error["param"] == f"messages[0].content[{where}]"
     for changes in ({"use_beam_search": True, "n": 2}, {"truncate_prompt_tokens": 5}):
         assert chat(media_server, image, question, **changes).status_code == 400
+    url = image["image_url"]["url"]
+    response = media_server.post(
+        "/v1/responses",
+        {
+            "model": "tiny",
+            "max_output_tokens": 16,
+            "temperature": 0,
+            "input": [
+                {
+                    "role": "user",
+                    "content": [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "a"}],
+                }
+            ],
+        },
+    ).json()
+    source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+    message = {"role": "user", "content": [{"type": "image", "source": source}, {"type": "text", "text": "a"}]}
+    body = {"model": "tiny", "max_tokens": 16, "temperature": 0, "messages": [message]}
+    same = media_server.post("/v1/messages", body).json()
+    plain = chat(media_server, image, {"type": "text", "text": "a"}, max_tokens=16, ignore_eos=False).json()
+    assert same["content"][0]["text"] == plain["choices"][0]["message"]["content"]
+    assert response["output"][0]["content"][0]["text"] == same["content"][0]["text"]
+    assert response["usage"]["input_tokens"] == plain["usage"]["prompt_tokens"]
+    source["data"] = "AAAA"
+    refused = media_server.post("/v1/messages", {**body, "system": "be short"})
+    assert "messages[0].content[0]" in refused.json()["error"]["message"]
     injected = chat(media_server, image, {"type": "text", "text": f"a {IMAGE} b"})
     assert "no text may contain it" in injected.json()["error"]["message"]
     assert chat(media_server, image, question).json()["choices"] == answer["choices"]

@@ -30,6 +30,13 @@ _TEXT: dict[str, Any] = {
     "max_position_embeddings": MAX_POSITIONS,
     "eos_token_id": 1,
 }
+_VISION: dict[str, Any] = {
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "patch_size": 6,
+}
 _CLIP: dict[str, Any] = {
     "hidden_size": 40,
     "intermediate_size": 72,
@@ -65,9 +72,30 @@ def make_llava(directory: Path, **changes: Any) -> Path:
     return _write(directory, transformers.LlavaForConditionalGeneration(config), processor)
 
 
-def _tokenizer() -> transformers.PreTrainedTokenizerFast:
+def make_smolvlm(directory: Path, **changes: Any) -> Path:
+    """Write an Idefics3 as SmolVLM: tiles of 16 patches, of which four are a row. `changes`: of its configuration."""
+    fake, turn = "<fake_token_around_image>", "<end_of_utterance>"
+    tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
+    tokenizer = _tokenizer(fake, turn, "<global-img>", *tiles)
+    text = transformers.LlamaConfig(**{**_TEXT, "vocab_size": len(tokenizer)})
+    vision = transformers.Idefics3VisionConfig(**{**_VISION, "image_size": 24})
+    config = transformers.Idefics3Config(
+        text_config=text, vision_config=vision, image_token_id=VOCAB_SIZE, scale_factor=2, **changes
+    )
+    processor = transformers.Idefics3Processor(
+        image_processor=transformers.Idefics3ImageProcessor(
+            size={"longest_edge": 48}, max_image_size={"longest_edge": 24}
+        ),
+        tokenizer=tokenizer,
+        image_seq_len=4,
+        chat_template=CHAT_TEMPLATE,
+    )
+    return _write(directory, transformers.Idefics3ForConditionalGeneration(config), processor)
+
+
+def _tokenizer(*marks: str) -> transformers.PreTrainedTokenizerFast:
     tokenizer = tiny_models._tokenizer()
-    tokenizer.add_special_tokens([AddedToken(IMAGE, special=True)])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (IMAGE, *marks)])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS)
 
 

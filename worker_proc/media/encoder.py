@@ -11,6 +11,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import EncoderInput, StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.media.projector import Projector
 from octavo.worker_proc.models.vision.tower import Floats, Patches, VisionTower
 from octavo.worker_proc.runners.host import Forward
 
@@ -29,10 +30,14 @@ class MediaEncoder:
         tower: of the model.
         forward: computes the tower.
         block_size: of the tower's cache.
+        num_threads: most threads of a run.
     """
 
-    def __init__(self, tower: VisionTower, forward: Forward, block_size: int) -> None:
+    def __init__(self, tower: VisionTower, forward: Forward, block_size: int, num_threads: int) -> None:
         self._tower, self._forward, self._block_size = tower, forward, block_size
+        self._projector: Projector | None = None
+        if tower.merged is not None:
+            self._projector = Projector(tower, tower.merged, tower.width, num_threads)
         self._results: dict[bytes, Tensor] = {}
         """Rows by digest, in the type of the model."""
 
@@ -113,4 +118,7 @@ class MediaEncoder:
         self._forward.run(inputs)
         chosen = [start + one.chosen_R for start, one in zip(query_starts, sequences, strict=False)]
         rows: Floats = self._forward.logits(np.concatenate(chosen)).numpy().copy()
-        return np.split(rows, np.cumsum([len(one) for one in chosen])[:-1])
+        lengths = np.array([len(one) for one in chosen])
+        if self._projector is not None and self._tower.merged is not None:
+            rows, lengths = self._projector(rows), lengths // self._tower.merged.num_merged
+        return np.split(rows, lengths.cumsum()[:-1])

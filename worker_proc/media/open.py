@@ -23,7 +23,7 @@ def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
     num_blocks = -(-tower.max_rows // own.block_size) + MAX_RUN_SEQUENCES  # each begins in a block of its own
     runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
     assert isinstance(runner, HostRunner), "towers run on CPUs"
-    return MediaEncoder(tower, runner.forward, own.block_size)
+    return MediaEncoder(tower, runner.forward, own.block_size, config.num_threads)
 
 
 def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:

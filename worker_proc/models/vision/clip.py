@@ -1,6 +1,6 @@
-"""The tower of CLIP: a class token before the patches, learned positions, norms before blocks."""
+"""The towers of CLIP and SigLIP: learned positions, norms before blocks; CLIP has a class token before the patches."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed
-from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import PreNormLayer
@@ -44,28 +44,43 @@ class ClipConfig:
     patch_size: int
     activation: str
     eps: float
+    has_class_token: bool
 
     @classmethod
-    def read(cls, section: Mapping[str, Any]) -> "ClipConfig":
-        """Read `vision_config`; sizes that it lacks are those of `transformers`.
+    def read(
+        cls,
+        section: Mapping[str, Any],
+        defaults: Mapping[str, Any],
+        *,
+        has_class_token: bool = True,
+        unused: Sequence[str] = (),
+    ) -> "ClipConfig":
+        """Read `vision_config`.
+
+        Args:
+            section: to read.
+            defaults: for sizes that it lacks.
+            has_class_token: whether one comes before the patches.
+            unused: keys that change nothing.
 
         Raises:
             ConfigError: a value is not supported.
         """
-        config = CheckedConfig(section)
-        ignore(config, "projection_dim")
+        config = CheckedConfig({**defaults, **{key: value for key, value in section.items() if value is not None}})
+        ignore(config, "projection_dim", "vision_use_head", *unused)
         read = cls(
-            width=optional(config, "hidden_size", 768),
-            inner_width=optional(config, "intermediate_size", 3072),
-            num_layers=optional(config, "num_hidden_layers", 12),
-            num_heads=optional(config, "num_attention_heads", 12),
+            width=required(config, "hidden_size", int),
+            inner_width=required(config, "intermediate_size", int),
+            num_layers=required(config, "num_hidden_layers", int),
+            num_heads=required(config, "num_attention_heads", int),
             num_channels=optional(config, "num_channels", 3),
-            image_size=optional(config, "image_size", 224),
-            patch_size=optional(config, "patch_size", 32),
-            activation=activation(config, "quick_gelu", PLAIN),
-            eps=optional(config, "layer_norm_eps", 1e-5),
+            image_size=required(config, "image_size", int),
+            patch_size=required(config, "patch_size", int),
+            activation=activation(config, "", PLAIN),
+            eps=required(config, "layer_norm_eps", float),
+            has_class_token=has_class_token,
         )
-        config.reject_unread("CLIP", section="vision_config")
+        config.reject_unread("a vision tower", section="vision_config")
         if read.image_size % read.patch_size or read.width % read.num_heads:
             raise ConfigError("config.json: the sizes of 'vision_config' do not divide each other")
         return read
@@ -77,8 +92,8 @@ class ClipConfig:
 
     @property
     def num_positions(self) -> int:
-        """Patches of an image, and the class token."""
-        return (self.image_size // self.patch_size) ** 2 + 1
+        """Patches of an image of the tower's size, and the class token."""
+        return (self.image_size // self.patch_size) ** 2 + self.has_class_token
 
     @property
     def shape(self) -> AttentionShape:
@@ -110,6 +125,31 @@ def clip_ignored(num_layers: int, of: int) -> list[str]:
     """Return the tensors that are not loaded: what comes after the first `num_layers` of all `of` layers."""
     unused = "|".join(map(str, range(num_layers, of)))
     return [r"^post_layernorm\.", r"position_ids$", *([rf"^layers\.({unused})\."] if unused else [])]
+
+
+CLIP_DEFAULTS = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "image_size": 224,
+    "patch_size": 32,
+    "hidden_act": "quick_gelu",
+    "layer_norm_eps": 1e-5,
+}
+"""What `transformers` leaves out of files."""
+
+
+class SiglipEmbedding:
+    """Patches through a linear layer, plus positions."""
+
+    def __init__(self, parameters: Parameters, config: ClipConfig) -> None:
+        self._patch = Linear.new(parameters, "patch_embedding", config.patch_width, config.width, bias=True)
+        self._positions_LD = parameters.new("position_embedding.weight", config.num_positions, config.width)
+
+    def __call__(self, patches_TP: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the residual stream before the first layer."""
+        return self._patch(patches_TP) + embedding(positions_T, self._positions_LD)
 
 
 class ClipEmbedding:

@@ -11,7 +11,14 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional,
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.models.vision.clip import ClipConfig, ClipEmbedding, clip_ignored, clip_layers, clip_rules
+from octavo.worker_proc.models.vision.clip import (
+    CLIP_DEFAULTS,
+    ClipConfig,
+    ClipEmbedding,
+    clip_ignored,
+    clip_layers,
+    clip_rules,
+)
 from octavo.worker_proc.models.vision.tower import Patches, VisionTower
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -54,7 +61,7 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
             f"config.json: {facts.architecture} with a vision tower of type {section.get('model_type')!r}",
             hint="the tower must be a clip_vision_model",
         )
-    clip = ClipConfig.read(section)
+    clip = ClipConfig.read(section, CLIP_DEFAULTS)
     layer = config.get("vision_feature_layer", -2)
     if type(layer) is not int or not -clip.num_layers <= layer <= clip.num_layers or layer == 0:
         raise ConfigError(f"config.json: 'vision_feature_layer' is {layer!r}; expected the number of one layer")
@@ -82,6 +89,7 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
     tower = LlavaTower(
         parameters,
         [clip.shape] * num_layers,
+        width=clip.width,
         patch_width=clip.patch_width,
         max_item_rows=clip.num_positions,
         embed=ClipEmbedding(parameters, clip),

@@ -8,7 +8,11 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.vision.tower import VisionTower
 from octavo.worker_proc.parallel.placement import Placement
 
-TOWERS = {"LlavaForConditionalGeneration": "llava"}
+TOWERS = {
+    "Idefics3ForConditionalGeneration": "idefics3",
+    "LlavaForConditionalGeneration": "llava",
+    "SmolVLMForConditionalGeneration": "idefics3",
+}
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""
 
 

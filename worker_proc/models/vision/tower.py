@@ -39,18 +39,30 @@ class Patches:
     """Those whose results are rows of the prompt."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedProjection:
+    """What makes one row of the prompt out of several neighbours, which are next to each other in `Patches`."""
+
+    num_merged: int
+    project: Callable[[Tensor], Tensor]
+    """From `num_merged` results of the tower side by side to a row of the prompt."""
+
+
 class VisionTower(LayeredModel):
     """Layers over patches, and a projector.
 
     Args:
         parameters: of all parts.
         shapes: of the attention of each layer.
+        width: of the residual stream.
         patch_width: numbers of a patch.
         max_item_rows: most patches of an image.
         max_rows: of a run: several small images share one.
         embed: from patches and positions to the residual stream.
         layers: in their order.
-        project: from the residual stream to rows of the width of the language model.
+        project: from the residual stream to rows of the prompt, or to what `merged` reads.
+        library: computes; None: torch does.
+        merged: makes rows of the prompt of several results; None: each is one.
     """
 
     def __init__(
@@ -58,12 +70,14 @@ class VisionTower(LayeredModel):
         parameters: Parameters,
         shapes: Sequence[AttentionShape],
         *,
+        width: int,
         patch_width: int,
         max_item_rows: int,
         embed: Callable[[Tensor, Tensor], Tensor],
         layers: Sequence[Layer],
         project: Callable[[Tensor], Tensor],
         library: NativeLibrary | None,
+        merged: MergedProjection | None = None,
     ) -> None:
         super().__init__(parameters, shapes)
         self.library = library
@@ -71,6 +85,7 @@ class VisionTower(LayeredModel):
         self.max_item_rows = max_item_rows
         self.max_rows = max(max_item_rows, MIN_RUN_ROWS)
         self._embed, self._project = embed, project
+        self.merged, self.width = merged, width
         # Native programs pass rows on in float32.
         dtype = torch.float32 if library else self.dtype
         num_bytes = self.max_rows * patch_width * dtype.itemsize
