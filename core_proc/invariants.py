@@ -262,8 +262,8 @@ def _check_hashes(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         parent = ROOT_HASH
         num_computed = request.num_computed_tokens
-        if (states := scheduler.cache.states) is not None and states.goes_back(request):
-            num_computed += 1  # it has keys and values of the first position that it computes again
+        if (states := scheduler.cache.states) is not None and (before := states.before_guesses(request)) is not None:
+            num_computed = max(num_computed, before.num_stored)
         num_known = min(num_computed, len(request.token_ids))
         for index in range(request.num_blocks):
             own_hash = None

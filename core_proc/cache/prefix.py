@@ -322,10 +322,12 @@ class PrefixCache:
         self._advanced.clear()
 
     def _free_passed_blocks(self, request: Request) -> None:
-        num_back = request.num_guesses + (request.num_guesses > 0 and self.states is not None)  # see `StateSlots`
+        position = request.num_computed_tokens - request.num_guesses
+        if self.states is not None and (before := self.states.before_guesses(request)) is not None:
+            position = before.num_tokens
         for group in self.groups.windowed:
             start = request.first_blocks[group.index]
-            end = min(group.first_block(request.num_computed_tokens - num_back), request.num_blocks)
+            end = min(group.first_block(position), request.num_blocks)
             if end <= start:
                 continue
             block_ids = request.block_ids[group.index]

@@ -4,6 +4,7 @@ Called by `PrefixCache` only, which does the same for blocks.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
 from octavo.core_proc.cache.hashes import hash_of_block
@@ -11,6 +12,17 @@ from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
 from octavo.protocol.steps import StateMove
+
+
+@dataclass(frozen=True, slots=True)
+class BeforeGuesses:
+    """The state to which a request goes back if a guess is wrong."""
+
+    slot: BlockId
+    num_tokens: int
+    """Tokens that the state has read."""
+    num_stored: int
+    """Tokens with keys and values that stay right. What is computed again stores the same ones."""
 
 
 class StateSlots:
@@ -46,8 +58,8 @@ class StateSlots:
         """Hashes of the blocks before checkpoints that this plan computes."""
         self._invalid: set[Request] = set()
         """Requests whose states may contain NaN."""
-        self._before_guesses: dict[Request, BlockId] = {}
-        """Requests with guesses that are verified or were wrong, and the slot of the state before them."""
+        self._before_guesses: dict[Request, BeforeGuesses] = {}
+        """Of requests with guesses that are verified or were wrong."""
 
     def settle(self) -> None:
         """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
@@ -112,37 +124,46 @@ class StateSlots:
         Raises:
             OutOfBlocks: more requests run than the pool has slots for.
         """
+        num_tokens = request.num_computed_tokens
+        if (before := self._before_guesses.get(request)) is not None:  # this plan computes what was right again
+            self._before_guesses[request] = replace(before, num_stored=num_tokens)
+            return
         slots = request.block_ids[self.group.index]
         if (passed := self._passed.pop(request, None)) is not None:  # it continues in another slot as it is
-            self._before_guesses[request], slots[passed] = slots[passed], NULL_BLOCK
+            slot, slots[passed] = slots[passed], NULL_BLOCK
         else:
-            self._before_guesses[request], slots[-1] = slots[-1], self.pool.allocate()
+            slot, slots[-1] = slots[-1], self.pool.allocate()
+        self._before_guesses[request] = BeforeGuesses(slot, num_tokens - 1, num_tokens)
 
     def end_guesses(self, request: Request, *, are_right: bool) -> None:
         """Learn whether all guesses of a request were right. If not, it goes back to the state before them."""
-        if are_right and (slot := self._before_guesses.pop(request, None)) is not None:
-            self.pool.release([slot])
+        if are_right and (before := self._before_guesses.pop(request, None)) is not None:
+            self.pool.release([before.slot])
 
     def goes_back(self, request: Request) -> bool:
         """Return whether a request computes, or must compute, from the state before its latest guesses on."""
         return request in self._before_guesses
 
+    def before_guesses(self, request: Request) -> BeforeGuesses | None:
+        """Return where a request goes back to, or has gone back to, if a guess is wrong; None: it has no guesses."""
+        return self._before_guesses.get(request)
+
     def take_moves(self, requests: Iterable[Request]) -> list[StateMove]:
         """Return the moves of a plan that computes tokens of these requests, and takes no more slots."""
         moves: list[StateMove] = []
         for request in requests if self._before_guesses else ():
-            if (source := self._before_guesses.get(request)) is None:
+            if (before := self._before_guesses.get(request)) is None:
                 continue
             assert request.slot is not None, "a request that is computed has a slot"
-            moves.append((request.slot, source, request.block_ids[self.group.index][-1]))
+            moves.append((request.slot, before.slot, request.block_ids[self.group.index][-1]))
             if not request.num_guesses:
-                self.pool.release([self._before_guesses.pop(request)])
+                self.pool.release([self._before_guesses.pop(request).slot])
         return moves
 
     def held(self, request: Request) -> list[BlockId]:
         """Return the slots of a running request."""
         slots = [slot for slot in request.block_ids[self.group.index] if slot != NULL_BLOCK]
-        return [*slots, self._before_guesses[request]] if request in self._before_guesses else slots
+        return [*slots, self._before_guesses[request].slot] if request in self._before_guesses else slots
 
     def on_computed(self, request: Request) -> None:
         """Learn that the plan computes tokens of a request, up to `num_computed_tokens`."""
@@ -224,7 +245,7 @@ class StateSlots:
         if (passed := self._passed.pop(request, None)) is not None:
             self._drop(request, passed)
         if (before := self._before_guesses.pop(request, None)) is not None:
-            self.pool.release([before])
+            self.pool.release([before.slot])
         if slots:
             self._drop(request, last)
         self._written.pop(request, None)

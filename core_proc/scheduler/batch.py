@@ -148,14 +148,19 @@ class RunningBatch:
             self._num_awaiting += num_remaining
         return requests, scheduled, checked
 
+    def may_guess_for(self, request: Request) -> bool:
+        """Return whether guesses may follow the tokens that the next step computes of a running request."""
+        states = self._cache.states
+        return request.is_decoding or (states is not None and states.goes_back(request))
+
     def guess(self, request: Request, num_guesses: int) -> int:
-        """Extend a request that `decode` has just extended by guesses too, as far as blocks are to spare for them.
+        """Extend a request, of which this step computes all known tokens, by guesses, as far as blocks are to spare.
 
         Returns:
             The number of guesses.
         """
         size, end = self._cache.block_size, request.num_computed_tokens
-        num_guesses = min(num_guesses, request.max_num_tokens - request.num_tokens)
+        num_guesses = min(num_guesses, request.max_num_tokens - (end + 1))
         if (states := self._cache.states) is not None:
             num_guesses = min(num_guesses, states.max_guesses(request, end))
         if num_guesses > request.num_blocks * size - end:

@@ -92,9 +92,9 @@ class StepDraft:
         self.num_decode_tokens = 0
         """Decodes that compute an output; the others compute the last token of a prompt."""
         self.guesses: list[tuple[SlotId, IdArray]] = []
-        """What may follow the last token of decodes, in the same order."""
+        """What may follow the last tokens of requests, in the same order."""
         self.num_guesses = 0
-        """Tokens of all of them."""
+        """Those after decodes."""
         self.num_drafts = 0
         """See `StepPlan.num_drafts`."""
         self.state_moves: list[StateMove] = []
@@ -119,6 +119,11 @@ class StepDraft:
         return not self.decodes and not self._starts
 
     @property
+    def prefills(self) -> list[Request]:
+        """The requests that the step computes something of, and that do not decode."""
+        return list(self._starts)
+
+    @property
     def requests(self) -> list[Request]:
         """The requests that the step computes something of."""
         return [*self.decodes, *self._starts]
@@ -133,6 +138,17 @@ class StepDraft:
         self._starts.setdefault(request, request.num_computed_tokens)
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
+
+    def guess(self, request: Request, place: int | None, token_ids: IdArray) -> None:
+        """Verify guesses after all known tokens of a request; `place`: among the decodes, None: it is none."""
+        assert request.slot is not None
+        num_guesses = len(token_ids)
+        if place is not None:
+            one = self.scheduled[place]
+            self.scheduled[place] = Scheduled(one.slot, one.start, 1 + num_guesses, 1 + num_guesses)
+            self.num_guesses += num_guesses
+        self.guesses.append((request.slot, token_ids))
+        self.num_tokens_left -= num_guesses
 
     # long: a line for each field of the plan
     def finish(
@@ -156,8 +172,8 @@ class StepDraft:
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
-            num_samples = int(request.num_uncomputed_tokens == 0)
-            request.num_pending_tokens += num_samples
+            num_samples = 1 + request.num_guesses if request.num_uncomputed_tokens == 0 else 0
+            request.num_pending_tokens += num_samples > 0  # guesses are pending already
             (sampling if num_samples else unsampled).append(request)
             request.num_in_flight += 1
             num_tokens += num_computed

@@ -48,7 +48,7 @@ from octavo.protocol.events import Failed, FailureKind, FinishReason, PooledOutp
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.steps import Scheduled, StepPlan, StepResult
+from octavo.protocol.steps import StepPlan, StepResult
 
 MAX_COPIED_BYTES = 8 << 20
 """A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
@@ -287,6 +287,8 @@ class Scheduler:
         )
         self._admit(draft, prompts)
         self._prefill.run(draft, prompts)
+        if self._speculation is not None and (gone_back := self._gone_back(draft)):
+            self._add_guesses(draft, self._speculation.take(gone_back))
         if is_deferred and draft.is_empty:
             self._decode(draft, num_decoding)
         return self._finish_draft(draft, leaves_decodes=len(draft.decodes) < num_decoding)
@@ -388,18 +390,20 @@ class Scheduler:
         if self._speculation is not None:
             self._add_guesses(draft, self._speculation.take(draft.decodes))
 
+    def _gone_back(self, draft: StepDraft) -> list[Request]:
+        """Return the requests whose known tokens this step computes from the state before wrong guesses on."""
+        if (states := self.cache.states) is None:
+            return []
+        return [one for one in draft.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
+
     def _add_guesses(self, draft: StepDraft, guesses: Mapping[Request, IdArray]) -> None:
-        """Extend decodes by guesses, as far as the budget and the free blocks go."""
+        """Extend requests by guesses, as far as the budget and the free blocks go."""
         places = {request: place for place, request in enumerate(draft.decodes)} if guesses else {}
         for request, token_ids in guesses.items():
             num_lacking = self.batch.lacks_block(request)
             num_guesses = self.batch.guess(request, min(len(token_ids), draft.num_tokens_left))
             if num_guesses:
-                one = draft.scheduled[places[request]]
-                draft.scheduled[places[request]] = Scheduled(one.slot, one.start, 1 + num_guesses, 1 + num_guesses)
-                draft.guesses.append((one.slot, token_ids[:num_guesses]))
-                draft.num_guesses += num_guesses
-                draft.num_tokens_left -= num_guesses
+                draft.guess(request, places.get(request), token_ids[:num_guesses])
                 draft.num_next_blocks += (self.batch.lacks_block(request) - num_lacking) * self.cache.num_groups
 
     def _admit(self, draft: StepDraft, prompts: PromptBudget) -> None:

@@ -96,7 +96,8 @@ class Speculation:
         self._candidates.clear()
         self._proposals.clear()
         for request in record.sampling:
-            if request.state is RequestState.RUNNING and request.is_decoding:
+            self._guesses.pop(request, None)  # they follow fewer tokens than are known by now
+            if request.state is RequestState.RUNNING and self._batch.may_guess_for(request):
                 self._propose(request)
         self._num_rests = max(0, self._num_rests - 1)
         if not self._candidates:
@@ -123,8 +124,10 @@ class Speculation:
         price, gain, chosen = self._row_price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
         for request, guess in [*self._proposals, *guesses]:
             depth = self._depths.get(request)
-            if depth is not None and request.state is RequestState.RUNNING and request.is_decoding:
-                num_guesses = min(depth.choose(price), len(guess) - request.num_pending_tokens)
+            if depth is not None and request.state is RequestState.RUNNING and self._batch.may_guess_for(request):
+                # What is computed again takes the rows of guesses: it must not grow with each wrong one.
+                most = self._config.max_depth + 1 - request.num_uncomputed_tokens
+                num_guesses = min(depth.choose(price), len(guess) - request.num_pending_tokens, most)
                 gain += depth.gain(num_guesses, price)
                 chosen.append((request, depth, guess, num_guesses))
         self._proposals.clear()

@@ -106,6 +106,8 @@ def test_recurrent_states_go_back_to_before_wrong_guesses(groups, speculation, s
     counters = engine.scheduler.counters
     assert 0 < counters.spec_decode_num_accepted_tokens < counters.spec_decode_num_draft_tokens
     assert any(plan.state_moves and not plan.guesses for plan in engine.plans), "nothing was computed again"
+    again = [part for plan in engine.plans for part in plan.scheduled if 1 < part.num_samples < part.num_tokens]
+    assert again, "no step that computes again has guesses"
     states = engine.scheduler.cache.states
     assert states.pool.num_free == states.pool.num_blocks
     assert bool(states.pool.cached_blocks()) == engine.config.enable_prefix_caching
@@ -255,6 +257,7 @@ def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned
     for num_decoding, is_worth_it in ((1, True), (2, True), (4, False)):
         held: list[Request] = []
         batch: Any = SimpleNamespace(num_decoding=num_decoding, hold=held.append, has_states=False)
+        batch.may_guess_for = lambda request: request.is_decoding
         speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
         speculation._cost.row_price = lambda num_requests: 0.5
         request = one_request([1, 2])

@@ -342,7 +342,7 @@ class BatchState:
         is_valid_R = (entries.counts_R >= 1) & (ends_R <= known_R)
         is_valid_R &= (num_samples_R == 0) | (ends_R == known_R)
         is_valid_R &= (num_samples_R <= 1) & (num_guessed_R == 0) | (
-            (num_samples_R == 1 + num_guessed_R) & (entries.counts_R == num_samples_R)
+            (num_samples_R == 1 + num_guessed_R) & (entries.counts_R >= num_samples_R)
         )
         is_valid_R &= ends_R <= self.columns.capacity_S[entries.slots_R]
         return bool(is_valid_R.all())
@@ -358,7 +358,7 @@ class BatchState:
             raise ProtocolError(
                 f"slot {entry.slot}: positions {entry.start} to {end} were scheduled, but {num_known} tokens are known"
             )
-        if (entry.num_samples > 1 or num_guessed) and not entry.num_samples == entry.num_tokens == 1 + num_guessed:
+        if (entry.num_samples > 1 or num_guessed) and not entry.num_tokens >= entry.num_samples == 1 + num_guessed:
             raise ProtocolError(
                 f"slot {entry.slot} computes {entry.num_tokens} tokens and samples after {entry.num_samples} of them, "
                 f"with {num_guessed} guesses"

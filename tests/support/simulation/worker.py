@@ -62,6 +62,8 @@ class Row:
     num_returned: int = 0
     """Tokens that the first stage of a pipeline knows."""
     num_guesses: int = 0
+    start: int = 0
+    """First position of the part that was computed last."""
     """Last tokens of the row that this step verifies."""
     num_collected: int = 0
     """Positions that are part of its vector."""
@@ -272,8 +274,11 @@ class SimulatedWorker:
             row, part, num_positions = self.rows[slot], parts[slot], len(token_ids) + 1
             name = row.admitted.request_id
             require(num_positions > 1, f"{name} has no guess")
-            require(part.num_tokens == part.num_samples == num_positions, f"{name} has {num_positions - 1} guesses")
-            require(part.start == len(row.token_ids) - 1, f"{name} has guesses before its last token is known")
+            require(part.num_tokens >= part.num_samples == num_positions, f"{name} has {num_positions - 1} guesses")
+            end = len(row.token_ids) + len(token_ids)
+            require(part.start + part.num_tokens == end, f"{name} has guesses before its last token is known")
+            is_again = self._states is not None
+            require(part.num_tokens == num_positions or is_again, f"{name} has guesses after a prompt")
             row.token_ids += token_ids
             row.num_returned += len(token_ids)
             row.num_guesses = len(token_ids)
@@ -291,7 +296,7 @@ class SimulatedWorker:
         num_samples = (1 + row.num_guesses) if end == len(row.token_ids) else 0
         require(part.num_samples == num_samples, f"{name}: samples {part.num_samples} at {end}")
         extend_states(row.states, row.token_ids, row.root)
-        row.num_computed = end
+        row.start, row.num_computed = start, end
         while start < end:
             index, offset = divmod(start, size)
             stop = min(end, (index + 1) * size)
@@ -419,7 +424,7 @@ class SimulatedWorker:
         row.token_ids[num_known:] = accepted
         row.num_computed = num_known + len(accepted) - 1
         if self._states is not None and len(accepted) < len(masks):
-            row.num_computed = num_known - 1  # its state has no positions: what was right is computed again
+            row.num_computed = row.start  # its state has no positions: what was right is computed again
         del row.states[num_known + len(accepted) - 1 :]
         return accepted
 
