@@ -75,16 +75,13 @@ def test_several_processes_that_share_the_work(flags: str, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "flags", ["--kv-offloading-size 0.005", "--kv-offloading-size 0.0005 --tensor-parallel-size 2"]
-)
-def test_blocks_in_host_memory_and_files(flags: str, tmp_path: Path) -> None:
+def test_blocks_in_host_memory_and_files(tmp_path: Path) -> None:
     """Every block that can be copied is, over kills of whoever writes and reads it."""
     model = make_tiny("LlamaForCausalLM", tmp_path / "model")
-    words = "--dtype float32 --requests 200 --kills 12 --clients 60 --client-processes 2 --seed 9 "
-    words += f"--no-kv-offloading-recompute --kv-offloading-path {tmp_path / 'blocks'} {flags}"
+    words = "--dtype float32 --requests 150 --kills 10 --clients 40 --client-processes 2 --server-processes 2 --seed 9 "
+    words += f"--no-kv-offloading-recompute --kv-offloading-size 0.005 --kv-offloading-path {tmp_path / 'blocks'}"
     code, printed, report = chaos(model, tmp_path / "report.json", words)
     assert code == 0, printed
-    assert {"worker", "core"} <= set(struck(report)) | {"all workers"}
+    assert {"worker", "core"} <= set(struck(report))
     assert not report["findings"]
-    assert list((tmp_path / "blocks").rglob("*")), "no block was written"
+    assert [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()], "no block was written"
