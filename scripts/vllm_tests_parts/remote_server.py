@@ -15,6 +15,7 @@ import anthropic
 import httpx
 import openai
 import pytest
+from bench_cpu_parts.drive_loop import die_with_parent
 
 ROCM_EXTRA_ARGS: list[str] = []
 VLLM_PATH = Path.cwd()
@@ -87,6 +88,7 @@ class RemoteOpenAIServer:
             env={**os.environ, **(env_dict or {})},
             stdout=self._log,
             stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,  # also if pytest is killed
         )
         try:
             self._wait(min(max_wait_seconds or START_TIMEOUT_S, START_TIMEOUT_S))
