@@ -186,6 +186,7 @@ class BatchService:
                 if run.should_end():
                     work.cancel()
                 await run.save_progress()
+            await run.save_progress()  # of what was answered while it was saved before
             if not work.cancelled():
                 work.result()
         finally:

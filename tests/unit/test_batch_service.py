@@ -144,6 +144,30 @@ def test_no_request_runs_when_its_results_are_closed(tmp_path: Path, monkeypatch
     asyncio.run(run())
 
 
+def test_what_is_answered_while_progress_is_saved_is_saved_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        client = FakeClient("Hello!")
+        client.gate = asyncio.Event()
+        original = BatchRun.save_progress
+
+        async def slow_save(self: Any) -> None:
+            await original(self)
+            if len(client.requests) >= 2 and not client.gate.is_set():
+                state.background.drain()
+                client.gate.set()
+                await until(service._work.done)
+
+        monkeypatch.setattr(BatchRun, "save_progress", slow_save)
+        async with serving(client, tmp_path) as (state, api):
+            service = state.batches
+            batch = await begin(api, lines(5))
+            await until(lambda: not state.background.tasks)
+            done = len(client.requests)
+            assert (await api.batches.retrieve(batch.id)).request_counts.completed == done >= 2
+
+    asyncio.run(run())
+
+
 def test_one_process_runs_all_batches_and_another_takes_over(tmp_path: Path) -> None:
     async def run() -> None:
         first, second = FakeClient("Hello!"), FakeClient("Hello!")
