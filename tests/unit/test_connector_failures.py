@@ -1,6 +1,7 @@
 """Connectors of users that raise, return nonsense, never return, or must forget: no request is lost or wrong."""
 
 import os
+import random
 import select
 import threading
 from collections.abc import Iterator, Sequence
@@ -297,3 +298,58 @@ def test_buffers_are_used_again_only_after_the_connector_has_let_go_of_them() ->
     first, second, saved, third, saved_later = [blocks[0][1].obj for blocks in plugin.begun]
     assert first is second, "the first wait has returned"
     assert second is not third and saved is not saved_later
+
+
+class SharedFiles(Memory):
+    """Finds what simulated workers have saved."""
+
+    files: dict[bytes, Any]
+
+    def get_num_new_matched_tokens(self, request: ConnectorRequest, num_computed_tokens: int) -> int:
+        self.contents = {
+            content_key("here", key): b"" for key, states in list(self.files.items()) if states is not None
+        }
+        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+
+    def forget(self, keys: Sequence[str]) -> None:
+        for key in [key for key in self.files if content_key("here", key) in keys]:
+            del self.files[key]
+        super().forget(keys)
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_random_requests_give_the_tokens_of_each_alone_whatever_is_lost_or_forgotten(saves: bool) -> None:
+    rng, made = random.Random(int(saves)), memory()
+    plugin = SharedFiles(made.config, made.role)
+    engine, connector = engine_with(plugin)
+    plugin.files = engine.files
+    store = FileStore(engine.scheduler, engine, "here", cast(Any, connector), 1000, saves=saves)
+    engine.scheduler.cache.add_observer(store)
+    engine._transfers.append(store)
+    files = engine.scheduler.cache.files
+    assert files is not None
+    num_loaded = 0
+    for number in range(40):
+        prompt = [rng.choice([1, 2])] * rng.randrange(2, 40)
+        if not saves:
+            other = FakeEngine(16, kv_offloading_path="/files")
+            other.submit("other", prompt)
+            other.run()
+            engine.files.update(other.files)
+        for key in rng.sample(sorted(engine.files), min(2, len(engine.files))):
+            if rng.random() < 0.5:
+                engine.files.pop(key)  # lost: the connector may have promised it
+            else:
+                files.discard(key)
+        store.on_step()
+        wait_until(lambda: not connector.take_ready() and not connector._discarded)
+        given = submit_of(f"r{number}", prompt)
+        if connector.submit(CLIENT, given) == []:
+            wait_ready(connector)
+        output = engine.submit(given.request_id, prompt)
+        engine.run()
+        num_loaded += engine.scheduler.counters.external_prefix_cache_hits
+        assert output.token_ids == alone(prompt).token_ids
+        engine.scheduler.reset_prefix_cache()
+    assert num_loaded and plugin.forgotten
+    connector.close()
