@@ -233,7 +233,7 @@ class RequestPreparer:
             return TokenizedPrompt(None, prompt.token_ids, prompt.embeds, prompt.media), cache_salt
         if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
-        if isinstance(prompt, dict) and prompt.get(FIELD) is not None:
+        if isinstance(prompt, dict) and prompt.get(FIELD):
             return await self.media_prompt(prompt), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
         if token_ids is None:

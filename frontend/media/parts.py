@@ -21,6 +21,13 @@ class MediaSource:
     """Where the request has it, for errors."""
 
 
+def has_media(messages: Sequence[Message]) -> bool:
+    """Return whether any part of a conversation is an image."""
+    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
+    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
+    return any(_image_key(part) for part in parts)
+
+
 def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Message], list[MediaSource]]:
     """Return the messages with marks in place of images, and the images in order.
 
@@ -41,14 +48,19 @@ def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Mess
         parts: list[Any] = []
         for index, part in enumerate(content):
             path = part_path(part, f"messages[{place}].content[{index}]")
-            kind = part.get("type") if isinstance(part, Mapping) else None
-            if isinstance(kind, str) and kind in _IMAGE_PARTS:
-                sources.append(MediaSource(_value_of(part, _IMAGE_PARTS[kind], path), path))
+            if (key := _image_key(part)) is not None:
+                sources.append(MediaSource(_value_of(part, key, path), path))
                 parts.append(MediaPart(placeholder))
             else:
                 parts.append(part)
         taken.append({**message, "content": parts})
     return taken, sources
+
+
+def _image_key(part: Any) -> str | None:
+    """Return the key under which a part has its image; None: it is none."""
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    return _IMAGE_PARTS.get(kind) if isinstance(kind, str) else None
 
 
 def _value_of(part: Mapping[str, Any], key: str, path: str) -> Any:

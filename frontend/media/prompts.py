@@ -8,7 +8,7 @@ from itertools import chain
 from typing import Any
 
 from octavo.frontend.media.download import MediaError, read_url
-from octavo.frontend.media.parts import MediaSource, take_media
+from octavo.frontend.media.parts import MediaSource, has_media, take_media
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
@@ -60,6 +60,8 @@ class MediaPrompts:
         Raises:
             InvalidRequestError: an image has no URL.
         """
+        if not has_media(messages):  # needs no process that decodes any
+            return list(messages), []
         return take_media(messages, await self.processor.placeholder())
 
     async def of_text(

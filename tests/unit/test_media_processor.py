@@ -206,6 +206,22 @@ def test_images_are_taken_out_of_messages() -> None:
             take_media([{"role": "user", "content": [part]}], IMAGE)
 
 
+def test_conversations_without_images_start_no_process(path: Path) -> None:
+    async def check() -> None:
+        async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+            raise AssertionError("there is nothing to tokenize")
+
+        prompts = MediaPrompts(config_of(path), encode)
+        messages = [
+            {"role": "user", "content": "a"},
+            {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": []}, "c"]},
+        ]
+        assert await prompts.take(messages) == (messages, [])
+        assert not prompts.processor._idle
+
+    asyncio.run(check())
+
+
 def test_multi_modal_data() -> None:
     assert [source.path for source in sources_of({"image": [1, 2]})] == [f"{FIELD}['image'][{n}]" for n in (0, 1)]
     assert sources_of({}) == []
