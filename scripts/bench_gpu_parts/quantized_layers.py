@@ -52,6 +52,7 @@ def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: to
         num_chunks=num_chunks,
         order_I=None,
         row_scale=None,
+        row_scaling="range",
     )
 
 
