@@ -7,10 +7,12 @@ not used, because they would choose the address.
 
 import base64
 import binascii
+import contextlib
 import http.client
 import ipaddress
 import socket
 import ssl
+import threading
 import time
 from pathlib import Path
 from urllib.parse import SplitResult, unquote_to_bytes, urljoin, urlsplit
@@ -84,14 +86,20 @@ def _download(url: str, media: ResolvedMedia) -> bytes:
     try:
         for _ in range(MAX_REDIRECTS + 1):
             connection = _connect(_checked(url, media), media, deadline_s)
+            # A server may send its headers byte by byte, so that no single wait is long.
+            watchdog = threading.Timer(_left(deadline_s), _shut_down, [connection.sock])
+            watchdog.start()
             try:
-                found = _get(connection, url, media.max_file_bytes, deadline_s)
+                found = _get(connection, url, media.max_file_bytes)
             finally:
+                watchdog.cancel()
                 connection.close()
+            _left(deadline_s)
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
     except (OSError, http.client.HTTPException, UnicodeError) as error:
+        _left(deadline_s)
         raise MediaError(f"the download failed: {type(error).__name__}") from error
     raise MediaError(f"the URL redirects more than {MAX_REDIRECTS} times")
 
@@ -139,8 +147,13 @@ def _connect(parts: SplitResult, media: ResolvedMedia, deadline_s: float) -> htt
     return connection
 
 
-def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int, deadline_s: float) -> bytes | str:
-    """Return the body of the answer, or where it redirects to."""
+def _shut_down(sock: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # the server was faster
+        sock.shutdown(socket.SHUT_RDWR)
+
+
+def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int) -> bytes | str:
+    """Return the body of the answer, or where it redirects to. A connection that is shut down ends the body."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection.request("GET", target, headers={"User-Agent": f"octavo/{__version__}", "Accept": "image/*"})
@@ -151,15 +164,12 @@ def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int, deadl
         raise MediaError(f"the server of the URL answered with status {response.status}")
     data = bytearray()
     while True:
-        if connection.sock is not None:
-            connection.sock.settimeout(_left(deadline_s))
         chunk = response.read1(_CHUNK_BYTES)
         if not chunk:
             return bytes(data)
         data += chunk
         if len(data) > max_bytes:
             raise _too_large(max_bytes)
-        _left(deadline_s)
 
 
 def is_public(text: str) -> bool:

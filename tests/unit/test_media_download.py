@@ -1,8 +1,10 @@
 """Where images come from: addresses, redirects, sizes and directories that a server does not allow."""
 
 import base64
+import contextlib
 import http.server
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -26,6 +28,12 @@ class _Pages(http.server.BaseHTTPRequestHandler):
         page = self.pages.get(self.path)
         if page is None:
             self.send_error(404)
+        elif page == b"endless":
+            with contextlib.suppress(OSError):
+                self.wfile.write(b"HTTP/1.0 200 OK\r\nX-Slow: ")
+                while True:
+                    self.wfile.write(b"x")
+                    time.sleep(0.02)
         elif isinstance(page, str):
             self.send_response(302)
             self.send_header("Location", page)
@@ -118,13 +126,12 @@ def test_limits_of_a_download(address: str, monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(MediaError, match="allowed-media-domains"):
         read_url(f"{address}/fits", media(allowed_domains=["example.com"]))
     assert read_url(f"{address}/fits", media(allowed_domains=["127.0.0.1"]))
-    monkeypatch.setattr(download, "_left", _over)
+
+
+def test_a_server_that_never_ends_its_headers(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_Pages, "pages", {"/slow": b"endless"})
     with pytest.raises(MediaError, match="too long"):
-        read_url(f"{address}/fits", media())
-
-
-def _over(deadline_s: float) -> float:
-    raise MediaError("the download takes too long (--media-fetch-timeout)")
+        read_url(f"{address}/slow", media(fetch_timeout_s=0.3))
 
 
 def test_private_addresses_are_refused_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
