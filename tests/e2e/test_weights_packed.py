@@ -74,7 +74,7 @@ def no_checkpoint(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     def fail(*_: object) -> None:
         raise AssertionError("the checkpoint was read")
 
-    return lambda: monkeypatch.setattr(loading, "read_weights", fail)
+    return lambda: monkeypatch.setattr(loading, "read_text_weights", fail)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
