@@ -23,6 +23,8 @@ from octavo.worker_proc.models.registry import ARCHITECTURES
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 6}
 ALONE = {**SETTINGS, "max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False}
+MAX_ROUNDS = 20
+"""The engine guesses when that is worth its time, which on a busy machine may not be so in the first rounds."""
 WITH_STATES = [name for name, (arch, _, _) in FAMILIES.items() if "state" in ARCHITECTURES[arch].caches]
 
 
@@ -165,8 +167,13 @@ def test_states_go_back_to_before_wrong_guesses(name: str, root: Path) -> None:
             asking = asyncio.create_task(ask_all(client, requests))
             await strike(client, 1)
             results = await asking
-            assert await ask_all(client, requests) == results, "other answers from checkpoints and earlier outputs"
-            return results, await client.engine_stats()
+            stats = await client.engine_stats()
+            for _ in range(MAX_ROUNDS):
+                assert await ask_all(client, requests) == results, "other answers from checkpoints and earlier outputs"
+                stats = await client.engine_stats()
+                if 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens:
+                    break
+            return results, stats
 
     results, stats = asyncio.run(together())
     assert results == asyncio.run(alone())

@@ -145,7 +145,7 @@ def test_a_checkpoint_of_another_model_is_rejected(model: Path) -> None:
 
 def test_too_little_memory_is_told_from_other_failures(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail_with(make_error: Callable[[], object]) -> type[Exception]:
-        monkeypatch.setattr(loading, "read_weights", lambda *_: make_error())
+        monkeypatch.setattr(loading, "read_text_weights", lambda *_: make_error())
         with pytest.raises(Exception, match=r".") as caught:
             loaded(worker_config(model))
         return caught.type

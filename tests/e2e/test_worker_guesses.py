@@ -191,7 +191,7 @@ def test_a_draw_where_nothing_may_come_is_left_out(name: str, engine: tuple[Mode
     ("guesses", "entry", "message"),
     [
         ([5, 6], Scheduled(0, 4, 2, 2), "positions|computes 2 tokens and samples after 2 of them, with 2 guesses"),
-        ([5, 6], Scheduled(0, 3, 4, 3), "computes 4 tokens and samples after 3 of them, with 2 guesses"),
+        ([5, 6], Scheduled(0, 3, 4, 2), "computes 4 tokens and samples after 2 of them, with 2 guesses"),
         ([], Scheduled(0, 4, 3, 3), "0 guesses came for slot 0"),
         ([5] * 2000, Scheduled(0, 4, 2001, 2001), "2000 guesses came for slot 0, which has 5 tokens"),
         (None, Scheduled(0, 4, 1, 2), "0 requests have guesses, but others sample after several positions"),

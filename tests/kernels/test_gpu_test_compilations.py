@@ -17,7 +17,7 @@ TESTS = Path(__file__).parents[1]
 MOST = {
     "test_all_reduce.py": 16,
     "test_copy_blocks.py": 2,
-    "test_elementwise.py": 110,
+    "test_elementwise.py": 150,
     "test_expert_adapters.py": 60,
     "test_experts.py": 76,
     "test_experts_quantized.py": 60,

@@ -48,7 +48,9 @@ def quantized(
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """The rows rounded as the contract says, times the values of the weight."""
-    rows = quantize(x, weight.group_size).dequantize()[:, : weight.num_inputs]
+    is_channel = weight.row_type is not None and weight.is_per_channel and weight.bits == 8
+    scaling = weight.row_scaling if is_channel else "magnitude"
+    rows = quantize(x, weight.group_size, scaling).dequantize()[:, : weight.num_inputs]
     sums = rows.double() @ weight.dequantize().double().T
     return sums if bias is None else sums + bias.double()
 
