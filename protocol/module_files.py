@@ -30,6 +30,6 @@ def load_module_of_file(path: str, prefix: str) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name, None)  # the code may have removed it
         raise
     return module

@@ -226,7 +226,9 @@ class ResponseStore:
             yield
 
     def _row(self, response_id: str) -> tuple[str | None, float, bytes] | None:
-        return self._database.execute("select owner, used, data from responses where id = ?", (response_id,)).fetchone()  # type: ignore[no-any-return]
+        selected = self._database.execute("select owner, used, data from responses where id = ?", (response_id,))
+        row: tuple[str | None, float, bytes] | None = selected.fetchone()
+        return row
 
     def _append(self, response_id: str, first: int, events: Sequence[bytes]) -> None:
         rows = [(response_id, number, event) for number, event in enumerate(events, first)]

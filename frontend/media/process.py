@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from octavo.frontend.media.pixels import in_rgb
 from octavo.frontend.media.wire import LENGTH, Job, Ready, Result, Setup
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.lifecycle import die_with_parent
@@ -96,18 +97,7 @@ class ImageProcessor:
         if width * height > self._setup.max_pixels:
             limit = f"more than {self._setup.max_pixels} pixels (--max-image-pixels)"
             return Result(f"it has {width} x {height} pixels, {limit}")
-        return _in_rgb(ImageOps.exif_transpose(image))
-
-
-def _in_rgb(image: "Image.Image") -> "Image.Image":
-    """Return an image in RGB; what is transparent becomes white."""
-    from PIL import Image
-
-    if "A" not in image.getbands() and "transparency" not in image.info:
-        return image.convert("RGB")
-    colored = image.convert("RGBA")
-    white = Image.new("RGBA", colored.size, (255, 255, 255, 255))
-    return Image.alpha_composite(white, colored).convert("RGB")
+        return in_rgb(ImageOps.exif_transpose(image))
 
 
 def _limit_memory(max_pixels: int) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from octavo.frontend.media.download import MediaError, read_url
 from octavo.frontend.media.parts import MediaSource, has_media, take_media
+from octavo.frontend.media.pixels import in_rgb
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
@@ -219,11 +220,11 @@ def _pixels_of(value: Any, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
     Raises:
         MediaError: it is something else, or too large.
     """
-    if hasattr(value, "convert") and hasattr(value, "tobytes"):
+    if hasattr(value, "convert") and hasattr(value, "getbands"):
         width, height = value.size
         if width * height > max_pixels:
             raise MediaError(f"it has {width} x {height} pixels, more than {max_pixels} (--max-image-pixels)")
-        return value.convert("RGB").tobytes(), (width, height)
+        return in_rgb(value).tobytes(), (width, height)
     shape: tuple[int, ...] = tuple(getattr(value, "shape", ()))
     dtype = str(getattr(value, "dtype", ""))
     if len(shape) != 3 or shape[2] != 3 or dtype != "uint8":

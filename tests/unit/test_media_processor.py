@@ -21,7 +21,7 @@ from tiny_models import VOCAB_SIZE
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.parts import MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
-from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
+from octavo.frontend.media.prompts import FIELD, MediaPrompts, _pixels_of, sources_of
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.text.messages import MessageForm
 from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
@@ -89,6 +89,12 @@ def test_files_and_pixels(path: Path) -> None:
         assert processor.num_hits == hits + 1
 
     run(path, work)
+
+
+def test_a_picture_is_read_like_its_file() -> None:
+    """What is transparent becomes white, also in pictures that no file holds."""
+    assert _pixels_of(Image.new("RGBA", (2, 1), (9, 9, 9, 0)), 10) == (b"\xff" * 6, (2, 1))
+    assert _pixels_of(Image.new("L", (1, 1), 7), 10) == (b"\x07" * 3, (1, 1))
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:

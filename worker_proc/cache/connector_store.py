@@ -87,7 +87,7 @@ class _Transfers:
             self._warn(self._start, len(blocks), error)
         try:
             missing = set(self._wait())
-        except Exception as error:  # see above
+        except Exception as error:  # the author's code, which may raise anything
             self._warn(self._wait, len(blocks), error)
             return [False] * len(blocks)  # the connector keeps the buffers
         self._free += buffers
