@@ -68,14 +68,17 @@ def _decode_data(url: str, max_bytes: int) -> bytes:
 def _read_file(url: str, media: ResolvedMedia) -> bytes:
     if media.allowed_local_path is None:
         raise MediaError("this server reads no local files (--allowed-local-media-path)")
-    parts = urlsplit(url)
-    if parts.netloc not in ("", "localhost"):
-        raise MediaError("a file URL names no host: file:///directory/picture.png")
-    allowed, path = Path(media.allowed_local_path).resolve(), Path(unquote_to_bytes(parts.path).decode()).resolve()
-    if not path.is_relative_to(allowed) or not path.is_file():
-        raise MediaError("there is no such file in the directory that this server may read")
-    with path.open("rb") as file:
-        data = file.read(media.max_file_bytes + 1)
+    try:
+        parts = urlsplit(url)
+        if parts.netloc not in ("", "localhost"):
+            raise MediaError("a file URL names no host: file:///directory/picture.png")
+        allowed, path = Path(media.allowed_local_path).resolve(), Path(unquote_to_bytes(parts.path).decode()).resolve()
+        if not path.is_relative_to(allowed) or not path.is_file():
+            raise FileNotFoundError
+        with path.open("rb") as file:
+            data = file.read(media.max_file_bytes + 1)
+    except (OSError, ValueError):  # also of a path with a null byte, too long, or not in UTF-8
+        raise MediaError("there is no such file in the directory that this server may read") from None
     if len(data) > media.max_file_bytes:
         raise _too_large(media.max_file_bytes)
     return data
@@ -98,7 +101,7 @@ def _download(url: str, media: ResolvedMedia) -> bytes:
             if isinstance(found, bytes):
                 return found
             url = urljoin(url, found)
-    except (OSError, http.client.HTTPException, UnicodeError) as error:
+    except (OSError, http.client.HTTPException, ValueError) as error:  # urljoin raises the last one
         _left(deadline_s)
         raise MediaError(f"the download failed: {type(error).__name__}") from error
     raise MediaError(f"the URL redirects more than {MAX_REDIRECTS} times")

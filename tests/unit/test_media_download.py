@@ -104,6 +104,7 @@ def test_a_download_follows_redirects(address: str, monkeypatch: pytest.MonkeyPa
         ("http://user:word@127.0.0.1:{port}/secret", "password"),
         ("/again", "redirects more than"),
         ("http://127.0.0.1:99999/", "invalid"),
+        ("http://[::", "download failed"),
     ],
 )
 def test_redirects_are_checked_as_the_first_address_is(
@@ -178,6 +179,10 @@ def test_files_are_read_from_one_directory(tmp_path: Path) -> None:
         (f"file://{inside}", allowed, "no such file"),
         (f"file://elsewhere{inside}/a%20b.png", allowed, "names no host"),
         (f"file://{inside}/long.png", allowed, "1000 bytes"),
+        (f"file://{inside}/%00", allowed, "no such file"),
+        (f"file://{inside}/%ff", allowed, "no such file"),
+        (f"file://{inside}/{'x' * 5000}", allowed, "no such file"),
+        ("file://[::", allowed, "no such file"),
     ):
         with pytest.raises(MediaError, match=message):
             read_url(url, settings)
