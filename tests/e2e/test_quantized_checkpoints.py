@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from compressed_stacks import write_compressed_stacks
 from model_logprobs import PROMPT, difference, kinds, logprobs
 from quantized_checkpoints import KINDS, add_section, write, write_torchao_stacks
 from safetensors.torch import load_file, save_file
@@ -30,7 +31,7 @@ ON_CODES = {
     **dict.fromkeys(("nvfp4", "mxfp4"), "u8"),  # levels of -12 to 12
     **dict.fromkeys(("w8a8", "w8a8-static", "torchao-int8-dynamic"), "u8_channel"),
     **dict.fromkeys(("fp8-blocks", "fp8-tensor", "fp8-static", "torchao-float8"), "e4m3"),
-    **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks"), "e4m3"),
+    **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks", "mxfp8"), "e4m3"),
     **dict.fromkeys(("nf4", "fp4-nested"), "float4"),
 }
 """Formats with which native kernels multiply, and the kind of the packed weight. All others are dequantized."""
@@ -163,6 +164,29 @@ def test_stacks_of_experts_that_torchao_writes(quantization: str, kind: str, tmp
         gate, up = stacks["gate_up_proj"][expert].chunk(2)
         parts = {"gate_proj": gate, "up_proj": up, "down_proj": stacks["down_proj"][expert]}
         values |= {f"{layer}.{part}.weight": rows.contiguous() for part, rows in parts.items()}
+    exact = logprobs(worker_config(twin(source, values, tmp_path / "plain")))
+    torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), exact, rtol=0.0, atol=2e-4)
+    config = on_codes(tmp_path / "quantized")
+    model = loaded(config)
+    assert kind in kinds(model)
+    assert difference(logprobs(config, model=model), exact) < 0.2
+    assert_batches_change_no_bit(model, config)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "kind", "is_module"),
+    [
+        ("w4a16", "u4", True),
+        ("w8a8", "u8_channel", False),
+        pytest.param("w8a16", "u8", False, marks=pytest.mark.long),
+        pytest.param("fp8", "e4m3", True, marks=pytest.mark.long),
+    ],
+)
+def test_stacks_of_experts_of_compressed_tensors(scheme: str, kind: str, is_module: bool, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 128, "moe_intermediate_size": 64, "intermediate_size": 256, "num_experts": 4}
+    source = make_tiny("Qwen3MoeForCausalLM", tmp_path / "source", **sizes, num_hidden_layers=1)
+    shutil.copytree(source, tmp_path / "quantized")
+    values = write_compressed_stacks(scheme, source, tmp_path / "quantized", is_module=is_module)
     exact = logprobs(worker_config(twin(source, values, tmp_path / "plain")))
     torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), exact, rtol=0.0, atol=2e-4)
     config = on_codes(tmp_path / "quantized")

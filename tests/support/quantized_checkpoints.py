@@ -382,6 +382,7 @@ FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
     ),
     "nvfp4": lambda: float4("nvfp4-pack-quantized", 16, SKIPPED),
     "mxfp4": lambda: float4("mxfp4-pack-quantized", 32, SKIPPED),
+    "mxfp8": lambda: compressed("mxfp8-quantized", {**_E4M3, **_GROUP, "scale_dtype": torch.uint8}),
     "mixed": mixed,
 }
 TOOLS: dict[str, Callable[[Path, Path], Tensors]] = {

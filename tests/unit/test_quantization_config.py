@@ -274,6 +274,39 @@ def test_stacks_of_torchao_without_scales_of_experts_are_refused(scale: tuple[in
         torchao_stack(scale, block)
 
 
+INT8 = compressed({"num_bits": 8, "strategy": "channel"}, format="int-quantized")
+
+
+@pytest.mark.parametrize("spelling", ["_scale", ".weight_scale"])
+@pytest.mark.parametrize("scale_shape", [(3, 8, 1), (3, 8), (3, 1, 1), (3,), (1,)])
+def test_stacks_of_compressed_tensors(spelling: str, scale_shape: tuple[int, ...]) -> None:
+    levels = torch.arange(3 * 8 * 32).remainder(256).sub(128).to(torch.int8).view(3, 8, 32)
+    scale = torch.arange(1.0, 1.0 + math.prod(scale_shape)).view(scale_shape)
+    end = ".weight" if spelling.startswith(".") else ""
+    ((name, stack),) = assembled(INT8, {f"{STACK}{spelling}": scale, f"{STACK}{end}": levels})
+    assert name == STACK and isinstance(stack, StoredStack) and stack.expert == (8, 32)
+    expected = levels * (scale if scale.ndim == 3 else scale.view(len(scale), -1, 1))
+    for expert, parts in enumerate(stack.split(2)):
+        assert torch.equal(torch.cat([part.dequantized() for part in parts]), expected[expert])
+
+
+@pytest.mark.parametrize(("shape", "scale_shape"), [((3, 8, 32), (4, 8, 1)), ((24, 32), (24, 1))])
+def test_stacks_of_compressed_tensors_that_do_not_fit_are_refused(
+    shape: tuple[int, ...], scale_shape: tuple[int, ...]
+) -> None:
+    tensors = {STACK: torch.zeros(shape, dtype=torch.int8), f"{STACK}_scale": torch.ones(scale_shape)}
+    with pytest.raises(ConfigError, match=rf"{STACK}' is no stack .*weight_scale torch.float32"):
+        assembled(INT8, tensors)
+
+
+def test_blocks_that_gates_and_ups_do_not_share_are_refused() -> None:
+    """24 gates and 24 ups in blocks of 16 outputs have three blocks, or four if none has outputs of both."""
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [16, 16]}
+    tensors = {STACK: torch.zeros(3, 48, 16).to(torch.float8_e4m3fn), f"{STACK}_scale": torch.ones(3, 4, 1)}
+    with pytest.raises(ConfigError, match="scales of 4 blocks of outputs; expected 3"):
+        assembled(compressed(weights, format="float-quantized"), tensors)
+
+
 def torchao_layer(scale: torch.Tensor | None = None, **activations: object) -> QuantizedWeight:
     kwargs = {"mapping_type": {"_type": "MappingType", "_data": "SYMMETRIC"}, "reduce_range": False, **activations}
     fields = {"block_size": [1, 32], "act_quant_kwargs": {"_data": kwargs}}

@@ -183,7 +183,7 @@ def _plain(name: str, tensor: Tensor) -> Tensor:
     if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
-            "quantized experts, which octavo reads in the formats fp8 (e4m3, with scales), mxfp4 and torchao only",
+            "quantized experts without scales",
             hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
         )
     if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):

@@ -2,8 +2,8 @@
 
 weight_packed      int32 (outputs, inputs * bits / 32), of integers plus 2 ** (bits - 1) (pack-quantized); or
                    uint8 (outputs, inputs / 2), of 4-bit floats (nvfp4- and mxfp4-pack-quantized)
-weight             int8 or float8_e4m3fn (outputs, inputs) (int-, float- and naive-quantized)
-weight_scale       of the tensor, of outputs, of groups of inputs, or of blocks
+weight             int8 or float8_e4m3fn (outputs, inputs) (int-, float-, naive- and mxfp8-quantized)
+weight_scale       of the tensor, of outputs, of groups of inputs, or of blocks; uint8 are powers of two (e8m0)
 weight_zero_point  int8, or packed along the outputs
 weight_g_idx       int32 (inputs,), the group of each input
 weight_global_scale, input_scale  one number each
@@ -13,7 +13,7 @@ value = scale * (level - zero)
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +24,23 @@ from octavo.kernels.linear.codebooks import Codebook
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
+from octavo.worker_proc.weights.quantized import compressed_stacks
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
 from octavo.worker_proc.weights.quantized.layout import Layout
-from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
+from octavo.worker_proc.weights.quantized.matrix import (
+    StoredMatrix,
+    StoredStack,
+    require,
+    sorted_by_group,
+    unpack,
+    zero_of_groups,
+)
 
 logger = logging.getLogger(__name__)
 
 _FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision"),
-    *("nvfp4-pack-quantized", "mxfp4-pack-quantized"),
+    *("nvfp4-pack-quantized", "mxfp4-pack-quantized", "mxfp8-quantized"),
 )
 _SECTION = "quantization_config"
 _STRATEGIES = ("tensor", "channel", "group", "block", "tensor_group")
@@ -108,13 +116,29 @@ class CompressedTensors:
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
-        scheme = self._scheme_of(layer)
+        return self._matrix(layer, tensors, self._scheme_of(layer))
+
+    def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the stack and the part of each tensor of a quantized stack."""
+        return compressed_stacks.places_in_stacks(names, self.parts)
+
+    def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
+        """Return the matrices of all experts of a layer."""
+        scheme = self._scheme_of(name)
+        return compressed_stacks.stack_of(name, tensors, lambda layer, own: self._matrix(layer, own, scheme))
+
+    def _matrix(self, layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> StoredMatrix:
         scale = require(tensors, layer, "weight_scale")
+        if scheme.block is not None and scale.ndim == 2:
+            num_blocks = -(-len(require(tensors, layer, "weight")) // scheme.block[0])
+            if len(scale) != num_blocks:
+                raise ConfigError(f"{layer!r} has scales of {len(scale)} blocks of outputs; expected {num_blocks}")
         row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
         packed = tensors.get("weight_packed")
         if packed is not None and packed.dtype == torch.uint8:
             return _float4_matrix(layer, packed, scale, tensors.get("weight_global_scale"))
         if packed is None and require(tensors, layer, "weight").dtype == FLOAT8:
+            scale = _float_scale(scale)
             return float8_matrix(layer, tensors["weight"], scale, scheme.block, scheme.rows, row_scale)
         return _integer_matrix(layer, tensors, scheme, row_scale)
 
@@ -248,6 +272,11 @@ def _unsigned(values: Tensor) -> Tensor:
     return values.contiguous().view(torch.uint8) ^ 128
 
 
+def _float_scale(scale: Tensor) -> Tensor:
+    """Return scales as floats: bytes are exponents of e8m0."""
+    return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
+
+
 def _float4_matrix(layer: str, packed: Tensor, scale_OG: Tensor, global_scale: Tensor | None) -> StoredMatrix:
     """Return a matrix of NVFP4 (groups of 16, e4m3 scales divided by a global one) or MXFP4 (32, powers of two)."""
     num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 2
@@ -255,7 +284,7 @@ def _float4_matrix(layer: str, packed: Tensor, scale_OG: Tensor, global_scale: T
 
     def decode() -> QuantizedWeight:
         codes_OI = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-        scales = scale_OG.view(torch.float8_e8m0fnu) if scale_OG.dtype == torch.uint8 else scale_OG
+        scales = _float_scale(scale_OG)
         scales = scales.float() if global_scale is None else scales.float() / global_scale.float()
         return QuantizedWeight(codes_OI, scales, None, 0, 4, group_size, codebook="e2m1")
 

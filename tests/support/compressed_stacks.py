@@ -1,0 +1,64 @@
+"""Stacks of experts as compressed-tensors compresses tensors of three dimensions."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from quantized_checkpoints import add_section
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+BITS_4 = {"num_bits": 4, "symmetric": False, "strategy": "group", "group_size": 32}
+BITS_8 = {"num_bits": 8, "strategy": "channel"}
+TOKEN = {"num_bits": 8, "strategy": "token", "dynamic": True}
+E4M3 = {"num_bits": 8, "type": "float", "strategy": "channel"}
+SCHEMES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "w4a16": ("pack-quantized", BITS_4, None),
+    "w8a16": ("pack-quantized", BITS_8, None),
+    "w8a8": ("int-quantized", BITS_8, TOKEN),
+    "fp8": ("float-quantized", E4M3, {**TOKEN, "type": "float"}),
+}
+
+
+def write_compressed_stacks(kind: str, source: Path, folder: Path, *, is_module: bool) -> dict[str, Tensor]:
+    """Compress the experts of a plain checkpoint whose only layer has them; other layers stay as they are.
+
+    Args:
+        kind: of `SCHEMES`.
+        source: of experts with tensors of their own.
+        folder: of a copy of it, which is changed.
+        is_module: whether the tensors belong to a module of the stack, or to a parameter.
+
+    Returns the values of all experts as compressed-tensors decompresses them, under the names of the source.
+    """
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    form, weights, activations = SCHEMES[kind]
+    args = QuantizationArgs(**weights)
+    rows = QuantizationArgs(**activations) if activations else None
+    scheme = QuantizationScheme(targets=["re:.*experts.*"], weights=args, input_activations=rows, format=form)
+    compressor = BaseCompressor.get_value_from_registry(form)
+    tensors, values = load_file(source / "model.safetensors"), {}
+    prefix = "model.layers.0.mlp.experts"
+    num_experts = sum(name.startswith(prefix) and name.endswith("down_proj.weight") for name in tensors)
+    for stack, parts in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        names = [[f"{prefix}.{expert}.{part}.weight" for part in parts] for expert in range(num_experts)]
+        weight_EOI = torch.stack([torch.cat([tensors.pop(name) for name in each]) for each in names])
+        groups = weight_EOI.unflatten(2, (-1, weights.get("group_size", weight_EOI.shape[2])))
+        scale, zero = calculate_qparams(groups.amin(3), groups.amax(3), args)
+        state = {"weight": weight_EOI, "weight_scale": scale}
+        if not args.symmetric:
+            state["weight_zero_point"] = zero
+        compressed = {part: own for part, own in compressor.compress(state, scheme).items() if own is not None}
+        for part, own in compressed.items():
+            spelling = f".{part}" if is_module else part.removeprefix("weight")
+            tensors[f"{prefix}.{stack}{spelling}"] = own.contiguous()
+        exact = compressor.decompress(compressed, scheme)["weight"].float()
+        for expert, each in zip(exact, names, strict=True):
+            values |= dict(zip(each, (rows.contiguous() for rows in expert.chunk(len(each))), strict=True))
+    save_file(tensors, folder / "model.safetensors")
+    config = QuantizationConfig(config_groups={"group_0": scheme}, format=form, quantization_status="compressed")
+    add_section(folder, config.to_dict())
+    return values
