@@ -307,7 +307,7 @@ def check_plan(scheduler: Scheduler, plan: StepPlan | None) -> None:
             one that waits was passed over by another.
     """
     check(scheduler)
-    candidate = scheduler.admission.candidate(scheduler.eligible_requests()).request
+    candidate = scheduler.admission.candidate().request
     may_any_run = bool(scheduler.running.first or candidate)
     is_stuck = plan is None and may_any_run and not scheduler.in_flight and not scheduler.cache.loads.in_flight
     _require(not is_stuck, "requests live, nothing is in flight, and no step was planned")

@@ -16,9 +16,10 @@ from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.file_store import FileStore
 from octavo.core_proc.file_watch import FileChanges
+from octavo.core_proc.scheduler.admission.admitter import MAX_COPIED_BYTES
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.hooks import StepHook
-from octavo.core_proc.scheduler.scheduler import MAX_COPIED_BYTES, Scheduler
+from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone
 from octavo.protocol.config import (
     CacheGroupSpec,

@@ -218,7 +218,7 @@ def test_a_preempted_request_keeps_its_place(desk: Desk) -> None:
     desk.commit(token("a"))
     (request,) = desk.scheduler.requests.values()
     desk.take_letters()
-    desk.scheduler._leave_batch(request)
+    desk.scheduler._table._leave_batch(request)
     request.move(type(request.state).WAITING)
     desk.scheduler.waiting.add(request)
     desk.commit(token("b"))

@@ -61,7 +61,7 @@ DAMAGE: dict[str, Callable[[Scheduler], object]] = {
     "free list is damaged": lambda s: setattr(s.cache.pool, "num_free", 1),
     "is hashed for what it does not hold": lambda s: first(s).token_ids.__setitem__(0, 9),
     "without being full and known": share_a_partial_block,
-    "runs though it may not": lambda s: setattr(s, "allowed", frozenset()),
+    "runs though it may not": lambda s: setattr(s._table, "allowed", frozenset()),
     "though prefix caching is off": lambda s: setattr(s.cache, "is_enabled", False),
 }
 

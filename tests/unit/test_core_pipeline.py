@@ -35,7 +35,9 @@ def test_one_step_of_all_requests_would_let_stages_wait(monkeypatch: pytest.Monk
     settings = {"max_num_seqs": 16, "max_num_batched_tokens": 256, **ON_A_CPU}
     shared = PipelineSimulation(2, reads_weights, **settings).run(load)
     simulation = PipelineSimulation(2, reads_weights, **settings)
-    monkeypatch.setattr(simulation.scheduler._turns, "max_decodes", lambda num_decoding, num_in_flight: num_decoding)
+    monkeypatch.setattr(
+        simulation.scheduler._planner._turns, "max_decodes", lambda num_decoding, num_in_flight: num_decoding
+    )
     alone = simulation.run(load)
     assert shared.bubble < 0.1 < 0.3 < alone.bubble
 

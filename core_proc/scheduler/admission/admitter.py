@@ -1,0 +1,117 @@
+"""Starts waiting requests in order, as many as a step can begin to compute."""
+
+from collections.abc import Callable
+
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.admission.rules import AdmissionRules, Candidate, EngineLimits
+from octavo.core_proc.scheduler.budget import PromptBudget
+from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.prefill import Prefill
+from octavo.core_proc.scheduler.request_table import RequestTable
+from octavo.protocol.stats import EngineStats
+
+MAX_COPIED_BYTES = 8 << 20
+"""A step waits for copies from host memory of at most so many bytes. More are loaded while other steps go on."""
+
+QUARANTINED = "trial"
+"""The `waiting_reason` of requests that may not run while others are suspected of a crash."""
+
+
+class Admitter:
+    """Decides which waiting requests start, or have their blocks loaded first.
+
+    Args:
+        table: the live requests, and the batch, cache and slots of adapters that they enter.
+        prefill: attaches hits.
+        counters: of look-ups; updated.
+        host_block_bytes: of one block in host memory.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        table: RequestTable,
+        prefill: Prefill,
+        counters: EngineStats,
+        host_block_bytes: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._table = table
+        self._batch = table.batch
+        self._cache = table.cache
+        self._adapters = table.adapters
+        self._prefill = prefill
+        self._counters = counters
+        self._max_copied_blocks = MAX_COPIED_BYTES // max(1, host_block_bytes)
+        self._clock = clock
+        self._rules = AdmissionRules(EngineLimits(table.free_slots, table.batch.requests, table.cache), table.adapters)
+
+    def candidate(self) -> Candidate:
+        """Return the waiting request that is to start next. Changes nothing."""
+        return self._rules.candidate(self._table.eligible())
+
+    def admit(self, draft: StepDraft, prompts: PromptBudget) -> None:
+        """Start as many waiting requests as the step has room for."""
+        table, cache = self._table, self._cache
+        table.waiting_reason = ""
+        for request in self._batch.prefilling:
+            prompts.claim(request.num_uncomputed_tokens)
+        if table.waiting:
+            num_reserved = self._batch.num_reserved_blocks - draft.num_next_blocks
+            draft.num_spare_blocks = cache.pool.num_free - num_reserved
+        queue = table.eligible()
+        while head := (candidate := self._rules.candidate(queue)).request:
+            table.waiting_reason = self._rules.limit_reached(head, draft, prompts)
+            if table.waiting_reason:
+                # Blocks that have arrived for requests behind it must not hold it up.
+                num_free = cache.pool.num_free
+                if table.waiting_reason == "blocks" and self._release_landed(head):
+                    draft.num_spare_blocks += cache.pool.num_free - num_free
+                    continue
+                return
+            if queue is not table.waiting:
+                queue.remove(head)
+            draft.num_spare_blocks -= cache.num_blocks_to_start(head)
+            if self._must_load(head):
+                table.begin_load(head)
+                continue
+            self._adapters.enter(head, candidate.delayed)
+            self._start(draft, head)
+            prompts.claim(head.num_uncomputed_tokens)
+        if table.waiting:
+            table.waiting_reason = candidate.reason or QUARANTINED
+
+    def _release_landed(self, head: Request) -> bool:
+        """Give up blocks that have arrived and hold up the first waiting request; returns whether there were any."""
+        loads = self._cache.loads
+        # Its own too, if nobody else will free any: blocks before them may have been invalidated since they arrived.
+        is_alone = self._batch.requests.first is None and not loads.in_flight
+        return loads.release_landed(besides=head) or (is_alone and loads.release_landed())
+
+    def _must_load(self, request: Request) -> bool:
+        """Return whether copies for a request would take too long before a step in which others are."""
+        if self._cache.states is not None:
+            return False
+        if self._cache.has_file_hits(request):
+            return True
+        has_others = self._batch.requests.first is not None or bool(self._cache.loads.in_flight)
+        return has_others and self._cache.num_absent_blocks(request) > self._max_copied_blocks
+
+    def _start(self, draft: StepDraft, request: Request) -> None:
+        """Give a waiting request a slot and its hits in the prefix cache."""
+        counters = self._counters
+        self._table.start(request)
+        if not request.has_delivered_prompt_logprobs:
+            request.prompt_logprobs = [None]
+        num_local_hits = counters.prefix_cache_hits
+        draft.admitted.append(request)
+        self._prefill.attach_hits(request)
+        self._cache.loads.release(request)
+        if not request.time_scheduled:
+            request.time_scheduled = self._clock()
+            if self._cache.is_enabled and request.reads_prefix_cache:
+                counters.prefix_cache_queries += request.num_prompt_tokens
+                if self._cache.host is not None or self._cache.files is not None:
+                    num_missed = request.num_prompt_tokens + num_local_hits - counters.prefix_cache_hits
+                    counters.external_prefix_cache_queries += num_missed
+        self._batch.add(request)

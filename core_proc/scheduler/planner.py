@@ -1,0 +1,226 @@
+"""What the next step computes: `StepPlanner.plan()`.
+
+Deterministic: no decision depends on a clock. The same requests and results give the same plans.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+
+from octavo.core_proc.encoder_schedule import EncoderSchedule
+from octavo.core_proc.request import Request
+from octavo.core_proc.scheduler.admission.admitter import Admitter
+from octavo.core_proc.scheduler.budget import PromptBudget
+from octavo.core_proc.scheduler.delta import StepDraft, StepRecord
+from octavo.core_proc.scheduler.prefill import Prefill
+from octavo.core_proc.scheduler.request_table import RequestTable
+from octavo.core_proc.scheduler.step_target import StepTarget
+from octavo.core_proc.scheduler.throttle import DecodeThrottle
+from octavo.core_proc.scheduler.turns import PipelineTurns
+from octavo.core_proc.speculation.speculation import Speculation
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import IdArray, TokenId
+from octavo.protocol.stats import EngineStats
+from octavo.protocol.steps import StepPlan, StepResult
+
+
+class StepPlanner:
+    """Plans the steps of one scheduler, and keeps them until their results are there.
+
+    Args:
+        config: of the engine.
+        table: the live requests, and the batch, cache and slots of adapters that they are in.
+        admitter: starts waiting requests.
+        prefill: computes prompts.
+        counters: of steps and tokens; updated.
+        speculation: has guesses; None: the engine does not speculate.
+        encoder: of media; None: the model reads tokens only.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        table: RequestTable,
+        admitter: Admitter,
+        prefill: Prefill,
+        counters: EngineStats,
+        speculation: Speculation | None,
+        encoder: EncoderSchedule | None,
+    ) -> None:
+        self.in_flight: deque[StepRecord] = deque()
+        """Steps planned and not committed, in order."""
+        self._table = table
+        self._batch = table.batch
+        self._cache = table.cache
+        self._admitter = admitter
+        self._prefill = prefill
+        self._counters = counters
+        self._speculation = speculation
+        self._encoder = encoder
+        self._full_step_tokens = config.full_step_tokens
+        self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
+        self._throttle = DecodeThrottle(config.decode_interval_tokens)
+        self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
+        self._sampled: list[tuple[Request, TokenId]] = []
+        """Tokens that the next plan takes to the first stage of a pipeline."""
+        self._num_planned = 0
+
+    def may_plan(self, depth: int) -> bool:
+        """Return whether the next step may be planned before the `depth` steps in flight are committed."""
+        is_ahead = bool(self.in_flight) and not self._turns.are_taken
+        if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
+            return False
+        return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self._batch.decoding))
+
+    def plan(self) -> StepPlan | None:
+        """Plan the next step; None if nothing can be computed now."""
+        draft = StepDraft()
+        self._free_blocks(draft)
+        draft.may_await_input = self._table.num_needing_input > 0
+        most_decodes = self._turns.max_decodes(self._batch.num_decoding, len(self.in_flight))
+        num_decoding = min(len(self._batch.decoding), most_decodes)
+        draft.num_tokens_left = self._step_target.max_step_tokens(
+            num_decoding, (request.num_computed_tokens for request in self._batch.prefilling)
+        )
+        most_prompt_tokens = self._max_prompt_tokens(draft.num_tokens_left)
+        is_deferred = self._should_defer_decodes(most_prompt_tokens)
+        if not is_deferred:
+            self._decode(draft, num_decoding)
+        draft.num_tokens_left = min(draft.num_tokens_left, most_prompt_tokens)
+        prompts = PromptBudget(
+            draft.num_tokens_left,
+            self._cache.block_size,
+            self._full_step_tokens,
+            self._cache.groups.max_chunk,
+        )
+        self._admitter.admit(draft, prompts)
+        self._prefill.run(draft, prompts)
+        if self._speculation is not None and (gone_back := self._gone_back(draft)):
+            self._add_guesses(draft, self._speculation.take(gone_back))
+        if is_deferred and draft.is_empty:
+            self._decode(draft, num_decoding)
+        return self._finish(draft, leaves_decodes=len(draft.decodes) < num_decoding)
+
+    def take_record(self, result: StepResult) -> StepRecord:
+        """Return the oldest step in flight, which is no longer in flight then, and learn from its time.
+
+        Raises:
+            ProtocolError: `result` is not that of this step.
+        """
+        if not self.in_flight or self.in_flight[0].sequence != result.sequence:
+            due = self.in_flight[0].sequence if self.in_flight else "none"
+            raise ProtocolError(f"result of step {result.sequence} where {due} is due")
+        record = self.in_flight[0]
+        record.check(result)
+        self.in_flight.popleft()
+        num_prompt_tokens = record.num_tokens - record.num_decode_tokens
+        if self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
+            cost = self._step_target.cost
+            self._cache.copy_cost.observe_step(cost.token_s, cost.key_s)
+        if self._turns.are_taken:
+            self._sampled += record.sampled(result)
+        return record
+
+    def lose_steps(self) -> None:
+        """Drop the steps in flight: the workers that had them are gone."""
+        for record in self.in_flight:
+            for request, scheduled in record.chunks:
+                request.num_in_flight -= 1
+                request.num_pending_tokens -= scheduled.num_samples
+                request.num_guesses = 0
+        self.in_flight.clear()
+        self._sampled = []
+
+    def _max_prompt_tokens(self, num_tokens_left: int) -> int:
+        """Return how many tokens of prompts the next step may compute."""
+        if not self._turns.are_taken:
+            return num_tokens_left
+        num_uncomputed = sum([request.num_uncomputed_tokens for request in self._batch.prefilling])
+        num_uncomputed += self._table.waiting.num_prompt_tokens
+        return self._turns.max_prompt_tokens(num_tokens_left, num_uncomputed)
+
+    def _free_blocks(self, draft: StepDraft) -> None:
+        """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
+        self._cache.free_passed_blocks()
+        while victim := self._batch.victim():
+            if self._cache.loads.release_landed():
+                continue
+            self._table.preempt(victim)
+            self._counters.num_preemptions += 1
+            draft.has_preempted = True
+
+    def _should_defer_decodes(self, most_prompt_tokens: int) -> bool:
+        """Return whether this step leaves decodes out, because it can complete a prompt and decodes can wait."""
+        if not self._batch.decoding or not self._throttle.can_defer:
+            return False
+        head = self._admitter.candidate().request
+        states = self._cache.states
+        # A request that goes back to the state before wrong guesses decodes: it has no prompt to complete.
+        candidates = [one for one in self._batch.prefilling if states is None or not states.goes_back(one)]
+        candidates += [head] if head else []
+        completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
+        # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
+        return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
+
+    def _decode(self, draft: StepDraft, num_requests: int) -> None:
+        """Extend the first decoding requests by one token each, as far as the budget goes."""
+        draft.decodes, draft.scheduled, checked = self._batch.decode(min(num_requests, draft.num_tokens_left))
+        draft.num_tokens_left -= len(draft.decodes)
+        draft.num_decode_tokens = len(draft.decodes)
+        for request in checked:
+            draft.num_next_blocks += self._batch.lacks_block(request) * self._cache.num_groups
+            if request.num_computed_tokens <= request.num_prompt_tokens:
+                draft.num_decode_tokens -= 1
+                self._counters.prompt_tokens += request.is_first_run
+        if self._speculation is not None:
+            self._add_guesses(draft, self._speculation.take(draft.decodes))
+
+    def _gone_back(self, draft: StepDraft) -> list[Request]:
+        """Return the requests whose known tokens this step computes from the state before wrong guesses on."""
+        if (states := self._cache.states) is None:
+            return []
+        return [one for one in draft.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
+
+    def _add_guesses(self, draft: StepDraft, guesses: Mapping[Request, IdArray]) -> None:
+        """Extend requests by guesses, as far as the budget and the free blocks go."""
+        places = {request: place for place, request in enumerate(draft.decodes)} if guesses else {}
+        for request, token_ids in guesses.items():
+            num_lacking = self._batch.lacks_block(request)
+            num_guesses = self._batch.guess(request, min(len(token_ids), draft.num_tokens_left))
+            if num_guesses:
+                draft.guess(request, places.get(request), token_ids[:num_guesses])
+                draft.num_next_blocks += (self._batch.lacks_block(request) - num_lacking) * self._cache.num_groups
+
+    def _finish(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan | None:
+        prefilling = list(self._batch.prefilling)
+        plan = None
+        if not draft.is_empty:
+            plan = self._make_plan(draft, leaves_decodes=leaves_decodes)
+        elif (load := self._cache.loads.newest) is not None:
+            # No plan makes the copies that must come before it.
+            load.copies_out, load.copies_in = self._cache.take_copies()
+        for request in prefilling:
+            if request.num_uncomputed_tokens == 1:
+                self._batch.update(request)
+        return plan
+
+    def _make_plan(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan:
+        grown = list(self._batch.grown)
+        draft.adapter_loads = self._table.adapters.take_loads()
+        draft.copies_out, draft.copies_in = self._cache.take_copies()
+        if self._speculation is not None:
+            draft.num_drafts = self._speculation.num_drafts(self._batch.requests)
+        if self._encoder is not None:
+            draft.media = self._encoder.take_step()
+        if self._cache.states is not None:
+            draft.state_moves = self._cache.states.take_moves(draft.requests)
+        plan, record = draft.finish(self._num_planned, self._table.take_released(), grown, self._sampled)
+        self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
+        self._sampled = []
+        self._batch.grown.clear()
+        self._num_planned += 1
+        record.is_ahead = bool(self.in_flight)
+        self.in_flight.append(record)
+        self._counters.num_steps += 1
+        self._counters.step_tokens += record.num_tokens
+        return plan
