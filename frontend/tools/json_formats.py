@@ -5,7 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from octavo.frontend.tools.json_call import read_call
 from octavo.frontend.tools.json_marked import JsonArrayParser, JsonNamedParser, JsonObjectParser
+from octavo.frontend.tools.json_reader import skip_space
 from octavo.frontend.tools.marked import CallMatch
 from octavo.frontend.tools.parser import CallForm, Section
 from octavo.frontend.tools.tag_formats import NUMBER, fixed, json_of, sequence, tag
@@ -69,10 +71,21 @@ class HunyuanA13bParser(JsonArrayParser):
 
 
 class Phi4MiniParser(JsonArrayParser):
-    """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}, ...]`."""
+    """Phi-4-mini: `functools[{"name": ..., "arguments": {...}}, ...]`.
 
-    openings = (("functools",),)
+    With a template that uses its tokens for calls: `<|tool_call|>`, one call or an array, `<|/tool_call|>`.
+    """
+
+    openings = (("functools",), ("<|tool_call|>",))
+    tags = ("<|tool_call|>", "<|/tool_call|>")
     sections = (Section("functools[", "functools[", "]"),)
+
+    def read(self, text: str, position: int, is_final: bool) -> CallMatch:
+        """Read one array, or one call behind the token."""
+        start = skip_space(text, position)
+        if text.endswith("<|tool_call|>", 0, position) and text.startswith("{", start):
+            return read_call(text, start, is_final)
+        return super().read(text, position, is_final)
 
 
 class CohereParser(JsonArrayParser):

@@ -29,14 +29,15 @@ class MarkedParser(ToolParser):
     content_marks: ClassVar[tuple[str, ...]] = ()
     """Marks around the content, which are not part of it."""
     _starts: ClassVar[tuple[str, ...]]
-    """The marks to search for, longest first. Marks that are words need another mark before them."""
+    """The marks to search for, longest first. A word in a sequence of marks needs another mark before it."""
     _start: ClassVar[re.Pattern[str]]
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         if hasattr(cls, "openings"):
-            marks = {mark for opening in cls.openings for mark in opening if not mark[0].isalnum()}
-            cls._starts = tuple(sorted(marks or {opening[-1] for opening in cls.openings}, key=len, reverse=True))
+            openings = cls.openings
+            marks = {mark for opening in openings for mark in opening if len(opening) == 1 or not mark[0].isalnum()}
+            cls._starts = tuple(sorted(marks, key=len, reverse=True))
             cls._start = re.compile("|".join(map(re.escape, cls._starts)))
 
     @abstractmethod

@@ -1,6 +1,11 @@
 """Tool call formats like XML, by model. Each class says how one format differs from the others."""
 
-from octavo.frontend.tools.parser import Section
+from typing import ClassVar
+
+from octavo.frontend.tools.json_call import read_call
+from octavo.frontend.tools.json_reader import skip_space
+from octavo.frontend.tools.marked import CallMatch
+from octavo.frontend.tools.parser import Section, may_begin
 from octavo.frontend.tools.xml_calls import XmlParser
 
 
@@ -37,7 +42,7 @@ class MimoParser(Qwen3XmlParser):
 class MinimaxM2Parser(XmlParser):
     """MiniMax M2: `<invoke name="f"><parameter name="x">value</parameter></invoke>` in `<minimax:tool_call>`."""
 
-    openings = (("<minimax:tool_call>", "<invoke name="),)
+    openings: ClassVar[tuple[tuple[str, ...], ...]] = (("<minimax:tool_call>", "<invoke name="),)
     tags = ("<minimax:tool_call>", "</minimax:tool_call>")
     sections = (Section(tags[0], f"{tags[0]}\n", tags[1]),)
     begin, end = '<invoke name="', "</invoke>\n"
@@ -48,12 +53,25 @@ class MinimaxM2Parser(XmlParser):
 
 
 class DotsParser(MinimaxM2Parser):
-    """dots: MiniMax M2's format in `<dots_function_call>`."""
+    """dots: MiniMax M2's format in `<dots_function_call>`, or one JSON object with `name` and `arguments`."""
 
-    openings = (("<dots_function_call>", "<invoke name="),)
+    openings = (("<dots_function_call>",), ("<invoke name=",))
     tags = ("<dots_function_call>", "</dots_function_call>")
     sections = (Section(tags[0], f"{tags[0]}\n", tags[1]),)
     ends = ("</invoke>", tags[1])
+
+    def read(self, text: str, position: int, is_final: bool) -> CallMatch:
+        """Read one call in either form."""
+        start = skip_space(text, position)
+        if text.endswith(self.tags[0], 0, position):
+            if text.startswith("{", start):
+                return read_call(text, start, is_final)
+            invoke = self.openings[1][0]
+            if not text.startswith(invoke, start):
+                is_open = not is_final and may_begin(text, start, (invoke,))
+                return CallMatch(None if is_open else position)
+            position = start + len(invoke)
+        return super().read(text, position, is_final)
 
 
 class Step3Parser(XmlParser):

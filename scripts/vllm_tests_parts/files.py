@@ -102,6 +102,10 @@ DESELECTED: dict[str, str] = {
     "llm/test_prompt_validation.py::test_empty_prompt": "looks for the words of vLLM's error",
     "llm/test_prompt_validation.py::test_require_mm_embeds": "needs images",
     "serve/middleware/test_optional_middleware.py::test_no_request_id_header": "octavo always sends the header",
+    **{
+        f"openai/chat_completion/test_chat_logit_bias_validation.py::{name}": "builds vLLM's own ModelConfig"
+        for name in ("test_chat_logit_bias_valid", "test_chat_logit_bias_invalid")
+    },
     "openai/chat_completion/test_chat_echo.py::test_top_logprobs": (
         "sends logprobs as a string, which octavo refuses as OpenAI does"
     ),

@@ -71,6 +71,18 @@ def test_a_template_that_writes_a_notation_has_its_parser(name: str) -> None:
     assert detect_tool_parser(written) is None, "this template supports no tools"
 
 
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        ("mimo", "<tool_call>\n<function=f>\n<parameter=example_parameter_1>value_1</parameter>\n</function>"),
+        ("phi4_mini_json", '<|tool_call|>{"name": "foo", "arguments": {"a": 1}}<|/tool_call|>'),
+        ("xlam", "You are developed by Salesforce xLAM team. To use tools, make calls in a single JSON array"),
+    ],
+)
+def test_templates_that_say_more_than_their_notation_have_their_parsers(name: str, written: str) -> None:
+    assert detect_tool_parser("{{ tools }}" + written) == name
+
+
 def test_every_parser_that_is_found_exists() -> None:
     assert {name for name, _ in MARKS} <= set(parser_names())
     assert detect_tool_parser("{{ tools }} plain") is None

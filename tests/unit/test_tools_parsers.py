@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from answer_streams import check_all_cuts
 
 from octavo.frontend.plugins.loading import load_plugin
 from octavo.frontend.tools.answer import AnswerFormat, read_answer
@@ -315,6 +316,39 @@ def test_bare_values_by_their_schemas(schema, written, value) -> None:
 )
 def test_what_models_write_beside_their_notation(name, text, calls) -> None:
     assert read(name, text) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "calls"),
+    [
+        (
+            "phi4_mini_json",
+            '<|tool_call|>{"name": "f", "arguments": {"a": 1}}<|/tool_call|><|tool_call|>{"name": "g"}<|/tool_call|>',
+            [("f", {"a": 1}), ("g", {})],
+        ),
+        ("phi4_mini_json", '<|tool_call|>[{"name": "f", "arguments": {}}]<|/tool_call|>', [("f", {})]),
+        (
+            "dots",
+            '<dots_function_call>\n{"name": "f", "arguments": {"a": 1}}\n</dots_function_call>',
+            [("f", {"a": 1})],
+        ),
+    ],
+)
+def test_second_notations_in_every_cut(name, text, calls) -> None:
+    assert read(name, text) == ("", calls)
+    check_all_cuts(f"So:\n{text}", AnswerFormat(tools=tool_parser(name)([])))
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("granite", '<|tool_call|>{"name": "f", "arguments": {}}'),
+        ("jamba", '<tool_calls>{"name": "f", "arguments": {}}</tool_calls>'),
+        ("hunyuan_a13b", '<tool_calls>{"name": "f", "arguments": {}}</tool_calls>'),
+    ],
+)
+def test_a_call_without_the_brackets_of_its_format_is_content_as_in_vllm(name, text) -> None:
+    assert read(name, text) == (text, [])
 
 
 def test_a_model_that_restarts_its_numbers_gets_new_ids() -> None:
