@@ -140,7 +140,7 @@ class Cell:
         width = self.num_outputs // 2 if self.epilogue == "silu_and_mul" else self.num_outputs
         inputs = [x if self.packed[0].is_quantized else x.to(self.packed[0].input_form.type)]
         if self.packed[0].is_quantized:
-            quantized = quantize_rows(self.library, x, self.packed[0].group_size, self.threads, self.packed[0].order)
+            quantized = quantize_rows(self.library, x, self.packed[0].input_form, self.threads)
             inputs = [quantized.levels_TI, quantized.scale_TG, quantized.sum_TG]
         out = torch.empty(len(x), width)
         matrices, out_matrix = [Matrix.of(tensor) for tensor in inputs], Matrix.of(out)

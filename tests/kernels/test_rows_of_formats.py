@@ -61,7 +61,7 @@ def static_levels_of_torchao(x: Tensor) -> tuple[Tensor, Tensor]:
     return Int8Tensor.from_hp(x, PerTensor(), scale=scale).qdata, scale.expand(len(x), 1)
 
 
-@pytest.mark.parametrize(
+RULES = pytest.mark.parametrize(
     ("tool", "scaling", "static_scale"),
     [
         (levels_of_compressed_tensors, "range", None),
@@ -70,6 +70,9 @@ def static_levels_of_torchao(x: Tensor) -> tuple[Tensor, Tensor]:
         (static_levels_of_torchao, "reciprocal", STATIC_SCALE),
     ],
 )
+
+
+@RULES
 def test_levels_and_scales_are_those_of_the_tool(
     native_library: NativeLibrary,
     tool: Callable[[Tensor], tuple[Tensor, Tensor]],
@@ -101,6 +104,21 @@ def channels(weight_OI: Tensor, scaling: Scaling, static_scale: float | None) ->
         row_scale=static_scale,
         row_scaling=scaling,
     )
+
+
+@RULES
+def test_a_layer_has_the_bits_of_the_formula(
+    native_library: NativeLibrary,
+    tool: Callable[[Tensor], tuple[Tensor, Tensor]],
+    scaling: Scaling,
+    static_scale: float | None,
+) -> None:
+    """Levels are multiplied and added as integers, so nothing is left of which an order of sums could change a bit."""
+    x, weight = activations(), channels(random(96, WIDTH, seed=2, scale=0.02), scaling, static_scale)
+    levels, scale = tool(x)
+    sums_TO = levels.double() @ (weight.levels_OI.double() - weight.offset).t()  # exact: they are below 2 ** 53
+    expected_TO = sums_TO.float() * (weight.scale_OG.t() * scale)
+    assert torch.equal(multiply(native_library, x, pack_quantized(native_library, weight)), expected_TO)
 
 
 @pytest.mark.parametrize("static_scale", [None, STATIC_SCALE])
