@@ -13,6 +13,7 @@ from bench_gpu_parts.quantized_layers import weight_of
 from bench_gpu_parts.shapes import SHAPES, weight_shapes
 from gpu_estimates import (
     DEVICES,
+    EARLY_FIXED_S,
     FIXED_S,
     KERNEL_S,
     LATENCY_S,
@@ -137,6 +138,31 @@ def table(device: DeviceName) -> str:
     return "\n".join(lines)
 
 
+def bounds(name: QuantizedName, num_rows: int, device: DeviceName) -> tuple[float, float, float]:
+    """Return the largest shares of the roofline of a layer's products that better kernels could reach.
+
+    Those of instructions that take no time, with launches as they are; of launches before the kernel ahead ends, with
+    the instructions as they are; and of both together.
+    """
+    shapes = weight_shapes(SHAPES[MODEL])
+    found = [estimate_product(name, num_rows, *shapes[part], device) for part in LAYER]
+    roofline_s, fixed_s = sum(each.roofline_s for each in found), sum(each.fixed_s for each in found)
+    memory_s = sum(each.parts_s["memory"] for each in found)
+    early_s = fixed_s - len(found) * (FIXED_S - EARLY_FIXED_S)
+    longest_s = sum(max(each.parts_s.values()) for each in found)
+    return roofline_s / (memory_s + fixed_s), roofline_s / (longest_s + early_s), roofline_s / (memory_s + early_s)
+
+
+def bounds_table(device: DeviceName) -> str:
+    """Return the bounds of decodes of 16 rows as a table in Markdown."""
+    lines = ["| weights | now | no instructions | early launches | both |", "| --- | ---: | ---: | ---: | ---: |"]
+    for name in FORMATS:
+        shares = (estimate_layer(name, 16, device)[1], *bounds(name, 16, device))
+        lines.append(f"| {name} | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
+    return "\n".join(lines)
+
+
 if __name__ == "__main__":
     for device in DEVICES:
         print(f"\n{device}\n\n{table(device)}")
+    print(f"\nH200, bounds\n\n{bounds_table('H200')}")

@@ -23,6 +23,7 @@ def test_the_documented_tables_are_the_current_ones() -> None:
     assert gpu_decode_estimates.table("H200") in documented
     assert gpu_state_estimates.table("H200") in documented
     assert all(gpu_expert_estimates.table(gpu) in documented for gpu in gpu_expert_estimates.GPUS)
+    assert gpu_quantized_estimates.bounds_table("H200") in documented
     for device in gpu_estimates.DEVICES:
         assert gpu_quantized_estimates.table(device) in documented
         assert gpu_quantized_expert_estimates.table(device) in documented
