@@ -29,6 +29,7 @@ from octavo.protocol.env import child_environment
 
 DEPLOY = ROOT / "deploy"
 CHART = DEPLOY / "helm" / "octavo"
+KUBERNETES = "1.37"
 
 EVERYTHING: dict[str, Any] = {
     "apiKeySecret": "key",
@@ -96,6 +97,18 @@ def test_the_chart_starts_a_server_that_is_probed_and_drained(values: dict[str, 
         assert server.tenants == "/etc/octavo/tenants.yaml" and server.otlp_traces_endpoint == "http://collector:4317"
         (monitor,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
         assert monitor["path"] == "/metrics" and monitor["authorization"]["credentials"]["name"] == "key"
+
+
+@pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
+def test_the_schemas_of_kubernetes_accept_the_chart(values: dict[str, Any]) -> None:
+    kubernetes_validate = pytest.importorskip("kubernetes_validate")
+    for manifest in render_chart(CHART, values):
+        if manifest["kind"] != "ServiceMonitor":  # a custom resource, which has no schema there
+            kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
+    wrong = by_kind(values)["Deployment"]
+    wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
 
 
 def test_the_autoscaler_reads_metrics_that_the_adapter_makes_of_ours() -> None:
