@@ -45,6 +45,8 @@ UNSUPPORTED_FIELDS: dict[str, IsInert] = {
     "media_io_kwargs": _is_empty,
     "return_prompt_text": _is_empty,
     "return_token_offsets": _is_empty,
+    "prompt_logprob_token_ids": _is_empty,
+    "prompt_logprob_start": _is_empty,
 }
 """Unsupported fields, and the values that are accepted because they have no effect."""
 

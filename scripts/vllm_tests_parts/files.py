@@ -64,10 +64,16 @@ MODELS = (
 EMBEDDING_MODELS = ("intfloat/multilingual-e5-small",)
 """Names of embedding models that the files use; all of them are all-MiniLM-L6-v2."""
 
-ADAPTERS = ("charent/self_cognition_Alice", "typeof/zephyr-7b-beta-lora")
+ADAPTERS = (
+    "charent/self_cognition_Alice",
+    "charent/self_cognition_Bob",
+    "peft-internal-testing/opt-125m-dummy-lora",
+    "typeof/zephyr-7b-beta-lora",
+)
 """Names of LoRA adapters that the files use."""
 
 _COMPLETION = "openai/completion/test_completion.py::"
+_BUDGET = "openai/chat_completion/test_thinking_token_budget.py::"
 
 DESELECTED: dict[str, str] = {
     _COMPLETION + "test_single_completion[facebook/opt-125m]": "counts the tokens of OPT's tokenizer",
@@ -78,6 +84,29 @@ DESELECTED: dict[str, str] = {
     "openai/test_return_token_ids.py::test_chat_completion_with_tool_use": "needs a model that calls tools",
     "openai/test_return_token_ids.py::test_comparison_with_prompt_logprobs_and_logprobs": (
         "needs a model that does not end within 20 tokens"
+    ),
+    **{
+        f"anthropic/test_messages.py::{name}": "message_start counts cached tokens apart here, as Anthropic's API does"
+        for name in ("test_anthropic_streaming", "test_anthropic_streaming_cache_usage")
+    },
+    "anthropic/test_messages.py::test_anthropic_tool_call": "needs a model that calls tools",
+    "openai/responses/test_simple.py::test_enable_response_messages[Qwen/Qwen3-8B]": "the stand-in does not end",
+    **{
+        f"openai/responses/test_simple.py::{name}[Qwen/Qwen3-8B]": "needs a model that reasons"
+        for name in (
+            "test_reasoning_item",
+            "test_streaming_reasoning_tokens_e2e",
+            "test_non_streaming_reasoning_tokens_e2e",
+        )
+    },
+    **{
+        f"{_BUDGET}test_thinking_token_budget_limits_reasoning[{server}]": (
+            "counts the line break behind <think>, which belongs to the prompt here"
+        )
+        for server in ("default", "auto_config")
+    },
+    "scale_out/token_in_token_out/test_serving_tokens.py::test_generate_prompt_token_id_logprobs": (
+        "prompt_logprob_token_ids is refused by name"
     ),
     "serve/instrumentator/test_basic.py::test_show_version": "/version is octavo's own",
     "serve/instrumentator/test_uds.py::test_show_version": "/version is octavo's own",

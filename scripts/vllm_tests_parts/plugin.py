@@ -82,6 +82,41 @@ def vllm_runner() -> type[OfflineRunner]:
     return OfflineRunner
 
 
+class EmbeddingRunner:
+    """What `hf_runner` returns, as far as tests of prompt embeddings use it: the tokenizer and the embeddings.
+
+    Args:
+        model: name in the hub's cache.
+    """
+
+    def __init__(self, model: str) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.model = AutoModelForCausalLM.from_pretrained(model)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def get_prompt_embeddings(self, prompts: Sequence[str]) -> list[Any]:
+        """Return a tensor [tokens, hidden size] for each prompt."""
+        embed = self.model.get_input_embeddings()
+        return [embed(self.tokenizer(text, return_tensors="pt").input_ids)[0].detach() for text in prompts]
+
+    def wrap_device(self, tensors: Any) -> Any:
+        """Return the tensors: all of them are on the CPU."""
+        return tensors
+
+
+@pytest.fixture(scope="session")
+def hf_runner() -> type[EmbeddingRunner]:
+    """Return what loads a model for a test."""
+    return EmbeddingRunner
+
+
 def _placeholders(name: str) -> ModuleType:
     module = ModuleType(name)
 

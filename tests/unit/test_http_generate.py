@@ -33,6 +33,13 @@ def test_tokens_become_tokens() -> None:
     assert body["usage"]["completion_tokens"] == 8
 
 
+def test_without_alternatives_the_chosen_token_is_listed() -> None:
+    body = post(FakeClient("Hello!"), PATH, ask({"max_tokens": 3, "logprobs": 0})).json()
+    for entry in body["choices"][0]["logprobs"]["content"]:
+        (alternative,) = entry["top_logprobs"]
+        assert (alternative["token"], alternative["logprob"]) == (entry["token"], entry["logprob"])
+
+
 def test_what_is_left_out_has_the_defaults_of_the_class() -> None:
     client = FakeClient("Hello!", generation_defaults={"temperature": 0.3, "top_k": 7})
     assert post(client, PATH, ask()).status_code == 200
@@ -66,6 +73,7 @@ def test_a_stream() -> None:
         (ask(token_ids=["a"]), "token_ids[0]"),
         (ask(features={"mm_hashes": {}}), "features"),
         (ask({"prompt_logprobs": 1}, stream=True), "sampling_params.prompt_logprobs"),
+        (ask({"prompt_logprob_token_ids": [[1]]}), "sampling_params.prompt_logprob_token_ids"),
         ({"token_ids": PROMPT}, "sampling_params"),
     ],
     ids=str,

@@ -59,7 +59,8 @@ class TokensAnswer:
     def _choice(self, choice: CompletionOutput) -> GenerateChoice:
         logprobs = None
         if choice.logprobs is not None:
-            num_top = None if self._style.names_logprobs else self._style.num_logprobs
+            # As in vLLM, the chosen token stands for alternatives that were not asked for.
+            num_top = None if self._style.names_logprobs else self._style.num_logprobs or None
             logprobs = chat_logprobs(choice.token_ids, choice.logprobs, self._style.names, num_top)
         return GenerateChoice(
             index=choice.index, logprobs=logprobs, finish_reason=choice.finish_reason, token_ids=choice.token_ids
