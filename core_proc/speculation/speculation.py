@@ -19,6 +19,7 @@ from octavo.core_proc.speculation.depth import (
 )
 from octavo.core_proc.speculation.drafts import DraftProposer
 from octavo.core_proc.speculation.ngram import NgramProposer
+from octavo.core_proc.speculation.payoff import Payoff
 from octavo.core_proc.speculation.proposer import NoProposer, Proposer
 from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config.speculation import ResolvedSpeculation
@@ -48,6 +49,7 @@ class Speculation:
         """Guesses that come from the workers; None: they make none."""
         self._default_depth = Depth(config.max_depth)
         self._cost, self._draft_cost, self._not_ahead_cost = StepCost(), DraftCost(), NotAheadCost()
+        self._payoff = Payoff()
         self._num_undrafted = 0
         """Steps since the workers have drafted."""
         self._depths: dict[Request, Depth] = {}
@@ -70,7 +72,7 @@ class Speculation:
 
     def num_drafts(self, requests: Iterable[Request]) -> int:
         """Return how many tokens the workers are to draft for these requests after the next step."""
-        if self._drafts is None:
+        if self._drafts is None or not self._payoff.may_guess:
             return 0
         price = min(1.0, self._row_price() + self._draft_cost.price)
         depths = [self._depths.get(request, self._default_depth) for request in requests]
@@ -86,6 +88,9 @@ class Speculation:
         if record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
             self._not_ahead_cost.observe(result.idle_s, is_ahead=record.is_ahead)
+            period_s = result.elapsed_s + max(0.0, result.idle_s)
+            num_decoding, num_tokens = self._batch.num_decoding, len(result.token_ids)
+            self._payoff.observe(num_decoding, num_tokens, period_s, has_guesses=bool(record.guesses))
             if result.drafts:
                 num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
                 self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
@@ -97,6 +102,8 @@ class Speculation:
         self._proposals.clear()
         for request in record.sampling:
             self._guesses.pop(request, None)  # they follow fewer tokens than are known by now
+            if not self._payoff.may_guess:
+                continue
             if request.state is RequestState.RUNNING and self._batch.may_guess_for(request):
                 self._propose(request)
         self._num_rests = max(0, self._num_rests - 1)

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import signal
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +13,6 @@ from typing import Any
 
 import pytest
 from servers import descendants, serve
-from waiting import wait_until
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.cli.main import main
@@ -105,23 +103,35 @@ def test_an_engine_that_died_has_nothing_and_nothing_is_lost(engines: tuple[LLM,
     assert decode(taker, PROMPT, prefill(giver, PROMPT)) == (expected, 96), "it gives again when it is back"
 
 
-def test_workers_of_the_decode_engine_die_after_the_blocks_have_come(engines: tuple[LLM, LLM]) -> None:
+@pytest.mark.parametrize("victim", ["worker", "core"])
+def test_a_process_of_the_decode_engine_dies_after_the_blocks_have_come(engines: tuple[LLM, LLM], victim: str) -> None:
     giver, taker = engines
     taker.reset_prefix_cache()
+    prompts = [[number, *PROMPT] for number in range(1, 4)]
     long = SamplingParams(max_tokens=380, seed=3, temperature=1.0, ignore_eos=True)
-    prompts = [{"prompt_token_ids": [number, *PROMPT]} for number in range(1, 4)]
-    expected = [output.outputs[0].token_ids for output in taker.generate(prompts, long, use_tqdm=False)]
+    asked = [{"prompt_token_ids": prompt} for prompt in prompts]
+    expected = [list(output.outputs[0].token_ids) for output in taker.generate(asked, long, use_tqdm=False)]
     taker.reset_prefix_cache()
-    moved = []
-    for prompt in prompts:
-        extra_args = {"kv_transfer_params": prefill(giver, prompt["prompt_token_ids"])}
-        moved.append(SamplingParams(max_tokens=380, seed=3, temperature=1.0, ignore_eos=True, extra_args=extra_args))
-    worker = wait_until(lambda: max(descendants(core_pid(taker)), default=0))
-    killer = threading.Timer(0.03, os.kill, (worker, signal.SIGKILL))
-    killer.start()
-    outputs = taker.generate(prompts, moved, use_tqdm=False)
-    killer.join()
-    assert [output.outputs[0].token_ids for output in outputs] == expected
+    moved = [long.clone(extra_args={"kv_transfer_params": prefill(giver, prompt)}) for prompt in prompts]
+
+    async def ask(client: AsyncClient, prompt: list[int], params: SamplingParams) -> list[int]:
+        tokens: list[int] = []
+        async for output in client.generate({"prompt_token_ids": prompt}, params):
+            is_first = not tokens
+            tokens += output.outputs[0].token_ids
+            if is_first and prompt is prompts[-1]:
+                stats = await client.engine_stats()
+                assert stats.kv_transfer_loaded_bytes > before.kv_transfer_loaded_bytes, "blocks have come"
+                core = core_pid(taker)
+                os.kill(core if victim == "core" else max(descendants(core)), signal.SIGKILL)
+        return tokens
+
+    async def ask_all() -> list[list[int]]:
+        async with AsyncClient.connect(taker.client.address) as client:
+            return await asyncio.gather(*(ask(client, *one) for one in zip(prompts, moved, strict=True)))
+
+    before = taker.stats()
+    assert asyncio.run(ask_all()) == expected
 
 
 def test_a_client_of_both_has_prompts_computed_by_one(engines: tuple[LLM, LLM]) -> None:

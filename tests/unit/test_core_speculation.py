@@ -19,6 +19,7 @@ from octavo.core_proc.speculation.depth import (
     StepCost,
 )
 from octavo.core_proc.speculation.ngram import NgramProposer
+from octavo.core_proc.speculation.payoff import FIRST_REST_STEPS, MIN_REQUESTS, WINDOW_STEPS, WINDOWS, Payoff
 from octavo.core_proc.speculation.speculation import Speculation
 from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config import CacheGroupSpec, EngineConfig
@@ -347,3 +348,39 @@ def test_a_model_that_pools_does_not_speculate() -> None:
     config: EngineConfig = engine_config({"model": "M", "spec_method": "ngram"})
     with pytest.raises(ConfigError, match="generates no tokens"):
         resolve_speculation(config.speculation, some_facts(pooling=PoolingFacts(convert="embed", pooling="last")))
+
+
+def test_a_batch_that_is_slower_with_guesses_does_without_them() -> None:
+    payoff = Payoff()
+
+    def run(num_steps: int, num_requests: int, gain: float) -> int:
+        """Return how many of so many steps may have guesses, which change the tokens per second by a factor."""
+        num_guessing = 0
+        for _ in range(num_steps):
+            num_guessing += payoff.may_guess
+            period_s = 0.01 / gain if payoff.may_guess else 0.01
+            payoff.observe(num_requests, num_requests, period_s, has_guesses=payoff.may_guess)
+        return num_guessing
+
+    comparison = WINDOW_STEPS * len(WINDOWS) + 1
+    run(comparison, 16, gain=0.9)
+    assert not payoff.may_guess
+    num_guessing = run(10 * FIRST_REST_STEPS, 16, gain=0.9)
+    assert num_guessing < 0.02 * 10 * FIRST_REST_STEPS, "comparisons become seldom"
+    assert run(1, 8, gain=0.9) == 0 and payoff.may_guess, "another batch is compared anew"
+    run(comparison, 8, gain=1.2)
+    assert payoff.may_guess
+    assert run(FIRST_REST_STEPS, 8, gain=1.2) >= FIRST_REST_STEPS - WINDOW_STEPS * len(WINDOWS)
+    run(MIN_REQUESTS, MIN_REQUESTS - 1, gain=0.5)
+    assert payoff.may_guess, "small batches always guess"
+
+
+def test_a_batch_without_guesses_is_not_compared_and_one_slow_step_decides_nothing() -> None:
+    payoff = Payoff()
+    for _ in range(1000):
+        payoff.observe(64, 64, 0.01, has_guesses=False)
+        assert payoff.may_guess
+    for step in range(WINDOW_STEPS * len(WINDOWS) + 1):
+        num_tokens = 18 if payoff.may_guess else 16
+        payoff.observe(16, num_tokens, 1.0 if step == 10 else 0.01, has_guesses=payoff.may_guess)
+    assert payoff.may_guess

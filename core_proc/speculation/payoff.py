@@ -1,0 +1,97 @@
+"""`Payoff`: whether guessing delivers more tokens per second in a batch, found out by doing without it for some steps.
+
+The depth of a guess follows from what rows cost. Other costs appear in no step: masks of guessed positions and searches
+for guesses take processors from the workers. So a batch that guesses is compared with itself without guesses. Knows no
+clock: times come with the results of steps, so a recording holds them.
+"""
+
+MIN_REQUESTS = 8
+"""In smaller batches rows cost little, and how well a few requests can be guessed changes from window to window."""
+
+WINDOW_STEPS = 16
+"""Steps of each part of a comparison."""
+
+SETTLING_STEPS = 2
+"""Steps at the beginning of a window that do not count: they were planned before it."""
+
+WINDOWS = (True, False, False, True)
+"""Whether there are guesses. In this order a batch that shrinks or grows favours neither."""
+
+FIRST_REST_STEPS = 512
+"""Steps between two comparisons: a comparison whose guesses cost a tenth of the rate costs half a percent of it."""
+
+MAX_REST_STEPS = 8192
+"""Each time that guessing does not pay off, the next comparison is twice as far away, up to so many steps."""
+
+MAX_SIZE_CHANGE = 0.25
+"""A batch that has changed by a larger part of its size is another one, and compared anew."""
+
+MAX_STEP_FACTOR = 3.0
+"""A step that took so many times as long as the mean counts as if it had not: something else disturbed it."""
+
+
+class Payoff:
+    """The verdict for the batch of the moment."""
+
+    def __init__(self) -> None:
+        self.may_guess = True
+        """Whether the next steps may have guesses."""
+        self._num_requests = 0
+        """Of the batch that is compared or was judged; 0: none is."""
+        self._window = 0
+        """Of `WINDOWS`; beyond the last: the batch is judged."""
+        self._num_steps = 0
+        """Of the window, or since the verdict."""
+        self._num_tokens = {True: 0, False: 0}
+        self._elapsed_s = {True: 0.0, False: 0.0}
+        self._num_counted = 0
+        self._rest_steps = FIRST_REST_STEPS
+
+    def observe(self, num_requests: int, num_tokens: int, period_s: float, *, has_guesses: bool) -> None:
+        """Learn from a step without prompts.
+
+        Args:
+            num_requests: that decode.
+            num_tokens: that the step delivered.
+            period_s: from the end of the step before to its end.
+            has_guesses: whether it has verified any.
+        """
+        if num_requests < MIN_REQUESTS:
+            self.may_guess, self._num_requests = True, 0
+            return
+        if not self._num_requests or abs(num_requests / self._num_requests - 1.0) > MAX_SIZE_CHANGE:
+            self._compare(num_requests if has_guesses else 0)  # without guesses there is nothing to compare
+            return
+        self._num_steps += 1
+        if self._window == len(WINDOWS):
+            if self._num_steps >= self._rest_steps:
+                self._compare(0)
+            return
+        if self._num_steps > SETTLING_STEPS and period_s > 0.0:
+            self._count(num_tokens, period_s)
+        if self._num_steps == WINDOW_STEPS:
+            self._window, self._num_steps = self._window + 1, 0
+            if self._window == len(WINDOWS):
+                self._judge()
+            else:
+                self.may_guess = WINDOWS[self._window]
+
+    def _compare(self, num_requests: int) -> None:
+        """Begin a comparison with the next step, or with the next guess if `num_requests` is 0."""
+        self.may_guess, self._num_requests = WINDOWS[0], num_requests
+        self._window = self._num_steps = self._num_counted = 0
+        self._num_tokens, self._elapsed_s = {True: 0, False: 0}, {True: 0.0, False: 0.0}
+
+    def _count(self, num_tokens: int, period_s: float) -> None:
+        total_s = sum(self._elapsed_s.values())
+        if self._num_counted:
+            period_s = min(period_s, MAX_STEP_FACTOR * total_s / self._num_counted)
+        self._num_counted += 1
+        self._num_tokens[self.may_guess] += num_tokens
+        self._elapsed_s[self.may_guess] += period_s
+
+    def _judge(self) -> None:
+        """Compare tokens per second with and without guesses."""
+        with_guesses = self._num_tokens[True] * self._elapsed_s[False]
+        self.may_guess = with_guesses >= self._num_tokens[False] * self._elapsed_s[True]
+        self._rest_steps = FIRST_REST_STEPS if self.may_guess else min(2 * self._rest_steps, MAX_REST_STEPS)
