@@ -17,6 +17,8 @@ from torch import Tensor
 
 GROUP = 32
 SKIPPED = "lm_head"
+STATIC_SCALE = torch.tensor([0.01])
+"""Of the inputs of all layers, where compressed-tensors has static ones."""
 Tensors = dict[str, Tensor]
 Quantize = Callable[[str, Tensor], tuple[Tensors, Tensor]]
 """From a layer's name and weight to its tensors by the end of their names, and the values."""
@@ -242,7 +244,7 @@ def compressed(
         levels = ct_quantize(weight_OI, scale, zero, weight_args, dtype=weight_args.pytorch_dtype())
         values = dequantize(levels, scale, zero, weight_args, dtype=torch.float32)
         if activations and activations.get("dynamic") is False:
-            parts["input_scale"] = torch.tensor([0.01])
+            parts["input_scale"] = STATIC_SCALE.clone()
         return {part: value for part, value in parts.items() if value is not None}, values
 
     return config.to_dict(), quantize
