@@ -20,6 +20,9 @@ from bench_cpu_parts.drive_loop import die_with_parent
 ROCM_EXTRA_ARGS: list[str] = []
 VLLM_PATH = Path.cwd()
 START_TIMEOUT_S = 120.0
+ABBREVIATIONS = {"--lora-module": "--lora-modules"}
+"""vLLM takes the beginning of a flag's name; octavo suggests the whole one."""
+
 STAND_IN = {"max_position_embeddings": 40960}
 """The models of the tests have longer contexts than the one that stands for them."""
 
@@ -72,7 +75,7 @@ class RemoteOpenAIServer:
         max_wait_seconds: float | None = None,
         override_hf_configs: dict[str, Any] | None = None,
     ) -> None:
-        flags = [str(flag) for flag in vllm_serve_args]
+        flags = [ABBREVIATIONS.get(str(flag), str(flag)) for flag in vllm_serve_args]
         self.uds = flags[flags.index("--uds") + 1] if "--uds" in flags else None
         self.host = "127.0.0.1"
         self.port = None if self.uds else _free_port() if auto_port else int(flags[flags.index("--port") + 1])
