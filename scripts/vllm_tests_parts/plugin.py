@@ -4,6 +4,7 @@ What octavo does not have of vLLM is a placeholder: a test that uses one is skip
 """
 
 import importlib.util
+import os
 import sys
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
@@ -13,7 +14,7 @@ from typing import Any, Self
 import pytest
 
 from octavo.compat.vllm.importer import VllmFinder, member
-from vllm_tests_parts import remote_server
+from vllm_tests_parts import LEFT_OUT, remote_server
 
 
 class _PlaceholderType(type):
@@ -53,6 +54,13 @@ class PlaceholderFinder(VllmFinder):
                 return _placeholder(f"{module.__name__}.{name}")
 
         module.__getattr__ = get  # type: ignore[method-assign]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave tests out by their whole names."""
+    names = {f"tests/entrypoints/{name}" for name in os.environ.get(LEFT_OUT, "").splitlines()}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in names])
+    items[:] = [item for item in items if item.nodeid not in names]
 
 
 class OfflineRunner:
