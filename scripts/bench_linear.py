@@ -48,7 +48,9 @@ COLD_BYTES = 160 << 20
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 CODE_GROUP = 64
 """Inputs that share a scale, of e4m3 and nf4."""
-OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "nf4")
+CHECKPOINTS = {"gptq": (4, 128, False), "awq": (4, 128, True), "q4_0": (4, 32, False), "w8a16": (8, 128, False)}
+"""Bits, inputs that share a scale, and whether groups have zero points: as checkpoints have them."""
+OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "nf4", *CHECKPOINTS)
 
 
 def main() -> None:
@@ -113,6 +115,8 @@ class Cell:
             packed = pack_coded(self.library, weight.bfloat16(), max_escapes=1.0)
             assert packed is not None
             return packed
+        if self.kind in CHECKPOINTS:
+            return pack_quantized(self.library, levels_of_checkpoint(weight, *CHECKPOINTS[self.kind]))
         if self.kind in CODEBOOKS:
             groups = torch.rand(len(weight), -(-weight.shape[1] // CODE_GROUP))
             codes = torch.randint(0, 2 ** codebook_bits(self.kind), weight.shape, dtype=torch.uint8).clamp_(max=126)
@@ -155,6 +159,16 @@ class Cell:
         run = self.library.function("run", [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64])
         addresses = ctypes.addressof(program), ctypes.addressof(step)
         return lambda: run(*addresses, self.threads), [inputs, out, calls, entries, counters, program, step]
+
+
+def levels_of_checkpoint(weight: Tensor, bits: int, group_size: int, has_zeros: bool) -> QuantizedWeight:
+    """Return random levels of the shape of a weight."""
+    num_groups = -(-weight.shape[1] // group_size)
+    levels = torch.randint(0, 2**bits, weight.shape, dtype=torch.uint8)
+    scales = torch.rand(len(weight), num_groups).half() + 0.1
+    middle = 2 ** (bits - 1)
+    zeros = torch.randint(0, 2**bits, scales.shape, dtype=torch.uint8) if has_zeros else None
+    return QuantizedWeight(levels, scales, None, 0 if has_zeros else middle, bits, group_size, zero_OG=zeros)
 
 
 def best_of(calls: list[Callable[[], object]], seconds: float) -> list[float]:

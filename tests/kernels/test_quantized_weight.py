@@ -162,6 +162,24 @@ def test_rows_that_should_have_16_bits_are_rounded_in_small_groups() -> None:
         assert torch.equal(form.dequantize(), wide.dequantize())
 
 
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("layout", ["offset", "zeros"])
+@pytest.mark.parametrize("group_size", [32, 128, INPUTS])
+def test_weights_of_checkpoints_have_the_packed_form_of_our_own_quantization(
+    bits: int, layout: str, group_size: int
+) -> None:
+    """So the same kernels read no more bytes for them, whatever the groups of the checkpoint are."""
+    library = load()
+    own = quantize_weight(library, random(OUTPUTS, INPUTS), "int4" if bits == 4 else "int8", 32)
+    packed, checkpoint = (
+        pack_quantized(library, each) for each in (own, replace(weight(layout, group_size=group_size), bits=bits))
+    )
+    assert (checkpoint.kind, checkpoint.group_size) == (packed.kind, packed.group_size)
+    # Zero points become minimums, which our own 4 bits have too, and our own 8 bits have not.
+    minimums_bytes = 0 if layout == "offset" or bits == 4 else 64 * 2 * INPUTS // 32
+    assert checkpoint.num_bytes <= packed.num_bytes + minimums_bytes
+
+
 def test_codebooks() -> None:
     assert codebook("e4m3")[0x7E] == 448.0 and codebook("e4m3")[0x7F].isnan()
     assert codebook("e2m1").tolist()[:8] == [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
