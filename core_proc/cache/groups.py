@@ -105,7 +105,7 @@ class CacheGroups:
         max_step_tokens: most tokens of a step.
         max_chunk: most tokens of one request in one step; 0: no limit.
         keeps_checkpoints: whether requests leave checkpoints of their states for others.
-        has_guesses: whether steps verify guesses.
+        max_guesses: most guesses of one request that a step verifies; 0: it verifies none.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class CacheGroups:
         max_chunk: int = 0,
         *,
         keeps_checkpoints: bool = True,
-        has_guesses: bool = False,
+        max_guesses: int = 0,
     ) -> None:
         state_specs = [spec for spec in specs if spec.kind == "state"]
         specs = [spec for spec in specs if spec.kind != "state"]
@@ -126,13 +126,14 @@ class CacheGroups:
         limits = [max_chunk] if max_chunk else []
         if state_specs:
             interval = state_specs[0].window or checkpoint_interval(state_specs[0].block_bytes, block_size)
-            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0, has_guesses)
+            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0, max_guesses > 0)
             limits += [interval] if keeps_checkpoints else []
         if any(spec.window for spec in specs):
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
         self.max_chunk = min(limits, default=0)
         """Most tokens of one request in one step; 0: no limit."""
-        max_step_tokens = min([max_step_tokens, *limits])
+        # Guesses are not chunks of a prompt: only the step limits them.
+        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, 1 + max_guesses))
         self.block_size = block_size
         self.full = [index for index, spec in enumerate(specs) if spec.kind == "full"]
         """Indices of the groups that keep every token."""
@@ -160,7 +161,7 @@ class CacheGroups:
             config.max_num_batched_tokens,
             max_chunk=config.long_prefill_token_threshold,
             keeps_checkpoints=config.enable_prefix_caching,
-            has_guesses=config.speculation is not None,
+            max_guesses=config.speculation.max_depth if config.speculation else 0,
         )
 
     @classmethod

@@ -133,8 +133,10 @@ class BlockLoads:
                 if block_id not in missing and self._pool.set_hash(block_id, key)
             ]
         if load.request.state is RequestState.SWAPPED and not load.is_stale and not missing:
-            self._num_arrived[load.request] = len({load.places[place][0] for place in arrived})
-            self._landed[load.request] = [*load.held, *map(self._hold, load.keys)]
+            num_arrived = self.num_arrived(load.request) + len({load.places[place][0] for place in arrived})
+            landed = [*load.held, *map(self._hold, load.keys)]
+            self.release(load.request)  # of an earlier load: more was found for the request before it started
+            self._landed[load.request], self._num_arrived[load.request] = landed, num_arrived
         else:  # nobody can continue from blocks behind one that is missing, so they must not be held
             self._pool.release(load.held)
         self._pool.release(load.block_ids)

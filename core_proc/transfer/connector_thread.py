@@ -3,6 +3,25 @@
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
+from typing import Protocol
+
+
+class CallThread(Protocol):
+    """Runs calls one after another, besides the caller. See `ConnectorThread`."""
+
+    @property
+    def num_queued(self) -> int:
+        """Calls that have not begun."""
+
+    @property
+    def busy_s(self) -> float:
+        """For how many seconds the present call has been running; 0.0: there is none."""
+
+    def submit(self, call: Callable[[], object]) -> None:
+        """Queue a call, which must not raise."""
+
+    def close(self, timeout_s: float) -> bool:
+        """Run the calls that are queued, for a bounded time; returns whether they have returned."""
 
 
 class ConnectorThread:

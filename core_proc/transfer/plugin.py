@@ -25,7 +25,7 @@ from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
-from octavo.core_proc.transfer.connector_thread import ConnectorThread
+from octavo.core_proc.transfer.connector_thread import CallThread, ConnectorThread
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.ids import RequestId
 from octavo.protocol.kv_connector import ConnectorRequest, KVConnectorBase, content_key
@@ -88,6 +88,7 @@ class PluginConnector:
         loads: whether the connector is asked.
         timeout_s: a request that has waited for so long is computed.
         clock: in seconds.
+        thread: runs the connector's calls; None: a new one.
     """
 
     def __init__(
@@ -99,6 +100,7 @@ class PluginConnector:
         loads: bool,
         timeout_s: float,
         clock: Callable[[], float] = time.monotonic,
+        thread: CallThread | None = None,
     ) -> None:
         self._plugin = plugin
         self._name = type(plugin).__name__
@@ -108,7 +110,7 @@ class PluginConnector:
         self._timeout_s = timeout_s
         self._clock = clock
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
-        self._thread = ConnectorThread(clock)
+        self._thread = thread or ConnectorThread(clock)
         self._numbers = itertools.count()
         self._waiting: dict[RequestKey, _Question] = {}
         """Requests that the connector is asked about, the oldest first: the scheduler does not know them yet."""

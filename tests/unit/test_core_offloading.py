@@ -208,6 +208,24 @@ def test_files_of_other_engines_are_found() -> None:
     assert output.num_cached_tokens == 32
 
 
+def test_more_of_a_request_is_found_between_its_load_and_its_start() -> None:
+    other = with_files()
+    ask_in_turn(other, "a", num_tokens=33)
+    engine = with_files(num_blocks=40, max_num_seqs=1, async_scheduling=False)
+    engine.files.update(other.files)
+    first, later = list(other.files)[:4], list(other.files)[4:]
+    engine.scheduler.change_files(first, ())
+    again = engine.submit("again", [1] * 33)
+    assert engine.plan() is None and engine.loads
+    engine.submit("between", [9] * 5, max_tokens=3)
+    engine.plan()  # takes the only slot
+    engine.finish_load()
+    engine.scheduler.change_files(later, ())
+    engine.run()
+    assert again.num_cached_tokens == 32
+    assert engine.scheduler.cache.pool.num_free == 40, "the first load has given up its blocks"
+
+
 def test_files_are_not_for_other_weights() -> None:
     engine = with_files()
     ask_in_turn(engine, "ab", num_tokens=33)

@@ -11,7 +11,6 @@ from msgspec.structs import replace
 
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
-from octavo.core_proc.file_store import FileStore
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.log_entries import LogEntry, Opened, Planned, WorkersLost
 from octavo.core_proc.loop import StepLoop
@@ -31,8 +30,10 @@ from octavo.protocol.config import CacheGroupSpec, CachePlan
 from octavo.protocol.events import EngineFacts, Event
 from octavo.protocol.ids import RequestId
 from octavo.protocol.requests import FrontendMessage, Submit
+from simulation.block_store import store_blocks
+from simulation.connector import close_simulated
 from simulation.crash_journal import SimulatedCrashJournal
-from simulation.files import SimulatedFiles, SimulatedWatch
+from simulation.files import SimulatedFiles
 from simulation.grammar import SimulatedCompiler
 from simulation.group import SimulatedGroup
 from simulation.ranks import RankedGroup
@@ -205,12 +206,9 @@ class SimulatedCore(Process):
             lambda action: self.after(step_scale * rng.expovariate(0.5), action), lambda: self.wake(has_events=True)
         )
         self.grammars = Grammars(self.scheduler, self.supervisor, compiler)
-        if self.config.kv_offloading_path:
-            watch: Any = SimulatedWatch(files, self, step_scale, lambda: self.wake(has_events=True))
-            min_free = files.rng.choice([0, 5, 10_000])
-            store = FileStore(self.scheduler, self.supervisor, "", watch, 1000, min_free_blocks=min_free)
-            self.scheduler.cache.add_observer(store)
-            self.scheduler.hooks.add(store)
+        self._connector = store_blocks(
+            self, self.scheduler, self.supervisor, files, step_scale, lambda: self.wake(has_events=True)
+        )
         self.scheduler.hooks.add(BlockTransfers(self.scheduler, self.supervisor))
         self.service = self._service(attribution, epoch)
         self.service.on_poison = self._die_of_poison
@@ -242,6 +240,7 @@ class SimulatedCore(Process):
             facts,
             self.stop_signal,
             lambda: self.world.now,
+            connector=self._connector,
         )
 
     def wake(self, *, has_messages: bool = False, has_events: bool = False) -> None:
@@ -263,6 +262,8 @@ class SimulatedCore(Process):
             return
         super().kill()
         self.ended_at = self.world.now
+        if self._connector is not None:
+            close_simulated(self._connector)
         self.group.kill()
         self.on_exit()
 

@@ -15,6 +15,7 @@ from msgspec import structs
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.config.kv_transfer import ResolvedKVConnector
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import IdArray, pack_ids
@@ -47,6 +48,9 @@ SHARE_OF_SPECULATION = 0.5
 
 SHARE_OF_FILES = 0.4
 """Share of the scenarios that keep KV blocks in files, unless states forbid it."""
+
+SHARE_OF_CONNECTORS = 0.5
+"""Share of these that keep them through a connector of the user's instead."""
 
 SHARE_OF_STAGES = 0.5
 """Share of the scenarios of several ranks in which each of them is a pipeline stage."""
@@ -149,6 +153,7 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     groups, num_blocks = _groups(random.Random(f"groups {seed}"), engine, num_blocks)
     storey = random.Random(f"second storey {seed}")
     engine["kv_offloading_path"] = "/files" if storey.random() < SHARE_OF_FILES else ""
+    engine |= _connector(random.Random(f"connector {seed}"), has_files=bool(engine["kv_offloading_path"]))
     pooling = _pooling(random.Random(f"pooling {seed}"))
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
@@ -264,6 +269,15 @@ def _speculation(rng: random.Random) -> ResolvedSpeculation | None:
         prompt_lookup_max=shortest + rng.randint(0, 3),
         suffix_max_cached_requests=rng.choice([0, 3, 100]),
     )
+
+
+def _connector(rng: random.Random, *, has_files: bool) -> dict[str, Any]:
+    """Return the settings of an engine whose files are replaced by a connector; {} if they are not."""
+    if not has_files or rng.random() >= SHARE_OF_CONNECTORS:
+        return {}
+    role = rng.choice(["kv_both"] * 6 + ["kv_producer", "kv_consumer"])
+    setting = ResolvedKVConnector(name="Simulated", module_path="", role=role)
+    return {"kv_offloading_path": "", "kv_connector": setting, "enable_prefix_caching": True}
 
 
 def _pooling(rng: random.Random) -> PoolingFacts | None:
