@@ -7,7 +7,8 @@ With --recovery the workers are killed instead while streams are generated, and 
 go on. The same prompts are used with and without files.
 
 With --overhead nothing is evicted and nothing is found: what offloading costs an engine that gains nothing from it. All
-engines are started, and take turns with new prompts in each round.
+engines are started, and take turns with new prompts in each round. A second engine without any shows how much two equal
+engines differ.
 """
 
 import argparse
@@ -33,6 +34,9 @@ BLOCK_SIZE = 16
 COMPARED_TOKENS = 32
 """Tokens of each stream that are compared with --recovery: streams end when all of them have gone on."""
 
+SETTLING_S = 5.0
+"""Idle workers have the system find the memory of their caches: this must not take the time of others' rounds."""
+
 
 @dataclass
 class Run:
@@ -57,6 +61,7 @@ def main() -> None:
         }
         variants = {name: settings for name, settings in variants.items() if args.only in ("", name.split()[-1])}
         if args.overhead:
+            variants = {"neither": {}, "neither, again": {}, **variants}
             asyncio.run(_compare_overheads(args, variants))
         elif args.recovery:
             variants.pop(f"{args.size:g} GiB of host memory", None)
@@ -212,6 +217,7 @@ async def _compare_overheads(args: argparse.Namespace, variants: dict[str, dict[
             )
             for name, settings in variants.items()
         }
+        await asyncio.sleep(SETTLING_S)
         for number in range(args.rounds + 1):
             outputs: dict[str, list[list[int]]] = {}
             names = list(variants)
