@@ -12,6 +12,7 @@ FILES = (
     "openai/chat_completion/test_root_path.py",
     "openai/chat_completion/test_thinking_token_budget.py",
     "openai/completion/test_completion.py",
+    "openai/completion/test_completion_with_prompt_embeds.py",
     "openai/completion/test_prompt_validation.py",
     "openai/completion/test_token_in_token_out.py",
     "openai/models/test_models.py",
@@ -31,9 +32,6 @@ FILES = (
     "llm/test_prompt_validation.py",
 )
 """Below `tests/entrypoints/`; all of them pass."""
-
-LATER = ("openai/completion/test_completion_with_prompt_embeds.py",)
-"""Files that apply and have not been seen to pass. They run when they are named, or with --all."""
 
 MODELS = (
     "HuggingFaceH4/zephyr-7b-beta",
@@ -64,6 +62,7 @@ ADAPTERS = (
 """Names of LoRA adapters that the files use."""
 
 _COMPLETION = "openai/completion/test_completion.py::"
+_EMBEDS = "openai/completion/test_completion_with_prompt_embeds.py::"
 _CHAT = "openai/chat_completion/test_chat.py::"
 _BUDGET = "openai/chat_completion/test_thinking_token_budget.py::"
 
@@ -119,6 +118,18 @@ DESELECTED: dict[str, str] = {
     "openai/completion/test_prompt_validation.py::test_empty_prompt": "looks for the words of vLLM's error",
     "llm/test_chat.py::test_chat_batch_failure_cleanup": "looks for the words of vLLM's error",
     "llm/test_chat.py::test_chat_extra_kwargs": "looks for Qwen3's token <think>",
+    **{
+        f"{_EMBEDS}{name}": "the stand-in ends this prompt at once"
+        for name in (
+            "test_completions_with_prompt_embeds[use-lora-facebook/opt-125m]",
+            "test_completions_with_prompt_embeds[use-lora-opt125m-lora]",
+            "test_completions_with_logprobs_and_prompt_embeds[use-lora-facebook/opt-125m-1]",
+            "test_completions_with_logprobs_and_prompt_embeds[use-lora-facebook/opt-125m-0]",
+            "test_completions_with_logprobs_and_prompt_embeds[use-lora-opt125m-lora-1]",
+            "test_completions_with_logprobs_and_prompt_embeds[use-lora-opt125m-lora-0]",
+        )
+    },
+    f"{_EMBEDS}test_prompt_logprobs_raises_error[use-lora]": "looks for the words of vLLM's error",
     f"{_CHAT}test_invocations": "SageMaker's route is not here",
     **{
         f"{_CHAT}{name}": "needs what a larger model writes"
