@@ -4,6 +4,7 @@ The core reads spans and digests. It passes tensors on without a look at the num
 """
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
@@ -14,6 +15,9 @@ from octavo.protocol.ids import SlotId
 from octavo.protocol.prompt_embeds import Span
 
 DIGEST_BYTES = 32
+
+NUM_AXES = 3
+"""Of a grid: frames, rows and columns."""
 
 MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
 """Bytes of all tensors of one item, and of the items that one step encodes."""
@@ -37,6 +41,9 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Of the tensors: items of equal digests have equal rows."""
     tensors: dict[str, MediaTensor]
     """By the names that the processor gives them."""
+    grid: list[int] = []
+    """Frames, rows and columns that its rows are, for models that count positions on several axes; it then has one
+    span. []: its rows are a line."""
 
     @property
     def num_rows(self) -> int:
@@ -58,6 +65,14 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
         """The position after the last row."""
         position, num_rows = self.spans[-1]
         return position + num_rows
+
+
+class GridSpan(msgspec.Struct, array_like=True, gc=False, frozen=True):
+    """An item that is a grid, in a request that enters the batch."""
+
+    start: int
+    """The first position."""
+    grid: list[int]
 
 
 class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -100,8 +115,15 @@ def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int) -> str | Non
         return f"rows of media overlap, or lie outside of the {num_prompt_tokens} positions of the prompt"
     if items and items[-1].end == num_prompt_tokens:
         return "the prompt ends with media: at least one token must follow them"
+    if any(item.grid and not _is_grid_of(item) for item in items):
+        return "the grid of a media item is not that of its rows"
     if any(len(item.digest) != DIGEST_BYTES for item in items):
         return f"digests of media have {DIGEST_BYTES} bytes"
     if any(item.num_bytes > MAX_ITEM_BYTES for item in items):
         return f"a media item has more than {MAX_ITEM_BYTES} bytes"
     return None
+
+
+def _is_grid_of(item: MediaItem) -> bool:
+    is_sound = len(item.grid) == NUM_AXES and min(item.grid) > 0 and len(item.spans) == 1
+    return is_sound and math.prod(item.grid) == item.num_rows

@@ -22,7 +22,7 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, RequestId, SlotId, TokenId
-from octavo.protocol.media import StepMedia
+from octavo.protocol.media import GridSpan, StepMedia
 from octavo.protocol.params import RequestParams
 from octavo.protocol.prompt_embeds import Span, StepEmbeds
 from octavo.protocol.weights import Transfer, TransferGroup
@@ -58,6 +58,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The slot of its adapter, which stays the same until the request leaves the batch."""
     embed_spans: list[Span] = []
     """Prompt positions that have given rows and no tokens."""
+    grids: list[GridSpan] = []
+    """In order of position."""
 
 
 class Appended(msgspec.Struct, array_like=True, gc=False, frozen=True):

@@ -15,6 +15,7 @@ import msgspec
 
 from octavo.frontend.media.pixels import in_rgb
 from octavo.frontend.media.wire import LENGTH, Job, Ready, Result, Setup
+from octavo.frontend.media.without_videos import leave_out_videos
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.lifecycle import die_with_parent
 from octavo.protocol.media import MediaTensor, digest_of
@@ -48,6 +49,7 @@ class ImageProcessor:
         import transformers
 
         transformers.logging.set_verbosity_error()
+        leave_out_videos()
         PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
         self._setup = setup
         self._processor: Any = transformers.AutoProcessor.from_pretrained(
@@ -81,7 +83,16 @@ class ImageProcessor:
             num_rows=token_ids.count(self._setup.image_token_id),
             digest=digest_of(tensors),
             tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
+            grid=self._grid(inputs),
         )
+
+    def _grid(self, inputs: Any) -> list[int]:
+        """Return the grid of an image's rows; []: the model's positions have one axis."""
+        if "image_grid_thw" not in inputs:
+            return []
+        ((frames, height, width),) = inputs["image_grid_thw"].tolist()
+        size = self._processor.image_processor.merge_size
+        return [frames, height // size, width // size]
 
     def _open(self, job: Job) -> "Image.Image | Result":
         """Return the picture in RGB, or why there is none."""

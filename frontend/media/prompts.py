@@ -156,7 +156,8 @@ class MediaPrompts:
                 name: MediaTensor(dtype, shape, LiveBuffer(data))
                 for name, (dtype, shape, data) in result.tensors.items()
             }
-            item = MediaItem(_spans([next(places) for _ in range(result.num_rows)]), result.digest, tensors)
+            spans = _spans([next(places) for _ in range(result.num_rows)])
+            item = MediaItem(spans, result.digest, tensors, result.grid)
             if item.num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
                     f"{source.path}: the processed image has more than {MAX_ITEM_BYTES} bytes", source.path

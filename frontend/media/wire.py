@@ -52,3 +52,5 @@ class Result(msgspec.Struct, array_like=True):
     digest: bytes = b""
     tensors: dict[str, tuple[str, list[int], bytes]] = {}
     """By name: type, shape and bytes."""
+    grid: list[int] = []
+    """See `MediaItem.grid`."""

@@ -13,6 +13,7 @@ ARCHITECTURES = (
     "LlavaForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
+    "Qwen2VLForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
 
@@ -20,6 +21,7 @@ _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
+    "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 """By the `model_type` of the language model."""
@@ -52,6 +54,16 @@ _NOT_OF_TEXT = {
 """Keys of `text_config` in files of SmolVLM that change nothing there."""
 
 
+_FLAT_KINDS = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+"""Models whose published files have the keys of the language model beside `vision_config`, and its `model_type`."""
+
+
+def _flat_text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
+    of_whole = {"vision_config", "architectures", "transformers_version"}
+    text = {key: value for key, value in hf_config.items() if key not in of_whole and not key.startswith("vision_")}
+    return {**text, "model_type": _FLAT_KINDS[hf_config["model_type"]]}
+
+
 def split_config(
     hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
 ) -> tuple[dict[str, Any], str, MediaFacts | None]:
@@ -61,6 +73,8 @@ def split_config(
         ConfigError: the model reads media, and it, or its language model, is not supported.
     """
     text = hf_config.get("text_config")
+    if text is None and hf_config.get("model_type") in _FLAT_KINDS and "vision_config" in hf_config:
+        text = _flat_text_config(hf_config)
     if not isinstance(text, dict) or not any(key in hf_config for key in ("vision_config", "audio_config")):
         return hf_config, architecture, None
     if architecture not in ARCHITECTURES:

@@ -11,16 +11,15 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
 import transformers
 from engine_kills import until_steps, worker_of
+from media_compare import GREEDY, compare, prompt, result, run
 from PIL import Image
 from servers import Server, serve
 from tiny_media import IMAGE, make_llava, make_smolvlm, picture
 from waiting import until
 
 from octavo import LLM, AsyncClient, SamplingParams
-from octavo.frontend.outputs import RequestOutput
 from octavo.protocol import restarts
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import BeamSearchParams
@@ -32,7 +31,6 @@ SETTINGS: dict[str, Any] = {
     "max_num_batched_tokens": 32,  # chunks end inside of images, which have 25 rows
     "encoder_cache_tokens": 60,  # of which two fit
 }
-GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=60, ignore_eos=True, logprobs=1, repetition_penalty=1.1)
 
 
@@ -47,20 +45,16 @@ def llm(path: Path) -> Iterator[LLM]:
         yield llm
 
 
-def prompt(text: str, *seeds: int) -> dict[str, Any]:
-    return {"prompt": text, "multi_modal_data": {"image": [picture(seed) for seed in seeds]}}
-
-
-def result(output: RequestOutput) -> object:
-    return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
-
-
-def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[RequestOutput]:
-    return llm.generate(list(prompts), params, use_tqdm=False)
+PROMPTS = [
+    prompt(f"look at {IMAGE} here", 1),
+    prompt(f"{IMAGE}{IMAGE}the same twice", 2, 2),
+    prompt(f"one {IMAGE} and another {IMAGE}, and a third {IMAGE} of them", 1, 2, 3),
+    prompt("no image at all"),
+]
 
 
 def test_tokens_and_logprobs_equal_transformers(llm: LLM, path: Path) -> None:
-    compare(llm, path, transformers.LlavaForConditionalGeneration)
+    compare(llm, path, transformers.LlavaForConditionalGeneration, PROMPTS)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -68,37 +62,10 @@ def test_tiles_and_merged_rows_equal_transformers(tmp_path: Path, kernels: str) 
     """SmolVLM: an image is several spans, with tokens between them, and a run of the tower has several tiles."""
     path = make_smolvlm(tmp_path)
     with LLM(str(path), **{**SETTINGS, "encoder_cache_tokens": 100}, cpu_kernels=kernels) as llm:
-        compare(llm, path, transformers.Idefics3ForConditionalGeneration)
+        compare(llm, path, transformers.Idefics3ForConditionalGeneration, PROMPTS)
         prompts = [prompt(f"number {seed} of {IMAGE}", seed % 3) for seed in range(8)]
         alone = [result(run(llm, one, params=SAMPLED)[0]) for one in prompts]
         assert list(map(result, run(llm, *prompts, params=SAMPLED))) == alone
-
-
-def compare(llm: LLM, path: Path, kind: Any) -> None:
-    """Compare prompts, tokens and logprobs of a model with those that a class of `transformers` gives."""
-    processor = transformers.AutoProcessor.from_pretrained(path)
-    model = kind.from_pretrained(path, dtype=torch.float32)
-    prompts = [
-        prompt(f"look at {IMAGE} here", 1),
-        prompt(f"{IMAGE}{IMAGE}the same twice", 2, 2),
-        prompt(f"one {IMAGE} and another {IMAGE}, and a third {IMAGE} of them", 1, 2, 3),
-        {"prompt": "no image at all", "multi_modal_data": {}},
-    ]
-    for one, output in zip(prompts, run(llm, *prompts), strict=True):
-        images = one["multi_modal_data"].get("image") or None
-        inputs = processor(text=one["prompt"], images=images, return_tensors="pt")
-        length = inputs.input_ids.shape[1]
-        assert output.prompt_token_ids == inputs.input_ids[0].tolist()
-        assert output.prompt == one["prompt"]
-        expected = model.generate(**inputs, max_new_tokens=6, do_sample=False, eos_token_id=None)
-        tokens = expected[0, length:].tolist()
-        assert output.outputs[0].token_ids == tokens
-        with torch.no_grad():
-            media = {key: value for key, value in inputs.items() if key.startswith("pixel")}
-            logits = model(input_ids=expected, **media).logits[0]
-        logprobs = logits.log_softmax(dim=-1)[length - 1 : -1]
-        for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
-            assert abs(float(row[token]) - reported[token].logprob) < 1e-4
 
 
 def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Path) -> None:

@@ -1,5 +1,6 @@
 """Tiny random models that read images, each with a real processor of `transformers`, and random pictures."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import transformers
 from PIL import Image
 from tiny_models import EOS, MAX_POSITIONS, VOCAB_SIZE
 from tokenizers import AddedToken
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 IMAGE = "<image>"
 CHAT_TEMPLATE = (
@@ -93,9 +95,35 @@ def make_smolvlm(directory: Path, **changes: Any) -> Path:
     return _write(directory, transformers.Idefics3ForConditionalGeneration(config), processor)
 
 
-def _tokenizer(*marks: str) -> transformers.PreTrainedTokenizerFast:
+def make_qwen2_vl(directory: Path, **changes: Any) -> Path:
+    """Write a Qwen2-VL: squares of four patches are a row, and positions have three axes. `changes`: of the tower."""
+    pad = "<|image_pad|>"
+    tokenizer = _tokenizer("<|video_pad|>", "<|vision_start|>", "<|vision_end|>", image=pad)
+    rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
+    text = transformers.Qwen2VLTextConfig(
+        **{**_TEXT, "vocab_size": len(tokenizer), "hidden_size": 96}, rope_parameters=rope
+    )
+    vision = transformers.Qwen2VLVisionConfig(
+        depth=2, embed_dim=32, hidden_size=96, mlp_ratio=2, num_heads=4, patch_size=6, **changes
+    )
+    config = transformers.Qwen2VLConfig(
+        text_config=text,
+        vision_config=vision,
+        image_token_id=VOCAB_SIZE,
+        video_token_id=VOCAB_SIZE + 1,
+        vision_start_token_id=VOCAB_SIZE + 2,
+        vision_end_token_id=VOCAB_SIZE + 3,
+    )
+    image_processor = Qwen2VLImageProcessorPil(
+        patch_size=6, merge_size=2, size={"shortest_edge": 144, "longest_edge": 144 * 12}
+    )
+    model = transformers.Qwen2VLForConditionalGeneration(config)
+    return _write_parts(directory, model, "Qwen2VLProcessor", image_processor, tokenizer)
+
+
+def _tokenizer(*marks: str, image: str = IMAGE) -> transformers.PreTrainedTokenizerFast:
     tokenizer = tiny_models._tokenizer()
-    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (IMAGE, *marks)])
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in (image, *marks)])
     return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=EOS)
 
 
@@ -103,4 +131,20 @@ def _write(directory: Path, model: transformers.PreTrainedModel, processor: tran
     tiny_models._randomize(model, seed=11)
     model.save_pretrained(directory)
     processor.save_pretrained(directory)
+    return directory
+
+
+def _write_parts(
+    directory: Path,
+    model: transformers.PreTrainedModel,
+    processor: str,
+    image_processor: Any,
+    tokenizer: transformers.PreTrainedTokenizerFast,
+) -> Path:
+    """Write a model whose processor has a part for videos, which cannot be made without torchvision."""
+    tiny_models._randomize(model, seed=11)
+    for part in (model, image_processor, tokenizer):
+        part.save_pretrained(directory)
+    (directory / "processor_config.json").write_text(json.dumps({"processor_class": processor}))
+    (directory / "chat_template.jinja").write_text(CHAT_TEMPLATE)
     return directory

@@ -57,6 +57,7 @@ ADAPTER = adapters.Adapter("sql", "ab" * 32, "/adapters/sql", 16)
 EMBEDS = prompt_embeds.PromptEmbeds.pack([(0, 17), (18, 1)], LARGE[: 18 * 8])
 PIXELS = {"pixel_values": media.MediaTensor("float32", [1, 2], Buffer(LARGE))}
 IMAGE = media.MediaItem([(1, 3), (5, 1)], media.digest_of(PIXELS), PIXELS)
+GRID = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [1, 2, 3])
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
@@ -64,6 +65,7 @@ _REQUESTS = [
     requests.Submit("long", MANY_IDS, SPEC, resume_output_token_ids=MANY_IDS),
     requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
     requests.Submit("image", pack_ids([0] * 8), SPEC, media=[IMAGE]),
+    requests.Submit("grid", pack_ids([0] * 8), SPEC, media=[GRID]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
     requests.Submit("prefill", pack_ids([1]), SPEC, kv_transfer=KVTransfer(leaves=True)),

@@ -1,6 +1,7 @@
 """The encoder's part of steps: budget, eviction, chunks that end before an item, and what workers are told."""
 
 import hashlib
+from collections.abc import Sequence
 
 import pytest
 
@@ -14,9 +15,9 @@ from octavo.protocol.prefix_hash import extra_keys_of, hash_block
 from octavo.protocol.requests import Submit
 
 
-def item(name: str, *spans: tuple[int, int], num_bytes: int = 8) -> MediaItem:
+def item(name: str, *spans: tuple[int, int], num_bytes: int = 8, grid: Sequence[int] = ()) -> MediaItem:
     tensors = {"pixel_values": MediaTensor("uint8", [num_bytes], Buffer(name.encode().ljust(num_bytes)))}
-    return MediaItem(list(spans), digest_of(tensors), tensors)
+    return MediaItem(list(spans), digest_of(tensors), tensors, list(grid))
 
 
 def request(*items: MediaItem, length: int = 100, slot: int = 0) -> Request:
@@ -143,6 +144,9 @@ def _submit(name: str) -> Submit:
         ([item("a", (0, 5)), item("b", (4, 2))], "overlap"),
         ([item("a", (90, 11))], "outside"),
         ([item("a", (90, 10))], "at least one token must follow"),
+        ([item("a", (0, 6), grid=[1, 2, 2])], "grid"),
+        ([item("a", (0, 2), (3, 2), grid=[1, 2, 2])], "grid"),
+        ([item("a", (0, 4), grid=[4])], "grid"),
         ([MediaItem([(0, 1)], hashlib.sha1(b"").digest(), {})], "digests"),
     ],
 )

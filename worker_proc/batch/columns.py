@@ -1,12 +1,14 @@
 """Numbers of every slot as arrays, so that a step reads and writes those of all its requests at once."""
 
 from enum import IntFlag
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from octavo.worker_proc.batch.inputs import Ints
+
+Int = TypeVar("Int", np.int32, np.int64)
 
 
 class Trait(IntFlag):
@@ -44,6 +46,10 @@ class SlotColumns:
         """Guesses of tokens that follow the known ones, until the step that verifies them is over."""
         self.segment_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """The position at which the second text of a pair begins; 0: there is one text."""
+        self.grids_end_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """The position after the last grid of an image; see `axes.py`."""
+        self.axes_shift_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Added to positions from there on, so that they count on from the last grid."""
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""
@@ -57,3 +63,10 @@ class SlotColumns:
 
     def _columns(self) -> list[npt.NDArray[Any]]:
         return list(vars(self).values())
+
+
+def with_doubled_rows(table: npt.NDArray[Int]) -> npt.NDArray[Int]:
+    """Return a table with as many rows of zeros after its own."""
+    grown = np.zeros((2 * len(table), table.shape[1]), dtype=table.dtype)
+    grown[: len(table)] = table
+    return grown

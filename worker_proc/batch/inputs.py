@@ -109,3 +109,5 @@ class StepInputs:
     """None: all rows are looked up by their token ids."""
     adapters: AdapterInputs | None = None
     """None: no request of the step has an adapter."""
+    axes_AT: Ints | None = None
+    """Positions on several axes, of a model that has them; `positions_T` then counts the rows of the step."""

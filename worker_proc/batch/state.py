@@ -4,7 +4,6 @@ Knows no model and computes nothing; `inputs_of` turns a plan into arrays.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +12,8 @@ from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
-from octavo.worker_proc.batch.columns import SlotColumns, Trait
+from octavo.worker_proc.batch.axes import AxisPositions
+from octavo.worker_proc.batch.columns import SlotColumns, Trait, with_doubled_rows
 from octavo.worker_proc.batch.inputs import (
     GIVEN,
     PENDING,
@@ -30,8 +30,6 @@ from octavo.worker_proc.batch.state_moves import StateMoves
 FEW = 8
 FOLLOWED = int(Trait.TRACKS_TOKENS | Trait.IS_MASKED)
 """Traits of the requests whose sampling state must know each token."""
-
-Int = TypeVar("Int", np.int32, np.int64)
 
 
 class BatchState:
@@ -50,6 +48,7 @@ class BatchState:
         has_states: whether the model has recurrent states, whose slots are one more list of each request.
         num_adapters: slots for LoRA adapters.
         segment_stride: see `octavo.worker_proc.models.base.Model`.
+        has_axes: whether the model counts positions on several axes.
 
     Raises:
         ProtocolError: from every method, if a message contradicts the state, which is then invalid.
@@ -67,6 +66,7 @@ class BatchState:
         has_states: bool = False,
         num_adapters: int = 0,
         segment_stride: int = 0,
+        has_axes: bool = False,
     ) -> None:
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
@@ -86,6 +86,7 @@ class BatchState:
         self._state_moves = StateMoves(block_size) if has_states else None
         self._num_adapters = num_adapters
         self._segment_stride = segment_stride
+        self._axes = AxisPositions(self.columns) if has_axes else None
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -270,6 +271,9 @@ class BatchState:
         if self._segment_stride:
             first_T = self.columns.segment_S[slots_T]
             positions_T = positions_T + self._segment_stride * ((first_T > 0) & (positions_T >= first_T))
+        axes_AT = None
+        if self._axes is not None:
+            axes_AT, positions_T = self._axes.of(slots_T, positions_T), np.arange(len(positions_T))
         moves = self._state_moves
         return StepInputs(
             token_ids_T=token_ids_T,
@@ -281,6 +285,7 @@ class BatchState:
             states=moves.inputs(self._block_ids[-1], slots_R, starts_R, context_lens_R) if moves is not None else None,
             given=given,
             adapters=self._adapter_inputs(slots_T) if self._num_adapters else None,
+            axes_AT=axes_AT,
         )
 
     def _adapter_inputs(self, slots_T: Ints) -> AdapterInputs | None:
@@ -291,8 +296,8 @@ class BatchState:
         if admitted.slot in self.rows:
             raise ProtocolError(f"slot {admitted.slot} was given to {admitted.request_id} but is taken")
         while admitted.slot >= len(self._token_ids):
-            self._token_ids = _with_doubled_rows(self._token_ids)
-            self._block_ids = [_with_doubled_rows(block_ids) for block_ids in self._block_ids]
+            self._token_ids = with_doubled_rows(self._token_ids)
+            self._block_ids = [with_doubled_rows(block_ids) for block_ids in self._block_ids]
             self.columns.grow()
         if not NO_ADAPTER <= admitted.adapter_slot < self._num_adapters:
             raise ProtocolError(
@@ -313,6 +318,8 @@ class BatchState:
         columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
         columns.traits_S[row.slot] = int(row.traits)
         columns.adapter_S[row.slot] = admitted.adapter_slot + 1
+        if self._axes is not None:
+            self._axes.admit(row.slot, admitted.grids)
         columns.segment_S[row.slot] = row.pooling.segment_start if row.pooling else 0
 
     def _append(self, appended: Appended) -> None:
@@ -388,9 +395,3 @@ def _given_inputs(entries: StepEntries, query_starts: Ints, embeds: StepEmbeds) 
             raise ProtocolError(f"slot {slot}: {num_rows} embeddings came for position {position}, not of this step")
         indices.append(np.arange(num_rows) + (first + position - start))
     return GivenInputs(np.concatenate(indices), embeds.data.data)
-
-
-def _with_doubled_rows(table: npt.NDArray[Int]) -> npt.NDArray[Int]:
-    grown = np.zeros((2 * len(table), table.shape[1]), dtype=table.dtype)
-    grown[: len(table)] = table
-    return grown

@@ -129,4 +129,5 @@ def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_
         has_states=model.state_group is not None,
         num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
         segment_stride=model.segment_stride,
+        has_axes=model.step_angles is not None,
     )

@@ -100,7 +100,7 @@ class MediaEncoder:
         lengths = np.array([len(one.positions_T) for one in sequences])
         query_starts = np.concatenate(([0], lengths.cumsum()))
         num_rows, num_blocks = int(query_starts[-1]), -(-lengths // self._block_size)
-        self._tower.inputs_XP[:num_rows] = torch.from_numpy(np.concatenate([one.rows_TP for one in sequences]))
+        self._tower.put(sequences)
         first_blocks = np.concatenate(([0], num_blocks.cumsum()))[:-1]
         table = (first_blocks[:, None] + np.arange(num_blocks.max())).astype(np.int32)
         # Entries behind the blocks of a sequence are padding, which must be a valid block.

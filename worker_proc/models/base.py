@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.linear import Packer
@@ -64,6 +66,13 @@ Tables = tuple[Tensor, ...]
 """What all layers look up by position, such as rotary angles; rows are those of the step."""
 
 
+class StepAngles(Protocol):
+    """Rotary angles that the host makes for each step, of a model that counts positions on several axes."""
+
+    def put(self, axes_AT: npt.NDArray[np.int64]) -> None:
+        """Make the angles of the next step, whose rows have these positions on each axis."""
+
+
 class Layer(Protocol):
     """One layer of a decoder."""
 
@@ -103,6 +112,8 @@ class Model(ABC):
         """The library that computes its steps, and for which its weights are packed; None: torch."""
         self.given_rows: GivenRows | None = None
         """Rows in place of token embeddings; None: this worker takes none."""
+        self.step_angles: StepAngles | None = None
+        """Where the angles of a step's rows are put; None: they are looked up by the positions of the rows."""
         self.adapter_rows: AdapterRows | None = None
         """Which row of a step has which LoRA adapter, for layers outside of programs; None: there are no adapters."""
         self.cache_scales: Mapping[int, tuple[float, float]] = {}

@@ -11,7 +11,7 @@ from octavo.protocol.config.facts import ModelFacts
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.vision.registry import build_tower
-from octavo.worker_proc.models.vision.tower import VisionTower
+from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.reader import Wants, read_weights
@@ -55,7 +55,16 @@ def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
     """
     if config.media is None or not model.stage.is_first:
         return None
-    tower = build_tower(config.model, Placement(model.dtype, model.device), model.library)
+    assert config.model.media is not None, "a model that reads images"
+    tower = build_tower(
+        TowerSpec(
+            facts=config.model.media,
+            width=config.model.embedding_width,
+            placement=Placement(model.dtype, model.device),
+            library=model.library,
+            max_item_tokens=min(config.media.encoder_cache_tokens, config.max_model_len),
+        )
+    )
     if config.model.load_format == "dummy":
         fill_dummy(tower.named_parameters(), config.seed)
     else:

@@ -18,7 +18,7 @@ from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.models.base import Layer, LayeredModel, Norm, Residual, Tables
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
-from octavo.worker_proc.models.layers.rotary import Rotary
+from octavo.worker_proc.models.layers.rotary import AxisRotary, Rotary
 from octavo.worker_proc.models.parameters import Parameters
 
 
@@ -186,6 +186,14 @@ class DecoderModel(LayeredModel):
     def rotaries(self) -> Sequence[Rotary]:
         """Whose angles the layers use."""
         return self._rotaries
+
+    def take_given_rows(self, max_rows: int) -> None:
+        """See `octavo.worker_proc.models.base.LayeredModel`; grids of images come with rows."""
+        super().take_given_rows(max_rows)
+        for rotary in self._rotaries:
+            if isinstance(rotary, AxisRotary):
+                self.step_angles = rotary
+                rotary.take_steps(max_rows)
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""

@@ -7,10 +7,13 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.media import NUM_AXES
 from octavo.worker_proc.models.hf_config import ignore, optional, required
 
 _CHUNK_POSITIONS = 1024
@@ -26,6 +29,11 @@ class Rotary:
         self._magnitude = magnitude
         self._cos_LC = torch.empty(0, len(inverse_frequencies_C))
         self._sin_LC = torch.empty(0, len(inverse_frequencies_C))
+
+    @classmethod
+    def of(cls, theta: float, num_pairs: int) -> "Rotary":
+        """Make the angles of a base, without a scaling."""
+        return Rotary(_inverse_frequencies(theta, num_pairs))
 
     @property
     def num_pairs(self) -> int:
@@ -52,6 +60,10 @@ class Rotary:
             sin.append(angles_LC.sin() * self._magnitude)
         self._cos_LC = torch.cat([part_LC.to(device) for part_LC in cos])
         self._sin_LC = torch.cat([part_LC.to(device) for part_LC in sin])
+
+    def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos_TC and sin_TC of positions for which `prepare` was called."""
+        return self._cos_LC[positions_T], self._sin_LC[positions_T]
 
     def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """Return the look-ups of cos_TC and sin_TC, for `octavo.kernels.embedding.embeddings`.
@@ -101,6 +113,43 @@ class DynamicRotary(Rotary):
         super().prepare(num_positions, device)
 
 
+class AxisRotary(Rotary):
+    """M-RoPE: each pair of a head rotates by the position on one of several axes.
+
+    A step that may have such positions reads tables that the host fills with the angles of its rows. Otherwise all axes
+    are the same, and it looks them up by position as others do.
+
+    Args:
+        inverse_frequencies_C: of the pairs.
+        magnitude: of the scaling.
+        axes_C: the axis of each pair.
+    """
+
+    def __init__(self, inverse_frequencies_C: Tensor, magnitude: float, axes_C: Tensor) -> None:
+        super().__init__(inverse_frequencies_C, magnitude)
+        self._axes_C = axes_C
+        self._pairs_C = torch.arange(len(axes_C))
+        self._step_tables: tuple[Tensor, Tensor] | None = None
+
+    def take_steps(self, max_rows: int) -> None:
+        """Let the host fill the tables, for steps of up to so many rows: before a step is recorded."""
+        self._step_tables = torch.zeros(max_rows, self.num_pairs), torch.zeros(max_rows, self.num_pairs)
+
+    def put(self, axes_AT: npt.NDArray[np.int64]) -> None:
+        """See `octavo.worker_proc.models.base.StepAngles`."""
+        assert self._step_tables is not None, "take_steps() comes before"
+        positions_TC = torch.from_numpy(axes_AT).T[:, self._axes_C]
+        for table_XC, angles_LC in zip(self._step_tables, (self._cos_LC, self._sin_LC), strict=True):
+            table_XC[: len(positions_TC)] = angles_LC[positions_TC, self._pairs_C]
+
+    def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """See `Rotary.lookups`; `positions_T` counts the rows of the step if the host fills the tables."""
+        if self._step_tables is None:
+            return super().lookups(positions_T)
+        cos_XC, sin_XC = self._step_tables
+        return (positions_T, cos_XC), (positions_T, sin_XC)
+
+
 def rotary_from_config(
     config: Mapping[str, Any],
     head_dim: int,
@@ -138,8 +187,12 @@ def rotary_from_config(
     return _rotary_of(rope, config, head_dim)
 
 
-def _rotary_of(rope: Mapping[str, Any], config: Mapping[str, Any], head_dim: int) -> Rotary:
-    kind = rope.get("rope_type") or rope.get("type") or "default"
+def _rotary_of(rope: dict[str, Any], config: Mapping[str, Any], head_dim: int) -> Rotary:
+    sections, is_interleaved = rope.pop("mrope_section", None), rope.pop("mrope_interleaved", False)
+    if sections is not None:
+        rope = {key: "default" if key in _KINDS and value == "mrope" else value for key, value in rope.items()}
+        return _with_axes(_rotary_of(rope, config, head_dim), sections, is_interleaved=is_interleaved)
+    kind = next((rope[key] for key in _KINDS if rope.get(key)), "default")
     if kind not in _SCALINGS:
         raise ConfigError(
             f"config.json: the rope scaling {kind!r} is not supported",
@@ -153,6 +206,20 @@ def _rotary_of(rope: Mapping[str, Any], config: Mapping[str, Any], head_dim: int
     if not 0 < num_pairs <= head_dim // 2:
         raise ConfigError(f"config.json: {share} of a head cannot be rotated; expected more than 0 and at most 1")
     return make(_inverse_frequencies(required(rope, "rope_theta", float), num_pairs), rope, config)
+
+
+def _with_axes(rotary: Rotary, sections: Any, *, is_interleaved: bool) -> AxisRotary:
+    """Return the angles of `rotary` on several axes, whose pairs are `sections` in number."""
+    is_sound = isinstance(sections, list | tuple) and all(type(size) is int and size >= 0 for size in sections)
+    if type(rotary) is not Rotary or not is_sound or len(sections) != NUM_AXES or sum(sections) != rotary.num_pairs:
+        raise ConfigError(f"config.json: 'mrope_section' is {sections!r} for {rotary.num_pairs} rotated pairs")
+    if is_interleaved:  # time, row, column, time, ..., until there are enough of rows and columns
+        axes_C = torch.zeros(rotary.num_pairs, dtype=torch.int64)
+        for axis in (1, 2):
+            axes_C[axis : NUM_AXES * sections[axis] : NUM_AXES] = axis
+    else:
+        axes_C = torch.arange(NUM_AXES).repeat_interleave(torch.tensor(sections))
+    return AxisRotary(rotary._inverse_frequencies_C, rotary._magnitude, axes_C)
 
 
 def _inverse_frequencies(theta: float, num_pairs: int) -> Tensor:
@@ -234,7 +301,8 @@ def _longrope(inverse_frequencies_C: Tensor, rope: Mapping[str, Any], config: Ma
     return LongRotary(divided("short_factor"), divided("long_factor"), original, magnitude)
 
 
-_COMMON_KEYS = frozenset({"rope_type", "type", "rope_theta", "partial_rotary_factor"})
+_KINDS = ("rope_type", "type")
+_COMMON_KEYS = frozenset({*_KINDS, "rope_theta", "partial_rotary_factor"})
 _Make = Callable[[Tensor, Mapping[str, Any], Mapping[str, Any]], Rotary]
 _SCALINGS: dict[str, tuple[_Make, str]] = {
     "default": (_default, ""),

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
@@ -15,8 +13,14 @@ from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.vision.clip import ClipConfig, SiglipEmbedding, clip_layers, clip_rules
-from octavo.worker_proc.models.vision.tower import MergedProjection, Patches, VisionTower, array_of, square_patches
-from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.models.vision.tower import (
+    MergedProjection,
+    Patches,
+    TowerSpec,
+    VisionTower,
+    array_of,
+    square_patches,
+)
 
 _DEFAULTS = {
     "hidden_size": 1152,
@@ -69,21 +73,21 @@ class Idefics3Tower(VisionTower):
         return positions
 
 
-def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLibrary | None) -> Idefics3Tower:
+def build(spec: TowerSpec) -> Idefics3Tower:
     """Make the tower; see `octavo.worker_proc.models.vision.llava.build`.
 
     Raises:
         ConfigError: something in the configuration is not supported.
     """
-    config = CheckedConfig(facts.hf_config)
+    config = CheckedConfig(spec.facts.hf_config)
     ignore(config, *_READ_ELSEWHERE)
     clip = ClipConfig.read(config["vision_config"], _DEFAULTS, has_class_token=False, unused=_UNUSED)
     scale = optional(config, "scale_factor", 2)
-    config.reject_unread(facts.architecture)
+    config.reject_unread(spec.facts.architecture)
     if clip.image_size // clip.patch_size % scale:
         raise ConfigError(f"config.json: a scale_factor of {scale} does not divide the patches of an image")
     prefixes = [f"{outer}{inner}." for outer in ("", "model.") for inner in ("vision_model", "connector")]
-    parameters = Parameters(placement, prefixes=prefixes, ignored=[r"position_ids$"], rules=clip_rules())
+    parameters = Parameters(spec.placement, prefixes=prefixes, ignored=[r"position_ids$"], rules=clip_rules())
     merged_width = clip.width * scale**2
     tower = Idefics3Tower(
         parameters,
@@ -94,9 +98,9 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
         embed=SiglipEmbedding(parameters, clip),
         layers=clip_layers(parameters, clip, clip.num_layers),
         project=LayerNorm.new(parameters, "post_layernorm", clip.width, clip.eps),
-        library=library,
+        library=spec.library,
         merged=MergedProjection(
-            scale**2, Linear.new(parameters, "modality_projection.proj", merged_width, width, bias=False)
+            scale**2, Linear.new(parameters, "modality_projection.proj", merged_width, spec.width, bias=False)
         ),
     )
     tower.clip, tower.scale = clip, scale

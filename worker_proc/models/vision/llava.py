@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 
-from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.checkpoint import renamed
@@ -19,8 +17,7 @@ from octavo.worker_proc.models.vision.clip import (
     clip_layers,
     clip_rules,
 )
-from octavo.worker_proc.models.vision.tower import Patches, VisionTower
-from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower
 
 _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _READ_ELSEWHERE = (
@@ -41,24 +38,18 @@ class LlavaTower(VisionTower):
         return self.clip.patches(tensors, has_class=self.has_class)
 
 
-def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLibrary | None) -> LlavaTower:
+def build(spec: TowerSpec) -> LlavaTower:
     """Make the tower; its parameters are uninitialized.
-
-    Args:
-        facts: of the model.
-        width: of the language model.
-        placement: of the parameters.
-        library: computes; None: torch does.
 
     Raises:
         ConfigError: something in the configuration is not supported.
     """
-    config = CheckedConfig(facts.hf_config)
+    config = CheckedConfig(spec.facts.hf_config)
     ignore(config, *_READ_ELSEWHERE)
     section = config["vision_config"]
     if section.get("model_type") not in ("clip_vision_model", "clip_vision"):
         raise ConfigError(
-            f"config.json: {facts.architecture} with a vision tower of type {section.get('model_type')!r}",
+            f"config.json: {spec.facts.architecture} with a vision tower of type {section.get('model_type')!r}",
             hint="the tower must be a clip_vision_model",
         )
     clip = ClipConfig.read(section, CLIP_DEFAULTS)
@@ -72,7 +63,7 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
         f"{outer}{inner}" for outer in ("", "model.") for inner in (f"{_TOWER}vision_model.", _TOWER, _PROJECTOR)
     ]
     parameters = Parameters(
-        placement,
+        spec.placement,
         prefixes=prefixes,
         ignored=clip_ignored(num_layers, clip.num_layers),
         rules=[*clip_rules(), renamed(names)],
@@ -81,8 +72,8 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
         parameters,
         "projector",
         clip.width,
-        width,
-        num_outputs=width,
+        spec.width,
+        num_outputs=spec.width,
         activation=activation(config, "gelu", PLAIN, key="projector_hidden_act"),
         has_bias=optional(config, "multimodal_projector_bias", True),
     )
@@ -95,9 +86,9 @@ def build(facts: MediaFacts, width: int, placement: Placement, library: NativeLi
         embed=ClipEmbedding(parameters, clip),
         layers=clip_layers(parameters, clip, num_layers),
         project=projector,
-        library=library,
+        library=spec.library,
     )
     tower.clip = clip
     tower.has_class = config.get("vision_feature_select_strategy") == "full"
-    config.reject_unread(facts.architecture)
+    config.reject_unread(spec.facts.architecture)
     return tower

@@ -18,11 +18,13 @@ from octavo.kernels.given_rows import all_given_rows
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
 from octavo.kernels.paged_attention import AttentionShape
+from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.models.base import Layer, LayeredModel, Residual, Tables
 from octavo.worker_proc.models.parameters import Parameters
+from octavo.worker_proc.parallel.placement import Placement
 
 Floats = npt.NDArray[np.float32]
 
@@ -37,6 +39,23 @@ class Patches:
     """The row of the table of positions for each."""
     chosen_R: Ints
     """Those whose results are rows of the prompt."""
+    tables: tuple[Floats, ...] = ()
+    """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TowerSpec:
+    """What a tower is built for."""
+
+    facts: MediaFacts
+    width: int
+    """Of the language model."""
+    placement: Placement
+    """Of the parameters."""
+    library: NativeLibrary | None
+    """Computes; None: torch does."""
+    max_item_tokens: int
+    """Most rows of the prompt that an image may have, where its size is not that of the tower."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,7 +76,7 @@ class VisionTower(LayeredModel):
         width: of the residual stream.
         patch_width: numbers of a patch.
         max_item_rows: most patches of an image.
-        max_rows: of a run: several small images share one.
+        table_widths: numbers of a patch in each of `Patches.tables`.
         embed: from patches and positions to the residual stream.
         layers: in their order.
         project: from the residual stream to rows of the prompt, or to what `merged` reads.
@@ -78,6 +97,7 @@ class VisionTower(LayeredModel):
         project: Callable[[Tensor], Tensor],
         library: NativeLibrary | None,
         merged: MergedProjection | None = None,
+        table_widths: Sequence[int] = (),
     ) -> None:
         super().__init__(parameters, shapes)
         self.library = library
@@ -87,10 +107,8 @@ class VisionTower(LayeredModel):
         self._embed, self._project = embed, project
         self.merged, self.width = merged, width
         # Native programs pass rows on in float32.
-        dtype = torch.float32 if library else self.dtype
-        num_bytes = self.max_rows * patch_width * dtype.itemsize
-        self.inputs_XP = allocate(num_bytes)[:num_bytes].view(dtype).view(self.max_rows, patch_width)
-        """The patches that the next run reads, row by row."""
+        self._inputs_XP = self._memory(patch_width, torch.float32 if library else self.dtype)
+        self._tables = [self._memory(width, torch.float32) for width in table_widths]
 
     @abstractmethod
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
@@ -100,12 +118,24 @@ class VisionTower(LayeredModel):
             ProtocolError: these are not tensors of the model's processor.
         """
 
+    def put(self, sequences: Sequence[Patches]) -> None:
+        """Take the patches of the next run, which reads them row by row."""
+        _copy(self._inputs_XP, [one.rows_TP for one in sequences])
+        for index, table_XC in enumerate(self._tables):
+            _copy(table_XC, [one.tables[index] for one in sequences])
+
+    def _memory(self, width: int, dtype: torch.dtype) -> Tensor:
+        num_bytes = self.max_rows * width * dtype.itemsize
+        return allocate(num_bytes)[:num_bytes].view(dtype).view(self.max_rows, width)
+
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.Model`; tables are made when the weights are there."""
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        return Residual(self._embed(all_given_rows(token_ids_T, self.inputs_XP), positions_T)), ()
+        patches_TP = all_given_rows(token_ids_T, self._inputs_XP)
+        tables = tuple(all_given_rows(token_ids_T, table_XC) for table_XC in self._tables)
+        return Residual(self._embed(patches_TP, positions_T)), tables
 
     def end(self, residual: Residual) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
@@ -114,6 +144,11 @@ class VisionTower(LayeredModel):
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return rows of the prompt for rows of the last layer."""
         return self._project(hidden_RD)
+
+
+def _copy(target_XC: Tensor, parts: Sequence[Floats]) -> None:
+    rows_TC = torch.from_numpy(np.concatenate(parts))
+    target_XC[: len(rows_TC)] = rows_TC
 
 
 MIN_RUN_ROWS = 1024

@@ -56,7 +56,7 @@ class NativePrograms:
 
     def _record(self, model: Model) -> None:
         model.prepare(self._bounds.max_context)
-        self._given_rows = model.given_rows
+        self._given_rows, self._step_angles = model.given_rows, model.step_angles
         recorder = ProgramRecorder(model.dtype)
         library, bounds, groups = self._library, self._bounds, model.cache_groups
         attention = RecordedAttention(
@@ -118,6 +118,8 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`."""
         if inputs.given is not None and self._given_rows is not None:
             self._given_rows.put(inputs.given)
+        if inputs.axes_AT is not None and self._step_angles is not None:
+            self._step_angles.put(inputs.axes_AT)
         self._adapters = inputs.adapters
         self.layers.run(step_arguments(inputs), self._threads_of_layers(len(inputs.token_ids_T)))
 

@@ -40,6 +40,8 @@ class TorchForward:
         assert self._model is not None, "a step without a model"
         if inputs.given is not None and self._model.given_rows is not None:
             self._model.given_rows.put(inputs.given)
+        if inputs.axes_AT is not None and self._model.step_angles is not None:
+            self._model.step_angles.put(inputs.axes_AT)
         self._attention.plan(inputs)
         self._adapters = inputs.adapters
         self._set_rows(inputs.adapters)

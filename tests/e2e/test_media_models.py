@@ -1,0 +1,76 @@
+"""Families of models that read images: each against `transformers`, and in a storm with preemptions."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import tiny_media
+import transformers
+from media_compare import GREEDY, compare, prompt, result, run
+
+from octavo import LLM, SamplingParams
+from octavo.frontend.media.without_videos import leave_out_videos
+
+
+class Case(NamedTuple):
+    """A family."""
+
+    make: Callable[[Path], Path]
+    kind: str
+    """Its class in `transformers`."""
+    mark: str = tiny_media.IMAGE
+    """Where an image is in a prompt."""
+    sizes: tuple[tuple[int, int], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
+    """Of pictures."""
+
+
+CASES = {
+    "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VLForConditionalGeneration", "<|image_pad|>"),
+}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_model_len": 256,
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 32,  # chunks end inside of images
+    "encoder_cache_tokens": 60,
+    "num_gpu_blocks_override": 17,  # requests are preempted, and find some of their blocks again
+}
+
+
+@pytest.fixture(autouse=True)
+def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`transformers` needs torchvision for them, and octavo reads none."""
+    leave_out_videos(monkeypatch.setattr)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tokens and logprobs are those of `transformers`, and have the same bits alone and among others."""
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+    case = CASES[name]
+    path, mark, sizes = case.make(tmp_path), case.mark, case.sizes
+    with LLM(str(path), **SETTINGS) as llm:
+        prompts = [
+            prompt(f"look at {mark} here", (1, *sizes[0])),
+            prompt(f"{mark}, and {mark} again", (2, *sizes[1]), (2, *sizes[1])),
+            prompt(f"one {mark} and {mark}, a third {mark} of them", *[(n, *sizes[n]) for n in (1, 2, 3)]),
+            prompt("no image at all"),
+        ]
+        compare(llm, path, getattr(transformers, case.kind), prompts)
+        storm = [
+            prompt(f"about {mark}{'.' * (n // 2)} {mark}?", (n % 3, *sizes[n % 2]), (n // 2, *sizes[n // 2 % 4]))
+            for n in (place % 6 for place in range(12))
+        ]
+        params = [
+            SamplingParams(temperature=0.9, seed=n, max_tokens=40, logprobs=1, ignore_eos=True) for n in range(12)
+        ]
+        alone = [result(run(llm, one, params=own)[0]) for one, own in zip(storm, params, strict=True)]
+        together = llm.generate(storm, params, use_tqdm=False)
+        assert list(map(result, together)) == alone
+        assert any(output.num_cached_tokens for output in together)
+        assert llm.stats().num_preemptions > 0
+        assert len({str(one) for one in alone}) == len(alone)
+        assert [result(one) for one in run(llm, *prompts)] == [
+            result(run(llm, one, params=GREEDY)[0]) for one in prompts
+        ]

@@ -1,0 +1,55 @@
+"""Compares prompts with images, their tokens and logprobs, with what `transformers` gives."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tiny_media import picture
+
+from octavo import LLM, SamplingParams
+from octavo.frontend.outputs import RequestOutput
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
+
+
+def prompt(text: str, *images: Any) -> dict[str, Any]:
+    """Return a prompt with pictures, given as such, or by their seeds and perhaps sizes."""
+    pictures = [
+        picture(*image) if isinstance(image, tuple) else picture(image) if isinstance(image, int) else image
+        for image in images
+    ]
+    return {"prompt": text, "multi_modal_data": {"image": pictures}}
+
+
+def result(output: RequestOutput) -> object:
+    return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+
+
+def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+def compare(llm: LLM, path: Path, kind: Any, prompts: list[dict[str, Any]]) -> None:
+    """Compare prompts, tokens and logprobs of a model with those that a class of `transformers` gives."""
+    processor = transformers.AutoProcessor.from_pretrained(path)
+    model = kind.from_pretrained(path, dtype=torch.float32).eval()
+    for one, output in zip(prompts, run(llm, *prompts), strict=True):
+        images = one["multi_modal_data"].get("image") or None
+        inputs = processor(text=one["prompt"], images=images, return_tensors="pt")
+        length = inputs.input_ids.shape[1]
+        assert output.prompt_token_ids == inputs.input_ids[0].tolist()
+        assert output.prompt == one["prompt"]
+        expected = model.generate(
+            **inputs,
+            max_new_tokens=6,
+            do_sample=False,
+            eos_token_id=None,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        tokens = expected.sequences[0, length:].tolist()
+        assert output.outputs[0].token_ids == tokens
+        logprobs = torch.cat(expected.logits).log_softmax(dim=-1)
+        for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
+            assert abs(float(row[token]) - reported[token].logprob) < 1e-4

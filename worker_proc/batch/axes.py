@@ -1,0 +1,60 @@
+"""Positions on the axes of time, rows and columns (M-RoPE), from the grids of a request's images.
+
+A token of text advances all axes by one. The rows of an image count along its grid, from the position after the token
+before it. The token that follows it comes after its longest side.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.protocol.media import NUM_AXES, GridSpan
+from octavo.worker_proc.batch.columns import SlotColumns
+from octavo.worker_proc.batch.inputs import Ints
+
+
+class AxisPositions:
+    """The positions of a batch's tokens on several axes.
+
+    Args:
+        columns: of the batch.
+    """
+
+    def __init__(self, columns: SlotColumns) -> None:
+        self._columns = columns
+        self._positions: dict[int, Ints] = {}
+        """By slot: the axes of all positions up to the end of the last grid."""
+
+    def admit(self, slot: int, grids: Sequence[GridSpan]) -> None:
+        """Compute the positions of a request that enters the batch."""
+        self._positions.pop(slot, None)
+        if not grids:
+            return
+        positions_AL, shift = axes_of_grids(grids)
+        self._positions[slot] = positions_AL
+        self._columns.grids_end_S[slot] = positions_AL.shape[1]
+        self._columns.axes_shift_S[slot] = shift
+
+    def of(self, slots_T: Ints, positions_T: Ints) -> Ints:
+        """Return the axes of some positions, shape AT."""
+        columns = self._columns
+        axes_AT = np.tile(positions_T + columns.axes_shift_S[slots_T], (NUM_AXES, 1))
+        in_grids_T = positions_T < columns.grids_end_S[slots_T]
+        for slot in np.unique(slots_T[in_grids_T]).tolist():
+            rows = in_grids_T & (slots_T == slot)
+            axes_AT[:, rows] = self._positions[slot][:, positions_T[rows]]
+        return axes_AT
+
+
+def axes_of_grids(grids: Sequence[GridSpan]) -> tuple[Ints, int]:
+    """Return the axes of all positions up to the end of the last grid, and what is added to a position after it."""
+    parts, end, following = [], 0, 0
+    for one in grids:
+        num_before = one.start - end
+        parts.append(np.tile(np.arange(num_before) + following, (NUM_AXES, 1)))
+        following += num_before
+        grid_AL = np.indices(one.grid).reshape(NUM_AXES, -1)
+        parts.append(grid_AL + following)
+        following += max(one.grid)
+        end = one.start + grid_AL.shape[1]
+    return np.concatenate(parts, axis=1), following - end
