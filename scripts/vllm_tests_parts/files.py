@@ -2,7 +2,6 @@
 
 FILES = (
     "anthropic/test_messages.py",
-    "openai/chat_completion/test_chat.py",
     "openai/chat_completion/test_chat_completion.py",
     "openai/chat_completion/test_chat_echo.py",
     "openai/chat_completion/test_chat_logit_bias_validation.py",
@@ -31,7 +30,8 @@ FILES = (
     "llm/test_generate.py",
     "llm/test_prompt_validation.py",
 )
-"""Below `tests/entrypoints/`; all of them pass."""
+"""Below `tests/entrypoints/`; all of them pass. `openai/chat_completion/test_chat.py` runs if it is named: some of its
+tests wait for an answer that only the stand-in's own end can end in time."""
 
 MODELS = (
     "HuggingFaceH4/zephyr-7b-beta",
