@@ -1,6 +1,7 @@
 """Families of models that read images: each against `transformers`, and in a storm with preemptions."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +24,14 @@ class Case(NamedTuple):
     """Where an image is in a prompt."""
     sizes: tuple[tuple[int, int], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
     """Of pictures."""
+    num_blocks: int = 17
+    """Of the cache: requests are preempted, and find some of their blocks again."""
 
 
 CASES = {
+    "smolvlm": Case(
+        partial(tiny_media.make_smolvlm, family="SmolVLM"), "SmolVLMForConditionalGeneration", num_blocks=30
+    ),
     "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VLForConditionalGeneration", "<|image_pad|>"),
 }
 SETTINGS: dict[str, Any] = {
@@ -33,8 +39,7 @@ SETTINGS: dict[str, Any] = {
     "max_model_len": 256,
     "max_num_seqs": 6,
     "max_num_batched_tokens": 32,  # chunks end inside of images
-    "encoder_cache_tokens": 60,
-    "num_gpu_blocks_override": 17,  # requests are preempted, and find some of their blocks again
+    "encoder_cache_tokens": 100,
 }
 
 
@@ -50,7 +55,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("OCTAVO_CHECK", "1")
     case = CASES[name]
     path, mark, sizes = case.make(tmp_path), case.mark, case.sizes
-    with LLM(str(path), **SETTINGS) as llm:
+    with LLM(str(path), **SETTINGS, num_gpu_blocks_override=case.num_blocks) as llm:
         prompts = [
             prompt(f"look at {mark} here", (1, *sizes[0])),
             prompt(f"{mark}, and {mark} again", (2, *sizes[1]), (2, *sizes[1])),

@@ -74,14 +74,14 @@ def make_llava(directory: Path, **changes: Any) -> Path:
     return _write(directory, transformers.LlavaForConditionalGeneration(config), processor)
 
 
-def make_smolvlm(directory: Path, **changes: Any) -> Path:
-    """Write an Idefics3 as SmolVLM: tiles of 16 patches, of which four are a row. `changes`: of its configuration."""
+def make_smolvlm(directory: Path, *, family: str = "Idefics3", **changes: Any) -> Path:
+    """Write an Idefics3 or a SmolVLM: tiles of 16 patches, of which four are a row. `changes`: of its configuration."""
     fake, turn = "<fake_token_around_image>", "<end_of_utterance>"
     tiles = [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)]
     tokenizer = _tokenizer(fake, turn, "<global-img>", *tiles)
     text = transformers.LlamaConfig(**{**_TEXT, "vocab_size": len(tokenizer)})
-    vision = transformers.Idefics3VisionConfig(**{**_VISION, "image_size": 24})
-    config = transformers.Idefics3Config(
+    vision = getattr(transformers, f"{family}VisionConfig")(**{**_VISION, "image_size": 24})
+    config = getattr(transformers, f"{family}Config")(
         text_config=text, vision_config=vision, image_token_id=VOCAB_SIZE, scale_factor=2, **changes
     )
     processor = transformers.Idefics3Processor(
@@ -92,7 +92,7 @@ def make_smolvlm(directory: Path, **changes: Any) -> Path:
         image_seq_len=4,
         chat_template=CHAT_TEMPLATE,
     )
-    return _write(directory, transformers.Idefics3ForConditionalGeneration(config), processor)
+    return _write(directory, getattr(transformers, f"{family}ForConditionalGeneration")(config), processor)
 
 
 def make_qwen2_vl(directory: Path, **changes: Any) -> Path:
