@@ -1,10 +1,11 @@
 """`EncoderSchedule`: when a step encodes the media of its requests, and which results the workers keep.
 
 Results are a cache. An item whose result was evicted is encoded again when a later chunk needs it, with equal bits.
-Items have spans and digests here; what they show does not matter.
+Items have spans and digests here; what they show does not matter. An item that all tokens of a request attend to
+(cross-attention) has no spans: its result is kept as long as the request runs.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 
 from octavo.core_proc.request import Request
 from octavo.protocol.media import MAX_ITEM_BYTES, EncoderInput, MediaItem, StepMedia
@@ -32,6 +33,10 @@ class EncoderSchedule:
         self._places: list[tuple[int, int, int, int, int]] = []
         self._used: dict[bytes, int] = {}
         """Digests that the step needs, with their places in `StepMedia.digests`."""
+        self._attended: list[tuple[int, int]] = []
+        self._pinned: Counter[bytes] = Counter()
+        """Digests that running requests attend to, with the number of these requests."""
+        self._num_pinned_tokens = 0
         self.num_queries = self.num_hits = 0
         """Items that chunks began to need, and those among them that were there."""
         self.num_encoded_tokens = 0
@@ -51,6 +56,11 @@ class EncoderSchedule:
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
         assert request.slot is not None
         for item in request.media:
+            if item.attended_rows:
+                if not self._take(item):
+                    return 0
+                self._attended.append((request.slot, self._used[item.digest]))
+                continue
             if item.end <= start:
                 continue
             if item.start >= end:
@@ -63,11 +73,32 @@ class EncoderSchedule:
 
     def take_step(self) -> StepMedia | None:
         """Return the encoder's part of the step, and begin the next one; None: it has none."""
-        if not self._places and not self._evicted:
+        if not self._used and not self._evicted:
             return None
-        media = StepMedia(self._evicted, self._inputs, self._places, list(self._used))
-        self._evicted, self._inputs, self._places, self._used = [], [], [], {}
+        media = StepMedia(self._evicted, self._inputs, self._places, list(self._used), self._attended)
+        self._evicted, self._inputs, self._places, self._attended, self._used = [], [], [], [], {}
         return media
+
+    def has_room_to_start(self, request: Request) -> bool:
+        """Return whether there is room for what a waiting request attends to, beside what running ones attend to."""
+        new = [item.attended_rows for item in request.media if item.digest not in self._pinned]
+        return self._num_pinned_tokens + sum(new) <= self._max_cached_tokens
+
+    def start(self, request: Request) -> None:
+        """Keep what a request attends to, from now on until `leave`."""
+        for item in request.media:
+            if item.attended_rows:
+                self._pinned[item.digest] += 1
+                self._num_pinned_tokens += item.attended_rows if self._pinned[item.digest] == 1 else 0
+
+    def leave(self, request: Request) -> None:
+        """A request runs no longer."""
+        for item in request.media:
+            if item.attended_rows:
+                self._pinned[item.digest] -= 1
+                if not self._pinned[item.digest]:
+                    del self._pinned[item.digest]
+                    self._num_pinned_tokens -= item.attended_rows
 
     def forget(self, *, tells_workers: bool) -> None:
         """Forget all results. `tells_workers`: False: they have lost them."""
@@ -99,7 +130,7 @@ class EncoderSchedule:
         if num_used + num_rows > self._max_cached_tokens:
             return False
         while self._num_cached + num_rows > self._max_cached_tokens:
-            digest = next(digest for digest in self._cached if digest not in self._used)
+            digest = next(one for one in self._cached if one not in self._used and one not in self._pinned)
             self._num_cached -= self._cached.pop(digest)
             self._evicted.append(digest)
         self._cached[item.digest] = num_rows

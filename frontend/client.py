@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.calls.trace_observer import TraceObserver, traces_to
 from octavo.frontend.connected_engine import ConnectedEngine
 from octavo.frontend.engine_connection import (
@@ -36,7 +37,7 @@ from octavo.frontend.launch import ProgressCallback
 from octavo.frontend.live_weights import LiveWeights
 from octavo.frontend.lora.registry import AdapterRegistry
 from octavo.frontend.lora.request import LoRARequest
-from octavo.frontend.media.prompts import MediaPrompts
+from octavo.frontend.media.prompts import MediaPrompts, PromptMaker
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.pooling.client import PoolingClient
 from octavo.frontend.pooling.pooler import Pooler
@@ -73,7 +74,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         """
         self._text = TextThreads()
         self._live = LiveRequests()
-        self.media: MediaPrompts | None = None
+        self.media: PromptMaker | None = None
         """Makes prompts with images; None: the model reads text only."""
         self.tokenizer = connections[0].tokenizer
         first = dict(zip(range(len(connections)) if indices is None else indices, connections, strict=True))
@@ -402,7 +403,8 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         if self.media is None and self.config.media is not None:
-            self.media = MediaPrompts(self.config, self.tokenize)
+            kind = AudioPrompts if self.config.media.attended_rows else MediaPrompts
+            self.media = kind(self.config, self.tokenize)
         self.preparer = RequestPreparer(
             link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
         )

@@ -44,11 +44,13 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     grid: list[int] = []
     """Frames, rows and columns that its rows are, for models that count positions on several axes; it then has one
     span. []: its rows are a line."""
+    attended_rows: int = 0
+    """Rows that every token of the request attends to (cross-attention); the item then has no spans."""
 
     @property
     def num_rows(self) -> int:
-        """Rows of all spans: what the encoder returns for the item."""
-        return sum([num_rows for _, num_rows in self.spans])
+        """What the encoder returns for the item: the rows of all spans, or those that are attended to."""
+        return self.attended_rows or sum([num_rows for _, num_rows in self.spans])
 
     @property
     def num_bytes(self) -> int:
@@ -57,8 +59,8 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
 
     @property
     def start(self) -> int:
-        """The first position that has a row."""
-        return self.spans[0][0]
+        """The first position whose hidden states depend on the item."""
+        return 0 if self.attended_rows else self.spans[0][0]
 
     @property
     def end(self) -> int:
@@ -94,6 +96,8 @@ class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
     places: list[tuple[SlotId, int, int, int, int]]
     """Slot, first position, number of rows, index in `digests`, and the first of these rows in the item's result."""
     digests: list[bytes]
+    attended: list[tuple[SlotId, int]] = []
+    """Slot, and index in `digests`: the request attends to this item from now on (cross-attention)."""
 
 
 def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
@@ -105,9 +109,18 @@ def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
     return found.digest()
 
 
-def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int) -> str | None:
-    """Return why these cannot be the media of a prompt of so many positions; None: they can."""
+def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int, attended_rows: int = 0) -> str | None:
+    """Return why these cannot be the media of a prompt of so many positions; None: they can.
+
+    `attended_rows`: the model attends to one item of so many rows; 0: items are rows of the prompt.
+    """
+    if attended_rows:
+        if len(items) != 1 or items[0].attended_rows != attended_rows or items[0].spans:
+            return f"this model transcribes audio: each request needs one sound, which has {attended_rows} rows"
+        return _digest_or_size_fault(items)
     spans = [span for item in items for span in item.spans]
+    if any(item.attended_rows for item in items):
+        return "this model attends to no media items beside the prompt"
     if any(not item.spans for item in items) or any(num_rows < 1 for _, num_rows in spans):
         return "a media item has no rows"
     ends = [(0, 0), *spans, (num_prompt_tokens, 0)]
@@ -117,6 +130,10 @@ def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int) -> str | Non
         return "the prompt ends with media: at least one token must follow them"
     if any(item.grid and not _is_grid_of(item) for item in items):
         return "the grid of a media item is not that of its rows"
+    return _digest_or_size_fault(items)
+
+
+def _digest_or_size_fault(items: Sequence[MediaItem]) -> str | None:
     if any(len(item.digest) != DIGEST_BYTES for item in items):
         return f"digests of media have {DIGEST_BYTES} bytes"
     if any(item.num_bytes > MAX_ITEM_BYTES for item in items):

@@ -39,6 +39,7 @@ def explain_waiting(scheduler: Scheduler, now: float) -> str:
 
 _OTHER_REASONS = {
     "adapter": "the slots of adapters are taken by those of running requests (--max-loras)",
+    "encoder_cache": "running requests attend to all the audio that the workers have room for (--encoder-cache-tokens)",
     "in_flight": "its last step before a preemption is still in flight",
     "trial": "requests that may have crashed the workers run in isolation first",
     "workers": "the workers are restarting",

@@ -3,6 +3,7 @@
 import heapq
 
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.queued_request import LiveRequest, QueuedRequest
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.request_map import RequestKey, RequestMap
@@ -24,6 +25,7 @@ class RequestTable:
         max_num_seqs: slots.
         max_model_len: most tokens of a request.
         has_adapters: whether requests may have adapters.
+        encoder: keeps what running requests attend to; None: the model reads tokens only.
     """
 
     def __init__(
@@ -36,7 +38,9 @@ class RequestTable:
         max_num_seqs: int,
         max_model_len: int,
         has_adapters: bool,
+        encoder: EncoderSchedule | None = None,
     ) -> None:
+        self.encoder = encoder
         self.requests = RequestMap[LiveRequest]()
         """Every live request."""
         self.waiting = WaitingQueue(self._unpack, has_adapters=has_adapters)
@@ -76,6 +80,8 @@ class RequestTable:
         self.waiting.remove(request)
         request.move(RequestState.RUNNING)
         request.slot = heapq.heappop(self.free_slots)
+        if self.encoder is not None:
+            self.encoder.start(request)
         request.weight_version = self.weight_version
 
     def begin_load(self, request: Request) -> None:
@@ -131,6 +137,8 @@ class RequestTable:
         self.batch.remove(request)
         self.cache.release(request)
         self.adapters.leave(request)
+        if self.encoder is not None:
+            self.encoder.leave(request)
         heapq.heappush(self.free_slots, request.slot)
         self._released.append(request.slot)
         request.slot = None

@@ -69,6 +69,10 @@ class Scheduler:
         self._speculation = (
             None if config.speculation is None else Speculation(config.speculation, self.batch, self.counters)
         )
+        self.encoder = None
+        """Of media; None: the model reads tokens only."""
+        if (media := config.media) is not None:
+            self.encoder = EncoderSchedule(media.max_num_encoder_tokens, media.encoder_cache_tokens)
         self._table = RequestTable(
             self.batch,
             self.cache,
@@ -77,6 +81,7 @@ class Scheduler:
             max_num_seqs=config.max_num_seqs,
             max_model_len=cache_plan.max_model_len,
             has_adapters=config.lora is not None,
+            encoder=self.encoder,
         )
         self.requests = self._table.requests
         """Every live request."""
@@ -85,10 +90,6 @@ class Scheduler:
         self.history = StepHistory()
         self.hooks = SchedulerHooks()
         """Features that take part in steps."""
-        self.encoder = None
-        """Of media; None: the model reads tokens only."""
-        if (media := config.media) is not None:
-            self.encoder = EncoderSchedule(media.max_num_encoder_tokens, media.encoder_cache_tokens)
         prefill = Prefill(
             self.cache,
             self.batch,

@@ -20,7 +20,7 @@ from octavo.frontend.harmony.header import CALL, RETURN
 from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
 from octavo.frontend.media.parts import MediaSource
-from octavo.frontend.media.prompts import MediaPrompts
+from octavo.frontend.media.prompts import PromptMaker
 from octavo.frontend.plugins.format import PluginFormat
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -121,7 +121,7 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
 
 
 async def _take_media(
-    shown: ChatInput, media: MediaPrompts | None, request: ChatRequest
+    shown: ChatInput, media: PromptMaker | None, request: ChatRequest
 ) -> tuple[ChatInput, list[MediaSource]]:
     """Return what the template turns into a prompt, with marks in place of images, and the images."""
     if media is None:

@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from octavo.frontend.generation.prompt import conversation_prompt
-from octavo.frontend.media.prompts import FIELD, MediaPrompts
+from octavo.frontend.media.prompts import FIELD, PromptMaker
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ class PromptClient(Protocol):
     """What is needed of a client."""
 
     tokenizer: Tokenizer
-    media: MediaPrompts | None
+    media: PromptMaker | None
 
     def run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
         """See `AsyncClient.run_in_thread`."""

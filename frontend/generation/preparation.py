@@ -29,7 +29,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
-from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
+from octavo.frontend.media.prompts import FIELD, PromptMaker, sources_of
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink
@@ -74,7 +74,7 @@ class RequestPreparer:
         grammars: GrammarMaker,
         encode: Callable[[str], Awaitable[list[int]]],
         live: LiveRequests,
-        media: MediaPrompts | None = None,
+        media: PromptMaker | None = None,
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer

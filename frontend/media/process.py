@@ -118,12 +118,14 @@ def _limit_memory(max_pixels: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 
 
-def _read(file: BinaryIO) -> bytes:
+def read_message(file: BinaryIO) -> bytes:
+    """Return the next message; b"": the other side has closed the pipe."""
     head = file.read(LENGTH.size)
     return file.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
 
 
-def _write(file: BinaryIO, message: msgspec.Struct) -> None:
+def write_message(file: BinaryIO, message: msgspec.Struct) -> None:
+    """Write a message and its length."""
     data = msgspec.msgpack.encode(message)
     file.write(LENGTH.pack(len(data)))
     file.write(data)
@@ -135,23 +137,23 @@ def main() -> None:
     warnings.simplefilter("ignore")
     source, target = sys.stdin.buffer, sys.stdout.buffer
     sys.stdout = sys.stderr  # libraries may print
-    setup = msgspec.msgpack.decode(_read(source), type=Setup)
+    setup = msgspec.msgpack.decode(read_message(source), type=Setup)
     die_with_parent(setup.parent)
     try:
         processor = ImageProcessor(setup)
     except Exception as error:  # process boundary: code of transformers reads files of the model
-        _write(target, Ready("", f"{type(error).__name__}: {error}"))
+        write_message(target, Ready("", f"{type(error).__name__}: {error}"))
         return
     _limit_memory(setup.max_pixels)
-    _write(target, Ready(processor.placeholder))
-    while data := _read(source):
+    write_message(target, Ready(processor.placeholder))
+    while data := read_message(source):
         try:
             result = processor.process(msgspec.msgpack.decode(data, type=Job))
         except MemoryError:
             result = Result("it takes too much memory")
         except Exception as error:  # process boundary: decoders raise anything for damaged files
             result = Result(f"it cannot be decoded: {type(error).__name__}: {error}"[:300])
-        _write(target, result)
+        write_message(target, result)
 
 
 if __name__ == "__main__":

@@ -1,26 +1,16 @@
 """`MediaProcessor`: images to tensors and placeholders, through processes that may be killed."""
 
-import asyncio
-import contextlib
 import hashlib
 import os
-import sys
 from collections import OrderedDict
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
+from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
-from octavo.frontend.media.wire import LENGTH, Job, Ready, Result, Setup
+from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import ConfigError
-
-MAX_PROCESSES = 2
-"""More than one, so that a slow image does not hold up the others."""
-START_TIME_S = 120.0
-"""Time limit of importing `transformers`, on a busy machine."""
-
-Answer = TypeVar("Answer", Ready, Result)
 
 
 class MediaProcessor:
@@ -33,7 +23,7 @@ class MediaProcessor:
     def __init__(self, config: ResolvedConfig) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads images"
         self._media = config.media
-        self._setup = Setup(
+        setup = Setup(
             os.getpid(),
             config.model.media.processor_path,
             config.model.trust_remote_code,
@@ -41,9 +31,12 @@ class MediaProcessor:
             config.media.max_image_pixels,
             config.media.processor_kwargs,
         )
-        self._gate = asyncio.Semaphore(MAX_PROCESSES)
-        self._idle: list[asyncio.subprocess.Process] = []
-        self._placeholder = ""
+        self._processes = ChildProcesses(
+            "octavo.frontend.media.process",
+            setup,
+            config.media.decode_timeout_s,
+            "images need pip install 'octavo[image]', and the model's processor files",
+        )
         self._results: OrderedDict[bytes, Result] = OrderedDict()
         self._num_cached_bytes = 0
         self.num_queries = self.num_hits = 0
@@ -55,10 +48,7 @@ class MediaProcessor:
         Raises:
             ConfigError: the processor cannot be loaded.
         """
-        if not self._placeholder:
-            async with self._gate:
-                self._idle.append(await self._take())
-        return self._placeholder
+        return (await self._processes.ready()).placeholder
 
     async def process(self, data: bytes, size: tuple[int, int] | None, processor_kwargs: dict[str, Any]) -> Result:
         """Return what the model's processor makes of an image.
@@ -79,19 +69,7 @@ class MediaProcessor:
             self._results.move_to_end(key)
             self.num_hits += 1
             return known
-        async with self._gate:
-            process = await self._take()
-            try:
-                async with asyncio.timeout(self._media.decode_timeout_s):
-                    result = await _ask(process, job, Result)
-            except BaseException as error:
-                await _kill(process)
-                if isinstance(error, TimeoutError):
-                    raise MediaError("it takes too long to decode (--media-decode-timeout)") from None
-                if isinstance(error, asyncio.IncompleteReadError | ConnectionError | msgspec.DecodeError):
-                    raise MediaError("the process that decoded it has died") from None
-                raise
-            self._idle.append(process)
+        result = await self._processes.ask(job, Result)
         if result.fault:
             raise MediaError(result.fault)
         self._keep(key, result)
@@ -99,37 +77,7 @@ class MediaProcessor:
 
     async def close(self) -> None:
         """End the processes."""
-        while self._idle:
-            await _kill(self._idle.pop())
-
-    async def _take(self) -> asyncio.subprocess.Process:
-        """Return a process without work."""
-        while self._idle:
-            process = self._idle.pop()
-            if process.returncode is None:
-                return process
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "octavo.frontend.media.process"),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
-        try:
-            async with asyncio.timeout(START_TIME_S):
-                ready = await _ask(process, msgspec.msgpack.encode(self._setup), Ready)
-        except BaseException as error:
-            await _kill(process)
-            if isinstance(error, TimeoutError | asyncio.IncompleteReadError | ConnectionError):
-                raise ConfigError(f"the process that decodes images does not start: {type(error).__name__}") from error
-            raise
-        if ready.fault:
-            await _kill(process)
-            raise ConfigError(
-                f"the processor of {self._setup.processor_path} cannot be loaded: {ready.fault}",
-                hint="images need pip install 'octavo[image]', and the model's processor files",
-            )
-        self._placeholder = ready.placeholder
-        return process
+        await self._processes.close()
 
     def _keep(self, key: bytes, result: Result) -> None:
         self._results[key] = result
@@ -143,18 +91,3 @@ def _num_bytes(result: Result) -> int:
     return (
         sum([len(data) for _, _, data in result.tensors.values()]) + len(result.replacement) + 8 * len(result.token_ids)
     )
-
-
-async def _ask(process: asyncio.subprocess.Process, message: bytes, kind: type[Answer]) -> Answer:
-    assert process.stdin is not None and process.stdout is not None, "pipes"
-    process.stdin.write(LENGTH.pack(len(message)))
-    process.stdin.write(message)
-    await process.stdin.drain()
-    (length,) = LENGTH.unpack(await process.stdout.readexactly(LENGTH.size))
-    return msgspec.msgpack.decode(await process.stdout.readexactly(length), type=kind)
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()

@@ -1,33 +1,26 @@
 """`MediaPrompts`: prompts with images, from text or tokens and the images to tokens and `MediaItem`s."""
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 from octavo.frontend.media.download import MediaError, read_url
+from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import MediaSource, has_media, take_media
 from octavo.frontend.media.pixels import in_rgb
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
-from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.errors import InvalidRequestError, OverloadedError
+from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MAX_ITEM_BYTES, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
 
 FIELD = "multi_modal_data"
 
 Encode = Callable[..., Awaitable[list[int]]]
-
-
-class LiveBuffer(Buffer):
-    """The data of a live request: its end can be noticed."""
-
-    __slots__ = ("__weakref__",)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -37,6 +30,31 @@ class MediaPrompt:
     token_ids: list[int]
     """With a placeholder for each row."""
     items: tuple[MediaItem, ...]
+
+
+class PromptMaker(Protocol):
+    """Makes the prompts of a model with media."""
+
+    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+        """Return a conversation with marks in place of its media, and the media."""
+
+    async def of_text(
+        self,
+        text: str,
+        sources: Sequence[MediaSource],
+        *,
+        adds_special_tokens: bool,
+        processor_kwargs: dict[str, Any] | None = None,
+    ) -> MediaPrompt:
+        """Return the prompt of a text with media."""
+
+    async def of_tokens(
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+    ) -> MediaPrompt:
+        """Return the prompt of tokens with media."""
+
+    async def close(self) -> None:
+        """End the processes that decode media."""
 
 
 class MediaPrompts:
@@ -53,7 +71,7 @@ class MediaPrompts:
         self._token_id = config.model.media.image_token_id
         self._encode = encode
         self.processor = MediaProcessor(config)
-        self._num_live_bytes = 0
+        self._live = LiveMedia(config.media.max_live_bytes)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with marks in place of its images, and the images.
@@ -165,37 +183,23 @@ class MediaPrompts:
             items.append(item)
         if next(places, None) is not None:
             raise InvalidRequestError("the prompt has more placeholders than rows of images", FIELD)
-        self._hold(items)
+        self._live.hold(items, FIELD)
         return MediaPrompt(token_ids, tuple(items))
-
-    def _hold(self, items: Sequence[MediaItem]) -> None:
-        """Count the memory of items until the last reference to it is gone: that of the live request."""
-        num_bytes = sum([item.num_bytes for item in items])
-        if num_bytes > MAX_BUFFERS_BYTES:
-            raise InvalidRequestError(f"the images of the prompt have more than {MAX_BUFFERS_BYTES} bytes", FIELD)
-        if self._num_live_bytes + num_bytes > self._media.max_live_bytes:
-            raise OverloadedError(
-                f"the images of live requests take {self._num_live_bytes} bytes, and with {num_bytes} more there would "
-                f"be more than {self._media.max_live_bytes} (--max-media-bytes); try again later",
-                "max_media_bytes",
-            )
-        for tensor in chain.from_iterable([item.tensors.values() for item in items]):
-            self._num_live_bytes += len(tensor.data)
-            weakref.finalize(tensor.data, self._release, len(tensor.data)).atexit = False
-
-    def _release(self, num_bytes: int) -> None:
-        self._num_live_bytes -= num_bytes
 
 
 def sources_of(data: Any) -> list[MediaSource]:
-    """Return the images of `multi_modal_data`: {"image": picture} or {"image": [picture, ...]}.
+    """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...]} or {"audio": sound}.
 
     Raises:
         InvalidRequestError: it has something else.
     """
-    if not isinstance(data, dict) or (unknown := data.keys() - {"image"}):
+    if not isinstance(data, dict) or (unknown := data.keys() - {"image", "audio"}):
         found = sorted(unknown) if isinstance(data, dict) else type(data).__name__
-        raise InvalidRequestError(f"{FIELD} has {found}; this release takes {{'image': picture}}", FIELD)
+        raise InvalidRequestError(
+            f"{FIELD} has {found}; this release takes {{'image': picture}} and {{'audio': sound}}", FIELD
+        )
+    if data.get("audio") is not None:
+        return [MediaSource(data["audio"], f"{FIELD}['audio']")]
     images = data.get("image")
     several = images if isinstance(images, list | tuple) else [] if images is None else [images]
     return [

@@ -16,6 +16,8 @@ ARCHITECTURES = (
     "Qwen2VLForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
+SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
+"""Decoders that attend to audio."""
 
 _TEXT_ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -72,6 +74,8 @@ def split_config(
     Raises:
         ConfigError: the model reads media, and it, or its language model, is not supported.
     """
+    if architecture in SPEECH_ARCHITECTURES:
+        return _split_speech(hf_config, architecture, home, config)
     text = hf_config.get("text_config")
     if text is None and hf_config.get("model_type") in _FLAT_KINDS and "vision_config" in hf_config:
         text = _flat_text_config(hf_config)
@@ -108,3 +112,37 @@ def split_config(
         architecture=architecture, hf_config=hf_config, image_token_id=token_id, processor_path=str(home)
     )
     return own, _TEXT_ARCHITECTURES[kind], media
+
+
+def _split_speech(
+    hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
+) -> tuple[dict[str, Any], str, MediaFacts]:
+    """Return the configuration of a decoder that attends to audio, in the keys of decoders.
+
+    Raises:
+        ConfigError: a size is missing, or a setting cannot go with it.
+    """
+    if config.model_impl == "transformers" or config.runner == "pooling":
+        setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
+        raise ConfigError(f"{setting}: {architecture} transcribes audio", phase=PHASE, hint="leave it out")
+    names = {
+        "d_model": "hidden_size",
+        "decoder_layers": "num_hidden_layers",
+        "decoder_attention_heads": "num_attention_heads",
+        "max_target_positions": "max_position_embeddings",
+    }
+    kept = ("vocab_size", "decoder_ffn_dim", "activation_function", "scale_embedding", "eos_token_id", *_OF_ALL)
+    sizes = (*names, "vocab_size", "decoder_ffn_dim", "max_source_positions", "num_mel_bins")
+    for key in (*sizes, "encoder_layers", "encoder_attention_heads", "encoder_ffn_dim"):
+        if type(hf_config.get(key)) is not int or hf_config[key] < 1:
+            raise ConfigError(f"config.json: {key} is {hf_config.get(key)!r}; expected a positive integer", phase=PHASE)
+    own = {ours: hf_config[theirs] for theirs, ours in names.items()}
+    own |= {key: hf_config[key] for key in kept if hf_config.get(key) is not None}
+    media = MediaFacts(
+        architecture=architecture,
+        hf_config=hf_config,
+        image_token_id=-1,
+        processor_path=str(home),
+        attended_rows=hf_config["max_source_positions"],
+    )
+    return own, architecture, media

@@ -42,6 +42,7 @@ class GroupArguments(ctypes.Structure):
         ("block_table_width", ctypes.c_int64),
         ("state_sources", ctypes.c_void_p),
         ("state_destinations", ctypes.c_void_p),
+        ("context_lens", ctypes.c_void_p),
     ]
 
 

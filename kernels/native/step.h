@@ -36,6 +36,7 @@ struct CacheGroup {
     int64_t block_table_width;   // elements from one line to the next
     const int32_t* state_sources;       // R; the state of a request before its rows, -1: zeros. Null without states
     const int32_t* state_destinations;  // R; where the state after them goes
+    const int64_t* context_lens;  // R; keys of a request in this group, with cross-attention. Null: those of the step
 
     const int32_t* blocks(int64_t request) const { return block_table + request * block_table_width; }
 };

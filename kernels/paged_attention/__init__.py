@@ -92,7 +92,11 @@ def plan(
     )
     for start, end, context_len in zip(query_starts, query_starts[1:], context_lens, strict=False):
         require(
-            0 < end - start <= context_len <= block_table_RP.shape[1] * block_size,
+            end - start > 0 and (end - start <= context_len or not shape.is_causal),
+            f"paged_attention: {end - start} rows of a request with {context_len} keys",
+        )
+        require(
+            0 < context_len <= block_table_RP.shape[1] * block_size,
             f"paged_attention: {end - start} rows and {context_len} keys in {block_table_RP.shape[1]} blocks",
         )
     planner = choose("paged_attention", _IMPLEMENTATIONS, block_table_RP.device)

@@ -199,7 +199,10 @@ class Planner {
     }
 
     int64_t num_tokens(int64_t request) const { return step_.query_starts[request + 1] - step_.query_starts[request]; }
-    int64_t num_keys(int64_t request) const { return step_.context_lens[request]; }
+    int64_t num_keys(int64_t request) const {
+        const int64_t* const own = step_.groups[shape_.layout.cache_group].context_lens;
+        return (own != nullptr ? own : step_.context_lens)[request];
+    }
     int64_t first_position(int64_t request) const { return num_keys(request) - num_tokens(request); }
     const int32_t* blocks(int64_t request) const { return step_.groups[shape_.layout.cache_group].blocks(request); }
 

@@ -9,16 +9,19 @@ from octavo.protocol.pooling import PoolingFacts
 
 
 class MediaFacts(Struct, frozen=True, kw_only=True):
-    """A model that reads images. The other facts are those of its language model."""
+    """A model that reads images or audio. The other facts are those of its language model."""
 
     architecture: str
     """Of the whole model, as in `config.json`: "LlavaForConditionalGeneration"."""
     hf_config: dict[str, Any]
     """All of `config.json`."""
     image_token_id: int
-    """The placeholder of an image's rows."""
+    """The placeholder of an image's rows; -1: the model reads no images."""
     processor_path: str
     """Local directory with the files of the processor."""
+    attended_rows: int = 0
+    """Rows that the encoder makes of 30 seconds of audio, and that every token attends to (cross-attention); 0: what
+    the encoder makes are rows of the prompt."""
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

@@ -69,6 +69,9 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="Most pixels of an image; checked before it is decoded.")
     ] = 2**25
+    max_audio_seconds: Annotated[
+        float, Meta(gt=0, le=86_400, description="Longest audio file (3600 seconds); checked while it is decoded.")
+    ] = 3600.0
     mm_processor_cache_gb: Annotated[
         float,
         Meta(ge=0, description="GiB of processed images that an HTTP process keeps for later requests; 0: none."),
@@ -99,8 +102,11 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     decode_timeout_s: float
     max_file_bytes: int
     max_image_pixels: int
+    max_audio_s: float
     max_live_bytes: int
     processor_cache_bytes: int
+    attended_rows: int = 0
+    """See `MediaFacts`."""
 
 
 def resolve_media(
@@ -120,7 +126,7 @@ def resolve_media(
         return None
     if device != "cpu":
         raise ConfigError(
-            f"{facts.media.architecture} reads images, which octavo encodes on CPUs only so far",
+            f"{facts.media.architecture} reads media, which octavo encodes on CPUs only so far",
             phase="configuration",
             hint="use --device cpu",
         )
@@ -136,8 +142,10 @@ def resolve_media(
         decode_timeout_s=config.media_decode_timeout,
         max_file_bytes=config.max_media_file_bytes,
         max_image_pixels=config.max_image_pixels,
+        max_audio_s=config.max_audio_seconds,
         max_live_bytes=config.max_media_bytes,
         processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
+        attended_rows=facts.media.attended_rows,
     )
 
 

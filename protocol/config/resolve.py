@@ -177,7 +177,7 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_rows(self) -> bool:
         """Whether a step may compute with rows in place of token embeddings: prompt embeddings, or those of media."""
-        return self.enable_prompt_embeds or self.media is not None
+        return self.enable_prompt_embeds or (self.media is not None and not self.media.attended_rows)
 
     @property
     def computes_whole_prompts(self) -> bool:

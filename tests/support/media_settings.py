@@ -16,6 +16,7 @@ SETTINGS = {
     "decode_timeout_s": 20.0,
     "max_file_bytes": 1000,
     "max_image_pixels": 1000,
+    "max_audio_s": 20.0,
     "max_live_bytes": 1000,
     "processor_cache_bytes": 0,
 }

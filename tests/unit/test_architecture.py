@@ -41,6 +41,7 @@ CATCHES_EVERYTHING = {
     "frontend/membership/directory.py": "a command that another process has sent must be answered; it is logged",
     "frontend/plugins/calls.py": "code of users runs; what it raises ends the request that it was run for",
     "frontend/plugins/loading.py": "code of users is imported; it goes on as a ConfigError",
+    "frontend/audio/process.py": "decoders raise anything for damaged files; the answer for one sound",
     "frontend/media/process.py": "decoders raise anything for damaged files; the answer for one image",
     "frontend/http/route.py": "raised again, for the server's log, as soon as its client has been answered",
     "frontend/text/tokenizer_files.py": "the tokenizers library raises bare Exception; it goes on as a ConfigError",

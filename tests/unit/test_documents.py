@@ -57,7 +57,7 @@ def test_indexes_link_to_every_page(folder: str) -> None:
 def test_every_runtime_dependency_has_its_sentence() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    runtime = ("ray", "otel", "batch", "compiler", "image")
+    runtime = ("ray", "otel", "batch", "compiler", "image", "audio")
     requirements = [*project["dependencies"], *(one for name in runtime for one in extras[name])]
     names = {re.split(r"[^\w-]", requirement)[0] for requirement in requirements}
     rows = re.findall(r"^\| ([\w, -]+) \|", (ROOT / "docs/adr/0009-runtime-dependencies.md").read_text(), re.MULTILINE)

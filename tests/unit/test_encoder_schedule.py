@@ -153,3 +153,38 @@ def _submit(name: str) -> Submit:
 def test_faults_of_media(items: list[MediaItem], message: str) -> None:
     assert message in str(media_fault(items, 100))
     assert media_fault([item("a", (0, 5)), item("b", (5, 90))], 100) is None
+
+
+def attended(name: str) -> MediaItem:
+    tensors = {"input_features": MediaTensor("uint8", [8], Buffer(name.encode().ljust(8)))}
+    return MediaItem([], digest_of(tensors), tensors, attended_rows=40)
+
+
+def test_what_running_requests_attend_to_is_kept() -> None:
+    schedule = EncoderSchedule(50, 100)
+    first, same, second, third = (request(attended(name), slot=slot) for slot, name in enumerate("aabc"))
+    for one in (first, second, same):
+        assert schedule.has_room_to_start(one)
+        schedule.start(one)
+    assert not schedule.has_room_to_start(third), "two of 40 rows fit"
+    assert admit(schedule, first, 10) == admit(schedule, same, 10) == 10
+    assert admit(schedule, second, 10) == 0, "the step encodes 50 rows"
+    media = step(schedule)
+    assert [one.digest for one in media.inputs] == media.digests == [first.media[0].digest]
+    assert media.attended == [(0, 0), (1, 0)]
+    assert admit(schedule, second, 10) == 10
+    assert step(schedule).attended == [(2, 0)]
+    schedule.leave(first)
+    assert not schedule.has_room_to_start(third), "the other request about this sound goes on"
+    schedule.leave(second)
+    assert schedule.has_room_to_start(third)
+    schedule.start(third)
+    assert admit(schedule, third, 10) == 10
+    assert step(schedule).evicted == [second.media[0].digest]
+
+
+def test_faults_of_items_that_are_attended_to() -> None:
+    sound, image = attended("a"), item("b", (0, 3))
+    assert media_fault([sound], 4, attended_rows=40) is None
+    for items, rows in (([], 40), ([sound, sound], 40), ([image], 40), ([sound], 41), ([sound], 0)):
+        assert media_fault(items, 10, attended_rows=rows)

@@ -69,7 +69,7 @@ def test_files_and_pixels(path: Path) -> None:
         for kind in ("PNG", "BMP"):
             assert (await processor.process(encoded(image, kind), None, {})).digest == expected.digest
         assert (await processor.process(encoded(picture(2)), None, {})).digest != expected.digest
-        (process,) = processor._idle
+        (process,) = processor._processes._idle
         clear = image.convert("RGBA")
         clear.putalpha(0)
         white = await processor.process(encoded(Image.new("RGB", image.size, "white")), None, {})
@@ -83,7 +83,7 @@ def test_files_and_pixels(path: Path) -> None:
                 await processor.process(data, None, {})
         with pytest.raises(MediaError, match="cannot be decoded"):
             await processor.process(encoded(image), None, {"do_resize": "?", "size": 3})
-        assert processor._idle == [process], "no image has ended it"
+        assert processor._processes._idle == [process], "no image has ended it"
         hits = processor.num_hits
         assert (await processor.process(encoded(image), None, {})).digest == expected.digest
         assert processor.num_hits == hits + 1
@@ -125,13 +125,13 @@ def test_a_process_that_is_too_slow_or_dies_is_replaced(path: Path) -> None:
 
     async def work(processor: MediaProcessor) -> None:
         await processor.placeholder()
-        (first,) = processor._idle
+        (first,) = processor._processes._idle
         os.kill(first.pid, signal.SIGSTOP)
         with pytest.raises(MediaError, match="media-decode-timeout"):
             await processor.process(image.tobytes(), image.size, {})
         assert first.returncode is not None
         assert (await processor.process(image.tobytes(), image.size, {})).num_rows == 25
-        (second,) = processor._idle
+        (second,) = processor._processes._idle
         os.kill(second.pid, signal.SIGKILL)
         await second.wait()
         assert (await processor.process(picture(2).tobytes(), image.size, {})).num_rows == 25
@@ -223,7 +223,7 @@ def test_conversations_without_images_start_no_process(path: Path) -> None:
             {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": []}, "c"]},
         ]
         assert await prompts.take(messages) == (messages, [])
-        assert not prompts.processor._idle
+        assert not prompts.processor._processes._idle
 
     asyncio.run(check())
 

@@ -46,5 +46,8 @@ class Attention(Protocol):
         keys (`AttentionShape.key_value_dim`), which only goes without a rotation. `sinks_N`: see `PagedAttention`.
         """
 
+    def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
+        """Attend to the items of requests: to all keys of the `cross_index`-th layer of a `CrossCache`; out_TNH."""
+
     def state(self, layer_index: int) -> LayerState:
         """Return the states of a layer that has a `StateShape`."""

@@ -120,6 +120,10 @@ class NativeCacheAttention:
         run(self._library, "paged_attention", attend, step=self._step, num_threads=self._num_threads)
         return out.view(q_TNH.shape).to(q_TNH.dtype)
 
+    def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
+        """Raise: models with cross-attention are recorded."""
+        raise AssertionError("a model with cross-attention that is not recorded")
+
     def state(self, layer_index: int) -> LayerState:
         """Raise: models with states are recorded."""
         raise AssertionError("a model with states that is not recorded")

@@ -13,6 +13,7 @@ from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
 from octavo.worker_proc.attention.base import LayerState, layer_scales
 from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.cache.storage import KVStorage
@@ -26,6 +27,7 @@ class PagedCacheAttention:
         groups: of the layers with attention.
         states: of layers with a state; None: there are none.
         scales: by layer, of keys and values that are stored in 8 bits; those of other layers are 1.
+        cross: the keys of items that requests attend to; None: the model has no cross-attention.
     """
 
     def __init__(
@@ -34,7 +36,10 @@ class PagedCacheAttention:
         groups: Sequence[CacheGroup],
         states: StateStorage | None = None,
         scales: Mapping[int, tuple[float, float]] | None = None,
+        cross: CrossCache | None = None,
     ) -> None:
+        self._cross = cross
+        self._cross_planned: PagedAttention | None = None
         self._storage = storage
         self._states = states
         self._scales = scales or {}
@@ -63,6 +68,11 @@ class PagedCacheAttention:
             )
             for group, group_inputs in zip(self._groups, inputs.groups, strict=True)
         ]
+        if (cross := inputs.cross) is not None and self._cross is not None:
+            assert cross.block_table_RP is not None and cross.context_lens_R is not None, "of cross-attention"
+            table_RP, lengths = torch.from_numpy(cross.block_table_RP), cross.context_lens_R.tolist()
+            block_size, shape = self._cross.block_size, self._cross.shape
+            self._cross_planned = paged_attention.plan(query_starts, lengths, table_RP, block_size, shape)
         if inputs.states is not None:
             self._state_slots = StateSlots(
                 query_starts, inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()
@@ -97,6 +107,11 @@ class PagedCacheAttention:
             assert v_TKH is not None, "heads without values are rotated before"
             q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, **scales)
         return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N, **scales)
+
+    def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
+        """See `octavo.worker_proc.attention.base.Attention`."""
+        assert self._cross is not None and self._cross_planned is not None, "a model with cross-attention, and a step"
+        return self._cross_planned(q_TNH, *self._cross.layers[cross_index])
 
     def state(self, layer_index: int) -> LayerState:
         """See `octavo.worker_proc.attention.base.Attention`."""

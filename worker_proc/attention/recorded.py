@@ -16,6 +16,7 @@ from octavo.kernels.rope_store_kv import record as rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import record as store_kv
 from octavo.worker_proc.attention.base import LayerState, layer_scales
+from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import CacheGroup, max_group_layers, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
 
@@ -61,6 +62,7 @@ class RecordedAttention:
         bounds: of the steps, for the workspaces.
         states: of layers with a state; None: there are none.
         scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
+        cross: the keys of items that requests attend to; None: the model has no cross-attention.
     """
 
     def __init__(
@@ -73,8 +75,10 @@ class RecordedAttention:
         bounds: StepBounds,
         states: StateStorage | None = None,
         scales: Mapping[int, tuple[float, float]] | None = None,
+        cross: CrossCache | None = None,
     ) -> None:
         self._scales = scales or {}
+        self._cross = cross
         self._states = states
         self._num_groups = len(groups)
         self._places = places_of_layers(groups)
@@ -82,10 +86,13 @@ class RecordedAttention:
         self._caches = caches
         self.workspace_bytes = 0
         self._workspaces = []
-        for group, layout in zip(groups, layouts, strict=True):
-            arguments = ShapeArguments.of(group.shape, layout)
-            num_bytes = workspace_bytes(library, arguments, bounds.max_rows, bounds.max_context, bounds.num_threads)
-            workspace = record.Workspace(arguments, allocate(num_bytes), bounds.max_context)
+        planned = [(group.shape, layout, bounds.max_context) for group, layout in zip(groups, layouts, strict=True)]
+        if cross is not None:
+            planned.append((cross.shape, cross.layout, cross.num_keys))
+        for shape, layout, max_context in planned:
+            arguments = ShapeArguments.of(shape, layout)
+            num_bytes = workspace_bytes(library, arguments, bounds.max_rows, max_context, bounds.num_threads)
+            workspace = record.Workspace(arguments, allocate(num_bytes), max_context)
             record.record_plan(recorder, workspace)
             self.workspace_bytes += num_bytes
             self._workspaces.append(workspace)
@@ -111,6 +118,11 @@ class RecordedAttention:
             assert v_TKH is not None, "heads without values are rotated before"
             q_TNH = rope_store_kv.record(q_TNH, k_TKH, v_TKH, rotation, k_cache, v_cache, layout, scales)
         return record.record(q_TNH, k_cache, v_cache, self._workspaces[group], sinks_N, scales)
+
+    def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
+        """Record the attention of a layer to the items of requests."""
+        assert self._cross is not None, "a model with cross-attention"
+        return record.record(q_TNH, *self._cross.layers[cross_index], self._workspaces[-1])
 
     def state(self, layer_index: int) -> LayerState:
         """Return the states of a layer; a step has their slots in the group after those of attention."""

@@ -42,6 +42,8 @@ class SlotColumns:
         self.traits_S: Ints = np.zeros(num_slots, dtype=np.int64)
         self.adapter_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """One more than the slot of its LoRA adapter; 0: it has none."""
+        self.attended_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """The place of the item that it attends to, with cross-attention."""
         self.num_guessed_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """Guesses of tokens that follow the known ones, until the step that verifies them is over."""
         self.segment_S: Ints = np.zeros(num_slots, dtype=np.int64)

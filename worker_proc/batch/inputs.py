@@ -47,6 +47,8 @@ class GroupInputs:
     block_table_RP: npt.NDArray[np.int32] | None
     """The blocks of each request in order, padded with any valid block number; contiguous. None: the device has its own
     copy of all block tables."""
+    context_lens_R: Ints | None = None
+    """Keys of each request in this group, with cross-attention; None: those of `StepInputs`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -105,6 +107,8 @@ class StepInputs:
     """In the order of the model's cache groups."""
     states: StateInputs | None = None
     """None: the model has no recurrent states."""
+    cross: GroupInputs | None = None
+    """Where the keys lie that requests attend to beside their own; None: the model has no cross-attention."""
     given: GivenInputs | None = None
     """None: all rows are looked up by their token ids."""
     adapters: AdapterInputs | None = None

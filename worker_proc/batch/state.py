@@ -3,7 +3,7 @@
 Knows no model and computes nothing; `inputs_of` turns a plan into arrays.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -67,7 +67,9 @@ class BatchState:
         num_adapters: int = 0,
         segment_stride: int = 0,
         has_axes: bool = False,
+        cross_inputs: Callable[[Ints], GroupInputs] | None = None,
     ) -> None:
+        self._cross_inputs = cross_inputs
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
         self._num_admissions = 0
@@ -282,6 +284,7 @@ class BatchState:
             context_lens=context_lens_R,
             slots_T=slots_T,
             groups=tuple(groups),
+            cross=self._cross_inputs(self.columns.attended_S[slots_R]) if self._cross_inputs else None,
             states=moves.inputs(self._block_ids[-1], slots_R, starts_R, context_lens_R) if moves is not None else None,
             given=given,
             adapters=self._adapter_inputs(slots_T) if self._num_adapters else None,

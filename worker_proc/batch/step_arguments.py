@@ -19,6 +19,11 @@ def step_arguments(inputs: StepInputs) -> StepArguments:
     if (states := inputs.states) is not None:
         sources, destinations = address(states.sources_R), address(states.destinations_R)
         groups.append(GroupArguments(state_sources=sources, state_destinations=destinations))
+    if (cross := inputs.cross) is not None:
+        assert cross.block_table_RP is not None and cross.context_lens_R is not None, "of cross-attention"
+        table, lengths = address(cross.block_table_RP), address(cross.context_lens_R)
+        width = cross.block_table_RP.shape[1]
+        groups.append(GroupArguments(block_table=table, block_table_width=width, context_lens=lengths))
     step = StepArguments(
         num_rows=len(inputs.token_ids_T),
         token_ids=address(inputs.token_ids_T),

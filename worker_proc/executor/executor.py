@@ -214,6 +214,8 @@ class PipelinedExecutor:
         embeds = plan.prompt_embeds
         if plan.media is not None and self._encoder is not None:
             embeds = self._encoder.rows_of_step(plan.media, embeds)
+            for slot, place in self._encoder.attended_places(plan.media):
+                batch.columns.attended_S[slot] = place
         inputs = batch.step_inputs(entries, embeds)
         samples = Samples(entries, inputs, batch)
         self.runner.run(inputs, samples)

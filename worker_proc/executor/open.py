@@ -130,4 +130,5 @@ def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_
         num_adapters=model.adapter_rows.num_slots if model.adapter_rows else 0,
         segment_stride=model.segment_stride,
         has_axes=model.step_angles is not None,
+        cross_inputs=model.cross_cache.inputs if model.cross_cache else None,
     )

@@ -11,6 +11,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import EncoderInput, StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.projector import Projector
 from octavo.worker_proc.models.vision.tower import Floats, Patches, VisionTower
 from octavo.worker_proc.runners.host import Forward
@@ -31,9 +32,18 @@ class MediaEncoder:
         forward: computes the tower.
         block_size: of the tower's cache.
         num_threads: most threads of a run.
+        attended: takes the results, with cross-attention; None: they are rows of prompts.
     """
 
-    def __init__(self, tower: VisionTower, forward: Forward, block_size: int, num_threads: int) -> None:
+    def __init__(
+        self,
+        tower: VisionTower,
+        forward: Forward,
+        block_size: int,
+        num_threads: int,
+        attended: AttendedItems | None = None,
+    ) -> None:
+        self._attended = attended
         self._tower, self._forward, self._block_size = tower, forward, block_size
         self._projector: Projector | None = None
         if tower.merged is not None:
@@ -52,7 +62,8 @@ class MediaEncoder:
             ProtocolError: the core and this worker do not agree on what is kept.
         """
         for digest in media.evicted:
-            if self._results.pop(digest, None) is None:
+            is_kept = self._attended.evict(digest) if self._attended else self._results.pop(digest, None) is not None
+            if not is_kept:
                 raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
         if media.inputs:
             self._encode(media.inputs)
@@ -66,12 +77,25 @@ class MediaEncoder:
             parts.append(rows[first : first + num_rows].view(torch.uint8).numpy().tobytes())
         return StepEmbeds(places, Buffer(b"".join(parts))) if places else None
 
+    def attended_places(self, media: StepMedia) -> list[tuple[int, int]]:
+        """Return slots of requests and the places, in the cache of cross-attention, of the items they attend to.
+
+        Raises:
+            ProtocolError: an item is not kept.
+        """
+        if self._attended is None:
+            return []
+        return [(slot, self._attended.place_of(media.digests[index])) for slot, index in media.attended]
+
     def _encode(self, inputs: Sequence[EncoderInput]) -> None:
         found: list[list[Floats]] = [[] for _ in inputs]
         for run in self._runs(inputs):
             for (index, _), part in zip(run, self._run([patches for _, patches in run]), strict=True):
                 found[index].append(part)
         for item, parts in zip(inputs, found, strict=True):
+            if self._attended is not None:
+                self._attended.put(item.digest, np.concatenate(parts))
+                continue
             rows = torch.from_numpy(np.concatenate(parts)).to(self._tower.dtype)
             if len(rows) != item.num_rows:
                 raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")

@@ -4,6 +4,7 @@ import msgspec
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.encoder import MAX_RUN_SEQUENCES, MediaEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.vision.tower import VisionTower
@@ -23,7 +24,10 @@ def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
     num_blocks = -(-tower.max_rows // own.block_size) + MAX_RUN_SEQUENCES  # each begins in a block of its own
     runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
     assert isinstance(runner, HostRunner), "towers run on CPUs"
-    return MediaEncoder(tower, runner.forward, own.block_size, config.num_threads)
+    attended = None
+    if model.cross_cache is not None:
+        attended = AttendedItems(model, model.cross_cache, tower.width, config.num_threads)
+    return MediaEncoder(tower, runner.forward, own.block_size, config.num_threads, attended)
 
 
 def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
@@ -31,7 +35,10 @@ def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
     if config.media is None or not isinstance(tower := model.tower, VisionTower):
         return 0
     own = _own_config(tower, config)
-    kept_bytes = config.media.encoder_cache_tokens * config.model.embedding_width * model.dtype.itemsize
+    if model.cross_cache is not None:
+        kept_bytes = model.cross_cache.num_bytes
+    else:
+        kept_bytes = config.media.encoder_cache_tokens * config.model.embedding_width * model.dtype.itemsize
     run_bytes = measure_steps(tower, device, own).activation_bytes if tower.library else tower.weights_bytes
     return kept_bytes + run_bytes
 

@@ -16,6 +16,7 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.model import ModelImpl
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.attention.base import Attention
+from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
 from octavo.worker_proc.models.features import Features
 from octavo.worker_proc.models.given_rows import GivenRows
@@ -80,6 +81,15 @@ class Layer(Protocol):
         """Return the residual stream after this layer."""
 
 
+class CrossLayer(Protocol):
+    """Attends to the item of a request: cross-attention."""
+
+    shape: AttentionShape
+
+    def keys_and_values(self, item_TD: Tensor) -> tuple[Tensor, Tensor]:
+        """Return k_TKH and v_TKH of the rows of an item."""
+
+
 class Model(ABC):
     """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
 
@@ -123,6 +133,8 @@ class Model(ABC):
         table; 0: the model does not tell the texts of a pair apart."""
         self.pooling_head: PoolingHead | None = None
         """The layers after pooling; None: the model generates tokens."""
+        self.cross_layers: Sequence[CrossLayer] = ()
+        """The layers that attend to what the tower has encoded."""
         self.exchange: StageExchange | None = None
         """The stages before and after; None: all layers are here."""
         self.features: Features | None = None
@@ -130,7 +142,9 @@ class Model(ABC):
         self.head: Model | None = None
         """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
         self.tower: Model | None = None
-        """Encodes images for this model; None: the model reads tokens only, or another stage has it."""
+        """Encodes images or audio for this model; None: the model reads tokens only, or another stage has it."""
+        self.cross_cache: CrossCache | None = None
+        """Keys and values of what the tower has encoded, if layers attend to it; made before steps are recorded."""
         self.stage = parameters.stage
         """The layers that are here."""
         self.cache_groups = group_layers(shapes, self.stage.layers)

@@ -269,6 +269,13 @@ FAMILIES = (
         ),
         "encoder; rotary embedding with NTK scaling, GeGLU, norms after sums",
     ),
+    Family(
+        "Whisper",
+        "whisper",
+        ("WhisperForConditionalGeneration",),
+        "speech to text; learned positions, cross-attention to an encoder of audio",
+        caches="full, keys of audio",
+    ),
     Family("OPT", "opt", ("OPTForCausalLM",), "learned positions, ReLU"),
     Family("GPT-2", "gpt2", ("GPT2LMHeadModel",), "learned positions, GELU"),
 )

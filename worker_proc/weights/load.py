@@ -16,6 +16,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.config.weight_format import checkpoint_quantization, resolve_quantization
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError, StartupError
+from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.device.cpu import freed_memory_returns
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.origins import UnreadTensorError
@@ -102,6 +103,7 @@ def load_model(
             else:
                 load_head(config.speculation, model, config.max_num_batched_tokens, report)
         model.tower = load_tower(config, model)
+        model.cross_cache = _cross_cache(config, model)
         if config.takes_rows:
             model.take_given_rows(config.max_num_batched_tokens)
         return model
@@ -113,6 +115,27 @@ def load_model(
             f"the weights do not fit in memory: {error}",
             hint=_SMALLER[device.type],
         ) from error
+
+
+def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
+    """Return the memory of what a model attends to beside its text; None: it has no cross-attention.
+
+    Raises:
+        MemoryError, RuntimeError: there is none for it.
+    """
+    if config.media is None or not model.cross_layers:
+        return None
+    num_keys = config.media.attended_rows
+    return CrossCache(
+        model.cross_layers[0].shape,
+        len(model.cross_layers),
+        num_items=config.media.encoder_cache_tokens // num_keys,
+        num_keys=num_keys,
+        block_size=config.block_size,
+        dtype=model.dtype,
+        library=model.library,
+        group=len(model.cache_groups) + (model.state_group is not None),
+    )
 
 
 def stage_of(config: ResolvedConfig, index: int) -> Stage:

@@ -17,7 +17,9 @@ from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.reader import Wants, read_weights
 
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.")
-_TOWER = re.compile(r"^(model\.)?(vision_tower|vision_model|visual|multi_modal_projector|connector|image_newline)\b")
+_TOWER = re.compile(
+    r"^(model\.)?(vision_tower|vision_model|visual|encoder|multi_modal_projector|connector|image_newline)\b"
+)
 
 
 def text_name(name: str) -> str | None:

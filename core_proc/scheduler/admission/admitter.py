@@ -44,7 +44,8 @@ class Admitter:
         self._counters = counters
         self._max_copied_blocks = MAX_COPIED_BYTES // max(1, host_block_bytes)
         self._clock = clock
-        self._rules = AdmissionRules(EngineLimits(table.free_slots, table.batch.requests, table.cache), table.adapters)
+        limits = EngineLimits(table.free_slots, table.batch.requests, table.cache, table.encoder)
+        self._rules = AdmissionRules(limits, table.adapters)
 
     def candidate(self) -> Candidate:
         """Return the waiting request that is to start next. Changes nothing."""

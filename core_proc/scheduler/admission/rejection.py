@@ -80,7 +80,8 @@ class RejectionRules:
             return f"output token ids must be from 0 to {self._vocab_size - 1}", "resume_output_token_ids"
         if submit.prompt_embeds is not None and (fault := self._embeds_fault(submit.prompt_embeds, submit)):
             return fault, "prompt_embeds"
-        if submit.media and (fault := self._media_fault(submit.media, submit)):
+        has_media = submit.media or (self._media is not None and self._media.attended_rows)
+        if has_media and (fault := self._media_fault(submit.media, submit)):
             return fault, "multi_modal_data"
         # The last token of a sequence is never computed, so it needs no place in the cache.
         num_held = min(len(tokens) + sampling.max_tokens, self._max_model_len) - 1
@@ -150,9 +151,9 @@ class RejectionRules:
         if submit.prompt_embeds is not None:
             return "a prompt has prompt_embeds or media, not both"
         most = self._media.encoder_cache_tokens
-        if (largest := max([item.num_rows for item in items])) > most:
+        if (largest := max([item.num_rows for item in items], default=0)) > most:
             return f"an item of {largest} rows does not fit into the encoder cache of {most} (--encoder-cache-tokens)"
-        return media_fault(items, len(submit.prompt_token_ids))
+        return media_fault(items, len(submit.prompt_token_ids), self._media.attended_rows)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
         """Check what frontends check too: a value that slips through would fail every request of its step."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.adapter_slots import AdapterSlots
@@ -69,9 +70,17 @@ class EngineLimits:
         free_slots: of the batch; only read.
         running: every running request; only read.
         cache: where the blocks are.
+        encoder: keeps what requests attend to; None: the model reads tokens only.
     """
 
-    def __init__(self, free_slots: Sequence[SlotId], running: OrderedRequests[Request], cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        free_slots: Sequence[SlotId],
+        running: OrderedRequests[Request],
+        cache: PrefixCache,
+        encoder: EncoderSchedule | None = None,
+    ) -> None:
+        self._encoder = encoder
         self._free_slots = free_slots
         self._running = running
         self._cache = cache
@@ -80,7 +89,15 @@ class EngineLimits:
     @property
     def in_order(self) -> list[Limit]:
         """The limits, the cheapest first."""
-        return [self._preemption, self._step_in_flight, self._slots, self._states, self._tokens, self._blocks]
+        return [
+            self._preemption,
+            self._step_in_flight,
+            self._slots,
+            self._states,
+            self._attended,
+            self._tokens,
+            self._blocks,
+        ]
 
     def _preemption(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         """What a preemption has freed is for the requests that still run."""
@@ -96,6 +113,9 @@ class EngineLimits:
     def _states(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         states = self._cache.states
         return "states" if states is not None and len(self._running) >= states.max_requests else ""
+
+    def _attended(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+        return "" if self._encoder is None or self._encoder.has_room_to_start(request) else "encoder_cache"
 
     def _tokens(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
         num_hits = self._cache.count_hits(request)[0].num_blocks

@@ -5,6 +5,8 @@ from importlib import import_module
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
+_AUDIO = {"WhisperForConditionalGeneration": "whisper"}
+"""The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
     "Idefics3ForConditionalGeneration": "idefics3",
     "LlavaForConditionalGeneration": "llava",
@@ -15,14 +17,18 @@ TOWERS = {
 
 
 def build_tower(spec: TowerSpec) -> VisionTower:
-    """Make the tower of a model that reads images. Its parameters are uninitialized.
+    """Make the tower of a model that reads images or audio. Its parameters are uninitialized.
 
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.
     """
     architecture = spec.facts.architecture
-    if (name := TOWERS.get(architecture)) is None:
-        raise ConfigError(f"octavo has no vision tower of {architecture}", hint=f"use one of {', '.join(TOWERS)}")
-    build = import_module(f"octavo.worker_proc.models.vision.{name}").build
+    package, name = "vision", TOWERS.get(architecture)
+    if name is None:
+        package, name = "audio", _AUDIO.get(architecture)
+    if name is None:
+        known = ", ".join([*TOWERS, *_AUDIO])
+        raise ConfigError(f"octavo has no encoder of {architecture}", hint=f"use one of {known}")
+    build = import_module(f"octavo.worker_proc.models.{package}.{name}").build
     tower: VisionTower = build(spec)
     return tower

@@ -60,7 +60,15 @@ class NativePrograms:
         recorder = ProgramRecorder(model.dtype)
         library, bounds, groups = self._library, self._bounds, model.cache_groups
         attention = RecordedAttention(
-            library, recorder, groups, self._layouts, self._caches, bounds, self._states, model.cache_scales
+            library,
+            recorder,
+            groups,
+            self._layouts,
+            self._caches,
+            bounds,
+            self._states,
+            model.cache_scales,
+            model.cross_cache,
         )
         self.attention: RecordedAttention | None = attention
         hidden = model.forward(as_tensor(recorder.token_ids), as_tensor(recorder.positions), attention)

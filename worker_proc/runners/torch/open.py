@@ -53,7 +53,8 @@ def open_attention(
     groups = model.cache_groups
     if model.library is None:
         states = open_states(model.state_group, num_states)
-        return PagedCacheAttention(torch_storage(config, groups, num_blocks), groups, states, model.cache_scales)
+        storage = torch_storage(config, groups, num_blocks)
+        return PagedCacheAttention(storage, groups, states, model.cache_scales, model.cross_cache)
     layouts = [cache_layout(config, group, index) for index, group in enumerate(groups)]
     bounds = StepBounds(config.max_num_batched_tokens, max_model_len, config.max_num_seqs, config.num_threads)
     return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds, model.cache_scales)
@@ -106,6 +107,7 @@ def _peak_growth(model: Model, device: Device, config: ResolvedConfig, lengths: 
         vocab_size=config.model.vocab_size,
         num_groups=num_groups,
         has_states=has_states,
+        cross_inputs=model.cross_cache.inputs if model.cross_cache else None,
     )
     pooling, params = config.model.pooling, _SAMPLED
     pooler = None

@@ -1,0 +1,1 @@
+"""Audio of requests: from files to spectrograms, and prompts of models that transcribe speech."""

@@ -1,0 +1,175 @@
+"""Decodes audio of requests and computes the spectrograms that the model reads, in a process that may be killed.
+
+See `octavo.frontend.media.process`, which does the same for images.
+"""
+
+import io
+import resource
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
+from octavo.frontend.media.process import read_message, write_message
+from octavo.frontend.media.wire import Ready
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.lifecycle import die_with_parent
+from octavo.protocol.media import MediaTensor, digest_of
+
+FEATURES = "input_features"
+"""The tensor of an item."""
+MAX_RATE = 768_000
+MAX_CHANNELS = 32
+BYTES_PER_SECOND = 300_000
+"""Memory that a second of audio takes, at most: samples at 16 kHz, and spectrograms, some copies of each."""
+SPARE_BYTES = 2**29
+_BLOCK_FRAMES = 2**16
+_SEARCHED = 0.1
+"""Part of a window, at its end, in which a long sound is cut where it is quietest."""
+_QUIET_S = 0.1
+"""Length of what is compared there."""
+
+Samples = npt.NDArray[np.float32]
+
+
+class AudioReader:
+    """The feature extractor of one model, and the decoder."""
+
+    def __init__(self, setup: AudioSetup) -> None:
+        """Load them.
+
+        Raises:
+            ImportError: soundfile or soxr is missing.
+            OSError, ValueError: the files of the feature extractor are missing or invalid.
+        """
+        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        import soundfile  # noqa: F401
+        import soxr  # noqa: F401
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        self._setup = setup
+        self._extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
+            setup.processor_path, local_files_only=True
+        )
+        self._rate: int = self._extractor.sampling_rate
+        self._window: int = self._extractor.n_samples
+
+    def read(self, job: AudioJob) -> AudioResult:
+        """Return the windows of a sound."""
+        samples = self._decode(job)
+        if isinstance(samples, AudioResult):
+            return samples
+        if not len(samples):
+            return AudioResult("it has no samples")
+        if not np.isfinite(samples).all():
+            return AudioResult("it has samples that are not finite")
+        bounds = self._cut(samples)
+        if job.max_windows and len(bounds) > job.max_windows:
+            most_s = job.max_windows * self._window / self._rate
+            return AudioResult(f"it is longer than the {most_s:g} seconds that the model reads at once")
+        windows = [self._features(samples, start, end) for start, end in bounds]
+        return AudioResult(duration_s=len(samples) / self._rate, windows=windows)
+
+    def _decode(self, job: AudioJob) -> Samples | AudioResult:
+        """Return one channel at the rate of the model, or why there is none."""
+        import soundfile
+
+        if job.rate:
+            whole = np.frombuffer(job.data, dtype=np.float32)
+            too_long = self._too_long(len(whole) / job.rate)
+            return too_long or self._resampled([whole], job.rate)
+        try:
+            file = soundfile.SoundFile(io.BytesIO(job.data))
+        except soundfile.LibsndfileError as error:
+            return AudioResult(f"it is not audio in a format of libsndfile, such as WAV, FLAC, Ogg and MP3: {error}")
+        with file:
+            if not 0 < file.samplerate <= MAX_RATE or not 0 < file.channels <= MAX_CHANNELS:
+                return AudioResult(f"it has {file.channels} channels with {file.samplerate} samples per second")
+            if too_long := self._too_long(max(0, file.frames) / file.samplerate):
+                return too_long
+            blocks, num_frames = [], 0
+            while len(block := file.read(_BLOCK_FRAMES, dtype="float32", always_2d=True)):
+                num_frames += len(block)
+                if too_long := self._too_long(num_frames / file.samplerate):  # the header may not tell the truth
+                    return too_long
+                blocks.append(block.mean(axis=1, dtype=np.float32))
+            return self._resampled(blocks, file.samplerate)
+
+    def _too_long(self, seconds: float) -> AudioResult | None:
+        if seconds <= self._setup.max_seconds:
+            return None
+        return AudioResult(
+            f"it is {seconds:.0f} seconds long, more than {self._setup.max_seconds:g} (--max-audio-seconds)"
+        )
+
+    def _resampled(self, blocks: list[Samples], rate: int) -> Samples:
+        import soxr
+
+        if rate == self._rate:
+            return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
+        stream = soxr.ResampleStream(rate, self._rate, 1, dtype="float32")
+        parts = [stream.resample_chunk(block) for block in blocks]
+        parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
+        return np.concatenate(parts)
+
+    def _cut(self, samples: Samples) -> list[tuple[int, int]]:
+        """Return the bounds of windows: a long sound is cut where it is quiet."""
+        bounds, start = [], 0
+        size = max(1, int(_QUIET_S * self._rate))
+        while len(samples) - start > self._window:
+            end = start + self._window
+            first = end - int(_SEARCHED * self._window)
+            energies = np.convolve(samples[first:end].astype(np.float64) ** 2, np.ones(size), mode="valid")
+            cut = first + int(energies.argmin()) + size // 2
+            bounds.append((start, cut))
+            start = cut
+        return [*bounds, (start, len(samples))]
+
+    def _features(self, samples: Samples, start: int, end: int) -> Window:
+        made = self._extractor(samples[start:end], sampling_rate=self._rate, return_tensors="np")
+        (features,) = made[FEATURES]
+        features = np.ascontiguousarray(features, dtype=np.float32)
+        shape, data = list(features.shape), features.tobytes()
+        digest = digest_of({FEATURES: MediaTensor("float32", shape, Buffer(data))})
+        return Window(start / self._rate, (end - start) / self._rate, shape, data, digest)
+
+
+def _limit_memory(max_seconds: float) -> None:
+    """Let the process take no more memory than a sound of the longest duration needs."""
+    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = num_pages * resource.getpagesize() + int(max_seconds * BYTES_PER_SECOND) + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def main() -> None:
+    """Answer messages from standard input until it is closed."""
+    warnings.simplefilter("ignore")
+    source, target = sys.stdin.buffer, sys.stdout.buffer
+    sys.stdout = sys.stderr  # libraries may print
+    setup = msgspec.msgpack.decode(read_message(source), type=AudioSetup)
+    die_with_parent(setup.parent)
+    try:
+        reader = AudioReader(setup)
+    except Exception as error:  # process boundary: code of transformers reads files of the model
+        write_message(target, Ready("", f"{type(error).__name__}: {error}"))
+        return
+    _limit_memory(setup.max_seconds)
+    write_message(target, Ready(""))
+    while data := read_message(source):
+        try:
+            result = reader.read(msgspec.msgpack.decode(data, type=AudioJob))
+        except MemoryError:
+            result = AudioResult("it takes too much memory")
+        except Exception as error:  # process boundary: decoders raise anything for damaged files
+            result = AudioResult(f"it cannot be decoded: {type(error).__name__}: {error}"[:300])
+        write_message(target, result)
+
+
+if __name__ == "__main__":
+    main()

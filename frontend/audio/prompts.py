@@ -1,0 +1,131 @@
+"""`AudioPrompts`: prompts of models that transcribe speech, each with the audio that its tokens attend to."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.audio.process import FEATURES
+from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
+from octavo.frontend.media.child_processes import ChildProcesses
+from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
+from octavo.frontend.media.parts import MediaSource, has_media
+from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
+from octavo.frontend.text.messages import Message
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import MediaItem, MediaTensor
+
+_EXPECTED = "expected the bytes of a file, or a pair of float samples of one channel and their number per second"
+
+
+class AudioPrompts:
+    """Makes the prompts of a model that attends to audio. Belongs to one event loop.
+
+    Args:
+        config: of the engine.
+        encode: tokenizes: see `AsyncClient.tokenize`.
+    """
+
+    def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
+        assert config.media is not None and config.model.media is not None, "a model that transcribes speech"
+        self._attended_rows, self._encode = config.media.attended_rows, encode
+        self._live = LiveMedia(config.media.max_live_bytes)
+        self._processes = ChildProcesses(
+            "octavo.frontend.audio.process",
+            AudioSetup(os.getpid(), config.model.media.processor_path, config.media.max_audio_s),
+            config.media.decode_timeout_s,
+            "audio needs pip install 'octavo[audio]', and the model's preprocessor_config.json",
+        )
+
+    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+        """Return a conversation as it is.
+
+        Raises:
+            InvalidRequestError: it has media.
+        """
+        if has_media(messages):
+            raise InvalidRequestError(
+                "this model transcribes audio, and holds no conversations about media", "messages"
+            )
+        return list(messages), []
+
+    async def of_text(
+        self,
+        text: str,
+        sources: Sequence[MediaSource],
+        *,
+        adds_special_tokens: bool,
+        processor_kwargs: dict[str, Any] | None = None,
+    ) -> MediaPrompt:
+        """Return a prompt of text: see `of_tokens`."""
+        token_ids = await self._encode(text, add_special_tokens=False)
+        return await self.of_tokens(token_ids, sources, processor_kwargs)
+
+    async def of_tokens(
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+    ) -> MediaPrompt:
+        """Return the prompt of a decoder's tokens and one sound.
+
+        Raises:
+            InvalidRequestError: the sound cannot be used, or is longer than a window, or there are more.
+            OverloadedError: live requests hold as much as they may.
+        """
+        if len(sources) != 1 or processor_kwargs:
+            raise InvalidRequestError(f"{FIELD} needs one sound for this model, and no mm_processor_kwargs", FIELD)
+        (source,) = sources
+        result = await self.read(source, max_windows=1)
+        return self.of_window(token_ids, result.windows[0])
+
+    async def read(self, source: MediaSource, *, max_windows: int = 0) -> AudioResult:
+        """Return the windows of a sound.
+
+        Raises:
+            InvalidRequestError: it cannot be used; the message says why.
+            ConfigError: the processes that decode audio do not start.
+        """
+        try:
+            job = _job_of(source.value, max_windows)
+            result = await self._processes.ask(msgspec.msgpack.encode(job), AudioResult)
+            if result.fault:
+                raise MediaError(result.fault)
+        except MediaError as error:
+            raise InvalidRequestError(f"{source.path}: the audio cannot be used: {error}", source.path) from None
+        return result
+
+    def of_window(self, token_ids: Sequence[int], window: Window) -> MediaPrompt:
+        """Return a prompt whose tokens attend to a window.
+
+        Raises:
+            OverloadedError: live requests hold as much as they may.
+        """
+        tensors = {FEATURES: MediaTensor("float32", window.shape, LiveBuffer(window.data))}
+        item = MediaItem([], window.digest, tensors, attended_rows=self._attended_rows)
+        self._live.hold([item], FIELD)
+        return MediaPrompt(list(token_ids), (item,))
+
+    async def close(self) -> None:
+        """End the processes that decode audio."""
+        await self._processes.close()
+
+
+def _job_of(value: Any, max_windows: int) -> AudioJob:
+    """Return what the process decodes.
+
+    Raises:
+        MediaError: the value is no sound.
+    """
+    if isinstance(value, bytes):
+        return AudioJob(value, 0, max_windows)
+    samples: Any = None
+    rate: Any = None
+    if isinstance(value, tuple | list) and len(value) == 2:
+        samples, rate = value
+    dtype = str(getattr(samples, "dtype", ""))
+    if samples is None or len(getattr(samples, "shape", ())) != 1 or not dtype.startswith("float"):
+        raise MediaError(f"it is a {type(value).__name__}; {_EXPECTED}")
+    if type(rate) not in (int, float) or not 1 <= rate <= 768_000:
+        raise MediaError(f"its sampling rate is {rate!r}; {_EXPECTED}")
+    return AudioJob(samples.astype("float32").tobytes(), int(rate), max_windows)

@@ -1,0 +1,53 @@
+"""`LiveMedia`: the memory that the media of live requests take in a frontend."""
+
+import weakref
+from collections.abc import Sequence
+from itertools import chain
+
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
+from octavo.protocol.errors import InvalidRequestError, OverloadedError
+from octavo.protocol.media import MediaItem
+
+
+class LiveBuffer(Buffer):
+    """The data of a live request: its end can be noticed."""
+
+    __slots__ = ("__weakref__",)
+
+
+class LiveMedia:
+    """Counts bytes until the last reference to them is gone: that of the live request.
+
+    Args:
+        max_bytes: of all live requests.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes, self._num_bytes = max_bytes, 0
+
+    def hold(self, items: Sequence[MediaItem], field: str) -> None:
+        """Count items, whose data are `LiveBuffer`s.
+
+        Args:
+            items: of one prompt.
+            field: of the request, for errors.
+
+        Raises:
+            InvalidRequestError: they are more than a message may have.
+            OverloadedError: live requests hold as much as they may.
+        """
+        num_bytes = sum([item.num_bytes for item in items])
+        if num_bytes > MAX_BUFFERS_BYTES:
+            raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        if self._num_bytes + num_bytes > self._max_bytes:
+            raise OverloadedError(
+                f"the media of live requests take {self._num_bytes} bytes, and with {num_bytes} more there would "
+                f"be more than {self._max_bytes} (--max-media-bytes); try again later",
+                "max_media_bytes",
+            )
+        for tensor in chain.from_iterable([item.tensors.values() for item in items]):
+            self._num_bytes += len(tensor.data)
+            weakref.finalize(tensor.data, self._release, len(tensor.data)).atexit = False
+
+    def _release(self, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes

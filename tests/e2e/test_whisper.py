@@ -1,0 +1,149 @@
+"""Whisper through whole engines: against `transformers`, in storms, and through deaths of processes."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from engine_kills import until_steps, worker_of
+from tiny_whisper import RATE, make_whisper, sound, wav
+from waiting import until
+
+from octavo import LLM, AsyncClient, SamplingParams
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol import restarts
+from octavo.protocol.errors import InvalidRequestError
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": 6,
+    "max_num_batched_tokens": 32,
+    "encoder_cache_tokens": 160,  # three items of 50 rows: fewer than requests run
+}
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
+SAMPLED = SamplingParams(temperature=0.9, seed=4, max_tokens=50, ignore_eos=True, logprobs=1)
+START = "<|startoftranscript|><|en|><|transcribe|><|notimestamps|>"
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+@pytest.fixture(scope="module")
+def llm(path: Path) -> Iterator[LLM]:
+    with LLM(str(path), **SETTINGS) as llm:
+        yield llm
+
+
+def prompt(seed: int, text: str = START, seconds: float = 0.8) -> dict[str, Any]:
+    return {"prompt": text, "multi_modal_data": {"audio": (sound(seed, seconds), RATE)}}
+
+
+def result(output: RequestOutput) -> object:
+    return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
+
+
+def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[RequestOutput]:
+    return llm.generate(list(prompts), params, use_tqdm=False)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_tokens_and_logprobs_equal_transformers(llm: LLM, path: Path, kernels: str) -> None:
+    if kernels == "native":
+        compare(llm, path)
+        return
+    with LLM(str(path), **SETTINGS, cpu_kernels="torch") as through_torch:
+        compare(through_torch, path)
+        prompts = [prompt(seed) for seed in range(5)]
+        alone = [result(run(through_torch, one)[0]) for one in prompts]
+        assert list(map(result, run(through_torch, *prompts))) == alone
+
+
+def compare(llm: LLM, path: Path) -> None:
+    """Compare tokens and logprobs of a model with those that `transformers` gives."""
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(path)
+    model = transformers.WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+    prompts = [prompt(1), prompt(2, seconds=1.0), prompt(3, "<|startofprev|>some words before" + START, 0.1)]
+    for one, output in zip(prompts, run(llm, *prompts), strict=True):
+        samples, rate = one["multi_modal_data"]["audio"]
+        features = extractor(samples, sampling_rate=rate, return_tensors="pt").input_features
+        token_ids, tokens = output.prompt_token_ids or [], output.outputs[0].token_ids
+        with torch.no_grad():
+            logits = model(input_features=features, decoder_input_ids=torch.tensor([[*token_ids, *tokens]])).logits[0]
+        assert logits[len(token_ids) - 1 : -1].argmax(dim=-1).tolist() == tokens
+        logprobs = logits.log_softmax(dim=-1)[len(token_ids) - 1 : -1]
+        for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
+            assert abs(float(row[token]) - reported[token].logprob) < 1e-4
+
+
+def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Path) -> None:
+    """The same and other sounds behind equal tokens, more sounds than the encoder cache has room for, preemptions."""
+    texts = [START, "<|startofprev|>words " + START, "<|startoftranscript|><|de|><|translate|>"]
+    prompts = [prompt(seed % 5, texts[seed % 3]) for seed in range(18)]
+    params = [SAMPLED.clone(seed=seed, max_tokens=40 + seed % 7) for seed in range(18)]
+    alone = [result(run(llm, one, params=own)[0]) for one, own in zip(prompts, params, strict=True)]
+    assert len({str(one) for one in alone}) == 18
+    assert list(map(result, llm.generate(prompts, params, use_tqdm=False))) == alone
+    with LLM(str(path), **SETTINGS, num_gpu_blocks_override=6, enable_prefix_caching=False) as small:
+        assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
+        assert small.stats().num_preemptions > 0
+
+
+def test_sounds_that_cannot_be_used(llm: LLM) -> None:
+    audio = [
+        (b"no sound", "not audio"),
+        (wav(sound(1))[:40], "audio"),
+        (wav(np.zeros(0, dtype=np.float32)), "no samples"),
+        ((sound(1, 2.0), RATE), "longer than the 1 seconds"),
+        ((np.array([np.nan], dtype=np.float32), RATE), "not finite"),
+        ((sound(1), 0), "sampling rate"),
+        ("text", "str"),
+    ]
+    for value, message in audio:
+        with pytest.raises(InvalidRequestError, match=message) as caught:
+            run(llm, {"prompt": START, "multi_modal_data": {"audio": value}})
+        assert caught.value.param == "multi_modal_data['audio']"
+    with pytest.raises(InvalidRequestError, match="audio"):
+        run(llm, START)
+    assert run(llm, prompt(1)), "the engine goes on"
+
+
+def test_a_file_and_its_samples_are_the_same_sound(llm: LLM) -> None:
+    samples = np.round(sound(6) * 32767).astype(np.float32) / 32768
+    given = [(samples, RATE), wav(samples * 32768 / 32767)]
+    first, second = (run(llm, {"prompt": START, "multi_modal_data": {"audio": one}})[0] for one in given)
+    assert result(first) == result(second)
+
+
+def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sounds are encoded again from their spectrograms."""
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+
+    async def main() -> None:
+        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+
+            async def ask(seed: int) -> object:
+                outputs = [part async for part in client.generate(prompt(seed % 4), SAMPLED.clone(seed=seed))]
+                tokens = [token for part in outputs for token in part.outputs[0].token_ids]
+                return tokens, [entry for part in outputs for entry in part.outputs[0].logprobs or []]
+
+            expected = await asyncio.gather(*map(ask, range(9)))
+            running = asyncio.gather(*map(ask, range(9)))
+            await until(lambda: client.num_live_requests == 9)
+            steps = (await client.engine_stats()).num_steps
+            await until_steps(client, steps + 3)
+            os.kill(worker_of(client), signal.SIGKILL)
+            await until_steps(client, steps + 20)
+            assert client.engine is not None
+            os.kill(client.engine.core_pid, signal.SIGKILL)
+            assert await running == expected
+
+    asyncio.run(main())

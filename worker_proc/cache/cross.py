@@ -1,0 +1,73 @@
+"""Keys and values of items that whole requests attend to: cross-attention. Written once for each item."""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.native.library import NativeLibrary
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention.layout import CacheLayout
+from octavo.worker_proc.batch.inputs import GroupInputs, Ints
+
+
+class CrossCache:
+    """The paged cache of all layers with cross-attention. An item has consecutive blocks: its place.
+
+    It has the format of the cache of requests, so one kernel reads both.
+
+    Args:
+        shape: of the attention of each layer, in both directions.
+        num_layers: with cross-attention.
+        num_items: places.
+        num_keys: of an item.
+        block_size: slots of a block.
+        dtype: of keys and values.
+        library: of native kernels; None: torch computes.
+        group: index of the cache group of these layers in a step: after all others.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for it.
+    """
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        num_layers: int,
+        *,
+        num_items: int,
+        num_keys: int,
+        block_size: int,
+        dtype: torch.dtype,
+        library: NativeLibrary | None,
+        group: int,
+    ) -> None:
+        self.shape, self.num_items, self.num_keys = shape, num_items, num_keys
+        self.block_size, self.group = block_size, group
+        self._blocks_per_item = -(-num_keys // block_size)
+        num_blocks = num_items * self._blocks_per_item
+        self.layout = CacheLayout.of(shape, dtype, block_size, group)
+        """Of the native cache of a layer."""
+        self.layers: list[tuple[Tensor, Tensor]]
+        """Keys and values of each layer."""
+        if library is not None:
+            self.layers = [self.layout.allocate(num_blocks, layer, num_layers) for layer in range(num_layers)]
+        else:
+            sizes = num_blocks, block_size, shape.num_kv_heads, shape.head_dim
+            self.layers = [
+                (torch.empty(sizes, dtype=dtype), torch.empty(sizes, dtype=dtype)) for _ in range(num_layers)
+            ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all layers, if every place is used."""
+        return sum(buffer.nbytes for layer in self.layers for buffer in layer)
+
+    def slots_of(self, place: int) -> Ints:
+        """Return where the keys of an item go."""
+        return place * self._blocks_per_item * self.block_size + np.arange(self.num_keys)
+
+    def inputs(self, places_R: Ints) -> GroupInputs:
+        """Return what a step whose requests attend to the items at these places needs."""
+        blocks = places_R[:, None] * self._blocks_per_item + np.arange(self._blocks_per_item)
+        context_lens_R = np.full(len(places_R), self.num_keys)
+        return GroupInputs(np.zeros(0, dtype=np.int64), blocks.astype(np.int32), context_lens_R)

@@ -1,0 +1,1 @@
+"""Encoders of audio, and models of speech."""
