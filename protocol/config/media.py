@@ -110,12 +110,12 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
 
 
 def resolve_media(
-    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str
+    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str, num_stages: int = 1
 ) -> ResolvedMedia | None:
     """Return the settings of media; None: the model reads text only.
 
     Raises:
-        ConfigError: a setting is invalid, or the device cannot encode media.
+        ConfigError: a setting is invalid, or the device or the pipeline stages cannot encode media.
     """
     if facts.media is None:
         default = MediaConfig()
@@ -129,6 +129,20 @@ def resolve_media(
             f"{facts.media.architecture} reads media, which octavo encodes on CPUs only so far",
             phase="configuration",
             hint="use --device cpu",
+        )
+    rows = facts.media.attended_rows
+    if rows and num_stages > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size {num_stages}: all layers of {facts.architecture} attend to what its first stage "
+            "encodes",
+            phase="configuration",
+            hint="use --tensor-parallel-size to divide it",
+        )
+    if config.encoder_cache_tokens < rows:
+        raise ConfigError(
+            f"encoder_cache_tokens {config.encoder_cache_tokens}: one sound takes {rows}",
+            phase="configuration",
+            hint=f"use --encoder-cache-tokens {rows} or more",
         )
     return ResolvedMedia(
         limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt)),

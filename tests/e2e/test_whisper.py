@@ -18,7 +18,7 @@ from waiting import until
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol import restarts
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.errors import ConfigError, InvalidRequestError
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -147,3 +147,15 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
             assert await running == expected
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2: all layers of .* attend to what its first stage"),
+        ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one sound takes 50"),
+    ],
+)
+def test_what_cannot_hear_a_sound_does_not_start(path: Path, setting: dict[str, int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(path), **{**SETTINGS, **setting})
