@@ -4,21 +4,15 @@ See `octavo.frontend.media.process`, which does the same for images.
 """
 
 import io
-import resource
 import sys
-import warnings
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
-from octavo.frontend.media.process import read_message, write_message
-from octavo.frontend.media.wire import Ready
+from octavo.frontend.media.child import Decoder, serve
 from octavo.protocol.buffers import Buffer
-from octavo.protocol.lifecycle import die_with_parent
 from octavo.protocol.media import MediaTensor, digest_of
 
 FEATURES = "input_features"
@@ -140,36 +134,9 @@ class AudioReader:
         return Window(start / self._rate, (end - start) / self._rate, shape, data, digest)
 
 
-def _limit_memory(max_seconds: float) -> None:
-    """Let the process take no more memory than a sound of the longest duration needs."""
-    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = num_pages * resource.getpagesize() + int(max_seconds * BYTES_PER_SECOND) + SPARE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def main() -> None:
-    """Answer messages from standard input until it is closed."""
-    warnings.simplefilter("ignore")
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # libraries may print
-    setup = msgspec.msgpack.decode(read_message(source), type=AudioSetup)
-    die_with_parent(setup.parent)
-    try:
-        reader = AudioReader(setup)
-    except Exception as error:  # process boundary: code of transformers reads files of the model
-        write_message(target, Ready("", f"{type(error).__name__}: {error}"))
-        return
-    _limit_memory(setup.max_seconds)
-    write_message(target, Ready(""))
-    while data := read_message(source):
-        try:
-            result = reader.read(msgspec.msgpack.decode(data, type=AudioJob))
-        except MemoryError:
-            result = AudioResult("it takes too much memory")
-        except Exception as error:  # process boundary: decoders raise anything for damaged files
-            result = AudioResult(f"it cannot be decoded: {type(error).__name__}: {error}"[:300])
-        write_message(target, result)
+def _load(setup: AudioSetup) -> Decoder:
+    return Decoder(AudioReader(setup).read, int(setup.max_seconds * BYTES_PER_SECOND) + SPARE_BYTES)
 
 
 if __name__ == "__main__":
-    main()
+    serve(AudioSetup, AudioJob, _load, AudioResult)

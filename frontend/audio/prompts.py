@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from octavo.frontend.audio.process import FEATURES
+from octavo.frontend.audio.process import FEATURES, MAX_RATE
 from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
@@ -18,7 +18,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MediaItem, MediaTensor
 
-_EXPECTED = "expected the bytes of a file, or a pair of float samples of one channel and their number per second"
+_EXPECTED = "expected the bytes of a file, or a pair of float samples of one channel and their whole number per second"
 
 
 class AudioPrompts:
@@ -126,6 +126,6 @@ def _job_of(value: Any, max_windows: int) -> AudioJob:
     dtype = str(getattr(samples, "dtype", ""))
     if samples is None or len(getattr(samples, "shape", ())) != 1 or not dtype.startswith("float"):
         raise MediaError(f"it is a {type(value).__name__}; {_EXPECTED}")
-    if type(rate) not in (int, float) or not 1 <= rate <= 768_000:
+    if type(rate) not in (int, float) or not 1 <= rate <= MAX_RATE or int(rate) != rate:
         raise MediaError(f"its sampling rate is {rate!r}; {_EXPECTED}")
     return AudioJob(samples.astype("float32").tobytes(), int(rate), max_windows)

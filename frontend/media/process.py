@@ -5,19 +5,14 @@ of time. The process lives on from image to image, because importing `transforme
 """
 
 import io
-import resource
 import sys
-import warnings
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
-import msgspec
-
+from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.pixels import in_rgb
-from octavo.frontend.media.wire import LENGTH, Job, Ready, Result, Setup
+from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_videos import leave_out_videos
 from octavo.protocol.buffers import Buffer
-from octavo.protocol.lifecycle import die_with_parent
 from octavo.protocol.media import MediaTensor, digest_of
 
 if TYPE_CHECKING:
@@ -111,50 +106,10 @@ class ImageProcessor:
         return in_rgb(ImageOps.exif_transpose(image))
 
 
-def _limit_memory(max_pixels: int) -> None:
-    """Let the process take no more memory than an image of the largest size needs."""
-    num_pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = num_pages * resource.getpagesize() + max_pixels * BYTES_PER_PIXEL + SPARE_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-
-
-def read_message(file: BinaryIO) -> bytes:
-    """Return the next message; b"": the other side has closed the pipe."""
-    head = file.read(LENGTH.size)
-    return file.read(LENGTH.unpack(head)[0]) if len(head) == LENGTH.size else b""
-
-
-def write_message(file: BinaryIO, message: msgspec.Struct) -> None:
-    """Write a message and its length."""
-    data = msgspec.msgpack.encode(message)
-    file.write(LENGTH.pack(len(data)))
-    file.write(data)
-    file.flush()
-
-
-def main() -> None:
-    """Answer messages from standard input until it is closed."""
-    warnings.simplefilter("ignore")
-    source, target = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # libraries may print
-    setup = msgspec.msgpack.decode(read_message(source), type=Setup)
-    die_with_parent(setup.parent)
-    try:
-        processor = ImageProcessor(setup)
-    except Exception as error:  # process boundary: code of transformers reads files of the model
-        write_message(target, Ready("", f"{type(error).__name__}: {error}"))
-        return
-    _limit_memory(setup.max_pixels)
-    write_message(target, Ready(processor.placeholder))
-    while data := read_message(source):
-        try:
-            result = processor.process(msgspec.msgpack.decode(data, type=Job))
-        except MemoryError:
-            result = Result("it takes too much memory")
-        except Exception as error:  # process boundary: decoders raise anything for damaged files
-            result = Result(f"it cannot be decoded: {type(error).__name__}: {error}"[:300])
-        write_message(target, result)
+def _load(setup: Setup) -> Decoder:
+    processor = ImageProcessor(setup)
+    return Decoder(processor.process, setup.max_pixels * BYTES_PER_PIXEL + SPARE_BYTES, processor.placeholder)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Setup, Job, _load, Result)

@@ -11,7 +11,6 @@ from octavo.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-MODALITIES = ("image",)
 MAX_ITEMS = 64
 """Of one prompt: the buffers of a message are limited."""
 DEFAULT_CACHE_TOKENS = 16_384
@@ -90,7 +89,7 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     """Media of a running engine."""
 
     limits: dict[str, int]
-    """Most items of a prompt, for each of `MODALITIES`."""
+    """Most items of a prompt, of the kind that the model reads: image or audio."""
     processor_kwargs: dict[str, Any]
     max_num_encoder_tokens: int
     encoder_cache_tokens: int
@@ -145,7 +144,7 @@ def resolve_media(
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
     return ResolvedMedia(
-        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt)),
+        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), "audio" if rows else "image"),
         processor_kwargs=_json("mm_processor_kwargs", config.mm_processor_kwargs),
         max_num_encoder_tokens=config.max_num_encoder_tokens or max_num_batched_tokens,
         encoder_cache_tokens=config.encoder_cache_tokens,
@@ -173,23 +172,27 @@ def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
     return found
 
 
-def _limits(given: dict[str, Any]) -> dict[str, int]:
-    """Return the limits; a value may be an object with a "count", as in vLLM."""
-    limits = dict.fromkeys(MODALITIES, MAX_ITEMS)
+def _limits(given: dict[str, Any], kind: str) -> dict[str, int]:
+    """Return the limit of what the model reads; a value may be an object with a "count", as in vLLM.
+
+    A model that attends to audio takes one sound in each prompt, whatever the limit.
+    """
+    limits = {kind: 1 if kind == "audio" else MAX_ITEMS}
+    least = 1 if kind == "audio" else 0
     for name, value in given.items():
         count = value.get("count") if isinstance(value, dict) else value
-        if type(count) is not int or count < 0 or (count > MAX_ITEMS and name in MODALITIES):
+        if type(count) is not int or count < 0 or (name == kind and not least <= count <= MAX_ITEMS):
             raise ConfigError(
                 f"limit_mm_per_prompt: {name} is {value!r}",
                 phase="configuration",
-                hint=f"use a number from 0 to {MAX_ITEMS}",
+                hint=f"use a number from {least} to {MAX_ITEMS}",
             )
-        if name in MODALITIES:
+        if name == kind:
             limits[name] = count
-        elif name not in ("video", "audio") or count:
+        elif name not in ("image", "video", "audio") or count:
             raise ConfigError(
-                f"limit_mm_per_prompt: this release has no media of kind {name!r}",
+                f"limit_mm_per_prompt: this model reads no media of kind {name!r}",
                 phase="configuration",
-                hint="use image",
+                hint=f"use {kind}",
             )
     return limits

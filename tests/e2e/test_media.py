@@ -3,8 +3,6 @@
 import asyncio
 import base64
 import io
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,12 +10,11 @@ from typing import Any
 import httpx
 import pytest
 import transformers
-from engine_kills import until_steps, worker_of
+from engine_kills import assert_deaths_change_nothing
 from media_compare import GREEDY, compare, prompt, result, run
 from PIL import Image
 from servers import Server, serve
 from tiny_media import IMAGE, make_llava, make_smolvlm, picture
-from waiting import until
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.protocol import restarts
@@ -138,23 +135,8 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
 
     async def main() -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS) as client:
-
-            async def ask(seed: int) -> object:
-                one = prompt(f"request {IMAGE} of {IMAGE}.", seed % 4, seed % 3)
-                outputs = [part async for part in client.generate(one, SAMPLED.clone(seed=seed))]
-                tokens = [token for part in outputs for token in part.outputs[0].token_ids]
-                return tokens, [entry for part in outputs for entry in part.outputs[0].logprobs or []]
-
-            expected = await asyncio.gather(*map(ask, range(9)))
-            running = asyncio.gather(*map(ask, range(9)))
-            await until(lambda: client.num_live_requests == 9)
-            steps = (await client.engine_stats()).num_steps
-            await until_steps(client, steps + 3)
-            os.kill(worker_of(client), signal.SIGKILL)
-            await until_steps(client, steps + 20)
-            assert client.engine is not None
-            os.kill(client.engine.core_pid, signal.SIGKILL)
-            assert await running == expected
+            text = f"request {IMAGE} of {IMAGE}."
+            await assert_deaths_change_nothing(client, lambda seed: prompt(text, seed % 4, seed % 3), SAMPLED)
 
     asyncio.run(main())
 

@@ -3,20 +3,18 @@
 import asyncio
 import base64
 import json
-import os
-import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from engine_kills import until_steps, worker_of
+from engine_kills import assert_deaths_change_nothing
 from peft_adapters import tokens_of_peft, write_adapter, write_soft_prompt
 from safetensors.torch import save
 from servers import Server, serve
-from waiting import until
 
 from octavo import LLM, AsyncClient, LoRARequest, SamplingParams
 from octavo.frontend.generation.prompt import TokenizedPrompt
@@ -173,31 +171,15 @@ def test_deaths_of_the_worker_and_the_core(model: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
     monkeypatch.setenv("OCTAVO_CHECK", "1")
 
+    def prompt_of(width: int, seed: int) -> dict[str, Any]:
+        # The longest are sent as a frame of their own.
+        rows = torch.randn(20 + 100 * (seed % 2), width, generator=torch.Generator().manual_seed(seed % 3)) * 0.3
+        return {"prompt_embeds": rows}
+
     async def main() -> None:
         async with await AsyncClient.launch(str(model), **SETTINGS) as client:
             width = client.config.model.embedding_width
-
-            async def ask(seed: int) -> object:
-                # The longest are sent as a frame of their own.
-                generator = torch.Generator().manual_seed(seed % 3)
-                rows = torch.randn(20 + 100 * (seed % 2), width, generator=generator) * 0.3
-                outputs = [one async for one in client.generate({"prompt_embeds": rows}, SAMPLED.clone(seed=seed))]
-                return [one.outputs[0].token_ids for one in outputs], [one.outputs[0].logprobs for one in outputs]
-
-            def joined(found: list[Any]) -> object:
-                return [[[item for part in parts for item in part] for parts in one] for one in found]
-
-            expected = joined(await asyncio.gather(*map(ask, range(9))))
-            running = asyncio.gather(*map(ask, range(9)))
-            await until(lambda: client.num_live_requests == 9)
-            await asyncio.sleep(0)
-            steps = (await client.engine_stats()).num_steps
-            await until_steps(client, steps + 3)
-            os.kill(worker_of(client), signal.SIGKILL)
-            await until_steps(client, steps + 20)
-            assert client.engine is not None
-            os.kill(client.engine.core_pid, signal.SIGKILL)
-            assert joined(await running) == expected
+            await assert_deaths_change_nothing(client, partial(prompt_of, width), SAMPLED)
 
     asyncio.run(main())
 

@@ -1,8 +1,6 @@
 """Whisper through whole engines: against `transformers`, in storms, and through deaths of processes."""
 
 import asyncio
-import os
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from engine_kills import until_steps, worker_of
+from engine_kills import assert_deaths_change_nothing
 from tiny_whisper import RATE, make_whisper, sound, wav
-from waiting import until
 
 from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.outputs import RequestOutput
@@ -24,6 +21,7 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_num_seqs": 6,
     "max_num_batched_tokens": 32,
+    "limit_mm_per_prompt": {"audio": 1, "image": 0},  # as scripts for vLLM have it
     "encoder_cache_tokens": 160,  # three items of 50 rows: fewer than requests run
 }
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
@@ -129,22 +127,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
 
     async def main() -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS) as client:
-
-            async def ask(seed: int) -> object:
-                outputs = [part async for part in client.generate(prompt(seed % 4), SAMPLED.clone(seed=seed))]
-                tokens = [token for part in outputs for token in part.outputs[0].token_ids]
-                return tokens, [entry for part in outputs for entry in part.outputs[0].logprobs or []]
-
-            expected = await asyncio.gather(*map(ask, range(9)))
-            running = asyncio.gather(*map(ask, range(9)))
-            await until(lambda: client.num_live_requests == 9)
-            steps = (await client.engine_stats()).num_steps
-            await until_steps(client, steps + 3)
-            os.kill(worker_of(client), signal.SIGKILL)
-            await until_steps(client, steps + 20)
-            assert client.engine is not None
-            os.kill(client.engine.core_pid, signal.SIGKILL)
-            assert await running == expected
+            await assert_deaths_change_nothing(client, lambda seed: prompt(seed % 4), SAMPLED)
 
     asyncio.run(main())
 
@@ -154,8 +137,10 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
     [
         ({"pipeline_parallel_size": 2}, "pipeline_parallel_size 2: all layers of .* attend to what its first stage"),
         ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one sound takes 50"),
+        ({"limit_mm_per_prompt": {"audio": 0}}, "limit_mm_per_prompt: audio is 0"),
+        ({"limit_mm_per_prompt": {"audio": 1, "image": 2}}, "reads no media of kind 'image'"),
     ],
 )
-def test_what_cannot_hear_a_sound_does_not_start(path: Path, setting: dict[str, int], message: str) -> None:
+def test_what_cannot_hear_a_sound_does_not_start(path: Path, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(str(path), **{**SETTINGS, **setting})
