@@ -109,12 +109,12 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
 
 
 def resolve_media(
-    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str, num_stages: int = 1
+    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str, num_workers: int = 1
 ) -> ResolvedMedia | None:
     """Return the settings of media; None: the model reads text only.
 
     Raises:
-        ConfigError: a setting is invalid, or the device or the pipeline stages cannot encode media.
+        ConfigError: a setting is invalid, or the device or several workers cannot encode media.
     """
     if facts.media is None:
         default = MediaConfig()
@@ -130,12 +130,12 @@ def resolve_media(
             hint="use --device cpu",
         )
     rows = facts.media.attended_rows
-    if rows and num_stages > 1:
+    if rows and num_workers > 1:
         raise ConfigError(
-            f"pipeline_parallel_size {num_stages}: all layers of {facts.architecture} attend to what its first stage "
-            "encodes",
+            f"tensor_parallel_size times pipeline_parallel_size is {num_workers}: cross-attention, which "
+            f"{facts.architecture} has, is not divided among workers",
             phase="configuration",
-            hint="use --tensor-parallel-size to divide it",
+            hint="use --data-parallel-size for several engines",
         )
     if config.encoder_cache_tokens < rows:
         raise ConfigError(

@@ -351,7 +351,7 @@ def resolve(
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
         lora=resolve_lora(config.lora, dtype),
-        media=resolve_media(config.media, facts, steps.max_num_batched_tokens, chosen_device, num_stages),
+        media=resolve_media(config.media, facts, steps.max_num_batched_tokens, chosen_device, world_size),
         speculation=speculation,
         download_dir=config.model.download_dir,
     )
