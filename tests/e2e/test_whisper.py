@@ -13,6 +13,9 @@ from engine_kills import assert_deaths_change_nothing
 from tiny_whisper import RATE, make_whisper, sound, wav
 
 from octavo import LLM, AsyncClient, SamplingParams
+from octavo.frontend.audio.prompts import AudioPrompts
+from octavo.frontend.audio.wire import AudioResult
+from octavo.frontend.media.parts import MediaSource
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol import restarts
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -102,6 +105,7 @@ def test_sounds_that_cannot_be_used(llm: LLM) -> None:
         ((sound(1, 2.0), RATE), "longer than the 1 seconds"),
         ((np.array([np.nan], dtype=np.float32), RATE), "not finite"),
         ((sound(1), 0), "sampling rate"),
+        ((sound(1), 16000.5), "sampling rate"),
         ("text", "str"),
     ]
     for value, message in audio:
@@ -118,6 +122,46 @@ def test_a_file_and_its_samples_are_the_same_sound(llm: LLM) -> None:
     given = [(samples, RATE), wav(samples * 32768 / 32767)]
     first, second = (run(llm, {"prompt": START, "multi_modal_data": {"audio": one}})[0] for one in given)
     assert result(first) == result(second)
+
+
+async def windows_of(llm: LLM, value: Any) -> AudioResult:
+    async def encode(*_: Any, **__: Any) -> list[int]:
+        return []
+
+    prompts = AudioPrompts(llm.client.config, encode)
+    try:
+        return await prompts.read(MediaSource(value, "audio"))
+    finally:
+        await prompts.close()
+
+
+def test_a_long_sound_is_cut_where_it_is_quiet(llm: LLM) -> None:
+    samples = sound(3, 2.6)
+    for quiet_s in (0.93, 1.9):  # windows end after at most 1 s, and are cut in their last tenth
+        samples[int(quiet_s * RATE) : int((quiet_s + 0.1) * RATE)] = 0.0
+    result = asyncio.run(windows_of(llm, (samples, RATE)))
+    assert result.duration_s == pytest.approx(2.6)
+    ends = [one.start_s + one.duration_s for one in result.windows]
+    assert [one.start_s for one in result.windows] == pytest.approx([0.0, *ends[:-1]])
+    assert 0.93 <= ends[0] <= 1.0 and 1.87 <= ends[1] <= 2.0 and ends[2:] == [pytest.approx(2.6)]
+    extractor = transformers.WhisperFeatureExtractor.from_pretrained(llm.client.config.model.media.processor_path)
+    for one in result.windows:
+        part = samples[round(one.start_s * RATE) :][: round(one.duration_s * RATE)]
+        (expected,) = extractor(part, sampling_rate=RATE, return_tensors="np").input_features
+        # The process has no torch, with which the extractor computes the same in another order.
+        assert np.frombuffer(one.data, np.float32).reshape(one.shape) == pytest.approx(expected, abs=1e-4)
+
+
+def test_other_rates_are_resampled(llm: LLM) -> None:
+    times = np.arange(2 * RATE) / (2 * RATE)
+    tone = (0.3 * np.sin(2 * np.pi * 440 * times)).astype(np.float32)
+    given = [(tone, 2 * RATE), wav(tone, 2 * RATE), (tone[::2].copy(), RATE)]
+    twice, file, plain = (asyncio.run(windows_of(llm, one)).windows for one in given)
+    spectra = [np.frombuffer(one.data, np.float32) for (one,) in (twice, file, plain)]
+    assert [one.duration_s for (one,) in (twice, file, plain)] == pytest.approx([1.0] * 3)
+    for spectrum in spectra[:2]:  # a tone has little beside its band: the differences are there
+        loud = spectra[2] > spectra[2].max() - 0.5
+        assert np.abs(spectrum - spectra[2])[loud].max() < 0.05
 
 
 def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
