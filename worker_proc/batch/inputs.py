@@ -12,6 +12,8 @@ import numpy.typing as npt
 from octavo.kernels.given_rows import GIVEN as GIVEN
 from octavo.kernels.lora.rows import GroupedRows
 from octavo.kernels.slot_rows import PENDING as PENDING
+from octavo.protocol.errors import ProtocolError
+from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import Scheduled
 
 Ints = npt.NDArray[np.int64]
@@ -86,6 +88,33 @@ class GivenInputs:
     """Their rows in the step."""
     data: bytes | bytearray | memoryview
     """The rows, one after another, in the type of the model; only read."""
+
+    @classmethod
+    def of(cls, entries: StepEntries, query_starts: Ints, embeds: StepEmbeds) -> "GivenInputs":
+        """Find the prompt embeddings of a step among its rows.
+
+        Raises:
+            ProtocolError: if they are of a request or a position that the step does not compute.
+        """
+        parts = {
+            slot: (first, start, start + count)
+            for slot, first, start, count in zip(
+                entries.slots_R.tolist(),
+                query_starts.tolist(),
+                entries.starts_R.tolist(),
+                entries.counts_R.tolist(),
+                strict=False,  # query_starts has one number more
+            )
+        }
+        indices = []
+        for slot, position, num_rows in embeds.places:
+            first, start, end = parts.get(slot, (0, 0, 0))
+            if num_rows < 1 or not start <= position <= end - num_rows:
+                raise ProtocolError(
+                    f"slot {slot}: {num_rows} embeddings came for position {position}, not of this step"
+                )
+            indices.append(np.arange(num_rows) + (first + position - start))
+        return cls(np.concatenate(indices), embeds.data.data)
 
 
 @dataclass(slots=True, eq=False)

@@ -269,7 +269,7 @@ class BatchState:
             slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         token_ids_T = self._token_ids[slots_T, positions_T]
-        given = None if embeds is None else _given_inputs(entries, query_starts, embeds)
+        given = None if embeds is None else GivenInputs.of(entries, query_starts, embeds)
         if given is not None:
             token_ids_T[given.indices_N] = GIVEN
         if self._segment_stride:
@@ -379,24 +379,3 @@ class BatchState:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")
         if end > min(row.num_blocks) * self._block_size:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")
-
-
-def _given_inputs(entries: StepEntries, query_starts: Ints, embeds: StepEmbeds) -> GivenInputs:
-    """Return where the prompt embeddings of a step are among its rows."""
-    parts = {
-        slot: (first, start, start + count)
-        for slot, first, start, count in zip(
-            entries.slots_R.tolist(),
-            query_starts.tolist(),
-            entries.starts_R.tolist(),
-            entries.counts_R.tolist(),
-            strict=False,  # query_starts has one number more
-        )
-    }
-    indices = []
-    for slot, position, num_rows in embeds.places:
-        first, start, end = parts.get(slot, (0, 0, 0))
-        if num_rows < 1 or not start <= position <= end - num_rows:
-            raise ProtocolError(f"slot {slot}: {num_rows} embeddings came for position {position}, not of this step")
-        indices.append(np.arange(num_rows) + (first + position - start))
-    return GivenInputs(np.concatenate(indices), embeds.data.data)
