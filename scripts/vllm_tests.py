@@ -6,6 +6,7 @@ model that they name is SmolLM2-135M-Instruct in bfloat16: what a larger model w
 
 import argparse
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from octavo.protocol.env import Env
 PARTS = Path(__file__).parent / "vllm_tests_parts"
 PACKAGES = (("--no-deps", "pytest-asyncio>=1.0"), ("jsonschema>=4", "pybase64>=1"))
 """Arguments of pip; the first one needs pytest, which is here."""
+GENERATION = "generation_config.json"
+MAX_ANSWER_TOKENS = 128
+"""Where a request sets no limit."""
 
 
 def main() -> int:
@@ -99,7 +103,7 @@ def _shown(counts: Counter[str]) -> str:
 
 def _hub(scratch: Path) -> Path:
     """Return a hub cache in which every model is the checkpoint."""
-    checkpoint = make().directory
+    checkpoint = _stand_in(scratch / "stand-in")
     adapter = scratch / "adapter"
     _write_adapter(checkpoint, adapter)
     directories = dict.fromkeys(MODELS, checkpoint) | dict.fromkeys(ADAPTERS, adapter)
@@ -111,6 +115,21 @@ def _hub(scratch: Path) -> Path:
         (folder / "snapshots").mkdir()
         (folder / "snapshots" / ("0" * 40)).symlink_to(directory)
     return scratch
+
+
+def _stand_in(target: Path) -> Path:
+    """Write a checkpoint whose answers have an end, and return its directory.
+
+    The weights write on where a larger model would stop. A test that sets no limit would take minutes.
+    """
+    checkpoint = make().directory
+    target.mkdir()
+    for file in checkpoint.iterdir():
+        (target / file.name).symlink_to(file)
+    settings = json.loads((checkpoint / GENERATION).read_text())
+    (target / GENERATION).unlink()
+    (target / GENERATION).write_text(json.dumps(settings | {"max_new_tokens": MAX_ANSWER_TOKENS}))
+    return target
 
 
 def _write_adapter(checkpoint: Path, target: Path) -> None:

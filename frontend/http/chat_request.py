@@ -11,7 +11,9 @@ from octavo.frontend.conversation.request import ChatInput, ChatRequest, ChatToo
 from octavo.frontend.http.generation_request import check_fields, generation_request
 from octavo.frontend.http.schemas.chat import (
     AllowedToolsChoice,
+    ChatBatchRequest,
     ChatCompletionRequest,
+    ChatFields,
     NamedToolChoice,
     ToolDefinition,
 )
@@ -25,7 +27,8 @@ from octavo.protocol.structured import StructuredOutputsParams
 _PROMPT = "prompt_token_ids"
 _TokenIds = Annotated[list[Annotated[int, Meta(ge=0)]], Meta(min_length=1)]
 
-_USUAL_NAMES = {"prompt": "messages"}
+_MESSAGES = "messages"
+_USUAL_NAMES = {"prompt": _MESSAGES}
 
 
 def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) -> ChatRequest:
@@ -61,6 +64,32 @@ def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) ->
     )
 
 
+def batch_requests(body: ChatBatchRequest) -> list[ChatCompletionRequest]:
+    """Return a request for each conversation of a batch.
+
+    Raises:
+        InvalidRequestError: a field is only for single conversations; `param` names it.
+    """
+    is_set = {
+        "stream": bool(body.stream),
+        "n": body.n not in (None, 1),
+        "use_beam_search": body.use_beam_search,
+        "tools": bool(body.tools),
+        "tool_choice": body.tool_choice not in (None, "none"),
+        "prompt_logprobs": body.prompt_logprobs is not None,
+        PARAMS: bool(body.kv_transfer_params),
+    }
+    for name in is_set:
+        if is_set[name]:
+            raise InvalidRequestError(
+                f"{name} is not available for batches of conversations: leave it out, or send each conversation to "
+                "/v1/chat/completions",
+                name,
+            )
+    shared = {name: getattr(body, name) for name in ChatFields.__struct_fields__}
+    return [ChatCompletionRequest(**shared, messages=messages) for messages in body.messages]
+
+
 def chat_tools(tools: Sequence[ToolDefinition] | None) -> list[ChatTool]:
     """Return the tools of a body."""
     return [
@@ -74,7 +103,7 @@ def chat_tools(tools: Sequence[ToolDefinition] | None) -> list[ChatTool]:
     ]
 
 
-def num_logprobs(body: ChatCompletionRequest) -> int | None:
+def num_logprobs(body: ChatFields) -> int | None:
     """Return how many alternatives to show per token; None: no logprobs.
 
     Raises:
@@ -89,7 +118,7 @@ def num_logprobs(body: ChatCompletionRequest) -> int | None:
     return None
 
 
-def error_names(body: ChatCompletionRequest) -> Mapping[str, str]:
+def error_names(body: ChatFields) -> Mapping[str, str]:
     """Return the body's field names by the names of the parameters that they set."""
     if body.max_completion_tokens is None and body.top_logprobs is None:
         return _USUAL_NAMES  # one for all requests: they keep it while they wait
@@ -115,6 +144,25 @@ def errors_renamed(names: Mapping[str, str]) -> Iterator[None]:
             raise
         name = names[error.param]
         message = error.message if error.param == "prompt" else error.message.replace(error.param, name, 1)
+        raise type(error)(message, name) from error
+
+
+@contextmanager
+def errors_of_conversation(body: ChatFields, index: int) -> Iterator[None]:
+    """Have errors name the fields of the body of a batch, and the conversation in it.
+
+    Raises:
+        InvalidRequestError: the same error, with the body's name of the field.
+    """
+    try:
+        with errors_renamed(error_names(body)):
+            yield
+    except InvalidRequestError as error:
+        if not (error.param or "").startswith(_MESSAGES):
+            raise
+        inner = str(error.param)
+        name = f"{_MESSAGES}[{index}]{inner.removeprefix(_MESSAGES)}"
+        message = f"{name}: {error.message}" if inner == _MESSAGES else error.message.replace(inner, name, 1)
         raise type(error)(message, name) from error
 
 

@@ -41,6 +41,7 @@ BY_BODY = frozenset(
         "/score",
         "/tokenize",
         "/v1/chat/completions",
+        "/v1/chat/completions/batch",
         "/v1/messages",
         "/v1/messages/count_tokens",
         "/v1/completions",

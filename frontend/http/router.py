@@ -14,7 +14,7 @@ from octavo.frontend.http.configure import make_app_state, require_no_batches
 from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
 from octavo.frontend.http.routes import admin, batches, dev, pooling, responses
-from octavo.frontend.http.routes.chat import create_chat_completion
+from octavo.frontend.http.routes.chat import create_chat_completion, create_chat_completion_batch
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
 from octavo.frontend.http.routes.generate import generate_tokens
@@ -33,7 +33,7 @@ from octavo.frontend.http.schemas.batches import (
     FileList,
     FileObject,
 )
-from octavo.frontend.http.schemas.chat import ChatCompletion, ChatCompletionRequest
+from octavo.frontend.http.schemas.chat import ChatBatchRequest, ChatCompletion, ChatCompletionRequest
 from octavo.frontend.http.schemas.cohere import CohereEmbedRequest, CohereEmbedResponse
 from octavo.frontend.http.schemas.completions import CompletionRequest, CompletionResponse
 from octavo.frontend.http.schemas.dev import IsPaused, IsSleeping, UpdatedWeights, UpdateWeightsRequest, WeightsList
@@ -94,6 +94,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     """Add the routes of the API to a router whose route class is an `ApiRoute`."""
     add = _Adder(router)
     add.post("/v1/chat/completions", create_chat_completion, ChatCompletionRequest, ChatCompletion, streams=True)
+    add.post("/v1/chat/completions/batch", create_chat_completion_batch, ChatBatchRequest, ChatCompletion)
     add.post("/v1/completions", create_completion, CompletionRequest, CompletionResponse, streams=True)
     add.post("/inference/v1/generate", generate_tokens, GenerateRequest, GenerateResponse, streams=True)
     add.post("/v1/messages", create_message, MessagesRequest, MessageAnswer, streams=True)

@@ -12,6 +12,7 @@ import msgspec
 from octavo.frontend.receipts.receipt import FORMAT, LOG_FILES, PromptReceipt, Receipt
 
 CHAT = "/v1/chat/completions"
+CHAT_BATCH = "/v1/chat/completions/batch"
 COMPLETIONS = "/v1/completions"
 
 _ROUTE_OF = {"chat.completion": CHAT, "chat.completion.chunk": CHAT, "text_completion": COMPLETIONS}
@@ -68,7 +69,9 @@ class SavedAnswer(msgspec.Struct, kw_only=True):
     def _parts(self) -> list[Json]:
         """Return the fields of each prompt: one request with several prompts cannot have a seed for each."""
         if self.url == CHAT:
-            return [{}]
+            messages = self.request.get("messages")
+            is_batch = isinstance(messages, list) and any(isinstance(one, list) for one in messages)
+            return [{"messages": one} for one in messages or ()] if is_batch else [{}]
         prompt, embeds = self.request.get("prompt"), self.request.get("prompt_embeds") or []
         first = [{"prompt_embeds": one, "prompt": None} for one in ([embeds] if isinstance(embeds, str) else embeds)]
         if first and not prompt:
@@ -135,7 +138,7 @@ def _read(name: str, content: Any) -> SavedAnswer | Unusable:
         return Unusable(name, _NO_RECEIPT)
     if not isinstance(request, dict):
         return Unusable(name, _NO_REQUEST)
-    url = url or _ROUTE_OF.get(str(response.get("object")))
+    url = CHAT if url == CHAT_BATCH else url or _ROUTE_OF.get(str(response.get("object")))
     if url not in (CHAT, COMPLETIONS):
         return Unusable(name, f"has no url: say {CHAT} or {COMPLETIONS}")
     if receipt.get("format") != FORMAT:

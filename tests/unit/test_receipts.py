@@ -15,7 +15,7 @@ from octavo.frontend.receipts import log as log_module
 from octavo.frontend.receipts.compare import compare_answers, compare_fingerprints
 from octavo.frontend.receipts.log import ReceiptLog
 from octavo.frontend.receipts.receipt import PromptReceipt, Receipt, Record, SequenceReceipt
-from octavo.frontend.receipts.saved import COMPLETIONS, SavedAnswer, Unusable, read_answers
+from octavo.frontend.receipts.saved import CHAT, CHAT_BATCH, COMPLETIONS, SavedAnswer, Unusable, read_answers
 
 
 def receipt(num_prompts: int = 1, seed: int | None = 1, **fingerprint: str) -> Receipt:
@@ -143,6 +143,18 @@ def test_every_prompt_is_computed_again_with_its_own_seed(
         shared = {"top_p": 0.5, "model": "here", "return_receipt": True}
         plain = [{name: value for name, value in one.items() if value is not None} for one in bodies]
         assert plain == [{**shared, **part} for part in parts]
+
+
+def test_a_batch_of_conversations_is_computed_again_one_by_one(tmp_path: Path) -> None:
+    conversations = [[{"role": "user", "content": text}] for text in ("a", "b")]
+    one = msgspec.to_builtins(receipt())
+    both = {**one, "prompts": one["prompts"] * 2}
+    path = tmp_path / "saved.jsonl"
+    path.write_text(json.dumps({"receipt": both, "request": {"messages": conversations}, "url": CHAT_BATCH}))
+    (answer,) = read_answers(path)
+    assert isinstance(answer, SavedAnswer)
+    assert (answer.url, answer.fault) == (CHAT, "")
+    assert [json.loads(body)["messages"] for body in answer.bodies(None)] == conversations
 
 
 def test_lines_that_cannot_be_compared_say_why(tmp_path: Path) -> None:

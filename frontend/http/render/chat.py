@@ -1,9 +1,12 @@
 """From outputs of the client to chat completions, whole and in chunks. Does no IO."""
 
+from collections.abc import Sequence
+
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from octavo.frontend.conversation.output_parser import OutputStream
+from octavo.frontend.conversation.prepare import AnswerRendering
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.chat_message import TOOL_CALLS, chat_deltas, chat_message
 from octavo.frontend.http.render.frame import MARK, TextFrame
@@ -30,25 +33,50 @@ def render_chat(output: RequestOutput, style: AnswerStyle) -> bytes:
         output: finished, with everything that was generated.
         style: of the answer.
     """
+    completion = _completion([output], [style.chat], style)
+    completion.prompt_token_ids = output.prompt_token_ids if style.has_token_ids else UNSET
+    completion.prompt_logprobs = None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+    completion.kv_transfer_params = UNSET if output.kv_transfer_params is None else output.kv_transfer_params
+    return _encode(completion)
+
+
+def render_chat_batch(
+    outputs: Sequence[RequestOutput], renderings: Sequence[AnswerRendering], style: AnswerStyle
+) -> bytes:
+    """Return the answers to several conversations as JSON, each as the choice of its index.
+
+    Args:
+        outputs: one per conversation, finished, with one sequence each.
+        renderings: how each output becomes a message.
+        style: of the answer.
+    """
+    completion = _completion(outputs, renderings, style)
+    for index, choice in enumerate(completion.choices):
+        choice.index = index
+    return _encode(completion)
+
+
+def _completion(
+    outputs: Sequence[RequestOutput], renderings: Sequence[AnswerRendering], style: AnswerStyle
+) -> ChatCompletion:
     usage = UsageCount()
-    usage.add(output)
-    if style.chat.parser is not None:
+    choices = []
+    for index, (output, rendering) in enumerate(zip(outputs, renderings, strict=True)):
+        usage.add(output, index)
         for choice in output.outputs:
-            usage.add_reasoning(style.chat.parser.num_reasoning_tokens(choice.token_ids))
-    completion = ChatCompletion(
+            if rendering.parser is not None:
+                usage.add_reasoning(rendering.parser.num_reasoning_tokens(choice.token_ids))
+            choices.append(_whole_choice(choice, rendering, style))
+    return ChatCompletion(
         id=style.id,
         created=style.created,
         model=style.model,
-        choices=[_whole_choice(choice, style) for choice in output.outputs],
+        choices=choices,
         usage=usage.total(),
         system_fingerprint=style.fingerprint,
         metrics=usage.metrics() if style.has_metrics else UNSET,
-        prompt_token_ids=output.prompt_token_ids if style.has_token_ids else UNSET,
-        prompt_logprobs=None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs),
         receipt=style.receipt,
-        kv_transfer_params=UNSET if output.kv_transfer_params is None else output.kv_transfer_params,
     )
-    return _encode(completion)
 
 
 class ChatChunks:
@@ -180,8 +208,8 @@ class ChatChunks:
         )
 
 
-def _whole_choice(choice: CompletionOutput, style: AnswerStyle) -> ChatChoice:
-    message, parser = chat_message(choice.text, style.chat), style.chat.parser
+def _whole_choice(choice: CompletionOutput, rendering: AnswerRendering, style: AnswerStyle) -> ChatChoice:
+    message, parser = chat_message(choice.text, rendering), rendering.parser
     is_calling = parser is not None and parser.ends_in_calls(choice.finish_reason, len(message.tool_calls or ()))
     return ChatChoice(
         index=choice.index,

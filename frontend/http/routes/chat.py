@@ -1,16 +1,26 @@
-"""`POST /v1/chat/completions`."""
+"""`POST /v1/chat/completions`, and `/v1/chat/completions/batch` for several conversations at once."""
+
+import asyncio
 
 from starlette.responses import Response
 
 from octavo.frontend.conversation.prepare import prepare_chat
+from octavo.frontend.generation.spec import check_volume
 from octavo.frontend.http.app_state import answer_style, receipt_recorder
 from octavo.frontend.http.body import decode
-from octavo.frontend.http.chat_request import chat_request, error_names, errors_renamed, num_logprobs
+from octavo.frontend.http.chat_request import (
+    batch_requests,
+    chat_request,
+    error_names,
+    errors_of_conversation,
+    errors_renamed,
+    num_logprobs,
+)
 from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.load_report import load_format
-from octavo.frontend.http.render.chat import ChatChunks, render_chat
+from octavo.frontend.http.render.chat import ChatChunks, render_chat, render_chat_batch
 from octavo.frontend.http.request import ApiRequest
-from octavo.frontend.http.schemas.chat import ChatCompletionRequest
+from octavo.frontend.http.schemas.chat import ChatBatchRequest, ChatCompletionRequest
 from octavo.frontend.http.sse import EventStream
 from octavo.frontend.http.stream import stream_pieces
 from octavo.frontend.http.whole import WholeAnswer
@@ -41,3 +51,33 @@ async def create_chat_completion(state: CurrentState, http_request: ApiRequest) 
             recorder,
             reports_load=load_format(http_request.scope),
         )
+
+
+async def create_chat_completion_batch(state: CurrentState, http_request: ApiRequest) -> Response:
+    """Answer several conversations, each by the choice of its index. The first failure ends all."""
+    data = http_request.take_body()
+    body = decode(data, ChatBatchRequest)
+    requests = batch_requests(body)
+    model, adapter = await state.choose_model(body.model)
+    require_generation(state.client.config)
+    state.resolver.check_num_sequences(1, len(requests))
+    answer_id = f"chatcmpl-{http_request.choose_id(body.request_id)}"
+    generations, renderings, num_prompt_tokens = {}, [], 0
+    for index, request in enumerate(requests):
+        with errors_of_conversation(body, index):
+            prepared = await prepare_chat(chat_request(request, adapter), state.chat_context)
+        generations[answer_id if len(requests) == 1 else f"{answer_id}-{index}"] = prepared.generation
+        renderings.append(prepared.rendering)
+        num_prompt_tokens += len(prepared.generation.token_ids)
+        await asyncio.sleep(0)
+    check_volume(prepared.generation.params, num_prompt_tokens, len(requests), state.client.config)
+    recorder = receipt_recorder(state, http_request, data, is_asked=body.return_receipt)
+    style = answer_style(state, body, answer_id, model, num_logprobs(body), recorder=recorder)
+    return WholeAnswer(
+        state,
+        generations,
+        lambda outputs: render_chat_batch(outputs, renderings, style),
+        error_names(body),
+        recorder,
+        reports_load=load_format(http_request.scope),
+    )

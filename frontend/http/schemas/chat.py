@@ -1,6 +1,6 @@
 """`/v1/chat/completions`: request, response and stream chunks."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -10,6 +10,9 @@ from octavo.frontend.http.schemas.timings import RequestMetrics
 from octavo.frontend.http.schemas.usage import Usage
 from octavo.frontend.outputs import WeightRange
 from octavo.frontend.receipts.receipt import Receipt
+
+MAX_CONVERSATIONS = 1024
+"""Of one request."""
 
 
 class FunctionDefinition(Struct, kw_only=True, omit_defaults=True):
@@ -55,10 +58,12 @@ class AllowedToolsChoice(Struct, kw_only=True, tag_field="type", tag="allowed_to
     allowed_tools: AllowedTools
 
 
-class ChatCompletionRequest(SamplingFields, kw_only=True):
-    """A conversation to answer."""
+Conversation: TypeAlias = Annotated[list[dict[str, Any]], Meta(min_length=1)]
 
-    messages: Annotated[list[dict[str, Any]], Meta(min_length=1)]
+
+class ChatFields(SamplingFields, kw_only=True):
+    """How conversations are answered."""
+
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -82,6 +87,18 @@ class ChatCompletionRequest(SamplingFields, kw_only=True):
     """Length limit of the reasoning in tokens; -1: no limit."""
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     """For chat templates that use it; none disables reasoning."""
+
+
+class ChatCompletionRequest(ChatFields, kw_only=True):
+    """A conversation to answer."""
+
+    messages: Conversation
+
+
+class ChatBatchRequest(ChatFields, kw_only=True):
+    """Several conversations to answer, each by one choice. Without tools, streams and beam searches."""
+
+    messages: Annotated[list[Conversation], Meta(min_length=1, max_length=MAX_CONVERSATIONS)]
 
 
 class TopLogprob(Struct):
