@@ -345,15 +345,23 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             self, prompt, tokens, priority=priority, cache_salt=cache_salt, lora_request=lora_request
         )
 
-    async def tokenize(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+    async def tokenize(self, text: str, *, add_special_tokens: bool = True, mark: str | None = None) -> list[int]:
         """Tokenize, off the event loop when the text is long.
+
+        Args:
+            text: any string.
+            add_special_tokens: put the model's own tokens (such as BOS) around the text.
+            mark: a text that becomes one token more, as in `Tokenizer.marked`.
 
         Raises:
             PromptTooLongError: the text cannot fit even if all its tokens are the longest of the vocabulary.
             InvalidRequestError: there is no tokenizer.
         """
         length = self.facts.max_model_len
-        return await self._text.encode(self.tokenizer, text, length, add_special_tokens=add_special_tokens)
+        tokenizer = self.tokenizer
+        if mark is not None:
+            tokenizer = await self.run_in_thread(lambda: self.tokenizer.marked(mark))
+        return await self._text.encode(tokenizer, text, length, add_special_tokens=add_special_tokens)
 
     async def run_in_thread(self, work: Callable[[], T]) -> T:
         """Run text work (templates, tokenizing) off the event loop."""

@@ -48,6 +48,13 @@ class PromptEmbeds(msgspec.Struct, array_like=True, gc=False, frozen=True):
             first = last
         return cls(list(spans), Buffer(data), digests)
 
+    @classmethod
+    def join(cls, parts: "Sequence[tuple[int, PromptEmbeds]]") -> "PromptEmbeds":
+        """Return the rows of several parts, each moved to the right by a number of positions."""
+        spans = [(start + position, num_rows) for start, part in parts for position, num_rows in part.spans]
+        data = b"".join([part.data.data for _, part in parts])
+        return cls(spans, Buffer(data), [digest for _, part in parts for digest in part.digests])
+
     @property
     def num_rows(self) -> int:
         """Rows of all spans."""

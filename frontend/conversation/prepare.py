@@ -6,6 +6,7 @@ the output begins, constrain it, resolve the parameters. Generates nothing.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.output_parser import OutputFormat, OutputParser
@@ -13,7 +14,9 @@ from octavo.frontend.conversation.plugins import plugin_format
 from octavo.frontend.conversation.reasoning import begin_output, check_reasoning_limit, constrain_output
 from octavo.frontend.conversation.rendering import last_text, render_prompt
 from octavo.frontend.conversation.request import ChatInput, ChatRequest, ChatTool
+from octavo.frontend.generation.chat_embeds import EmbedsPart, take_embeds
 from octavo.frontend.generation.prepared import PreparedGeneration
+from octavo.frontend.generation.prompt import TokenizedPrompt
 from octavo.frontend.generation.request import GenerationRequest
 from octavo.frontend.harmony.format import HarmonyFormat
 from octavo.frontend.harmony.header import CALL, RETURN
@@ -30,7 +33,12 @@ from octavo.frontend.tools.plan import ToolPlan, plan_tools
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.frontend.tools.subschema import MAX_DEPTH, is_too_deep
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.ids import pack_ids
 from octavo.protocol.media import MediaItem
+from octavo.protocol.prompt_embeds import PromptEmbeds
+
+if TYPE_CHECKING:
+    from octavo.frontend.client import AsyncClient
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +76,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if settings.is_harmony:
         knows_thinking = "thinking" in (shown.template or context.chat_template.source)
         shown = replace(shown, messages=harmony_messages(shown.messages, knows_thinking=knows_thinking))
-    shown, sources = await _take_media(shown, client.media, request)
+    shown, parts = await _take_parts(shown, client.media, request)
     if request.prompt_token_ids is None:
         rendered, reused = await render_prompt(shown, context), []
     else:
@@ -77,25 +85,21 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     text, state = rendered, ReasoningState.OUTSIDE
     if reasoning is not None:
         text, state = begin_output(text, request, plan, context, reasoning)
-    media: tuple[MediaItem, ...] = ()
-    if client.media is not None and sources:
-        prompt = await client.media.of_text(text, sources, adds_special_tokens=request.add_special_tokens)
-        token_ids, media = prompt.token_ids, prompt.items
-    elif not reused:
-        token_ids = await client.tokenize(text, add_special_tokens=request.add_special_tokens)
-    else:  # what opens the reasoning, for instance, is new
-        token_ids = reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else [])
+    if reused:  # what opens the reasoning, for instance, is new
+        prompt = _Prompt(reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else []))
+    else:
+        prompt = await _prompt_of(text, parts, client, adds_special_tokens=request.add_special_tokens)
     form = constrain_output(plan, request, state, reasoning)
     generation = request.generation.with_overrides(structured_outputs=form)
     if _has_special_tags(plan, reasoning, client.tokenizer):
         generation = generation.with_overrides(skip_special_tokens=False)
-    parser = _output_parser(request, plan, reasoning, state, context, text, token_ids)
+    parser = _output_parser(request, plan, reasoning, state, context, text, prompt.token_ids)
     if parser is not None and isinstance(parser.format, PluginFormat) and parser.format.shows_special_tokens:
         generation = generation.with_overrides(skip_special_tokens=False)
     if settings.is_harmony:
         generation = _ended_by_marks(generation, client.tokenizer)
     return PreparedChat(
-        context.resolver.prepare(generation, text, context.resolver.truncate(token_ids, generation), media),
+        _prepared(generation, text, prompt, context),
         AnswerRendering(
             role=settings.role if shown.add_generation_prompt else str(shown.messages[-1].get("role")),
             echo=_echo(request),
@@ -120,17 +124,57 @@ def function_tools(tools: Sequence[ChatTool]) -> list[FunctionTool]:
     return functions
 
 
-async def _take_media(
-    shown: ChatInput, media: PromptMaker | None, request: ChatRequest
-) -> tuple[ChatInput, list[MediaSource]]:
-    """Return what the template turns into a prompt, with marks in place of images, and the images."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """What the template does not see of the messages."""
+
+    media: Sequence[MediaSource] = ()
+    embeds: Sequence[EmbedsPart] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A prompt as tokens, with placeholders where there are rows of images or of prompt embeddings."""
+
+    token_ids: list[int]
+    media: tuple[MediaItem, ...] = ()
+    embeds: PromptEmbeds | None = None
+
+
+async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: ChatRequest) -> tuple[ChatInput, _Parts]:
+    """Return what the template turns into a prompt, with marks in place of images and embeddings, and these."""
+    messages, embeds = take_embeds(shown.messages)
+    if embeds and request.prompt_token_ids is not None:
+        raise InvalidRequestError(
+            "prompt_embeds cannot be combined with prompt_token_ids: leave it out", embeds[0].path
+        )
     if media is None:
-        return shown, []
-    messages, sources = await media.take(shown.messages)
+        return replace(shown, messages=messages), _Parts(embeds=embeds)
+    messages, sources = await media.take(messages)
+    if sources and embeds:
+        raise InvalidRequestError("a request with images cannot have prompt_embeds: leave them out", embeds[0].path)
     for name, given in (("chat_template", shown.template), ("prompt_token_ids", request.prompt_token_ids)):
         if sources and given is not None:
             raise InvalidRequestError(f"a request with images cannot bring {name}: leave it out", name)
-    return replace(shown, messages=messages), sources
+    return replace(shown, messages=messages), _Parts(sources, embeds)
+
+
+async def _prompt_of(text: str, parts: _Parts, client: "AsyncClient", *, adds_special_tokens: bool) -> _Prompt:
+    if client.media is not None and parts.media:
+        made = await client.media.of_text(text, parts.media, adds_special_tokens=adds_special_tokens)
+        return _Prompt(made.token_ids, made.items)
+    if parts.embeds:
+        rows = await client.preparer.prompt_with_embeds(text, parts.embeds, adds_special_tokens=adds_special_tokens)
+        return _Prompt(list(rows.token_ids), embeds=rows.embeds)
+    return _Prompt(await client.tokenize(text, add_special_tokens=adds_special_tokens))
+
+
+def _prepared(generation: GenerationRequest, text: str, prompt: _Prompt, context: ChatContext) -> PreparedGeneration:
+    if prompt.embeds is not None:
+        rows = TokenizedPrompt(None, pack_ids(prompt.token_ids), prompt.embeds)
+        return context.resolver.prepare_embeds(generation, rows)
+    token_ids = context.resolver.truncate(prompt.token_ids, generation)
+    return context.resolver.prepare(generation, text, token_ids, prompt.media)
 
 
 def _plan(request: ChatRequest, context: ChatContext) -> ToolPlan:

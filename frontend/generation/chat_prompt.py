@@ -3,6 +3,7 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
+from octavo.frontend.generation.chat_embeds import PARTS, take_embeds
 from octavo.frontend.generation.prompt import conversation_prompt
 from octavo.frontend.media.prompts import FIELD, PromptMaker
 from octavo.frontend.text.chat_template import ChatTemplate
@@ -41,5 +42,9 @@ async def chat_prompt(
         if sources:
             text = await client.run_in_thread(lambda: template.render(messages, **variables))
             return {"prompt": text, "add_special_tokens": False, FIELD: {"image": sources}}
+    messages, parts = take_embeds(messages)
+    if parts:
+        text = await client.run_in_thread(lambda: template.render(messages, **variables))
+        return {"prompt": text, PARTS: parts}
     tokenizer = client.tokenizer
     return await client.run_in_thread(lambda: conversation_prompt(template, tokenizer, messages, **variables))

@@ -4,13 +4,14 @@ import asyncio
 import functools
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 import msgspec
 
 from octavo.frontend.generation.beam_generation import BeamGeneration
 from octavo.frontend.generation.beam_search import BeamSearch
+from octavo.frontend.generation.chat_embeds import MARK, PARTS, EmbedsPart, with_rows
 from octavo.frontend.generation.embeds import decode_embeds, embeds_of, require_embeds
 from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
@@ -61,7 +62,7 @@ class RequestPreparer:
         tokenizer: the model's tokenizer.
         config: the engine's configuration.
         grammars: builds the grammars of structured outputs.
-        encode: tokenizes a text, in a thread if it is long.
+        encode: tokenizes a text, in a thread if it is long: see `AsyncClient.tokenize`.
         live: the client's requests; each generation is one of them while it is entered.
         media: makes prompts with images; None: the model reads text only.
     """
@@ -72,7 +73,7 @@ class RequestPreparer:
         tokenizer: Tokenizer,
         config: ResolvedConfig,
         grammars: GrammarMaker,
-        encode: Callable[[str], Awaitable[list[int]]],
+        encode: Callable[..., Awaitable[list[int]]],
         live: LiveRequests,
         media: PromptMaker | None = None,
     ) -> None:
@@ -233,6 +234,8 @@ class RequestPreparer:
             return TokenizedPrompt(None, prompt.token_ids, prompt.embeds, prompt.media), cache_salt
         if isinstance(prompt, dict) and prompt.get("prompt_embeds") is not None:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
+        if isinstance(prompt, dict) and prompt.get(PARTS):
+            return await self.prompt_with_embeds(prompt["prompt"], prompt[PARTS]), cache_salt
         if isinstance(prompt, dict) and prompt.get(FIELD):
             return await self.media_prompt(prompt), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
@@ -274,6 +277,27 @@ class RequestPreparer:
             return embeds_of(tensor, self._config, max_model_len)
 
         return TokenizedPrompt.of_embeds(await asyncio.to_thread(read))
+
+    async def prompt_with_embeds(
+        self, text: str, parts: Iterable[EmbedsPart], *, adds_special_tokens: bool = False
+    ) -> TokenizedPrompt:
+        """Return the prompt of a text with a mark for each part; see `take_embeds`.
+
+        Raises:
+            InvalidRequestError: the engine takes no embeddings, or a part is invalid; `param` is its path.
+        """
+        parts, rows = list(parts), []
+        for part in parts:
+            try:
+                prompt = await self.embeds_prompt(part.value)
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"{part.path}: {error.message}", part.path) from None
+            assert prompt.embeds is not None
+            rows.append(prompt.embeds)
+        token_ids = await self._encode(text, add_special_tokens=adds_special_tokens, mark=MARK)
+        mark_id = self._tokenizer.marked(MARK).token_id(MARK)
+        assert mark_id is not None
+        return with_rows(token_ids, mark_id, rows, parts)
 
     def _next_request_id(self) -> str:
         return f"{self._prefix}-{next(self._request_counter)}"

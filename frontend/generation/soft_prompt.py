@@ -143,10 +143,7 @@ def with_soft_prompt(prompt: TokenizedPrompt, rows: PromptEmbeds) -> TokenizedPr
     token_ids = pack_ids([PLACEHOLDER] * num_rows) + prompt.token_ids
     if (own := prompt.embeds) is None:
         return TokenizedPrompt(prompt.text, token_ids, rows)
-    spans = [*rows.spans, *((position + num_rows, count) for position, count in own.spans)]
-    data = b"".join((rows.data.data, own.data.data))
-    joined = PromptEmbeds(spans, type(rows.data)(data), [*rows.digests, *own.digests])
-    return TokenizedPrompt(prompt.text, token_ids, joined)
+    return TokenizedPrompt(prompt.text, token_ids, PromptEmbeds.join([(0, rows), (num_rows, own)]))
 
 
 def _num_rows(settings: dict[str, Any], directory: Path) -> int:

@@ -8,8 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as FastTokenizer
-from tokenizers import models
 
 from octavo.frontend.text.token_bytes import TokenBytes, WholeTexts
 from octavo.frontend.text.tokenizer_files import read_tokenizer
@@ -41,6 +41,7 @@ class Tokenizer:
         """Text of each token id inside a text; None if the token is not a sequence of whole characters."""
         self.special_tokens = special_tokens or {}
         self.chat_templates = chat_templates or {}
+        self._marked: dict[str, Tokenizer] = {}
         added = fast.get_added_tokens_decoder()
         self.special_token_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """Ids that `skip_special_tokens` leaves out."""
@@ -198,6 +199,15 @@ class Tokenizer:
         """Return the beginning of a text that has at most so many tokens; 0: the whole text."""
         token_ids = self.encode(text, add_special_tokens=False) if max_tokens else []
         return self.decode(token_ids[:max_tokens]) if len(token_ids) > max_tokens else text
+
+    def marked(self, mark: str) -> "Tokenizer":
+        """Return a tokenizer that knows one more special token. Made once for each mark, in up to a second."""
+        found = self._marked.get(mark)
+        if found is None:
+            fast = FastTokenizer.from_str(self._fast.to_str())
+            fast.add_special_tokens([AddedToken(mark, special=True)])
+            found = self._marked[mark] = Tokenizer(fast, self.special_tokens)
+        return found
 
     def decode(
         self,

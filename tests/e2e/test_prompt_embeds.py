@@ -84,6 +84,9 @@ def test_what_is_refused(taking: LLM, llm: LLM) -> None:
     rows = torch.zeros(3, width)
     with pytest.raises(InvalidRequestError, match="--enable-prompt-embeds"):
         llm.generate({"prompt_embeds": rows}, use_tqdm=False)
+    part = {"type": "prompt_embeds", "data": rows}
+    with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].data: .* --enable-prompt-embeds"):
+        llm.chat([{"role": "user", "content": [part]}], use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="prompt_logprobs"):
         taking.generate({"prompt_embeds": rows}, GREEDY.clone(prompt_logprobs=1), use_tqdm=False)
     with pytest.raises(InvalidRequestError, match="beam search"):
@@ -214,6 +217,54 @@ def test_completions(embeds_server: Server, reference: transformers.PreTrainedMo
         refused = embeds_server.post("/v1/completions", {**body, "prompt_embeds": encoded[0], **changes})
         assert refused.status_code == 400, refused.text
         assert refused.json()["error"]["param"] == param, refused.text
+
+
+def test_conversations(embeds_server: Server, taking: LLM, reference: transformers.PreTrainedModel) -> None:
+    """Parts of a message that are the embeddings of its text give the answer to the text."""
+    texts = ["Once upon", "there was", "a king."]
+    tokens = [embeds_server.post("/tokenize", {"prompt": one, "add_special_tokens": False}).json() for one in texts]
+    rows = [embeds_of(reference, one["tokens"]) for one in tokens]
+    first, last = (
+        {"type": "prompt_embeds", "data": base64.b64encode(save({"rows": rows[index]})).decode()} for index in (0, 2)
+    )
+    shown = [{"type": "text", "text": one} for one in texts]
+    messages = [{"role": "system", "content": [last]}, {"role": "user", "content": [first, shown[1], last]}]
+    plain = [{"role": "system", "content": texts[2]}, {"role": "user", "content": shown}]
+    body = {"model": "tiny", "max_tokens": 5, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+
+    def ask(messages: list[dict[str, Any]], **changes: Any) -> Any:
+        answer = embeds_server.post("/v1/chat/completions", {**body, "messages": messages, **changes})
+        return answer.json() if answer.status_code == 200 else answer
+
+    expected, answer = ask(plain), ask(messages, return_token_ids=True)
+    for one, other in zip(expected["choices"], answer["choices"], strict=True):
+        assert (one["message"], one["logprobs"]) == (other["message"], other["logprobs"])
+    assert answer["usage"]["prompt_tokens"] == expected["usage"]["prompt_tokens"]
+    num_rows = 2 * len(tokens[2]["tokens"]) + len(tokens[0]["tokens"])
+    assert answer["prompt_token_ids"].count(0) >= num_rows
+    both = embeds_server.post("/v1/chat/completions/batch", {**body, "messages": [plain, messages]}).json()
+    assert both["choices"][0]["logprobs"] == both["choices"][1]["logprobs"]
+    streamed = embeds_server.post("/v1/chat/completions", {**body, "messages": messages, "stream": True}).text
+    deltas = [
+        json.loads(line[6:])["choices"][0]["delta"] for line in streamed.split("\n\n") if line.startswith("data: {")
+    ]
+    assert "".join(delta.get("content", "") for delta in deltas) == expected["choices"][0]["message"]["content"]
+    tensors = [{"type": "prompt_embeds", "data": one} for one in (rows[0], rows[2])]
+    offline = [{**messages[0], "content": [tensors[1]]}, {**messages[1], "content": [tensors[0], shown[1], tensors[1]]}]
+    by_row, by_token = taking.chat([offline, plain], GREEDY, use_tqdm=False)
+    assert result(by_row) == result(by_token)
+    for part, changes, param in (
+        ({"type": "prompt_embeds"}, {}, "messages[0].content[0].data"),
+        ({"type": "prompt_embeds", "data": 5}, {}, "messages[0].content[0].data"),
+        ({"type": "prompt_embeds", "data": "?"}, {}, "messages[0].content[0].data"),
+        (last, {"truncate_prompt_tokens": 3}, "truncate_prompt_tokens"),
+        (last, {"use_beam_search": True, "n": 2}, "use_beam_search"),
+        (last, {"prompt_logprobs": 1}, "prompt_logprobs"),
+        (last, {"kv_transfer_params": {"prompt_token_ids": [1]}}, "messages[0].content[0].data"),
+        (last, {"chat_template": "no content"}, "chat_template"),
+    ):
+        refused = ask([{"role": "user", "content": [part]}], **changes)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
 
 
 def test_a_soft_prompt_is_a_model(embeds_server: Server, taking: LLM, soft_prompt: Path, model: Path) -> None:

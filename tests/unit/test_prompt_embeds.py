@@ -12,6 +12,7 @@ from core_fakes import FakeEngine, core_config
 from safetensors.torch import save
 from simulation.worker import SimulatedWorker
 
+from octavo.frontend.generation.chat_embeds import MARK, take_embeds, with_rows
 from octavo.frontend.generation.embeds import decode_embeds, embeds_of
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -203,3 +204,22 @@ def test_files_that_are_refused(encoded: str, message: str, capsys: pytest.Captu
         decode_embeds(encoded, config(), 64)
     assert found.value.param == "prompt_embeds"
     assert not capsys.readouterr().out
+
+
+def test_parts_of_a_conversation_are_taken_out_and_put_back() -> None:
+    part = {"type": "prompt_embeds", "data": "AA"}
+    messages = [{"role": "system", "content": "x"}, {"role": "user", "content": [part, {"type": "text", "text": "y"}]}]
+    taken, parts = take_embeds(messages)
+    assert [(one.value, one.path) for one in parts] == [("AA", "messages[1].content[0].data")]
+    assert taken[1]["content"] == [{"type": "text", "text": MARK}, {"type": "text", "text": "y"}]
+    assert messages[1]["content"][0] is part, "the caller's messages were changed"
+    assert take_embeds(messages[:1])[0] == messages[:1]
+    prompt = with_rows([7, 9, 8, 9], 9, [packed(2), packed(3)], parts * 2)
+    assert list(prompt.token_ids) == [7, 0, 0, 8, 0, 0, 0]
+    assert prompt.embeds is not None
+    assert prompt.embeds == PromptEmbeds.pack([(1, 2), (4, 3)], bytes(packed(2).data.data) + bytes(packed(3).data.data))
+    assert list(prompt.tokens) == [7, 8]
+    for token_ids in ([7, 8], [9, 9]):
+        with pytest.raises(InvalidRequestError, match="of 1 prompt_embeds parts") as found:
+            with_rows(token_ids, 9, [packed(2)], parts)
+        assert found.value.param == "messages[1].content[0].data"
