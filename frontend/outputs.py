@@ -74,6 +74,8 @@ class RequestOutput:
     """One per generated sequence; set when `finished`."""
     kv_transfer_params: dict[str, Any] | None = None
     """With these another engine continues from the KV blocks that the request has left for it; set when `finished`."""
+    prompt_token_id_logprobs: list[list[float]] | None = None
+    """A row for each of `prompt_logprob_token_ids`, as long as the longest; minus infinity for padding."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ import msgspec
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling import PoolingTask, PoolingType
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
-from octavo.protocol.sampling_parameter import check_integer, check_number
+from octavo.protocol.sampling_parameter import check_integer, check_number, check_token_ids
 from octavo.protocol.sampling_table import MAX_LOGPROB_TOKEN_IDS, ROWS
 from octavo.protocol.structured import StructuredOutputsParams
 
@@ -27,6 +27,8 @@ MAX_BAD_WORDS_CHARS = 32768
 MAX_EXTRA_ARGS_BYTES = 2**16
 """Encoded; they are sent to the engine with every sequence."""
 MAX_BEAM_WIDTH = 256
+PADDING = -1
+"""Stands for no token in a row of `prompt_logprob_token_ids`."""
 MAX_SPECULATION = 64
 """Tokens that may be guessed of one request in one step."""
 
@@ -83,6 +85,11 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logprobs: int | None = None
     """Top alternatives per generated token; 0 gives the sampled token's alone, -1 the whole vocabulary."""
     prompt_logprobs: int | None = None
+    prompt_logprob_token_ids: list[list[int]] | None = None
+    """Tokens whose logprobs are reported for each position of the prompt: row i names candidates for prompt token
+    `prompt_logprob_start` + i + 1, and -1 pads a row."""
+    prompt_logprob_start: int | None = None
+    """None: 0."""
     logprob_token_ids: list[int] | None = None
     """Tokens whose logprobs are reported with each generated token, in this order, instead of the most likely ones."""
     logit_bias: dict[int, float] | None = None
@@ -106,7 +113,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Most tokens that are guessed at a time (speculative decoding); "off" or 0: none, None: as many as the engine
     chooses. The output does not depend on it."""
     skip_reading_prefix_cache: bool | None = None
-    """None: True exactly when `prompt_logprobs` is asked for (cached positions have no logits)."""
+    """None: True exactly when `prompt_logprobs` or `prompt_logprob_token_ids` is asked for (cached positions have no
+    logits)."""
     extra_args: dict[str, Any] | None = None
     """JSON arguments for the engine's logits processors; rejected if it has none."""
 
@@ -178,6 +186,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
         for bias in (self.logit_bias or {}).values():
             check_number("logit_bias", bias, None, None)
         self._verify_logprob_token_ids()
+        self._verify_prompt_logprob_token_ids()
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequestError(
                 "allowed_token_ids must not be empty: name a token or leave it out", "allowed_token_ids"
@@ -192,6 +201,19 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 f"{name} selects {count} tokens, so logprobs {self.logprobs} contradicts it: leave logprobs out",
                 name,
             )
+
+    def _verify_prompt_logprob_token_ids(self) -> None:
+        rows, start, name = self.prompt_logprob_token_ids, self.prompt_logprob_start, "prompt_logprob_token_ids"
+        if rows is None:
+            if start is not None:
+                raise InvalidRequestError(f"prompt_logprob_start needs {name}", "prompt_logprob_start")
+            return
+        if start is not None:
+            check_integer("prompt_logprob_start", start, 0, None)
+        if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows) or not any(rows):
+            raise InvalidRequestError(f"{name} must be a list of lists of token ids that name at least one", name)
+        for row in rows:
+            check_token_ids(name, [token_id for token_id in row if token_id != PADDING or type(token_id) is not int])
 
     def _verify_words(self) -> None:
         words = self.bad_words or []
@@ -234,7 +256,8 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     @property
     def num_token_ids(self) -> int:
         """Token ids in all lists of these parameters; all are sent to the engine with every sequence."""
-        lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids, self.logprob_token_ids)
+        rows = self.prompt_logprob_token_ids or ()
+        lists = (self.logit_bias, self.allowed_token_ids, self.stop_token_ids, self.logprob_token_ids, *rows)
         return sum([len(token_ids) for token_ids in lists if token_ids])
 
     def clone(self, **changes: Any) -> "SamplingParams":
@@ -328,6 +351,14 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     """For logits processors."""
     speculation: int | None = None
     """Most tokens that are guessed at a time (speculative decoding); 0: none, None: as many as the engine does."""
+    prompt_logprob_token_ids: tuple[tuple[int, ...], ...] = ()
+    """Tokens whose logprobs follow those of `prompt_logprobs`, for prompt token `prompt_logprob_start` + 1 and on."""
+    prompt_logprob_start: int = 0
+
+    def named_at(self, position: int) -> tuple[int, ...]:
+        """Return the tokens that are named for the prompt token at a position; most requests name none."""
+        row = position - 1 - self.prompt_logprob_start
+        return self.prompt_logprob_token_ids[row] if 0 <= row < len(self.prompt_logprob_token_ids) else ()
 
 
 class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="pooling"):

@@ -31,6 +31,10 @@ def _flattened(words: Collection[Collection[int]]) -> Collection[int]:
     return [token_id for word in words for token_id in word or (-1,)]
 
 
+def _joined(rows: Collection[Collection[int]]) -> Collection[int]:
+    return [token_id for row in rows for token_id in row] or (0,)
+
+
 _COUNT_COLUMNS = ("has_penalties_S", "penalties_S3", "seen_ids_SL", "output_counts_SL", "num_seen_S")
 """Penalties need each token that a request has seen, and how often it was output."""
 
@@ -220,6 +224,21 @@ ROWS: tuple[Parameter, ...] = (
         stage=Stage.REPORT,
         minimum=-1,
         meaning="the same for each token of the prompt",
+    ),
+    Parameter(
+        name="prompt_logprob_token_ids",
+        kind=Kind.OBJECT,
+        stage=Stage.REPORT,
+        token_ids=_joined,
+        meaning="rows of tokens whose logprobs are reported for each position of the prompt; -1 pads a row",
+    ),
+    Parameter(
+        name="prompt_logprob_start",
+        kind=Kind.INTEGER,
+        stage=Stage.REPORT,
+        minimum=0,
+        engine_range=(0, 2**31 - 1),
+        meaning="the first row of `prompt_logprob_token_ids` is for the prompt token after this position",
     ),
     Parameter(
         name="logprob_token_ids",

@@ -12,7 +12,7 @@ from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.metrics.call import report_finished
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.metrics.record import RequestRecord
-from octavo.frontend.outputs import PositionLogprobs, RequestOutput
+from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.request_stream import RequestStream
 from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.wake_event import WakeEvent
@@ -201,25 +201,30 @@ class Generation:
             self._prompt_token_ids = list(self._first_submit.prompt_token_ids)
         first, is_only = self._sequences[0], len(self._sequences) == 1
         # perf: by position, once for every token of a stream.
-        return RequestOutput(
+        output = RequestOutput(
             self.request_id,
             self._prompt,
             self._prompt_token_ids,
             outputs,
             not self._num_running,
-            None if first.prompt_logprobs is None else self._shown_prompt_logprobs(first),
+            None,
             first.num_cached_tokens,
             first.num_preemptions if is_only else sum([sequence.num_preemptions for sequence in self._sequences]),
             num_discarded_tokens,
             [] if self._num_running else [sequence.timings for sequence in self._sequences],
             None if first.kv_transfer is None else transfer_params(first.kv_transfer),
         )
+        if first.prompt_logprobs is not None or first.prompt_token_id_logprobs is not None:
+            self._show_prompt_logprobs(output, first)
+        return output
 
-    def _shown_prompt_logprobs(self, first: Sequence) -> list[PositionLogprobs | None] | None:
-        """Return the prompt's logprobs; only the first delta has them."""
-        is_shown = self._kind is not OutputKind.DELTA or not self._has_shown_prompt_logprobs
+    def _show_prompt_logprobs(self, output: RequestOutput, first: Sequence) -> None:
+        """Add the prompt's logprobs; only the first delta has them."""
+        if self._kind is OutputKind.DELTA and self._has_shown_prompt_logprobs:
+            return
         self._has_shown_prompt_logprobs = True
-        return first.prompt_logprobs if is_shown else None
+        output.prompt_logprobs = first.prompt_logprobs
+        output.prompt_token_id_logprobs = first.prompt_token_id_logprobs
 
     def _observe(self, observer: Observer, engine: int, num_new_tokens: int, intervals_s: list[float]) -> None:
         """Report new tokens to the observer.

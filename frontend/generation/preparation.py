@@ -50,7 +50,7 @@ MANY_TOKEN_IDS = 4096
 """Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
 
 NO_PROMPT_LOGPROBS = (
-    "prompt_logprobs and echo need tokens, which prompt_embeds and soft prompts have not: leave them out"
+    "logprobs of the prompt and echo need tokens, which prompt_embeds and soft prompts have not: leave them out"
 )
 
 
@@ -127,8 +127,9 @@ class RequestPreparer:
             tokenized, adapter = await self._soft_prompts.before(tokenized, adapter), None
         num_prompt_tokens = len(tokenized.token_ids)
         check_volume(params, num_prompt_tokens, 1, self._config)
-        if tokenized.embeds is not None and params.prompt_logprobs is not None:
-            raise InvalidRequestError(NO_PROMPT_LOGPROBS, "prompt_logprobs")
+        for name in ("prompt_logprobs", "prompt_logprob_token_ids"):
+            if tokenized.embeds is not None and getattr(params, name) is not None:
+                raise InvalidRequestError(NO_PROMPT_LOGPROBS, name)
         request_id = request_id or self._next_request_id()
         seed = request_seed(self._config.seed, request_id) if params.seed is None else params.seed
         spec = await self._spec(params, num_prompt_tokens, child_seed(seed, 0))

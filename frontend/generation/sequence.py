@@ -5,6 +5,7 @@ from functools import lru_cache
 from itertools import pairwise
 
 from octavo.frontend.generation.logprobs import position_logprobs
+from octavo.frontend.generation.prompt_scores import PromptScores
 from octavo.frontend.outputs import CompletionOutput, PositionLogprobs, WeightRange
 from octavo.frontend.text.detokenizer import Detokenizer
 from octavo.frontend.text.stop_strings import StopMatcher
@@ -42,6 +43,7 @@ class Sequence:
         "_min_tokens",
         "_num_fresh_chars",
         "_num_fresh_tokens",
+        "_prompt_scores",
         "_text_parts",
         "_times",
         "_token_ids",
@@ -55,6 +57,7 @@ class Sequence:
         "num_preemptions",
         "num_tokens",
         "prompt_logprobs",
+        "prompt_token_id_logprobs",
         "stop_reason",
         "timings",
     )
@@ -76,6 +79,8 @@ class Sequence:
         self.stop_reason: int | str | None = None
         self.cumulative_logprob = None if spec.logprobs is None else 0.0
         self.prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self.prompt_token_id_logprobs: list[list[float]] | None = None
+        self._prompt_scores = PromptScores(params, spec) if spec.prompt_logprob_token_ids else None
         self.num_cached_tokens = 0
         self.num_preemptions = 0
         self.kv_transfer: KVTransfer | None = None
@@ -193,9 +198,7 @@ class Sequence:
         if not self._versions or self._versions[-1][1] != tokens.weight_version:
             self._versions.append((self.num_tokens, tokens.weight_version))
         if tokens.prompt_logprobs is not None:
-            self.prompt_logprobs = [
-                None if entry is None else position_logprobs(entry, self._tokenizer) for entry in tokens.prompt_logprobs
-            ]
+            self._add_prompt(tokens.prompt_logprobs)
         self.num_cached_tokens = tokens.num_cached_tokens
         if tokens.times:
             self._times += tokens.times
@@ -210,6 +213,15 @@ class Sequence:
                 token_ids = [token_id for token_id in token_ids if token_id not in self._hidden_stops]
             self._emit(self._detokenizer.push(token_ids))
         return False
+
+    def _add_prompt(self, entries: list[TokenLogprobs | None]) -> None:
+        if (scores := self._prompt_scores) is not None:
+            entries, self.prompt_token_id_logprobs = scores.split(entries)
+            if scores.hides_prompt_logprobs:
+                return
+        self.prompt_logprobs = [
+            None if entry is None else position_logprobs(entry, self._tokenizer) for entry in entries
+        ]
 
     def _add_one_by_one(self, token_ids: list[int], logprobs: list[TokenLogprobs] | None) -> bool:
         """Add tokens that have logprobs, or may complete a stop string; True if one did."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.frontend.generation.prompt_scores import named_rows
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
@@ -87,6 +88,10 @@ def make_spec(
     vocab_size = config.model.vocab_size
     logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
+    named = named_rows(params, num_prompt_tokens, config.max_logprobs)
+    for row in named:
+        _check_token_ids("prompt_logprob_token_ids", row, vocab_size)
+    reported = 0 if named and params.prompt_logprobs is None else params.prompt_logprobs
     spec = SamplingSpec(
         **_copied_numbers(params, vocab_size),
         max_tokens=max_tokens,
@@ -96,15 +101,15 @@ def make_spec(
         eos_token_ids=() if params.ignore_eos else tuple(config.model.eos_token_ids),
         stop_token_ids=tuple(params.stop_token_ids or ()),
         logprobs=logprobs,
-        prompt_logprobs=_num_logprobs("prompt_logprobs", params.prompt_logprobs, config),
+        prompt_logprobs=_num_logprobs("prompt_logprobs", reported, config),
+        prompt_logprob_token_ids=named,
+        prompt_logprob_start=params.prompt_logprob_start or 0,
         logit_bias=tuple(
             (token_id, float(max(-MAX_LOGIT_BIAS, min(MAX_LOGIT_BIAS, bias))))
             for token_id, bias in sorted((params.logit_bias or {}).items())
         ),
         skip_reading_prefix_cache=(
-            params.prompt_logprobs is not None
-            if params.skip_reading_prefix_cache is None
-            else params.skip_reading_prefix_cache
+            reported is not None if params.skip_reading_prefix_cache is None else params.skip_reading_prefix_cache
         ),
         allowed_token_ids=tuple(sorted(set(params.allowed_token_ids or ()))),
         bad_words=_bad_words(params, tokenizer, vocab_size),

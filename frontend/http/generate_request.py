@@ -1,5 +1,7 @@
 """From the body of `/inference/v1/generate` to that of `/v1/completions`, which everything behind it is made for."""
 
+from typing import Any
+
 import msgspec
 
 from octavo.frontend.http.body import decode
@@ -9,7 +11,8 @@ from octavo.frontend.http.schemas.generate import GenerateRequest
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import SamplingParams
 
-_NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args")
+_OF_PROMPT = ("prompt_logprob_token_ids", "prompt_logprob_start")
+_NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args", *_OF_PROMPT)
 """Parameters that a body of `/v1/completions` does not have under this name."""
 
 _FIELDS = [name for name in SamplingParams.__struct_fields__ if name not in _NOT_FIELDS]
@@ -18,7 +21,7 @@ ERROR_NAMES = {
     "prompt": "token_ids",
     "extra_args": "sampling_params.extra_args",
     "max_tokens": "sampling_params.max_tokens",
-    **{name: f"sampling_params.{name}" for name in _FIELDS},
+    **{name: f"sampling_params.{name}" for name in (*_FIELDS, *_OF_PROMPT)},
 }
 """Names of fields in errors, by those of plain completions."""
 
@@ -27,8 +30,8 @@ class _Given(msgspec.Struct):
     max_tokens: int | None = None
 
 
-def completion_body(request: GenerateRequest, max_model_len: int) -> CompletionRequest:
-    """Return the same request to plain completions.
+def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[CompletionRequest, dict[str, Any]]:
+    """Return the same request to plain completions, and the parameters that these do not have.
 
     Args:
         request: the body.
@@ -40,8 +43,11 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> CompletionR
     if request.features is not None:
         raise InvalidRequestError("features is not supported here: octavo has no multimodal inputs", "features")
     params = _sampling_params(request.sampling_params)
+    if request.stream and params.prompt_logprob_token_ids is not None:
+        name = ERROR_NAMES["prompt_logprob_token_ids"]
+        raise InvalidRequestError(f"{name} is not available with stream=true", name)
     max_tokens = msgspec.json.decode(request.sampling_params, type=_Given).max_tokens
-    return CompletionRequest(
+    body = CompletionRequest(
         prompt=list(request.token_ids),
         model=request.model,
         stream=request.stream,
@@ -53,6 +59,7 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> CompletionR
         max_tokens=max(1, max_model_len - len(request.token_ids)) if max_tokens is None else max_tokens,
         **{name: getattr(params, name) for name in _FIELDS},
     )
+    return body, {name: value for name in _OF_PROMPT if (value := getattr(params, name)) is not None}
 
 
 def _sampling_params(raw: msgspec.Raw) -> SamplingParams:

@@ -51,7 +51,11 @@ UNSUPPORTED_FIELDS: dict[str, IsInert] = {
 """Unsupported fields, and the values that are accepted because they have no effect."""
 
 
-_REMEDIES = {"functions": "use tools", "function_call": "use tool_choice"}
+_REMEDIES = {
+    "functions": "use tools",
+    "function_call": "use tool_choice",
+    "prompt_logprob_token_ids": "send it in sampling_params to /inference/v1/generate",
+}
 """What replaces an unsupported field."""
 
 

@@ -27,7 +27,10 @@ from octavo.protocol.ids import pack_ids
 if TYPE_CHECKING:
     from octavo.frontend.client import AsyncClient
 
-_NOT_DECISIVE = ("seed", "output_kind", "stream_interval", "skip_reading_prefix_cache", "speculation")
+_NOT_DECISIVE = (
+    *("seed", "output_kind", "stream_interval", "skip_reading_prefix_cache", "speculation"),
+    *("prompt_logprob_token_ids", "prompt_logprob_start"),
+)
 """Sampling parameters that change neither tokens nor logprobs; the seed has a field of its own."""
 
 

@@ -13,3 +13,8 @@ class RowLogprobs:
     top_token_ids: list[int]
     """The most likely ones, or the requested ones."""
     top_logprobs: list[float]
+
+    def followed_by(self, other: "RowLogprobs") -> "RowLogprobs":
+        """Return this row with the tokens of another one at the same position after its own."""
+        top_token_ids, top_logprobs = self.top_token_ids + other.top_token_ids, self.top_logprobs + other.top_logprobs
+        return RowLogprobs(self.token_logprob, self.rank, top_token_ids, top_logprobs)

@@ -103,9 +103,6 @@ DESELECTED: dict[str, str] = {
         )
         for server in ("default", "auto_config")
     },
-    "scale_out/token_in_token_out/test_serving_tokens.py::test_generate_prompt_token_id_logprobs": (
-        "prompt_logprob_token_ids is refused by name"
-    ),
     "serve/instrumentator/test_basic.py::test_show_version": "/version is octavo's own",
     "serve/instrumentator/test_uds.py::test_show_version": "/version is octavo's own",
     **{

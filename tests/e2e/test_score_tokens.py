@@ -1,6 +1,9 @@
 """`score_tokens`: the logprobs that sampling gave, bit for bit, whatever has happened since."""
 
 import asyncio
+import base64
+import io
+import math
 import os
 import random
 import signal
@@ -8,7 +11,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
+from servers import Server
 from tiny_models import VOCAB_SIZE
 from waiting import until
 
@@ -55,6 +60,56 @@ def test_the_bits_of_sampling(model: Path) -> None:
             llm.score_tokens([5] * 100, [6] * 29)
     with LLM(str(model), **{**SETTINGS, "max_num_batched_tokens": 16, "block_size": 32}) as other:
         assert other.score_tokens(prompts(), tokens) == together
+
+
+def test_named_tokens_of_a_prompt(model: Path) -> None:
+    """Their logprobs have the bits of `prompt_logprobs` -1, in chunks, beside others and by either kernels."""
+    rng = random.Random(6)
+    prompt = prompts()[5]
+    rows = [rng.sample(range(VOCAB_SIZE), k=rng.randrange(4)) for _ in prompt[4:]]
+    rows[0], rows[-1] = [], [prompt[-1], -1, 7]
+    named = {"prompt_logprob_token_ids": rows, "prompt_logprob_start": 3}
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    for kernels in ("native", "torch"):
+        with LLM(str(model), **SETTINGS, cpu_kernels=kernels, max_logprobs=-1) as llm:
+            several = [
+                params.clone(prompt_logprobs=-1),
+                params.clone(**named),
+                params.clone(**named, prompt_logprobs=1),
+            ]
+            whole, alone, both = llm.generate([prompt] * 3, several, use_tqdm=False)
+        assert whole.prompt_logprobs and both.prompt_logprobs
+        expected = [
+            [-math.inf if token == -1 else whole.prompt_logprobs[4 + place][token].logprob for token in row]
+            + [-math.inf] * (3 - len(row))
+            for place, row in enumerate(rows)
+        ]
+        assert alone.prompt_token_id_logprobs == both.prompt_token_id_logprobs == expected
+        assert (alone.prompt_logprobs, whole.prompt_token_id_logprobs) == (None, None)
+        for position, each, token in zip(both.prompt_logprobs[1:], whole.prompt_logprobs[1:], prompt[1:], strict=True):
+            assert len(position) <= 2 and position[token] == each[token]
+        assert alone.outputs[0].token_ids == whole.outputs[0].token_ids
+
+
+def test_named_tokens_over_http(server: Server) -> None:
+    rows = [[5], [6, 7], [-1]]
+    sampling = {"max_tokens": 1, "prompt_logprobs": 0, "prompt_logprob_token_ids": rows, "prompt_logprob_start": 1}
+    body = {"token_ids": [3, 4, 5, 6, 7], "sampling_params": sampling}
+    answer = server.post("/inference/v1/generate", body).json()
+    scores = np.load(io.BytesIO(base64.b64decode(answer["prompt_token_id_logprobs"])))
+    assert (scores.shape, scores.dtype) == ((3, 2), np.float32)
+    known = [answer["prompt_logprobs"][place][str(token)]["logprob"] for place, token in ((2, 5), (3, 6))]
+    assert scores[:2, 0].tolist() == known
+    assert np.isneginf(scores[2]).all() and np.isneginf(scores[0, 1]) and np.isfinite(scores[1, 1])
+    sampling["prompt_logprob_token_ids"] = rows[:2]
+    refused = server.post("/inference/v1/generate", body)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (
+        400,
+        "sampling_params.prompt_logprob_token_ids",
+    )
+    assert "3 scored rows" in refused.text
+    elsewhere = server.post("/v1/completions", {"prompt": [3, 4], "prompt_logprob_token_ids": [[5]]})
+    assert elsewhere.status_code == 400 and "/inference/v1/generate" in elsewhere.text
 
 
 def test_other_logprobs_are_not_scored() -> None:

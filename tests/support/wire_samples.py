@@ -34,6 +34,8 @@ FULL_SPEC = SamplingSpec(
     logprob_token_ids=(9,),
     extra_args={"target": [1, 2.5, "x", None]},
     speculation=4,
+    prompt_logprob_token_ids=((5,), (), (6, 7)),
+    prompt_logprob_start=2,
 )
 GRAMMAR = GrammarSpec(
     GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8), (b"<u>",)

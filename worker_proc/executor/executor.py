@@ -277,7 +277,8 @@ class PipelinedExecutor:
         token_ids = self._batch.token_ids(row, entry.start + 1, end)
         if not token_ids:
             return None
-        return PromptChunk(row.slot, token_ids, self.runner.prompt_logprobs(row.sampling.spec, token_ids, first_row))
+        found = self.runner.prompt_logprobs(row.sampling.spec, token_ids, first_row, entry.start + 1)
+        return PromptChunk(row.slot, token_ids, found)
 
     def _finish_oldest(self) -> None:
         """Wait for the oldest step, put its tokens into the batch and deliver its result."""

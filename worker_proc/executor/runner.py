@@ -253,8 +253,19 @@ class Runner(Protocol):
     def join_step(self) -> None:
         """Do this rank's part of a step of other engines that divide the experts with this one; none, if none do."""
 
-    def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> PendingLogprobs:
-        """Compute the logprobs of consecutive prompt tokens, the first of which follows the step's row `first_row`."""
+    def prompt_logprobs(
+        self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int, position: int
+    ) -> PendingLogprobs:
+        """Compute the logprobs of consecutive prompt tokens.
+
+        Those of the tokens that `spec` names for a position come after the most likely ones.
+
+        Args:
+            spec: of the request.
+            token_ids: of the prompt.
+            first_row: of the step, which the first of these tokens follows.
+            position: of the first of these tokens in the prompt.
+        """
 
     def sample(
         self,

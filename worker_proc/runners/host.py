@@ -173,7 +173,9 @@ class HostRunner:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         self.forward.join_step()
 
-    def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> HostLogprobs:
+    def prompt_logprobs(
+        self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int, position: int
+    ) -> HostLogprobs:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         has_logits = spec.logprobs_mode.endswith("logits")
         rows: list[RowLogprobs] = []
@@ -182,6 +184,10 @@ class HostRunner:
             first = first_row + offset
             logits_RV = self.forward.logits(np.arange(first, first + len(targets)))
             found = self._sampler.logprobs(logits_RV, targets, [spec.prompt_logprobs or 0] * len(targets))
+            named = [spec.named_at(position + offset + index) for index in range(len(targets))]
+            if any(named):
+                more = self._sampler.logprobs(logits_RV, targets, [one or 0 for one in named])
+                found = [row.followed_by(other) for row, other in zip(found, more, strict=True)]
             if has_logits:
                 found = [as_logits(*row) for row in zip(found, logits_RV, targets, strict=True)]
             rows += found

@@ -100,7 +100,7 @@ class SamplerForward:
         for start in range(0, last, self._config.max_num_batched_tokens):
             end = min(start + self._config.max_num_batched_tokens, last)
             self._runner.forward.run(self._step(token_ids, start, end))
-            rows = self._runner.prompt_logprobs(spec, token_ids[start + 1 : end + 1], 0).rows()
+            rows = self._runner.prompt_logprobs(spec, token_ids[start + 1 : end + 1], 0, start + 1).rows()
             found += [row.token_logprob for row in rows]
         return torch.tensor(found, dtype=torch.float32)
 

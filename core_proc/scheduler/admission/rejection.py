@@ -173,6 +173,8 @@ class RejectionRules:
                 "prompt_logprobs needs skip_reading_prefix_cache: cached positions have no logits",
                 "skip_reading_prefix_cache",
             )
+        if sampling.prompt_logprob_token_ids and sampling.prompt_logprobs is None:
+            return "prompt_logprob_token_ids needs prompt_logprobs", "prompt_logprob_token_ids"
         if sampling.repetition is not None and (fault := sampling.repetition.fault):
             return f"repetition_detection: {fault}", "repetition_detection"
         return None

@@ -1,8 +1,12 @@
 """From outputs of the client to answers of `/inference/v1/generate`, whole and in chunks. Does no IO."""
 
+import base64
+import io
 from collections.abc import Sequence
 
 import msgspec
+import numpy as np
+from msgspec import UNSET
 
 from octavo.frontend.http.render.answer import AnswerStyle
 from octavo.frontend.http.render.logprobs import chat_logprobs, prompt_logprobs
@@ -29,10 +33,12 @@ class TokensAnswer:
         (output,) = outputs
         self._usage.add(output)
         logprobs = None if output.prompt_logprobs is None else prompt_logprobs(output.prompt_logprobs)
+        scores = output.prompt_token_id_logprobs
         response = GenerateResponse(
             request_id=self._style.id,
             choices=[self._choice(choice) for choice in output.outputs],
             prompt_logprobs=logprobs,
+            prompt_token_id_logprobs=UNSET if scores is None else _array_text(scores),
             kv_transfer_params=output.kv_transfer_params,
             usage=self._usage.total(),
         )
@@ -65,3 +71,10 @@ class TokensAnswer:
         return GenerateChoice(
             index=choice.index, logprobs=logprobs, finish_reason=choice.finish_reason, token_ids=choice.token_ids
         )
+
+
+def _array_text(rows: Sequence[Sequence[float]]) -> str:
+    """Return base64 of an array of float32 in NumPy's format, which can hold minus infinity."""
+    file = io.BytesIO()
+    np.save(file, np.array(rows, dtype=np.float32), allow_pickle=False)
+    return base64.b64encode(file.getvalue()).decode()

@@ -2,6 +2,7 @@
 
 import asyncio
 from functools import partial
+from typing import Any
 
 from starlette.responses import Response
 
@@ -58,14 +59,20 @@ async def create_completion(state: CurrentState, http_request: ApiRequest) -> Re
 
 
 async def prepare_completion(
-    state: AppState, body: CompletionRequest, adapter: Adapter | None
+    state: AppState, body: CompletionRequest, adapter: Adapter | None, **others: Any
 ) -> list[PreparedGeneration]:
     """Return what is generated for each prompt; the event loop gets a turn after each.
+
+    Args:
+        state: of the application.
+        body: of the request.
+        adapter: the one that the body's model name selects.
+        **others: parameters that the body has no fields for.
 
     Raises:
         InvalidRequestError: the request cannot be served; `param` names the field.
     """
-    request = _generation_request(body, adapter)
+    request = _generation_request(body, adapter).with_overrides(**others)
     infill = _infill(state, body)
     if infill is not None and not body.ignore_eos:
         stops = infill_stops(infill, state.client.tokenizer)

@@ -27,11 +27,11 @@ async def generate_tokens(state: CurrentState, http_request: ApiRequest) -> Resp
     request = decode(http_request.take_body(), GenerateRequest)
     model, adapter = await state.choose_model(request.model)
     require_generation(state.client.config)
-    body = completion_body(request, state.client.facts.max_model_len)
+    body, others = completion_body(request, state.client.facts.max_model_len)
     request_id = http_request.choose_id(request.request_id)
     with errors_renamed(ERROR_NAMES):
         check_fields(body)
-        (generation,) = await prepare_completion(state, body, adapter)
+        (generation,) = await prepare_completion(state, body, adapter, **others)
     recorder = receipt_recorder(state, http_request, msgspec.json.encode(body), path=COMPLETIONS_PATH)
     body.return_tokens_as_token_ids = True
     answer = TokensAnswer(answer_style(state, body, request_id, model, body.logprobs, recorder=recorder))

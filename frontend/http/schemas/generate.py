@@ -44,6 +44,8 @@ class GenerateResponse(Struct, kw_only=True):
     request_id: str
     choices: list[GenerateChoice]
     prompt_logprobs: PromptLogprobs | UnsetType | None = UNSET
+    prompt_token_id_logprobs: str | UnsetType = UNSET
+    """Logprobs of `prompt_logprob_token_ids`: base64 of a .npy file with float32 numbers of the same shape."""
     kv_transfer_params: dict[str, Any] | UnsetType | None = UNSET
     usage: Usage | UnsetType = UNSET
     """In streams in the last chunk, or in all, as `stream_options` say."""

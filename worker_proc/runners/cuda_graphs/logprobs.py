@@ -61,12 +61,20 @@ class SampleLogprobs:
 class DevicePromptLogprobs:
     """The `PendingLogprobs` of a GPU."""
 
-    pieces: list[RowsLogprobs]
+    pieces: list[tuple[RowsLogprobs, RowsLogprobs | None]]
+    """With the most likely tokens, and with those that the request names for any of these positions."""
     num_top: int
+    num_named: list[int]
+    """Tokens that the request names for each position."""
 
     def rows(self) -> list[RowLogprobs]:
         """See `octavo.worker_proc.executor.runner.PendingLogprobs`."""
-        return [piece.row(index, self.num_top) for piece in self.pieces for index in range(len(piece.chosen_R))]
+        found: list[RowLogprobs] = []
+        for top, named in self.pieces:
+            for index in range(len(top.chosen_R)):
+                row, count = top.row(index, self.num_top), self.num_named[len(found)]
+                found.append(row.followed_by(named.row(index, count)) if named is not None and count else row)
+        return found
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +145,9 @@ class LogprobReporter:
         is_logit = np.array([spec.logprobs_mode.endswith("logits") for spec in specs])
         num_top = max(spec.logprobs or 0 for spec in specs)
         is_logit_A = self._upload(is_logit) if is_logit.any() else None
-        return Reported(places_A, values_AV, is_logit_A, num_top, self._named(specs))
+        return Reported(
+            places_A, values_AV, is_logit_A, num_top, self._padded([spec.logprob_token_ids for spec in specs])
+        )
 
     def after_sampling(self, reported: Reported, tokens_N: Tensor) -> SampleLogprobs:
         """Return the logprobs, given the tokens of all samples of the step; any values where there is no token."""
@@ -152,20 +162,26 @@ class LogprobReporter:
         """Return what the model computes of some rows, float32."""
         return self._graphs.logits_of(self._upload(rows))
 
-    def of_prompt(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
-        """Return the logprobs of consecutive prompt tokens, the first of which follows row `first_row` of the step."""
-        pieces = []
+    def of_prompt(
+        self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int, position: int
+    ) -> DevicePromptLogprobs:
+        """Return the logprobs of consecutive prompt tokens; see `octavo.worker_proc.executor.runner.Runner`."""
+        pieces: list[tuple[RowsLogprobs, RowsLogprobs | None]] = []
+        named = [spec.named_at(position + index) for index in range(len(token_ids))]
         for offset in range(0, len(token_ids), PROMPT_LOGPROBS_ROWS):
             targets = np.array(token_ids[offset : offset + PROMPT_LOGPROBS_ROWS])
             rows = np.arange(first_row + offset, first_row + offset + len(targets))
             logits_RV = self._graphs.logits_of(self._upload(rows))
             is_logit = np.ones(len(targets), dtype=bool) if spec.logprobs_mode.endswith("logits") else None
             is_logit_R = None if is_logit is None else self._upload(is_logit)
-            pieces.append(self._logprobs(logits_RV, self._upload(targets), spec.prompt_logprobs or 0, is_logit_R))
-        return DevicePromptLogprobs(pieces, spec.prompt_logprobs or 0)
+            targets_R, named_RL = self._upload(targets), self._padded(named[offset : offset + len(targets)])
+            top = self._logprobs(logits_RV, targets_R, spec.prompt_logprobs or 0, is_logit_R)
+            own = None if named_RL is None else self._logprobs(logits_RV, targets_R, named_RL, is_logit_R)
+            pieces.append((top, own))
+        return DevicePromptLogprobs(pieces, spec.prompt_logprobs or 0, list(map(len, named)))
 
-    def _named(self, specs: Sequence[SamplingSpec]) -> Tensor | None:
-        lists = [spec.logprob_token_ids for spec in specs]
+    def _padded(self, lists: Sequence[Sequence[int]]) -> Tensor | None:
+        """Return lists of token ids as a matrix, padded with token 0; None if all are empty."""
         if not any(lists):
             return None
         named_AL = np.zeros((len(lists), max(map(len, lists))), dtype=np.int64)

@@ -154,9 +154,11 @@ class CudaGraphRunner:
             self._given_rows.send(inputs.given, self._stream)
         self.graphs.compute()
 
-    def prompt_logprobs(self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int) -> DevicePromptLogprobs:
+    def prompt_logprobs(
+        self, spec: SamplingSpec, token_ids: Sequence[int], first_row: int, position: int
+    ) -> DevicePromptLogprobs:
         """See `octavo.worker_proc.executor.runner.Runner`."""
-        return self._reporter.of_prompt(spec, token_ids, first_row)
+        return self._reporter.of_prompt(spec, token_ids, first_row, position)
 
     def sample(
         self,

@@ -5,6 +5,8 @@ from collections.abc import Iterable, Iterator, MutableSequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import numpy as np
+
 from octavo.frontend.lora.request import LoRARequest
 from octavo.frontend.outputs import CompletionOutput as OwnCompletionOutput
 from octavo.frontend.outputs import Logprob, PositionLogprobs, WeightRange
@@ -138,6 +140,8 @@ class RequestOutput:
     encoder_prompt_token_ids: list[int] | None = None
     num_cached_tokens: int | None = None
     num_cache_creation_tokens: int | None = None
+    prompt_token_id_logprobs: Any = None
+    """Array of float32, a row for each of `prompt_logprob_token_ids`."""
     kv_transfer_params: dict[str, Any] | None = None
 
 
@@ -152,6 +156,7 @@ def request_output(
         lora_request: of the request.
     """
     prompt_logprobs: Any = output.prompt_logprobs
+    scores = output.prompt_token_id_logprobs
     if is_flat and prompt_logprobs is not None:
         prompt_logprobs = FlatLogprobs.of(prompt_logprobs)
     return RequestOutput(
@@ -164,6 +169,7 @@ def request_output(
         _metrics(output) if output.finished else None,
         lora_request,
         num_cached_tokens=output.num_cached_tokens,
+        prompt_token_id_logprobs=None if scores is None else np.array(scores, dtype=np.float32),
         kv_transfer_params=output.kv_transfer_params,
     )
 

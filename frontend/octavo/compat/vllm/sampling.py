@@ -15,8 +15,6 @@ __all__ = ["BeamSearchParams", "RequestOutputKind", "SamplingParams"]
 
 _UNSUPPORTED = {
     "watermarking": "octavo adds no watermarks",
-    "prompt_logprob_token_ids": "prompt_logprobs reports the most likely tokens of each position",
-    "prompt_logprob_start": "prompt_logprobs reports all positions",
     "thinking_token_budget": "pass it to the server's chat completions, which know where the thinking ends",
     "trace_decode_token_ids": "LLM.score_tokens(prompt, tokens) returns the logprobs of given tokens",
 }
@@ -51,10 +49,9 @@ class SamplingParams:
     min_tokens: int = 0
     logprobs: int | None = None
     prompt_logprobs: int | None = None
-    prompt_logprob_token_ids: list[list[int]] | None = None
-    """Refused."""
+    prompt_logprob_token_ids: Any = None
+    """Lists of token ids, or an array of NumPy."""
     prompt_logprob_start: int | None = None
-    """Refused."""
     logprob_token_ids: list[int] | None = None
     flat_logprobs: bool = False
     """Outputs have `FlatLogprobs` in place of lists of dicts."""
@@ -83,6 +80,8 @@ class SamplingParams:
         self.seed = None if self.seed == -1 else self.seed
         self.logprobs = 1 if self.logprobs is True else self.logprobs
         self.prompt_logprobs = 1 if self.prompt_logprobs is True else self.prompt_logprobs
+        if hasattr(self.prompt_logprob_token_ids, "tolist"):
+            self.prompt_logprob_token_ids = self.prompt_logprob_token_ids.tolist()
         self.stop = [self.stop] if isinstance(self.stop, str) else self.stop or []
         words = [self.bad_words] if isinstance(self.bad_words, str) else self.bad_words
         self.bad_words = list(dict.fromkeys(words or ()))
