@@ -31,7 +31,14 @@ SPECS: Mapping[str, SamplingSpec] = {
         temperature=0.9, seed=3, presence_penalty=0.7, frequency_penalty=0.3, repetition_penalty=1.2, logprobs=2
     ),
     "named": spec(temperature=1.0, seed=10, logprobs=0, logprob_token_ids=(9, 300, 11)),
-    "biased": spec(temperature=1.0, seed=5, logit_bias=((17, 8.0), (18, -100.0)), prompt_logprobs=2),
+    "biased": spec(
+        temperature=1.0,
+        seed=5,
+        logit_bias=((17, 8.0), (18, -100.0)),
+        prompt_logprobs=2,
+        prompt_logprob_token_ids=((9,), (), (3, 300)),
+        prompt_logprob_start=1,
+    ),
     "bad words": spec(
         temperature=1.0, seed=6, bad_words=((7,), (9, 10), (20, 21, 22)), min_tokens=3, eos_token_ids=(4,)
     ),

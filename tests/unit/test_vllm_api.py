@@ -9,6 +9,7 @@ from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 from metrics_fakes import exporter
 
@@ -102,6 +103,8 @@ def test_parameters_are_cloned_and_updated() -> None:
     params.update_from_generation_config({"eos_token_id": [1, 2]}, 1)
     assert params.stop_token_ids == [2]
     assert SamplingParams.from_optional(temperature=None, max_tokens=4) == SamplingParams(max_tokens=4)
+    scored = SamplingParams(prompt_logprob_token_ids=np.array([[1, -1], [2, 3]]), prompt_logprob_start=1).octavo()
+    assert (scored.prompt_logprob_token_ids, scored.prompt_logprob_start) == ([[1, -1], [2, 3]], 1)
     ours = own.SamplingParams(temperature=0.5, max_tokens=9)
     assert SamplingParams.of(ours) == SamplingParams(temperature=0.5, max_tokens=9)
 
@@ -111,10 +114,8 @@ def test_parameters_are_cloned_and_updated() -> None:
     [
         ("watermarking", True),
         ("thinking_token_budget", 0),
-        ("prompt_logprob_start", 0),
         ("thinking_token_budget", 5),
         ("trace_decode_token_ids", [1]),
-        ("prompt_logprob_start", 1),
     ],
 )
 def test_parameters_that_octavo_lacks_are_refused(field: str, value: object) -> None:

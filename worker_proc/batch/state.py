@@ -340,9 +340,7 @@ class BatchState:
 
     def _check_groups(self, block_ids: list[list[int]]) -> None:
         if len(block_ids) != len(self._block_ids):
-            raise ProtocolError(
-                f"blocks of {len(block_ids)} cache groups came for a model that has {len(self._block_ids)}"
-            )
+            raise ProtocolError(f"blocks of {len(block_ids)} cache groups came for a model of {len(self._block_ids)}")
 
     def _is_valid(self, entries: StepEntries) -> bool:
         """Return whether `_check` accepts every entry."""
