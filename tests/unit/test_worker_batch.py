@@ -74,7 +74,7 @@ def test_each_cache_group_has_blocks_of_its_own() -> None:
     batch.apply(changes(appended=(Appended(0, [[], [9]]),)))
     with pytest.raises(ProtocolError, match="position 8 has no block"):
         batch.inputs_of([Scheduled(0, 3, 6, 0)])
-    with pytest.raises(ProtocolError, match="blocks of 1 cache groups came for a model that has 2"):
+    with pytest.raises(ProtocolError, match="blocks of 1 cache groups came for a model of 2"):
         batch.apply(changes(appended=(Appended(0, [[1]]),)))
 
 
