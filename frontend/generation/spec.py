@@ -88,9 +88,7 @@ def make_spec(
     vocab_size = config.model.vocab_size
     logprobs, logprobs_mode = _logprobs(params, config)
     max_tokens = params.max_tokens or room
-    named = named_rows(params, num_prompt_tokens, config.max_logprobs)
-    for row in named:
-        _check_token_ids("prompt_logprob_token_ids", row, vocab_size)
+    named = _named(params, num_prompt_tokens, config)
     reported = 0 if named and params.prompt_logprobs is None else params.prompt_logprobs
     spec = SamplingSpec(
         **_copied_numbers(params, vocab_size),
@@ -121,6 +119,13 @@ def make_spec(
     )
     _check_that_something_is_left(spec)
     return spec
+
+
+def _named(params: SamplingParams, num_prompt_tokens: int, config: ResolvedConfig) -> tuple[tuple[int, ...], ...]:
+    rows = named_rows(params, num_prompt_tokens, config.max_logprobs)
+    for row in rows:
+        _check_token_ids("prompt_logprob_token_ids", row, config.model.vocab_size)
+    return rows
 
 
 def _processor_args(params: SamplingParams) -> dict[str, Any]:
