@@ -50,7 +50,8 @@ MANY_TOKEN_IDS = 4096
 """Requests with more token ids are prepared in a thread: sorting and checking them takes milliseconds."""
 
 NO_PROMPT_LOGPROBS = (
-    "logprobs of the prompt and echo need tokens, which prompt_embeds and soft prompts have not: leave them out"
+    "prompt_logprobs, prompt_logprob_token_ids and echo need tokens, which prompt_embeds and soft prompts have not: "
+    "leave them out"
 )
 
 

@@ -60,7 +60,7 @@ def _decode_with_care(body: bytes, schema: type[T]) -> T:
         raise BodyError("the body must be a JSON object")
     reject_unsupported_fields(raw, schema.__struct_encode_fields__)
     try:
-        decoded = msgspec.convert(raw, schema, str_keys=True)
+        decoded = msgspec.json.decode(body, type=schema)  # again: a converter does not know msgspec.Raw
     except msgspec.ValidationError as error:
         if isinstance(error.__cause__, InvalidRequestError) and " - at " not in str(error):
             raise error.__cause__ from None  # of the schema's own check, which knows the field

@@ -5,6 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+import msgspec
+
 from octavo.frontend.http.response_tools import ResponseTools, called_name, named_choice
 from octavo.frontend.http.schemas.chat import (
     AllowedTools,
@@ -17,6 +19,8 @@ from octavo.frontend.text.messages import ImagePart, joined_content
 from octavo.protocol.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
+
+_encode = msgspec.msgpack.Encoder().encode  # as the store of responses does
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -124,6 +128,13 @@ def check_settings(request: ResponsesRequest) -> None:
         _note_unused_verbosity()
     if request.prompt is not None:
         raise InvalidRequestError("prompt is not supported here: send the text as instructions and input", "prompt")
+    for name in ("input", "tools", "tool_choice", "text", "metadata"):  # what responses repeat, and the store keeps
+        try:
+            _encode(getattr(request, name))
+        except OverflowError:
+            raise InvalidRequestError(
+                f"{name} has an integer of more than 64 bits: send it as a string", name
+            ) from None
 
 
 @cache

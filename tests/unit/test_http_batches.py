@@ -315,3 +315,4 @@ def test_a_server_without_a_directory_names_the_flag() -> None:
         request(FakeClient(), "POST", "/v1/files", b"x"),
     ):
         assert response.status_code == 404 and "--batch-dir" in response.json()["error"]["message"]
+        assert response.json()["error"]["param"] is None

@@ -78,6 +78,8 @@ def test_a_stream() -> None:
         (ask({"prompt_logprob_token_ids": [[1]]}, stream=True), "sampling_params.prompt_logprob_token_ids"),
         (ask({"prompt_logprob_start": 1}), "sampling_params.prompt_logprob_start"),
         ({"token_ids": PROMPT}, "sampling_params"),
+        (ask(stream="yes", other=1), "stream"),
+        (ask(priority=2**63), "priority"),
     ],
     ids=str,
 )

@@ -49,6 +49,9 @@ _FORM_BYTES = 2**16
 class NotFoundError(ModelNotFoundError):
     """There is no such file or batch, or this server has none at all."""
 
+    param: Any = None
+    """The path names it, not a field."""
+
 
 async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response:
     """Store a file of requests."""

@@ -53,12 +53,12 @@ class ResponsesRequest(Struct, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: Annotated[int, Meta(ge=1)] | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     """Limit on calls of built-in tools, of which octavo has none; calls of functions do not count."""
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
     include: list[str] | None = None
-    top_logprobs: Annotated[int, Meta(ge=0)] | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     max_output_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
