@@ -23,6 +23,7 @@ class MediaProcessor:
     def __init__(self, config: ResolvedConfig) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads images"
         self._media = config.media
+        assert config.model.media.image_token_id is not None, "a model that reads images"
         setup = Setup(
             os.getpid(),
             config.model.media.processor_path,

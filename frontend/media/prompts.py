@@ -68,6 +68,7 @@ class MediaPrompts:
     def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads images"
         self._media = config.media
+        assert config.model.media.image_token_id is not None, "a model that reads images"
         self._token_id = config.model.media.image_token_id
         self._encode = encode
         self.processor = MediaProcessor(config)
@@ -170,6 +171,13 @@ class MediaPrompts:
         places = iter([place for place, token_id in enumerate(token_ids) if token_id == self._token_id])
         items = []
         for result, source in zip(results, sources, strict=True):
+            if result.num_rows > self._media.max_item_tokens:
+                raise InvalidRequestError(
+                    f"{source.path}: the image has {result.num_rows} tokens, and the limit is "
+                    f"{self._media.max_item_tokens}: send a smaller one (--max-num-encoder-tokens and "
+                    "--encoder-cache-tokens limit it)",
+                    source.path,
+                )
             tensors = {
                 name: MediaTensor(dtype, shape, LiveBuffer(data))
                 for name, (dtype, shape, data) in result.tensors.items()

@@ -14,6 +14,7 @@ ARCHITECTURES = (
     "Idefics3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
+    "Qwen2_5_VLForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
@@ -24,6 +25,7 @@ _TEXT_ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
+    "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
 }
 """By the `model_type` of the language model."""
@@ -141,7 +143,7 @@ def _split_speech(
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        image_token_id=-1,
+        image_token_id=None,
         processor_path=str(home),
         attended_rows=hf_config["max_source_positions"],
     )

@@ -25,6 +25,9 @@ class AttentionShape:
     """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
     is_causal: bool = True
     """A token attends to itself and those before it. False: to those after it too; a step then has whole requests."""
+    is_local: bool = False
+    """A token attends to its part of an image alone (Qwen2.5-VL's windows). Kernels read parts as requests, and do not
+    look at this; layers with other keys are in other cache groups."""
 
     def __post_init__(self) -> None:
         """Check what attention in both directions goes with.

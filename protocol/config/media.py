@@ -14,6 +14,8 @@ logger = logging.getLogger(__name__)
 MAX_ITEMS = 64
 """Of one prompt: the buffers of a message are limited."""
 DEFAULT_CACHE_TOKENS = 16_384
+DEFAULT_ITEM_TOKENS = 4096
+"""Most tokens of an image, unless a step encodes more: the workers plan the memory of the largest one."""
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,8 +32,8 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Tokens of images that one step encodes at most; a larger image is encoded alone. Default: "
-            "--max-num-batched-tokens."
+            description="Tokens of images that one step encodes at most. A larger image of up to 4096 tokens is "
+            "encoded alone; others are refused. Default: --max-num-batched-tokens."
         ),
     ] = None
     encoder_cache_tokens: Annotated[
@@ -39,7 +41,7 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             ge=1,
             description="Tokens of encoded images that workers keep, so that an image that comes again is not encoded "
-            "again. A larger image is refused.",
+            "again. An image of more is refused.",
         ),
     ] = DEFAULT_CACHE_TOKENS
     allowed_local_media_path: Annotated[
@@ -93,6 +95,8 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     processor_kwargs: dict[str, Any]
     max_num_encoder_tokens: int
     encoder_cache_tokens: int
+    max_item_tokens: int
+    """Rows of the largest image; workers plan memory for it."""
     allowed_local_path: str | None
     allowed_domains: list[str] | None
     """None: all hosts."""
@@ -143,11 +147,13 @@ def resolve_media(
             phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
+    max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
     return ResolvedMedia(
         limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), "audio" if rows else "image"),
         processor_kwargs=_json("mm_processor_kwargs", config.mm_processor_kwargs),
-        max_num_encoder_tokens=config.max_num_encoder_tokens or max_num_batched_tokens,
+        max_num_encoder_tokens=max_encoded,
         encoder_cache_tokens=config.encoder_cache_tokens,
+        max_item_tokens=min(config.encoder_cache_tokens, max(max_encoded, DEFAULT_ITEM_TOKENS)),
         allowed_local_path=config.allowed_local_media_path,
         allowed_domains=config.allowed_media_domains,
         allows_private_addresses=config.allow_private_media_addresses,

@@ -33,6 +33,7 @@ CASES = {
         partial(tiny_media.make_smolvlm, family="SmolVLM"), "SmolVLMForConditionalGeneration", num_blocks=30
     ),
     "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VLForConditionalGeneration", "<|image_pad|>"),
+    "qwen2_5_vl": Case(tiny_media.make_qwen25_vl, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
 }
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -75,7 +76,18 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert list(map(result, together)) == alone
         assert any(output.num_cached_tokens for output in together)
         assert llm.stats().num_preemptions > 0
+        _assert_images_are_told_apart(llm, mark)
         assert len({str(one) for one in alone}) == len(alone)
         assert [result(one) for one in run(llm, *prompts)] == [
             result(run(llm, one, params=GREEDY)[0]) for one in prompts
         ]
+
+
+def _assert_images_are_told_apart(llm: LLM, mark: str) -> None:
+    """The prefix cache finds the blocks of an equal image, and not those of another one behind equal tokens."""
+    text = f"{'the same words ' * 4}{mark}{'and then some more of them ' * 3}"
+    first, again, other = (run(llm, prompt(text, (seed, 30, 30)))[0] for seed in (31, 31, 32))
+    assert first.prompt_token_ids == other.prompt_token_ids
+    assert result(again) == result(first) != result(other)
+    start = (first.prompt_token_ids or []).index(tiny_media.VOCAB_SIZE)
+    assert (other.num_cached_tokens or 0) <= start < (again.num_cached_tokens or 0)

@@ -9,6 +9,7 @@ SETTINGS = {
     "processor_kwargs": {},
     "max_num_encoder_tokens": 1,
     "encoder_cache_tokens": 1,
+    "max_item_tokens": 1000,
     "allowed_local_path": None,
     "allowed_domains": None,
     "allows_private_addresses": False,

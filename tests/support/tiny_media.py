@@ -97,18 +97,27 @@ def make_smolvlm(directory: Path, *, family: str = "Idefics3", **changes: Any) -
 
 def make_qwen2_vl(directory: Path, **changes: Any) -> Path:
     """Write a Qwen2-VL: squares of four patches are a row, and positions have three axes. `changes`: of the tower."""
+    sizes = {"depth": 2, "embed_dim": 32, "hidden_size": 96, "mlp_ratio": 2, "num_heads": 4, "patch_size": 6}
+    return _make_qwen(directory, "Qwen2VL", {**sizes, **changes})
+
+
+def make_qwen25_vl(directory: Path) -> Path:
+    """Write a Qwen2.5-VL: the first layer of its tower attends within windows of two by two squares."""
+    sizes: dict[str, Any] = {"depth": 3, "hidden_size": 32, "intermediate_size": 52, "num_heads": 4, "patch_size": 6}
+    windows = {"out_hidden_size": 96, "window_size": 24, "fullatt_block_indexes": [1]}
+    return _make_qwen(directory, "Qwen2_5_VL", {**sizes, **windows})
+
+
+def _make_qwen(directory: Path, family: str, sizes: dict[str, Any]) -> Path:
     pad = "<|image_pad|>"
     tokenizer = _tokenizer("<|video_pad|>", "<|vision_start|>", "<|vision_end|>", image=pad)
     rope = {"rope_type": "default", "rope_theta": 1000.0, "mrope_section": [2, 3, 3]}
-    text = transformers.Qwen2VLTextConfig(
+    text = getattr(transformers, f"{family}TextConfig")(
         **{**_TEXT, "vocab_size": len(tokenizer), "hidden_size": 96}, rope_parameters=rope
     )
-    vision = transformers.Qwen2VLVisionConfig(
-        depth=2, embed_dim=32, hidden_size=96, mlp_ratio=2, num_heads=4, patch_size=6, **changes
-    )
-    config = transformers.Qwen2VLConfig(
+    config = getattr(transformers, f"{family}Config")(
         text_config=text,
-        vision_config=vision,
+        vision_config=getattr(transformers, f"{family}VisionConfig")(**sizes),
         image_token_id=VOCAB_SIZE,
         video_token_id=VOCAB_SIZE + 1,
         vision_start_token_id=VOCAB_SIZE + 2,
@@ -117,8 +126,8 @@ def make_qwen2_vl(directory: Path, **changes: Any) -> Path:
     image_processor = Qwen2VLImageProcessorPil(
         patch_size=6, merge_size=2, size={"shortest_edge": 144, "longest_edge": 144 * 12}
     )
-    model = transformers.Qwen2VLForConditionalGeneration(config)
-    return _write_parts(directory, model, "Qwen2VLProcessor", image_processor, tokenizer)
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    return _write_parts(directory, model, f"{family}Processor", image_processor, tokenizer)
 
 
 def _tokenizer(*marks: str, image: str = IMAGE) -> transformers.PreTrainedTokenizerFast:

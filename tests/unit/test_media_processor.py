@@ -248,3 +248,19 @@ def test_models_without_a_tower_say_so(path: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text.replace(old, new))
         with pytest.raises(ConfigError, match=message):
             read_model_facts(ModelConfig(model=str(tmp_path)), Env.read())
+
+
+def test_an_image_that_is_too_large_is_named(path: Path) -> None:
+    async def check() -> None:
+        async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+            return [VOCAB_SIZE] * text.count(IMAGE)
+
+        prompts = MediaPrompts(config_of(path, max_item_tokens=24), encode)
+        try:
+            with pytest.raises(InvalidRequestError, match="image has 25 tokens, and the limit is 24") as caught:
+                await prompts.of_text(IMAGE, [MediaSource(picture(1), "content[2]")], adds_special_tokens=False)
+            assert caught.value.param == "content[2]"
+        finally:
+            await prompts.close()
+
+    asyncio.run(check())

@@ -61,7 +61,7 @@ class PagedCacheAttention:
         self._planned = [
             paged_attention.plan(
                 query_starts,
-                context_lens,
+                context_lens if group_inputs.context_lens_R is None else group_inputs.context_lens_R.tolist(),
                 torch.from_numpy(group_inputs.block_table_RP),
                 self._storage.block_size,
                 group.shape,

@@ -50,7 +50,8 @@ class GroupInputs:
     """The blocks of each request in order, padded with any valid block number; contiguous. None: the device has its own
     copy of all block tables."""
     context_lens_R: Ints | None = None
-    """Keys of each request in this group, with cross-attention; None: those of `StepInputs`."""
+    """Keys of each request in this group, if it reads others than the layers around it; None: those of
+    `StepInputs`."""
 
 
 @dataclass(slots=True, eq=False)

@@ -12,7 +12,12 @@ from octavo.worker_proc.batch.inputs import AdapterInputs, StepInputs
 def step_arguments(inputs: StepInputs) -> StepArguments:
     """Return the step as C++ reads it; the arrays must outlive it."""
     groups = [
-        GroupArguments(address(group.slot_mapping_T), address(table_RP), table_RP.shape[1])
+        GroupArguments(
+            address(group.slot_mapping_T),
+            address(table_RP),
+            table_RP.shape[1],
+            context_lens=None if group.context_lens_R is None else address(group.context_lens_R),
+        )
         for group in inputs.groups
         if (table_RP := group.block_table_RP) is not None
     ]

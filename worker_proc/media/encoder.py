@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -10,18 +11,14 @@ from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import EncoderInput, StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds
-from octavo.worker_proc.batch.inputs import GroupInputs, StepInputs
+from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StepInputs
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.projector import Projector
-from octavo.worker_proc.models.vision.tower import Floats, Patches, VisionTower
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, Floats, Patches, VisionTower
 from octavo.worker_proc.runners.host import Forward
 
 Sequences = list[tuple[int, Patches]]
 """Sequences of a run, each with the index of its item."""
-
-
-MAX_RUN_SEQUENCES = 64
-"""Sequences of one run of the tower."""
 
 
 class MediaEncoder:
@@ -122,27 +119,35 @@ class MediaEncoder:
     def _run(self, sequences: Sequence[Patches]) -> list[Floats]:
         """Compute sequences that do not see each other, and return the chosen rows of each."""
         lengths = np.array([len(one.positions_T) for one in sequences])
-        query_starts = np.concatenate(([0], lengths.cumsum()))
-        num_rows, num_blocks = int(query_starts[-1]), -(-lengths // self._block_size)
+        parts = [[len(one.positions_T)] if one.part_lengths is None else one.part_lengths for one in sequences]
+        part_lengths, num_parts = np.concatenate(parts), [len(one) for one in parts]
         self._tower.put(sequences)
-        first_blocks = np.concatenate(([0], num_blocks.cumsum()))[:-1]
-        table = (first_blocks[:, None] + np.arange(num_blocks.max())).astype(np.int32)
-        # Entries behind the blocks of a sequence are padding, which must be a valid block.
-        table = np.minimum(table, num_blocks.sum() - 1).astype(np.int32)
-        offsets_T = np.arange(num_rows) - np.repeat(query_starts[:-1], lengths)
-        slot_mapping_T = np.repeat(first_blocks * self._block_size, lengths) + offsets_T
+        # Parts are the requests of the step. Where a part sees the whole sequence, it has the blocks of that.
+        slots_T, table = self._blocks_of(lengths)
+        whole = GroupInputs(slots_T, np.repeat(table, num_parts, axis=0), np.repeat(lengths, num_parts))
+        local = GroupInputs(*self._blocks_of(part_lengths))
         inputs = StepInputs(
-            token_ids_T=np.zeros(num_rows, dtype=np.int64),
+            token_ids_T=np.zeros(lengths.sum(), dtype=np.int64),
             positions_T=np.concatenate([one.positions_T for one in sequences]),
-            query_starts=query_starts,
-            context_lens=lengths,
-            slots_T=np.repeat(np.arange(len(sequences)), lengths),
-            groups=tuple(GroupInputs(slot_mapping_T, table) for _ in self._tower.cache_groups),
+            query_starts=np.concatenate(([0], part_lengths.cumsum())),
+            context_lens=part_lengths,
+            slots_T=np.repeat(np.arange(len(part_lengths)), part_lengths),
+            groups=tuple(local if group.shape.is_local else whole for group in self._tower.cache_groups),
         )
         self._forward.run(inputs)
-        chosen = [start + one.chosen_R for start, one in zip(query_starts, sequences, strict=False)]
+        starts = np.concatenate(([0], lengths.cumsum()))
+        chosen = [start + one.chosen_R for start, one in zip(starts, sequences, strict=False)]
         rows: Floats = self._forward.logits(np.concatenate(chosen)).numpy().copy()
         lengths = np.array([len(one) for one in chosen])
         if self._projector is not None and self._tower.merged is not None:
             rows, lengths = self._projector(rows), lengths // self._tower.merged.num_merged
         return np.split(rows, lengths.cumsum()[:-1])
+
+    def _blocks_of(self, lengths: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:
+        """Return the slot of each row, and the block table, of sequences that each begin in a block of their own."""
+        num_blocks = -(-lengths // self._block_size)
+        first_blocks = num_blocks.cumsum() - num_blocks
+        # Entries behind the blocks of a sequence are padding, which must be a valid block.
+        table = np.minimum(first_blocks[:, None] + np.arange(num_blocks.max()), num_blocks.sum() - 1)
+        offsets_T = np.arange(lengths.sum()) - np.repeat(lengths.cumsum() - lengths, lengths)
+        return np.repeat(first_blocks * self._block_size, lengths) + offsets_T, table.astype(np.int32)

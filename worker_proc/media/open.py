@@ -5,9 +5,9 @@ import msgspec
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.media.attended import AttendedItems
-from octavo.worker_proc.media.encoder import MAX_RUN_SEQUENCES, MediaEncoder
+from octavo.worker_proc.media.encoder import MediaEncoder
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.vision.tower import VisionTower
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, VisionTower
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.registry import measure_steps, open_runner
 
@@ -21,7 +21,8 @@ def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
     if not isinstance(tower := model.tower, VisionTower):
         return None
     own = _own_config(tower, config)
-    num_blocks = -(-tower.max_rows // own.block_size) + MAX_RUN_SEQUENCES  # each begins in a block of its own
+    # Each sequence and each part begins in a block of its own.
+    num_blocks = -(-tower.max_rows // own.block_size) + max(MAX_RUN_SEQUENCES, tower.max_parts)
     runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
     assert isinstance(runner, HostRunner), "towers run on CPUs"
     attended = None

@@ -64,7 +64,7 @@ def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
             width=config.model.embedding_width,
             placement=Placement(model.dtype, model.device),
             library=model.library,
-            max_item_tokens=min(config.media.encoder_cache_tokens, config.max_model_len),
+            max_item_tokens=min(config.media.max_item_tokens, config.max_model_len),
         )
     )
     if config.model.load_format == "dummy":

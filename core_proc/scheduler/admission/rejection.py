@@ -150,9 +150,9 @@ class RejectionRules:
             return "the model of this engine reads text only"
         if submit.prompt_embeds is not None:
             return "a prompt has prompt_embeds or media, not both"
-        most = self._media.encoder_cache_tokens
+        most = self._media.max_item_tokens
         if (largest := max([item.num_rows for item in items], default=0)) > most:
-            return f"an item of {largest} rows does not fit into the encoder cache of {most} (--encoder-cache-tokens)"
+            return f"an item has {largest} rows, and the limit is {most} (--max-num-encoder-tokens)"
         return media_fault(items, len(submit.prompt_token_ids), self._media.attended_rows)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:

@@ -1,8 +1,8 @@
 """The tower of Qwen2-VL: patches of images of any size, rotated by row and column; a square is a row of the prompt."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -12,11 +12,12 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
+from octavo.worker_proc.models.base import Norm
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed, split_rows, stacked_qkv
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
-from octavo.worker_proc.models.layers.decoder import PreNormLayer
+from octavo.worker_proc.models.layers.decoder import MlpBlock, PreNormLayer
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
@@ -30,7 +31,7 @@ from octavo.worker_proc.models.vision.tower import (
     array_of,
 )
 
-_EPS = 1e-6
+EPS = 1e-6
 _NAMES = {
     r"^blocks\.": "layers.",
     r"\.attn\.proj\.": ".attn.o_proj.",
@@ -42,7 +43,8 @@ _READ_ELSEWHERE = (
     *("text_config", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id"),
     *("vision_end_token_id", "vision_token_id", "tie_word_embeddings"),
 )
-_UNUSED = ("spatial_patch_size", "tokens_per_second", "in_chans")
+UNUSED = ("spatial_patch_size", "tokens_per_second", "in_chans")
+"""Keys of `vision_config`: its frames and colours are those of `temporal_patch_size` and `in_channels`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +71,9 @@ class QwenVisionConfig:
             ConfigError: a value is not supported.
         """
         config = CheckedConfig(section)
-        ignore(config, *_UNUSED)
+        ignore(config, *UNUSED)
         width = optional(config, "embed_dim", 1280)
         channels, frames = optional(config, "in_channels", 3), optional(config, "temporal_patch_size", 2)
-        rope: dict[str, Any] = optional(config, "rope_parameters", {})
         read = cls(
             width=width,
             inner_width=int(width * float(optional(config, "mlp_ratio", 4))),
@@ -81,10 +82,9 @@ class QwenVisionConfig:
             patch_width=channels * frames * optional(config, "patch_size", 14) ** 2,
             merge_size=optional(config, "spatial_merge_size", 2),
             activation=activation(config, "quick_gelu", PLAIN),
-            theta=float(rope.get("rope_theta", 10000.0)),
+            theta=theta_of(config),
         )
-        if (given := required(config, "hidden_size", int)) != spec.width:
-            raise ConfigError(f"config.json: 'vision_config' makes rows of {given} numbers, not {spec.width}")
+        check_width(required(config, "hidden_size", int), spec)
         config.reject_unread("a vision tower", section="vision_config")
         return read
 
@@ -144,10 +144,98 @@ def places_of_patches(height: int, width: int, merge_size: int) -> Ints:
     return in_order
 
 
-def qwen_rules(config: QwenVisionConfig, names: Mapping[str, str]) -> list[Rule]:
-    """Return what becomes of the tensors of a checkpoint."""
-    rows = stacked_qkv(config.num_heads, config.num_heads, config.head_dim)
-    return [renamed(names), split_rows("qkv", rows), _flat_patches]
+def theta_of(config: CheckedConfig) -> float:
+    """Return the base of the rotary angles."""
+    rope: dict[str, Any] = optional(config, "rope_parameters", {})
+    return float(rope.get("rope_theta", 10000.0))
+
+
+def check_width(width: int, spec: TowerSpec) -> None:
+    """Check the width of the tower's results.
+
+    Raises:
+        ConfigError: it is not that of the language model.
+    """
+    if width != spec.width:
+        raise ConfigError(f"config.json: 'vision_config' makes rows of {width} numbers, not {spec.width}")
+
+
+Tower = TypeVar("Tower", bound=QwenTower)
+MakeNorm = Callable[[Parameters, str], Norm]
+MakeMlp = Callable[[Parameters, str], MlpBlock]
+
+
+def assemble(
+    kind: type[Tower],
+    spec: TowerSpec,
+    own: QwenVisionConfig,
+    norm: MakeNorm,
+    mlp: MakeMlp,
+    *,
+    shapes: Sequence[AttentionShape],
+    max_parts: int = 0,
+) -> Tower:
+    """Make a tower of this family.
+
+    Args:
+        kind: its class.
+        spec: what it is built for.
+        own: its sizes.
+        norm: makes one of its width by its name.
+        mlp: makes that of a layer by its name.
+        shapes: of the attention of each layer.
+        max_parts: see `VisionTower`.
+
+    Raises:
+        ConfigError: `config.json` has unknown keys.
+    """
+    config = CheckedConfig(spec.facts.hf_config)
+    ignore(config, *_READ_ELSEWHERE)
+    rows = stacked_qkv(own.num_heads, own.num_heads, own.head_dim)
+    rules: list[Rule] = [renamed(_NAMES), split_rows("qkv", rows), _flat_patches]
+    parameters = Parameters(spec.placement, prefixes=["visual.", "model.visual."], rules=rules)
+    patch = Linear.new(parameters, "patch_embed", own.patch_width, own.width, bias=False)
+    merged_width = own.width * own.merge_size**2
+
+    tower = kind(
+        parameters,
+        shapes,
+        width=own.width,
+        patch_width=own.patch_width,
+        max_item_rows=spec.max_item_tokens * own.merge_size**2,
+        embed=lambda patches_TP, positions_T: patch(patches_TP),
+        layers=[_layer(parameters, index, shapes[index], own, norm, mlp) for index in range(own.num_layers)],
+        project=norm(parameters, "merger.ln_q"),
+        library=spec.library,
+        merged=MergedProjection(
+            own.merge_size**2,
+            Mlp(
+                parameters,
+                "merger",
+                merged_width,
+                merged_width,
+                num_outputs=spec.width,
+                activation="gelu",
+                has_bias=True,
+            ),
+        ),
+        max_parts=max_parts,
+        table_widths=[own.head_dim // 2] * 2,
+    )
+    tower.merge_size = own.merge_size
+    tower.rotary = Rotary.of(own.theta, own.head_dim // 4)
+    return tower
+
+
+def _layer(
+    parameters: Parameters, index: int, shape: AttentionShape, own: QwenVisionConfig, norm: MakeNorm, mlp: MakeMlp
+) -> PreNormLayer:
+    name = f"layers.{index}"
+    attention = SelfAttention(
+        parameters, f"{name}.attn", index, shape, own.width, has_qkv_bias=True, has_output_bias=True
+    )
+    norms = norm(parameters, f"{name}.norm1"), norm(parameters, f"{name}.norm2")
+    return PreNormLayer(norms[0], attention, norms[1], mlp(parameters, f"{name}.mlp"))
 
 
 def build(spec: TowerSpec) -> QwenTower:
@@ -156,57 +244,15 @@ def build(spec: TowerSpec) -> QwenTower:
     Raises:
         ConfigError: something in the configuration is not supported.
     """
-    config = CheckedConfig(spec.facts.hf_config)
-    ignore(config, *_READ_ELSEWHERE)
-    own = QwenVisionConfig.read(config["vision_config"], spec)
-    prefixes = ["visual.", "model.visual."]
-    parameters = Parameters(spec.placement, prefixes=prefixes, rules=qwen_rules(own, _NAMES))
-    patch = Linear.new(parameters, "patch_embed", own.patch_width, own.width, bias=False)
-    merged_width = own.width * own.merge_size**2
-    merger = Mlp(
-        parameters, "merger", merged_width, merged_width, num_outputs=spec.width, activation="gelu", has_bias=True
-    )
-    tower = QwenTower(
-        parameters,
-        [own.shape] * own.num_layers,
-        width=own.width,
-        patch_width=own.patch_width,
-        max_item_rows=spec.max_item_tokens * own.merge_size**2,
-        embed=lambda patches_TP, positions_T: patch(patches_TP),
-        layers=_layers(parameters, own),
-        project=LayerNorm.new(parameters, "merger.ln_q", own.width, _EPS),
-        library=spec.library,
-        merged=MergedProjection(own.merge_size**2, merger),
-        table_widths=[own.head_dim // 2] * 2,
-    )
-    tower.merge_size = own.merge_size
-    tower.rotary = Rotary.of(own.theta, own.head_dim // 4)
-    return tower
+    own = QwenVisionConfig.read(spec.facts.hf_config["vision_config"], spec)
 
+    def norm(parameters: Parameters, name: str) -> LayerNorm:
+        return LayerNorm.new(parameters, name, own.width, EPS)
 
-def _layers(parameters: Parameters, config: QwenVisionConfig) -> Sequence[PreNormLayer]:
-    def layer(index: int) -> PreNormLayer:
-        name = f"layers.{index}"
-        attention = SelfAttention(
-            parameters,
-            f"{name}.attn",
-            index,
-            config.shape,
-            config.width,
-            has_qkv_bias=True,
-            has_output_bias=True,
-        )
-        mlp = Mlp(
-            parameters, f"{name}.mlp", config.width, config.inner_width, activation=config.activation, has_bias=True
-        )
-        return PreNormLayer(
-            LayerNorm.new(parameters, f"{name}.norm1", config.width, _EPS),
-            attention,
-            LayerNorm.new(parameters, f"{name}.norm2", config.width, _EPS),
-            mlp,
-        )
+    def mlp(parameters: Parameters, name: str) -> Mlp:
+        return Mlp(parameters, name, own.width, own.inner_width, activation=own.activation, has_bias=True)
 
-    return [layer(index) for index in range(config.num_layers)]
+    return assemble(QwenTower, spec, own, norm, mlp, shapes=[own.shape] * own.num_layers)
 
 
 def _flat_patches(name: str, values: Values) -> Iterator[tuple[str, Values]]:

@@ -11,6 +11,7 @@ TOWERS = {
     "Idefics3ForConditionalGeneration": "idefics3",
     "LlavaForConditionalGeneration": "llava",
     "Qwen2VLForConditionalGeneration": "qwen_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen25_vl",
     "SmolVLMForConditionalGeneration": "idefics3",
 }
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""

@@ -41,6 +41,8 @@ class Patches:
     """Those whose results are rows of the prompt."""
     tables: tuple[Floats, ...] = ()
     """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
+    part_lengths: Ints | None = None
+    """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. None: one part."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,6 +78,7 @@ class VisionTower(LayeredModel):
         width: of the residual stream.
         patch_width: numbers of a patch.
         max_item_rows: most patches of an image.
+        max_parts: most parts (`Patches.part_lengths`) of a run whose sequences have several; 0: they have one.
         table_widths: numbers of a patch in each of `Patches.tables`.
         embed: from patches and positions to the residual stream.
         layers: in their order.
@@ -97,13 +100,14 @@ class VisionTower(LayeredModel):
         project: Callable[[Tensor], Tensor],
         library: NativeLibrary | None,
         merged: MergedProjection | None = None,
+        max_parts: int = 0,
         table_widths: Sequence[int] = (),
     ) -> None:
         super().__init__(parameters, shapes)
         self.library = library
         self.layers = layers
         self.max_item_rows = max_item_rows
-        self.max_rows = max(max_item_rows, MIN_RUN_ROWS)
+        self.max_rows, self.max_parts = max(max_item_rows, MIN_RUN_ROWS), max_parts
         self._embed, self._project = embed, project
         self.merged, self.width = merged, width
         # Native programs pass rows on in float32.
@@ -153,6 +157,8 @@ def _copy(target_XC: Tensor, parts: Sequence[Floats]) -> None:
 
 MIN_RUN_ROWS = 1024
 """Small images share runs of at least so many rows."""
+MAX_RUN_SEQUENCES = 64
+"""Sequences of one run."""
 
 
 def array_of(tensors: Mapping[str, MediaTensor], name: str, dtype: Any, num_dimensions: int) -> npt.NDArray[Any]:
