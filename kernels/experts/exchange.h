@@ -31,7 +31,7 @@ struct TokenBlocks {
 };
 
 inline void copy_row(const Matrix& from, int64_t row, const Matrix& to, int64_t to_row) {
-    const int64_t element_bytes = from.type == Type::i8 ? 1 : from.type == Type::bf16 ? 2 : 4;
+    const int64_t element_bytes = from.type == Type::i8 ? 1 : from.type == Type::bf16 || from.type == Type::i16 ? 2 : 4;
     std::memcpy(to.row<char>(to_row), from.row<const char>(row), from.width * element_bytes);
 }
 

@@ -80,7 +80,7 @@ class _Recording:
         activated = self._product(rows, first, second, intermediate, of_ups, has_activation=True)
         if changes is not None:
             of_downs = changes.of_downs(activated[0][1], intermediate)
-        if down_form.type == torch.int8:
+        if down_form.has_levels:
             activated = self._quantize(activated, down_form)
         outputs = PlacedRows(self._num_places, self._packed.width, torch.float32)
         output = self._product(activated, downs, None, outputs, of_downs, has_activation=False)[0][1]
@@ -98,11 +98,11 @@ class _Recording:
     def _parts(self, form: Form, num_places: int) -> list[PlacedRows]:
         """Return the parts of a token's row in the form that the products need."""
         width = self._packed.width
-        if form.type != torch.int8:
+        if not form.has_levels:
             return [PlacedRows(num_places, width, form.type)]
         num_groups = -(-width // form.group_size)
         return [
-            PlacedRows(num_places, num_groups * form.group_size, torch.int8),
+            PlacedRows(num_places, num_groups * form.group_size, form.type),
             PlacedRows(num_places, num_groups, torch.float32),
             PlacedRows(num_places, num_groups, torch.int32),
         ]
@@ -209,7 +209,7 @@ class _Recording:
         group_size = form.group_size
         num_groups = -(-layout.width // group_size)
         layouts = [
-            PlacedRows(self._num_places, num_groups * group_size, torch.int8),
+            PlacedRows(self._num_places, num_groups * group_size, form.type),
             PlacedRows(self._num_places, num_groups, torch.float32),
             PlacedRows(self._num_places, num_groups, torch.int32),
         ]

@@ -266,8 +266,8 @@ def linear(x_TI: Tensor, packed: PackedLinear) -> Tensor:
     """Return `x @ weight.T + bias`, shape TO, in the dtype of `x`; a tp-invariant product with a part of the inputs
     returns float32, to be added to those of the other ranks.
 
-    Sums are accumulated in at least float32. With a quantized weight the rows are first quantized to 8 bits, in the
-    weight's groups: see `octavo.kernels.quantize`.
+    Sums are accumulated in at least float32. With a quantized weight the rows are first quantized, in the weight's
+    groups: see `octavo.kernels.linear.packing.native_form`.
 
     Raises:
         ShapeError: the rows do not fit the weight, or differ in dtype or device.

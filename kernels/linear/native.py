@@ -17,7 +17,7 @@ from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
 from octavo.kernels.quantize.native import quantize_rows
-from octavo.kernels.quantize.scaling import SCALINGS, Scaling
+from octavo.kernels.quantize.scaling import SCALINGS, Scaling, level_type
 
 Kind = Literal["bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4"]
 KINDS: tuple[Kind, ...] = ("bf16", "f32", "f16", "u8", "u4", "bf16_12", "u8_channel", "e4m3", "float4")
@@ -56,6 +56,9 @@ QUANTIZED: frozenset[Kind] = frozenset({"u8", "u4", "u8_channel"})
 FLOAT_CODES: frozenset[Kind] = frozenset({"e4m3", "float4"})
 CHANNEL_MULTIPLE = 64
 """The inputs of a weight with one scale for each output are padded to a multiple of it, and are one group."""
+MAX_INT12_GROUP = 32
+"""Most inputs that share a scale if rows have 12 bits: 32 * 255 * 2047 is below 2^24, so that floats hold each sum of
+products exactly."""
 NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
@@ -160,7 +163,8 @@ class NativeLinear:
     def input_form(self) -> Form:
         """How the rows that are multiplied must be stored."""
         if self.is_quantized:
-            return Form(torch.int8, self.group_size, _address(self.order), self.row_scaling, self.row_scale)
+            levels = level_type(self.row_scaling)
+            return Form(levels, self.group_size, _address(self.order), self.row_scaling, self.row_scale)
         return Form(torch.float32 if self.kind in ("f32", "f16") else torch.bfloat16)
 
     @property
@@ -368,6 +372,8 @@ def _rows_of(header: Header, kind: Kind) -> _Rows:
     scaling = next((scaling for scaling in SCALINGS if scaling == header.get("row_scaling")), None)
     scale = header.get("row_scale")
     if scaling is None or not isinstance(scale, float) or (scale and kind != "u8_channel"):
+        raise ValueError(f"not the header of a packed weight: {header}")
+    if scaling == "int12" and (kind not in ("u8", "u4") or int(header["group_size"]) > MAX_INT12_GROUP):
         raise ValueError(f"not the header of a packed weight: {header}")
     return {"row_scaling": scaling, "row_scale": scale or None}
 

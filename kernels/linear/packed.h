@@ -146,7 +146,8 @@ constexpr bool is_gated(Epilogue epilogue) {
 }
 
 struct LinearArgs {
-    Matrix x;         // bf16 for bf16 and what is unpacked to it, f32 for f32 and f16, i8 for quantized weights, then with
+    Matrix x;         // bf16 for bf16 and what is unpacked to it, f32 for f32 and f16, i8 for quantized weights, or i16
+                      //   for u8 and u4 in groups of at most 32 (quantize/rows.h), then with
     Matrix x_scales;  //   f32, one for each group of each row, and
     Matrix x_sums;    //   i32, the sums of the levels of each group
     PackedWeight weight;

@@ -17,6 +17,7 @@ from octavo.kernels.linear.native import (
     CODEBOOK_BYTES,
     DTYPES,
     KINDS,
+    MAX_INT12_GROUP,
     PANEL_OUTPUTS,
     WORD_BYTES,
     Kind,
@@ -31,9 +32,6 @@ from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import allocate
 
-EXACT_GROUP = 32
-"""Inputs in whose groups rows can be rounded to 8 bits at no measurable loss; see docs/evaluation.md. In groups of 64 a
-model of 135 M parameters loses 0.01 nats."""
 MIN_CODED_WEIGHTS = 2**16
 """Of a weight. A smaller one stays in a cache, where compression gains nothing."""
 MAX_ESCAPES = 1 / 100
@@ -171,8 +169,8 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
     to float16, which float32 ones and products of scales and zero points are not exactly: by 2**-11 of each at most.
     They are float32 if some are outside of float16's normal range.
 
-    Rows are quantized in the weight's groups. If the checkpoint asks for rows in 16 bits, groups of more than
-    `EXACT_GROUP` are divided: then a model's loss is that of such rows.
+    Rows are quantized in the weight's groups: to 8 bits if the checkpoint asks for such rows, and otherwise to 12 bits,
+    in groups of at most `MAX_INT12_GROUP`, which adds nothing measurable to the loss (docs/adr/0062).
 
     Float codes keep their codebook and exact scales, in groups of any multiple of 16, and are multiplied as bfloat16.
 
@@ -188,7 +186,8 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
         weight = _with_integers(weight)
     if weight.codebook is not None:
         return _with_codes(weight)
-    largest = EXACT_GROUP if weight.row_type is None else GROUP_SIZES[-1]
+    has_wide_rows = weight.row_type is None
+    largest = MAX_INT12_GROUP if has_wide_rows else GROUP_SIZES[-1]
     if weight.group_size > largest or weight.group_size not in GROUP_SIZES:
         group_size = largest if weight.is_per_channel else math.gcd(weight.group_size, largest)
         weight = weight.with_groups(group_size)
@@ -200,8 +199,8 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
         scale_OG=weight.scale_OG.to(dtype),
         minimum_OG=None if minimum_OG is None else minimum_OG.to(dtype),
         zero_OG=None,
-        row_type=None,
         row_scale=None,
+        row_scaling="int12" if has_wide_rows else "magnitude",
     )
 
 
@@ -270,6 +269,7 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
         None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
         order=_pack_order(form.order_I),
+        row_scaling=form.row_scaling,
     )
 
 

@@ -305,7 +305,7 @@ inline Product product_of(const LinearArgs& args, int64_t num_rows) {
     const bool is_coded = octavo::is_coded(weight.kind);
     const int64_t most_steps = is_coded ? num_rows < kLongCodedFrom ? kShortCodedSlice : kLongCodedSlice
                                : num_rows < kLongFrom ? kShortSlice : kLongSlice;
-    const Tiles& tiles = tiles_for(weight);
+    const Tiles& tiles = tiles_for(args);
     const int64_t unit = weight.group_steps() * tiles.unit;
     const int64_t num_units = (weight.num_steps() / weight.num_segments + unit - 1) / unit;  // of a segment
     const int64_t units_per_slice = std::max<int64_t>(most_steps / unit, 1);

@@ -206,16 +206,49 @@ struct FloatTiles {
 
 // ---- Quantized weights -----------------------------------------------------------------------------------------
 
-struct ByteFormat {
+// Rows of 8 bits: a word of x has four inputs.
+struct ByteRows {
+    using Vector = Quads;
+    static Vector inputs(uint32_t word) { return set1_signed_quad(word); }
+};
+
+struct ByteFormat : ByteRows {
     static constexpr int kWords = 1;  // words of x in a step
     static Quads weights(const char* p, int) { return load_unsigned_quads(reinterpret_cast<const uint8_t*>(p)); }
 };
 
-struct NibbleFormat {
+struct NibbleFormat : ByteRows {
     static constexpr int kWords = 2;
     static Quads weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
         return word == 0 ? load_low_quads(bytes) : load_high_quads(bytes);
+    }
+};
+
+// Rows of 12 bits in 16: a word has two inputs, first inputs 0 and 2 of a quad, then 1 and 3 (quantize/rows.h).
+struct WideRows {
+    using Vector = IntPairs;
+    static Vector inputs(uint32_t word) { return set1_int_pair(word); }
+};
+
+struct WideByteFormat : WideRows {
+    static constexpr int kWords = 2;
+    static IntPairs weights(const char* p, int word) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(p);
+        return word == 0 ? load_even_bytes(bytes) : load_odd_bytes(bytes);
+    }
+};
+
+struct WideNibbleFormat : WideRows {
+    static constexpr int kWords = 4;
+    static IntPairs weights(const char* p, int word) {
+        const auto* bytes = reinterpret_cast<const uint8_t*>(p);
+        switch (word) {
+            case 0: return load_half_bytes<0>(bytes);
+            case 1: return load_half_bytes<8>(bytes);
+            case 2: return load_half_bytes<4>(bytes);
+            default: return load_half_bytes<12>(bytes);
+        }
     }
 };
 
@@ -257,11 +290,11 @@ struct QuantizedTiles {
             for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
                 if (kSkipped == 0 && in_each_step) prefetching.fetch<kRows, kCount, kStepBytes>();
                 OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
-                    Quads blocks[kTileBlocks];
+                    typename Format::Vector blocks[kTileBlocks];
                     OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                         blocks[block] = Format::weights(weights + block * kVectorBytes, word);
                     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
-                        const Quads inputs = set1_signed_quad(load_word(x + row * row_bytes));
+                        const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                         OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                             tile[row][block] = dot(tile[row][block], blocks[block], inputs);
                     }

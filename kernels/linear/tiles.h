@@ -93,7 +93,17 @@ inline const Tiles& group_tiles_for(const PackedWeight& weight) {
     return kTiles<QuantizedTiles<Format, kIsAffine>>;
 }
 
-inline const Tiles& tiles_for(const PackedWeight& weight) {
+// Those of rows of 12 bits, whose groups are too short for matrix registers.
+inline const Tiles& wide_tiles_for(const PackedWeight& weight) {
+    const bool is_affine = weight.minimums != nullptr;
+    if (weight.kind == Kind::u8)
+        return is_affine ? kTiles<QuantizedTiles<WideByteFormat, true>> : kTiles<QuantizedTiles<WideByteFormat, false>>;
+    return is_affine ? kTiles<QuantizedTiles<WideNibbleFormat, true>> : kTiles<QuantizedTiles<WideNibbleFormat, false>>;
+}
+
+inline const Tiles& tiles_for(const LinearArgs& args) {
+    const PackedWeight& weight = args.weight;
+    if (args.x.type == Type::i16) return wide_tiles_for(weight);
     const bool is_affine = weight.minimums != nullptr;
     switch (weight.kind) {
         case Kind::bf16: return kPairTiles<Bf16Format>;

@@ -6,7 +6,15 @@ from typing import Self
 import torch
 from torch import Tensor
 
-TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3, torch.int32: 4, torch.float8_e4m3fn: 5}
+TYPES = {
+    torch.float32: 0,
+    torch.bfloat16: 1,
+    torch.float16: 2,
+    torch.int8: 3,
+    torch.int32: 4,
+    torch.float8_e4m3fn: 5,
+    torch.int16: 6,
+}
 """The numbers of `octavo::Type`."""
 
 

@@ -1,9 +1,10 @@
-// Dot products of 16-bit floats in pairs and of 8-bit integers in quads: one running sum in each of 16 lanes.
+// Dot products of 16-bit floats in pairs, of 8-bit integers in quads and of 16-bit integers in pairs: one running sum in
+// each of 16 lanes.
 //
-// A vector of pairs holds two neighbouring inputs for each of 16 outputs, a vector of quads four; 64 bytes of memory
-// either way, which one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd). Levels without it split the
-// operands when loading them: into the even and the odd floats of the pairs, or into 16-bit integers, whose products
-// and sums are exact. Callers of `dot` see no difference, and integer results are the same everywhere.
+// A vector of pairs holds two inputs for each of 16 outputs, a vector of quads four; 64 bytes of memory either way, which
+// one AVX-512 instruction multiplies and sums (vdpbf16ps, vpdpbusd, vpdpwssd). Levels without it split the operands when
+// loading them: into the even and the odd floats of the pairs, or into 16-bit integers, whose products and sums are
+// exact. Callers of `dot` see no difference, and integer results are the same everywhere.
 #pragma once
 
 #include "native/vec.h"
@@ -92,7 +93,7 @@ inline F32x16 dot(F32x16 sums, Bf16Pairs a, Bf16Pairs b) { return fma(a.even, b.
 
 #endif
 
-// ---- Quads of unsigned by signed 8-bit integers ----------------------------------------------------------------
+// ---- Unsigned 8-bit by signed integers: quads of 8 bits, pairs of 16 ------------------------------------------------
 
 #if defined(OCTAVO_AVX512)
 
@@ -109,6 +110,35 @@ inline __m512i joined_bytes(const __m512i (&levels)[4]) {
         _mm512_packs_epi16(_mm512_packs_epi32(levels[0], levels[1]), _mm512_packs_epi32(levels[2], levels[3]));
     const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
     return _mm512_permutexvar_epi32(order, lanes);
+}
+
+// Two of the four bytes of each quad as 16-bit integers, 0 and 2 (even) or 1 and 3 (odd), or two of its half bytes.
+struct IntPairs {
+    __m512i v;
+};
+
+inline IntPairs load_even_bytes(const uint8_t* p) {
+    return {_mm512_and_si512(_mm512_loadu_si512(p), _mm512_set1_epi16(0xff))};
+}
+inline IntPairs load_odd_bytes(const uint8_t* p) { return {_mm512_srli_epi16(_mm512_loadu_si512(p), 8)}; }
+// Four bits of each 16, from bit kShift on: 0 and 8 are the low halves of even and odd bytes, 4 and 12 the high ones.
+template <int kShift>
+inline IntPairs load_half_bytes(const uint8_t* p) {
+    const __m512i bits = _mm512_srli_epi16(_mm512_loadu_si512(p), kShift);
+    return {kShift == 12 ? bits : _mm512_and_si512(bits, _mm512_set1_epi16(0x0f))};
+}
+// The same two in all lanes.
+inline IntPairs set1_int_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
+inline I32x16 dot(I32x16 sums, IntPairs levels, IntPairs x) {
+#if !defined(OCTAVO_AVX512_VNNI)
+    return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(levels.v, x.v))};
+#elif defined(__GNUC__) && !defined(__clang__)
+    // As an intrinsic, GCC 12 copies the sums around each of these and runs out of registers.
+    asm("vpdpwssd %2, %1, %0" : "+v"(sums.v) : "v"(levels.v), "v"(x.v));
+    return sums;
+#else
+    return {_mm512_dpwssd_epi32(sums.v, levels.v, x.v)};
+#endif
 }
 
 #if defined(OCTAVO_AVX512_VNNI)
@@ -128,7 +158,6 @@ inline Quads load_high_quads(const uint8_t* p) {
 }
 inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
 #if defined(__GNUC__) && !defined(__clang__)
-    // As an intrinsic, GCC 12 copies the sums around each of these and runs out of registers.
     asm("vpdpbusd %2, %1, %0" : "+v"(sums.v) : "v"(levels.v), "v"(x.v));
     return sums;
 #else
@@ -138,31 +167,19 @@ inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
 
 #else
 
+// As the pairs of even and of odd bytes.
 struct Quads {
-    __m512i even, odd;  // bytes 0 and 2 of each quad, and bytes 1 and 3, as 16-bit integers
+    IntPairs even, odd;
 };
 
-inline Quads load_unsigned_quads(const uint8_t* p) {
-    const __m512i bytes = _mm512_loadu_si512(p);
-    return {_mm512_and_si512(bytes, _mm512_set1_epi16(0xff)), _mm512_srli_epi16(bytes, 8)};
-}
+inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
+inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
+inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
 inline Quads set1_signed_quad(uint32_t quad) {
     const __m512i bytes = _mm512_set1_epi32(static_cast<int>(quad));
-    return {_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8), _mm512_srai_epi16(bytes, 8)};
+    return {{_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8)}, {_mm512_srai_epi16(bytes, 8)}};
 }
-inline Quads load_low_quads(const uint8_t* p) {
-    const __m512i bytes = _mm512_loadu_si512(p), low = _mm512_set1_epi16(0x0f);
-    return {_mm512_and_si512(bytes, low), _mm512_and_si512(_mm512_srli_epi16(bytes, 8), low)};
-}
-inline Quads load_high_quads(const uint8_t* p) {
-    const __m512i bytes = _mm512_loadu_si512(p), low = _mm512_set1_epi16(0x0f);
-    return {_mm512_and_si512(_mm512_srli_epi16(bytes, 4), low), _mm512_srli_epi16(bytes, 12)};
-}
-inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
-    const __m512i products =
-        _mm512_add_epi32(_mm512_madd_epi16(levels.even, x.even), _mm512_madd_epi16(levels.odd, x.odd));
-    return {_mm512_add_epi32(sums.v, products)};
-}
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return dot(dot(sums, levels.even, x.even), levels.odd, x.odd); }
 
 #endif
 
@@ -175,48 +192,57 @@ struct I32x16 {
 inline I32x16 set1_i32(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
 inline F32x16 to_float(I32x16 a) { return {_mm256_cvtepi32_ps(a.lo), _mm256_cvtepi32_ps(a.hi)}; }
 
-struct HalfQuads {
-    __m256i even, odd;  // bytes 0 and 2 of each quad, and bytes 1 and 3, as 16-bit integers
-};
-struct Quads {
-    HalfQuads lo, hi;
+struct IntPairs {
+    __m256i lo, hi;
 };
 
-inline __m256i load_half(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-inline HalfQuads half_of_unsigned(__m256i bytes) {
-    return {_mm256_and_si256(bytes, _mm256_set1_epi16(0xff)), _mm256_srli_epi16(bytes, 8)};
+// The same function of both halves.
+template <typename Make>
+inline IntPairs int_pairs(const uint8_t* p, Make make) {
+    return {make(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))),
+            make(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p + 32)))};
 }
-inline HalfQuads half_of_low(__m256i bytes) {
-    const __m256i low = _mm256_set1_epi16(0x0f);
-    return {_mm256_and_si256(bytes, low), _mm256_and_si256(_mm256_srli_epi16(bytes, 8), low)};
+inline IntPairs load_even_bytes(const uint8_t* p) {
+    return int_pairs(p, [](__m256i bytes) { return _mm256_and_si256(bytes, _mm256_set1_epi16(0xff)); });
 }
-inline HalfQuads half_of_high(__m256i bytes) {
-    return {_mm256_and_si256(_mm256_srli_epi16(bytes, 4), _mm256_set1_epi16(0x0f)), _mm256_srli_epi16(bytes, 12)};
+inline IntPairs load_odd_bytes(const uint8_t* p) {
+    return int_pairs(p, [](__m256i bytes) { return _mm256_srli_epi16(bytes, 8); });
 }
-inline Quads load_unsigned_quads(const uint8_t* p) {
-    return {half_of_unsigned(load_half(p)), half_of_unsigned(load_half(p + 32))};
+template <int kShift>
+inline IntPairs load_half_bytes(const uint8_t* p) {
+    return int_pairs(p, [](__m256i bytes) {
+        const __m256i bits = _mm256_srli_epi16(bytes, kShift);
+        return kShift == 12 ? bits : _mm256_and_si256(bits, _mm256_set1_epi16(0x0f));
+    });
 }
-inline Quads load_low_quads(const uint8_t* p) { return {half_of_low(load_half(p)), half_of_low(load_half(p + 32))}; }
-inline Quads load_high_quads(const uint8_t* p) {
-    return {half_of_high(load_half(p)), half_of_high(load_half(p + 32))};
+inline IntPairs set1_int_pair(uint32_t pair) {
+    const __m256i vector = _mm256_set1_epi32(static_cast<int>(pair));
+    return {vector, vector};
 }
+inline I32x16 dot(I32x16 sums, IntPairs levels, IntPairs x) {
+    return {_mm256_add_epi32(sums.lo, _mm256_madd_epi16(levels.lo, x.lo)),
+            _mm256_add_epi32(sums.hi, _mm256_madd_epi16(levels.hi, x.hi))};
+}
+
+// As the pairs of even and of odd bytes.
+struct Quads {
+    IntPairs even, odd;
+};
+
+inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
+inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
+inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
 inline Quads set1_signed_quad(uint32_t quad) {
     const __m256i bytes = _mm256_set1_epi32(static_cast<int>(quad));
-    const HalfQuads half = {_mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), _mm256_srai_epi16(bytes, 8)};
-    return {half, half};
+    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), odd = _mm256_srai_epi16(bytes, 8);
+    return {{even, even}, {odd, odd}};
 }
-inline __m256i half_dot(__m256i sums, HalfQuads a, HalfQuads b) {
-    const __m256i products = _mm256_add_epi32(_mm256_madd_epi16(a.even, b.even), _mm256_madd_epi16(a.odd, b.odd));
-    return _mm256_add_epi32(sums, products);
-}
-inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
-    return {half_dot(sums.lo, levels.lo, x.lo), half_dot(sums.hi, levels.hi, x.hi)};
-}
+inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return dot(dot(sums, levels.even, x.even), levels.odd, x.odd); }
 
 #else
 
 // Whole numbers below 2^24 as floats, for which there are vector products everywhere. Groups are small enough: 128
-// products of 255 by -128 stay below.
+// products of 255 by -128 stay below, and 32 products of 255 by 2047.
 struct I32x16 {
     float v[kLanes];
 };
@@ -232,41 +258,60 @@ inline F32x16 to_float(I32x16 a) {
     return result;
 }
 
-struct Quads {
-    float v[4][kLanes];  // v[j]: byte j of each quad
+struct IntPairs {
+    float v[2][kLanes];
 };
 
-// `take(word, j)` makes a number of byte j of a word.
+// `take(half)` makes a number of each half of a word.
 template <typename Take>
-inline Quads quads_of(const uint8_t* p, Take take) {
-    Quads quads;
+inline IntPairs int_pairs(const uint8_t* p, Take take) {
+    IntPairs pairs;
     uint32_t words[kLanes];
     std::memcpy(words, p, sizeof words);
-    for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<float>(take(words[i], j));
-    return quads;
+    for (int j = 0; j < 2; ++j)
+        for (int i = 0; i < kLanes; ++i) pairs.v[j][i] = static_cast<float>(take(words[i] >> (16 * j)));
+    return pairs;
 }
-inline Quads load_unsigned_quads(const uint8_t* p) {
-    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j) & 0xff); });
+inline IntPairs load_even_bytes(const uint8_t* p) {
+    return int_pairs(p, [](uint32_t word) { return static_cast<int32_t>(word & 0xff); });
 }
-inline Quads load_low_quads(const uint8_t* p) {
-    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j) & 0x0f); });
+inline IntPairs load_odd_bytes(const uint8_t* p) {
+    return int_pairs(p, [](uint32_t word) { return static_cast<int32_t>(word >> 8 & 0xff); });
 }
-inline Quads load_high_quads(const uint8_t* p) {
-    return quads_of(p, [](uint32_t word, int j) { return static_cast<int32_t>(word >> (8 * j + 4) & 0x0f); });
+template <int kShift>
+inline IntPairs load_half_bytes(const uint8_t* p) {
+    return int_pairs(p, [](uint32_t word) { return static_cast<int32_t>(word >> kShift & 0x0f); });
 }
-inline Quads set1_signed_quad(uint32_t quad) {
-    Quads quads;
-    int8_t bytes[4];
-    std::memcpy(bytes, &quad, sizeof bytes);
-    for (int j = 0; j < 4; ++j)
-        for (int i = 0; i < kLanes; ++i) quads.v[j][i] = static_cast<float>(bytes[j]);
-    return quads;
+inline IntPairs set1_int_pair(uint32_t pair) {
+    IntPairs pairs;
+    int16_t levels[2];
+    std::memcpy(levels, &pair, sizeof levels);
+    for (int j = 0; j < 2; ++j)
+        for (int i = 0; i < kLanes; ++i) pairs.v[j][i] = static_cast<float>(levels[j]);
+    return pairs;
 }
-inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
-    for (int j = 0; j < 4; ++j)
+inline I32x16 dot(I32x16 sums, const IntPairs& levels, const IntPairs& x) {
+    for (int j = 0; j < 2; ++j)
         for (int i = 0; i < kLanes; ++i) sums.v[i] += levels.v[j][i] * x.v[j][i];
     return sums;
+}
+
+struct Quads {
+    IntPairs even, odd;
+};
+
+inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
+inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
+inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
+inline Quads set1_signed_quad(uint32_t quad) {
+    const auto pair = [quad](int even, int odd) {
+        const auto level = [](uint32_t byte) { return static_cast<uint32_t>(static_cast<int8_t>(byte)) & 0xffff; };
+        return set1_int_pair(level(quad >> even) | level(quad >> odd) << 16);
+    };
+    return {pair(0, 16), pair(8, 24)};
+}
+inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
+    return dot(dot(sums, levels.even, x.even), levels.odd, x.odd);
 }
 
 #endif

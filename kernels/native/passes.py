@@ -40,8 +40,8 @@ def fuse(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
 
 
 def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
-    """Store the inputs of linear layers and attention in the format that they need: 16 bits, or 8 bits with group
-    scales.
+    """Store the inputs of linear layers and attention in the format that they need: 16 bits, or levels with
+    scales of groups.
 
     A buffer that is only read in 16 bits is written in 16 bits. Otherwise a conversion is inserted before the first
     reader, and later readers of the same columns use its result.
@@ -63,7 +63,7 @@ def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
             value = node.inputs[0]
             key = (value.buffer, value.start, value.width, form)
             if key not in converted:
-                conversion = quantize_node(value, form) if form.type == torch.int8 else cast_node(value)
+                conversion = quantize_node(value, form) if form.has_levels else cast_node(value)
                 narrowed.append(conversion)
                 converted[key] = [Value(value.recorder, buffer, 0, (buffer.width,)) for buffer in conversion.outputs]
             node.inputs[:1] = converted[key]

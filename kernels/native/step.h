@@ -12,7 +12,7 @@
 
 namespace octavo {
 
-enum class Type : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4, f8 = 5 };
+enum class Type : int32_t { f32 = 0, bf16 = 1, f16 = 2, i8 = 3, i32 = 4, f8 = 5, i16 = 6 };
 
 // Rows of equal width, which may lie apart: a view of some columns of a wider matrix has its `row_bytes`.
 // `kernels/native/arguments.py` mirrors it.

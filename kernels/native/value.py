@@ -142,13 +142,18 @@ class Form:
 
     type: torch.dtype
     group_size: int = 0
-    """Numbers that share a scale, for int8."""
+    """Numbers that share a scale, for levels."""
     order_address: int | None = None
-    """Of the columns of int8, an int32 permutation that the operation keeps alive; None: as they are."""
+    """Of the columns of levels, an int32 permutation that the operation keeps alive; None: as they are."""
     scaling: Scaling = "magnitude"
-    """Of int8."""
+    """Of levels."""
     static_scale: float | None = None
-    """Of all numbers of int8; None: of each group, by `scaling`."""
+    """Of all levels; None: of each group, by `scaling`."""
+
+    @property
+    def has_levels(self) -> bool:
+        """Whether it is stored as levels with scales and sums of groups; otherwise as floats."""
+        return not self.type.is_floating_point
 
 
 @dataclass(eq=False, slots=True)

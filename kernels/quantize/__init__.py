@@ -1,4 +1,4 @@
-"""Activations in 8 bits, group by group, for products with quantized weights. Does not quantize weights."""
+"""Activations in 8 or 12 bits, group by group, for products with quantized weights. Does not quantize weights."""
 
 from dataclasses import dataclass
 
@@ -19,7 +19,7 @@ class QuantizedRows:
     """Rows whose value is `scale * level`, with a scale for each group of `group_size` columns."""
 
     levels_TI: Tensor
-    """int8, padded with zeros to whole groups."""
+    """int8, padded with zeros to whole groups. With `int12` int16."""
     scale_TG: Tensor
     """float32; NaN where a group holds a number that is not finite."""
     sum_TG: Tensor
@@ -34,7 +34,7 @@ class QuantizedRows:
 def quantize(
     x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
 ) -> QuantizedRows:
-    """Return `x` in 8 bits.
+    """Return `x` in 8 bits, or in 12 with the scaling `int12`, which GPUs do not have.
 
     Args:
         x_TI: rows.

@@ -3,15 +3,14 @@
 import torch
 from torch import Tensor
 
-from octavo.kernels.quantize.scaling import Scaling
+from octavo.kernels.quantize.scaling import Scaling, largest_level, level_type
 
 SMALLEST = 1e-36
 """Magnitudes, or scales, below make all levels zero: the inverse of the scale must stay finite."""
 SMALLEST_RECIPROCAL = 2.0**-23
 """The smallest scale of `reciprocal`."""
-LARGEST_LEVEL = torch.tensor(127.0)
-"""A tensor: a number divided by a tensor is the number times a rounded reciprocal."""
 HALF_RANGE = torch.tensor(127.5)
+"""A tensor: a number divided by a tensor is the number times a rounded reciprocal."""
 
 
 def quantize(
@@ -24,9 +23,10 @@ def quantize(
     is_finite_TG = x_TGS.isfinite().all(2)
     magnitude_TG = torch.where(is_finite_TG, x_TGS.abs().amax(2), 0.0)
     scale_TG, scaled_TGS = _scaled(x_TGS, magnitude_TG, scaling, static_scale)
-    levels_TGS = torch.where(is_finite_TG.unsqueeze(2), torch.round(scaled_TGS).clamp(-128.0, 127.0), 0.0)
+    largest = largest_level(scaling)
+    levels_TGS = torch.where(is_finite_TG.unsqueeze(2), torch.round(scaled_TGS).clamp(-largest - 1, largest), 0.0)
     scale_TG = torch.where(is_finite_TG, scale_TG, torch.nan)
-    return levels_TGS.to(torch.int8).flatten(1), scale_TG, levels_TGS.sum(2).to(torch.int32)
+    return levels_TGS.to(level_type(scaling)).flatten(1), scale_TG, levels_TGS.sum(2).to(torch.int32)
 
 
 def _scaled(x_TGS: Tensor, magnitude_TG: Tensor, scaling: Scaling, static_scale: float | None) -> tuple[Tensor, Tensor]:
@@ -35,9 +35,10 @@ def _scaled(x_TGS: Tensor, magnitude_TG: Tensor, scaling: Scaling, static_scale:
         scale_TG = torch.full_like(magnitude_TG, static_scale)
         divisor_TG1 = scale_TG.unsqueeze(2)
         return scale_TG, x_TGS / divisor_TG1 if scaling == "range" else x_TGS * (1.0 / divisor_TG1)
-    if scaling == "magnitude":
-        inverse_TG = torch.where(magnitude_TG >= SMALLEST, LARGEST_LEVEL / magnitude_TG, 0.0)
-        return magnitude_TG / LARGEST_LEVEL, x_TGS * inverse_TG.unsqueeze(2)
+    if scaling in ("magnitude", "int12"):
+        largest = torch.tensor(float(largest_level(scaling)))
+        inverse_TG = torch.where(magnitude_TG >= SMALLEST, largest / magnitude_TG, 0.0)
+        return magnitude_TG / largest, x_TGS * inverse_TG.unsqueeze(2)
     scale_TG = magnitude_TG / HALF_RANGE
     if scaling == "range":
         divisor_TG = torch.where(scale_TG >= SMALLEST, scale_TG, torch.inf)

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.dispatch import require
 from octavo.kernels.quantize.cpu import SMALLEST, SMALLEST_RECIPROCAL
 from octavo.kernels.quantize.scaling import SCALINGS, Scaling
 
@@ -16,6 +17,7 @@ def quantize(
     x_TI: Tensor, group_size: int, scaling: Scaling = "magnitude", static_scale: float | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See `octavo.kernels.quantize.quantize`; returns levels, scales and sums. Group sizes are powers of 2."""
+    require(scaling != "int12", "quantize: GPUs round rows to 8 bits only")
     rows_TI = x_TI if x_TI.stride(1) == 1 else x_TI.contiguous()
     num_tokens, width = rows_TI.shape
     num_groups = triton.cdiv(width, group_size)

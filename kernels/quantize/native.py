@@ -44,12 +44,14 @@ def quantize_node(value: Value, form: Form) -> Node:
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return QuantizeArguments.of(inputs[0], outputs, form)
 
-    outputs = [Buffer(num_groups * group_size, torch.int8), Buffer(num_groups), Buffer(num_groups, torch.int32)]
+    outputs = [Buffer(num_groups * group_size, form.type), Buffer(num_groups), Buffer(num_groups, torch.int32)]
     return Node("quantize", [value], outputs, bind, is_row_wise=True)
 
 
 def quantize_rows(library: NativeLibrary, x_TI: Tensor, form: Form, num_threads: int) -> QuantizedRows:
-    """Return `x`, float32 or bfloat16, in 8 bits; see `octavo.kernels.quantize.quantize`.
+    """Return `x`, float32 or bfloat16, in 8 or 12 bits; see `octavo.kernels.quantize.quantize`.
+
+    Levels of 12 bits are in the order of the products: 0, 2, 1 and 3 of each four columns.
 
     Args:
         library: that computes it.
@@ -60,7 +62,7 @@ def quantize_rows(library: NativeLibrary, x_TI: Tensor, form: Form, num_threads:
     group_size = form.group_size
     num_rows, num_groups = x_TI.shape[0], -(-x_TI.shape[1] // group_size)
     rows = QuantizedRows(
-        torch.empty(num_rows, num_groups * group_size, dtype=torch.int8),
+        torch.empty(num_rows, num_groups * group_size, dtype=form.type),
         torch.empty(num_rows, num_groups),
         torch.empty(num_rows, num_groups, dtype=torch.int32),
         group_size,

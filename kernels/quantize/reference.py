@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from octavo.kernels.quantize.scaling import Scaling
+from octavo.kernels.quantize.scaling import Scaling, level_type
 
 
 def quantize(
@@ -25,7 +25,7 @@ def quantize_group(
     values: Tensor, group_size: int, scaling: Scaling, static_scale: float | None
 ) -> tuple[Tensor, float]:
     """Return the levels of one group, padded with zeros, and its scale."""
-    levels = torch.zeros(group_size, dtype=torch.int8)
+    levels = torch.zeros(group_size, dtype=level_type(scaling))
     if not values.isfinite().all():
         return levels, math.nan
     magnitude = values.abs().max()
@@ -33,14 +33,16 @@ def quantize_group(
     if static_scale is not None:
         scale = torch.tensor(static_scale)
         scaled = values / scale if scaling == "range" else values * (1 / scale)
-    elif scaling == "magnitude":
-        scale = magnitude / 127.0
-        scaled = values * (torch.tensor(127.0) / magnitude) if magnitude >= 1e-36 else torch.zeros_like(values)
+    elif scaling in ("magnitude", "int12"):
+        largest = torch.tensor(2047.0 if scaling == "int12" else 127.0)
+        scale = magnitude / largest
+        scaled = values * (largest / magnitude) if magnitude >= 1e-36 else torch.zeros_like(values)
     elif scaling == "range":
         scale = magnitude / half_range
         scaled = values / scale if scale >= 1e-36 else torch.zeros_like(values)
     else:
         scale = (magnitude / half_range).clamp(min=2**-23)
         scaled = values * (1 / scale)
-    levels[: len(values)] = torch.round(scaled).clamp(-128, 127).to(torch.int8)
+    limits = (-2048, 2047) if scaling == "int12" else (-128, 127)
+    levels[: len(values)] = torch.round(scaled).clamp(*limits).to(levels.dtype)
     return levels, float(scale)

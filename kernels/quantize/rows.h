@@ -1,4 +1,4 @@
-// Activations in 8 bits for quantized weights: levels with a scale and a sum for each group of each row.
+// Activations in 8 or 12 bits for quantized weights: levels with a scale and a sum for each group of each row.
 #pragma once
 
 #include <cstring>
@@ -14,11 +14,12 @@ enum class Scaling : int32_t {
     magnitude = 0,   // scale = magnitude / 127, level = x * (127 / magnitude)
     range = 1,       // scale = magnitude / 127.5, level = x / scale, limited to -128 and 127
     reciprocal = 2,  // scale = max(magnitude / 127.5, 2^-23), level = x * (1 / scale), limited to -128 and 127
+    int12 = 3,       // scale = magnitude / 2047, level = x * (2047 / magnitude); levels are i16
 };
 
 struct QuantizeArgs {
     Matrix x;       // f32 or bf16, T x I
-    Matrix levels;  // i8, T x I filled up with zeros to whole groups
+    Matrix levels;  // i8, T x I filled up with zeros to whole groups. With `int12` i16, each quad in the order 0 2 1 3
     Matrix scales;  // f32, T x groups
     Matrix sums;    // i32, T x groups: of the levels
     int64_t group_size;
@@ -46,8 +47,10 @@ struct Scale {
 inline Scale scale_of(const QuantizeArgs& args, float magnitude) {
     constexpr float kSmallest = 1e-36f;
     if (args.static_scale != 0.0f) return {args.static_scale, 1.0f / args.static_scale, args.scaling == Scaling::range};
-    if (args.scaling == Scaling::magnitude)
-        return {magnitude / 127.0f, magnitude >= kSmallest ? 127.0f / magnitude : 0.0f, false};
+    if (args.scaling == Scaling::magnitude || args.scaling == Scaling::int12) {
+        const float largest = args.scaling == Scaling::int12 ? 2047.0f : 127.0f;
+        return {magnitude / largest, magnitude >= kSmallest ? largest / magnitude : 0.0f, false};
+    }
     const float scale = magnitude / 127.5f;
     if (args.scaling == Scaling::range) return {scale, scale >= kSmallest ? 1.0f / scale : 0.0f, scale >= kSmallest};
     const float limited = std::max(scale, 0x1p-23f);
@@ -61,8 +64,11 @@ struct Divisor {
 
     explicit Divisor(const Scale& of) : scale(set1(of.scale)), inverse(set1(of.inverse)), is_divisor(of.is_divisor) {}
 
+    // Within the limits of 8 bits, or of 12 for int16_t.
+    template <typename Level>
     F32x16 level(F32x16 x) const {
-        const F32x16 lowest = set1(-128.0f), highest = set1(127.0f);
+        constexpr float kEnd = sizeof(Level) == 1 ? 128.0f : 2048.0f;
+        const F32x16 lowest = set1(-kEnd), highest = set1(kEnd - 1.0f);
         F32x16 quotient = x * inverse;
         if (is_divisor) {
 #if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
@@ -78,6 +84,27 @@ struct Divisor {
     }
 };
 
+// Stores 16 whole numbers: those of 16 bits in the order in which the kernels multiply them, 0 2 1 3 of each quad.
+inline void store_levels(int8_t* levels, F32x16 whole) { store(levels, whole); }
+#if defined(OCTAVO_AVX512) || defined(OCTAVO_AVX2)
+inline void store_levels(int16_t* levels, F32x16 whole) {
+    constexpr int kOrder = 0xd8;
+#if defined(OCTAVO_AVX512)
+    const __m256i words = _mm512_cvtepi32_epi16(_mm512_cvtps_epi32(whole.v));
+#else
+    const __m256i joined = _mm256_packs_epi32(_mm256_cvtps_epi32(whole.lo), _mm256_cvtps_epi32(whole.hi));
+    const __m256i words = _mm256_permute4x64_epi64(joined, 0xd8);
+#endif
+    const __m256i ordered = _mm256_shufflehi_epi16(_mm256_shufflelo_epi16(words, kOrder), kOrder);
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(levels), ordered);
+}
+#else
+inline void store_levels(int16_t* levels, F32x16 whole) {
+    for (int i = 0; i < kLanes; i += 4)
+        for (int j = 0; j < 4; ++j) levels[i + j] = static_cast<int16_t>(whole.v[i + (j >> 1 | (j & 1) << 1)]);
+}
+#endif
+
 // `quantize_group`: the scale of a group, and its levels to the nearest, ties to even. If a number is not finite the
 // scale is NaN, and so is every output that the row is multiplied to.
 #if defined(OCTAVO_AVX512)
@@ -89,12 +116,12 @@ inline __m512i magnitude_bits(F32x16 values) {
     return _mm512_and_si512(_mm512_castps_si512(values.v), _mm512_set1_epi32(0x7fffffff));
 }
 
-template <typename Element>
+template <typename Element, typename Level>
 inline void quantize_group(
-    const QuantizeArgs& args, const Element* x, int64_t count, int8_t* levels, float* scale, int32_t* sum) {
+    const QuantizeArgs& args, const Element* x, int64_t count, Level* levels, float* scale, int32_t* sum) {
     const int64_t size = args.group_size;
     constexpr int kVectors = 4;  // at once, which neither wait for one another's maximum nor for their sum
-    const int64_t whole = std::min(count, size) / (kVectors * kLanes) * (kVectors * kLanes);
+    const int64_t whole = sizeof(Level) == 1 ? std::min(count, size) / (kVectors * kLanes) * (kVectors * kLanes) : 0;
     __m512i largest[kVectors], total[kVectors];
     OCTAVO_UNROLL for (int i = 0; i < kVectors; ++i) largest[i] = total[i] = _mm512_setzero_si512();
     for (int64_t i = 0; i < whole; i += kVectors * kLanes)
@@ -105,7 +132,7 @@ inline void quantize_group(
     const uint32_t bits = _mm512_reduce_max_epu32(
         _mm512_max_epu32(_mm512_max_epu32(largest[0], largest[1]), _mm512_max_epu32(largest[2], largest[3])));
     if (bits >= kInfinityBits) {
-        std::memset(levels, 0, static_cast<size_t>(size));
+        std::fill_n(levels, size, Level{0});
         *scale = std::nanf("");
         *sum = 0;
         return;
@@ -118,15 +145,15 @@ inline void quantize_group(
     for (int64_t i = 0; i < whole; i += kVectors * kLanes) {
         __m512i rounded[kVectors];
         OCTAVO_UNROLL for (int j = 0; j < kVectors; ++j) {
-            rounded[j] = _mm512_cvtps_epi32(divisor.level(load(x + i + j * kLanes)).v);
+            rounded[j] = _mm512_cvtps_epi32(divisor.level<Level>(load(x + i + j * kLanes)).v);
             total[j] = _mm512_add_epi32(total[j], rounded[j]);
         }
         _mm512_storeu_si512(levels + i, joined_bytes(rounded));
     }
     for (int64_t i = whole; i < size; i += kLanes) {
-        const __m512i rounded = _mm512_cvtps_epi32(divisor.level(load_up_to(x + i, count - i)).v);
-        total[0] = _mm512_add_epi32(total[0], rounded);
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(levels + i), _mm512_cvtepi32_epi8(rounded));
+        const F32x16 level = divisor.level<Level>(load_up_to(x + i, count - i));
+        total[0] = _mm512_add_epi32(total[0], _mm512_cvtps_epi32(level.v));
+        store_levels(levels + i, level);
     }
     *sum = _mm512_reduce_add_epi32(
         _mm512_add_epi32(_mm512_add_epi32(total[0], total[1]), _mm512_add_epi32(total[2], total[3])));
@@ -134,9 +161,9 @@ inline void quantize_group(
 
 #else
 
-template <typename Element>
+template <typename Element, typename Level>
 inline void quantize_group(
-    const QuantizeArgs& args, const Element* x, int64_t count, int8_t* levels, float* scale, int32_t* sum) {
+    const QuantizeArgs& args, const Element* x, int64_t count, Level* levels, float* scale, int32_t* sum) {
     const int64_t size = args.group_size;
     F32x16 largest = zero(), not_finite = zero();
     for (int64_t i = 0; i < size; i += kLanes) {
@@ -151,34 +178,42 @@ inline void quantize_group(
     const Divisor divisor(own);
     F32x16 total = zero();
     for (int64_t i = 0; i < size; i += kLanes) {
-        const F32x16 rounded = is_finite ? round(divisor.level(load_up_to(x + i, count - i))) : zero();
+        const F32x16 rounded = is_finite ? round(divisor.level<Level>(load_up_to(x + i, count - i))) : zero();
         total = total + rounded;  // exact: integers far below 2^24
-        store(levels + i, rounded);
+        store_levels(levels + i, rounded);
     }
     *sum = static_cast<int32_t>(reduce_add(total));
 }
 
 #endif
 
+template <typename Element, typename Level>
+inline void quantize_row(const QuantizeArgs& args, int64_t row) {
+    const Element* x = args.x.row<const Element>(row);
+    Level* levels = args.levels.row<Level>(row);
+    float* scales = args.scales.row<float>(row);
+    int32_t* sums = args.sums.row<int32_t>(row);
+    for (int64_t group = 0; group < args.scales.width; ++group) {
+        const int64_t first = group * args.group_size;
+        const int64_t count = std::min(args.group_size, args.x.width - first);
+        const Element* numbers = x + first;
+        Element gathered[kMaxOrderedGroup];
+        if (args.order != nullptr) {
+            for (int64_t i = 0; i < count; ++i) gathered[i] = x[args.order[first + i]];
+            numbers = gathered;
+        }
+        quantize_group(args, numbers, count, levels + first, scales + group, sums + group);
+    }
+}
+
 inline void run(const QuantizeArgs& args, const Step& step, const Thread& thread) {
     with_input_type(args.x.type, [&](auto element) {
         using Element = decltype(element);
         for_each_row(step, thread, [&](int64_t row) {
-            const Element* x = args.x.row<const Element>(row);
-            int8_t* levels = args.levels.row<int8_t>(row);
-            float* scales = args.scales.row<float>(row);
-            int32_t* sums = args.sums.row<int32_t>(row);
-            for (int64_t group = 0; group < args.scales.width; ++group) {
-                const int64_t first = group * args.group_size;
-                const int64_t count = std::min(args.group_size, args.x.width - first);
-                const Element* numbers = x + first;
-                Element gathered[kMaxOrderedGroup];
-                if (args.order != nullptr) {
-                    for (int64_t i = 0; i < count; ++i) gathered[i] = x[args.order[first + i]];
-                    numbers = gathered;
-                }
-                quantize_group(args, numbers, count, levels + first, scales + group, sums + group);
-            }
+            if (args.levels.type == Type::i16)
+                quantize_row<Element, int16_t>(args, row);
+            else
+                quantize_row<Element, int8_t>(args, row);
         });
     });
 }

@@ -1,10 +1,10 @@
-"""What rounding the inputs of layers to 8 bits in groups adds to the loss, estimated from coarser rounding.
+"""What rounding the inputs of layers in groups adds to the loss, estimated from coarser rounding.
 
-Products with weights in groups round their inputs to 8 bits in groups of up to 32. At 8 bits the added loss is smaller
-than its standard error on a text of a few thousand tokens. Rounding errors have no direction, so what they add grows
-with the square of their size: with 6 bits it is 17 times as large, and its standard error 4 times. The estimate at 8
-bits from there has a quarter of the standard error. A model of transformers in float32 computes all of it; kernels of
-octavo compute with the same levels (`tests/kernels/test_quantize.py`).
+Products with weights in groups round their inputs in groups of up to 32, to 12 bits (docs/adr/0062). At 8 bits and more
+the added loss is smaller than its standard error on a text of a few thousand tokens. Rounding errors have no direction,
+so what they add grows with the square of their size: with 6 bits it is 17 times as large as with 8, and its standard
+error 4 times. Each line has the estimates for 8 and 12 bits that follow. A model of transformers in float32 computes
+all of it; kernels of octavo compute with the same levels (`tests/kernels/test_quantize.py`).
 
     PYTHONPATH=scripts:tests/support .venv/bin/python -P scripts/evaluation/rounding.py --model MODEL --text TEXT
 """
@@ -52,12 +52,11 @@ def main() -> None:
     for name, ends, bits in cases:
         added = rounded_losses(model, tokens, ends, bits, options.group_size) - exact
         mean, error = float(added.mean()), float(added.std() / len(added) ** 0.5)
-        factor = (largest_level(bits) / largest_level(8)) ** 2
-        print(
-            f"{name}, {bits} bits: added {mean:+.5f} +- {error:.5f}; at 8 bits {factor * mean:+.5f} "
-            f"+- {factor * error:.5f}",
-            flush=True,
-        )
+        line = f"{name}, {bits} bits: added {mean:+.5f} +- {error:.5f}"
+        for wanted in (8, 12):
+            factor = (largest_level(bits) / largest_level(wanted)) ** 2
+            line += f"; at {wanted} bits {factor * mean:+.6f} +- {factor * error:.6f}"
+        print(line, flush=True)
 
 
 def largest_level(bits: int) -> int:

@@ -95,6 +95,20 @@ def test_decode_logprobs_are_the_prefill_logprobs_of_the_same_tokens(llm: LLM) -
         assert one[token_id].rank == other[token_id].rank
 
 
+def test_rounded_rows_keep_the_answer(smollm2_gguf: Path, llm: LLM) -> None:
+    """The two likeliest first tokens are 0.08 nats apart: 8-bit rows swapped them (docs/evaluation.md)."""
+    params = SamplingParams(temperature=0.0, max_tokens=20, logprobs=1)
+    conversation = [{"role": "user", "content": CONVERSATIONS[0]}]
+    (exact,) = llm.chat(conversation, params, use_tqdm=False)
+    with LLM(str(smollm2_gguf), max_model_len=512, kv_cache_memory_bytes=2**26) as as_served:
+        (output,) = as_served.chat(conversation, params, use_tqdm=False)
+    assert output.outputs[0].text == exact.outputs[0].text == "The capital of France is Paris."
+    first = output.outputs[0].token_ids[0]
+    logprobs = [of.outputs[0].logprobs for of in (output, exact)]
+    assert logprobs[0] is not None and logprobs[1] is not None
+    assert abs(logprobs[0][0][first].logprob - logprobs[1][0][first].logprob) < 0.1
+
+
 def test_it_answers_like_a_chat_model(llm: LLM) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=30)
     (output,) = llm.chat([{"role": "user", "content": CONVERSATIONS[0]}], params, use_tqdm=False)

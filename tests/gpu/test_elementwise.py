@@ -169,7 +169,7 @@ def test_tokens_and_blocks_of_slots(
 def test_quantize(device: torch.device, seed: int, width: int, group_size: int) -> None:
     x = random(3, width, dtype=torch.bfloat16, seed=seed, scale=5.0)
     x[0, 0], x[1] = torch.inf, 0.0
-    every = [*((scaling, None) for scaling in SCALINGS), ("range", 0.02), ("reciprocal", 0.02)]
+    every = [*((scaling, None) for scaling in SCALINGS if scaling != "int12"), ("range", 0.02), ("reciprocal", 0.02)]
     for how in every if group_size == 32 else [("magnitude", None)]:
         actual = quantize_gpu.quantize(x.to(device), group_size, *how)
         for ours, expected in zip(actual, quantize_reference.quantize(x, group_size, *how), strict=True):

@@ -92,8 +92,8 @@ def test_quantized_experts(native_library: NativeLibrary, layer: Layer, kind: st
     program = ExpertsProgram(native_library, layer, pack_experts(layer, weights, pack), x, logits)
     assert "quantize_places" in program.operations
     whole = program.run(list(range(NUM_TOKENS)))
-    # Activations are rounded to 8 bits twice.
-    assert_close(whole, x + expected_output(layer, dequantized, x, logits), 2e-2)
+    # Activations are rounded twice, with w8a8 to 8 bits.
+    assert_close(whole, x + expected_output(layer, dequantized, x, logits), 2e-2 if kind == "w8a8" else 2e-3)
     assert_batch_invariant(program, whole)
 
 

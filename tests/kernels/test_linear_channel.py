@@ -155,11 +155,11 @@ def test_what_has_no_such_product() -> None:
     weight = channels(4, 64)
     assert native_form(weight) is not None
     form = native_form(replace(weight, row_type=None))
-    assert form is None or form.row_type is None
+    assert form is not None and form.row_scaling == "int12"
     wide = MAX_CHANNEL_INPUTS + 1
     levels = torch.zeros(1, wide, dtype=torch.uint8)
     form = native_form(QuantizedWeight(levels, torch.ones(1, 1), None, 128, 8, wide, row_type="int8_token"))
-    assert form is None or form.row_type is None
+    assert form is not None and (form.group_size, form.row_scaling) == (128, "magnitude")
 
 
 def test_ranks_that_divide_the_inputs_have_other_scales_of_rows() -> None:
@@ -179,7 +179,7 @@ def test_scales_beyond_float16(native_library: NativeLibrary) -> None:
         scales = torch.rand(70, 4, generator=generator) * scale
         weight = QuantizedWeight(levels, scales, torch.randn(70, 4, generator=generator) * scale, 0, 4, 32)
         x = random(20, 100)
-        expected = quantize(x, 32).dequantize()[:, :100].double() @ weight.dequantize().double().T
+        expected = quantize(x, 32, "int12").dequantize()[:, :100].double() @ weight.dequantize().double().T
         packed = pack_quantized(native_library, weight)
         assert_product(native_library, x, packed, expected, 1e-5)
         header, buffers = packed.to_buffers()

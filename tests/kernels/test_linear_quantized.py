@@ -13,8 +13,8 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.embedding import embedding
 from octavo.kernels.linear import Packer, linear
-from octavo.kernels.linear.native import PANEL_OUTPUTS, NativeLinear
-from octavo.kernels.linear.packing import EXACT_GROUP, pack_quantized
+from octavo.kernels.linear.native import MAX_INT12_GROUP, PANEL_OUTPUTS, NativeLinear
+from octavo.kernels.linear.packing import pack_quantized
 from octavo.kernels.linear.quantization import Quantization, quantize_weight
 from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight, concatenate
 from octavo.kernels.native.arguments import StepArguments
@@ -32,7 +32,7 @@ TOLERANCE = 1e-5
 def quantized(
     outputs: int, inputs: int, *, bits: int, group_size: int, offset: int, affine: bool, seed: int = 1
 ) -> QuantizedWeight:
-    """Levels of the whole range, and scales and minimums of a usual size; for 8-bit rows in its groups."""
+    """Levels of the whole range, and scales and minimums of a usual size; for 8-bit rows if 12 bits are too many."""
     generator = torch.Generator().manual_seed(seed)
     groups = (outputs, -(-inputs // group_size))
     return QuantizedWeight(
@@ -42,14 +42,14 @@ def quantized(
         offset,
         bits,
         group_size,
-        row_type="int8_tensor" if group_size > EXACT_GROUP else None,
+        row_type="int8_tensor" if group_size > MAX_INT12_GROUP else None,
     )
 
 
 def product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None = None) -> Tensor:
     """The rows rounded as the contract says, times the values of the weight."""
     is_channel = weight.row_type is not None and weight.is_per_channel and weight.bits == 8
-    scaling = weight.row_scaling if is_channel else "magnitude"
+    scaling = weight.row_scaling if is_channel else "int12" if weight.row_type is None else "magnitude"
     rows = quantize(x, weight.group_size, scaling).dequantize()[:, : weight.num_inputs]
     sums = rows.double() @ weight.dequantize().double().T
     return sums if bias is None else sums + bias.double()

@@ -9,9 +9,9 @@ from torch import Tensor
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.value import Form
-from octavo.kernels.quantize import cases, quantize, reference
+from octavo.kernels.quantize import QuantizedRows, cases, quantize, reference
 from octavo.kernels.quantize.native import quantize_rows
-from octavo.kernels.quantize.scaling import SCALINGS, Scaling
+from octavo.kernels.quantize.scaling import SCALINGS, Scaling, level_type
 
 
 def spoiled(x: Tensor) -> Tensor:
@@ -25,6 +25,14 @@ def spoiled(x: Tensor) -> Tensor:
         x[3] *= 1e-38
         x[4, 0], x[5, -1], x[6, 0] = torch.nan, torch.inf, -torch.inf
     return x
+
+
+def in_order(rows: QuantizedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """The parts of native rows; levels of 16 bits are 0, 2, 1 and 3 of each four columns."""
+    levels = rows.levels_TI
+    if levels.dtype == torch.int16:
+        levels = levels.unflatten(1, (-1, 4))[..., [0, 2, 1, 3]].flatten(1)
+    return levels, rows.scale_TG, rows.sum_TG
 
 
 def assert_same(ours: tuple[Tensor, Tensor, Tensor], expected: tuple[Tensor, Tensor, Tensor]) -> None:
@@ -60,9 +68,25 @@ def test_scales_and_levels_of_whole_rows(
         expected = reference.quantize(x, group_size, scaling, static_scale)
         through_torch = quantize(x, group_size, scaling, static_scale)
         assert_same((through_torch.levels_TI, through_torch.scale_TG, through_torch.sum_TG), expected)
-        form = Form(torch.int8, group_size, scaling=scaling, static_scale=static_scale)
-        ours = quantize_rows(native_library, beside_others(x), form, 2)
-        assert_same((ours.levels_TI, ours.scale_TG, ours.sum_TG), expected)
+        form = Form(level_type(scaling), group_size, scaling=scaling, static_scale=static_scale)
+        assert_same(in_order(quantize_rows(native_library, beside_others(x), form, 2)), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("width", "group_size"), [(576, 32), (33, 32), (100, 16)])
+def test_twelve_bits(native_library: NativeLibrary, width: int, group_size: int, dtype: torch.dtype) -> None:
+    x = spoiled(random(9, width, dtype=dtype))
+    expected = reference.quantize(x, group_size, "int12")
+    through_torch = quantize(x, group_size, "int12")
+    assert_same((through_torch.levels_TI, through_torch.scale_TG, through_torch.sum_TG), expected)
+    finite = through_torch.levels_TI[x.isfinite().all(1) & (x != 0).any(1) & (x.abs().amax(1) > 1e-30)]
+    assert finite.abs().max() == 2047, "the largest number of a group has the largest level"
+    assert through_torch.scale_TG.isnan().any()
+    form = Form(torch.int16, group_size, scaling="int12")
+    for num_threads in (1, 3):
+        assert_same(in_order(quantize_rows(native_library, beside_others(x), form, num_threads)), expected)
+    half_level = expected[1][6:].repeat_interleave(group_size, 1)[:, :width] * 0.5001
+    assert ((through_torch.dequantize()[6:, :width] - x.float()[6:]).abs() <= half_level)[1:].all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -132,7 +132,7 @@ def test_native_products(layout: str, group_size: int, dtype: torch.dtype) -> No
         assert torch.equal(form.dequantize(), original.dequantize())
     x = random(5, INPUTS)
     order = torch.arange(INPUTS) if form.order_I is None else form.order_I
-    rows = quantize(x[:, order], form.group_size).dequantize()
+    rows = quantize(x[:, order], form.group_size, form.row_scaling).dequantize()
     expected = rows.double() @ form.dequantize()[:, order].double().T
     assert_product(load(), x, pack_quantized(load(), original), expected, 1e-5)
 
@@ -154,11 +154,11 @@ def test_what_the_native_kernels_do_not_take() -> None:
         assert form is not None and torch.equal(form.scale_OG, tiny.scale_OG * scale)
 
 
-def test_rows_that_should_have_16_bits_are_rounded_in_small_groups() -> None:
+def test_rows_that_a_checkpoint_does_not_quantize_have_12_bits_in_small_groups() -> None:
     for group_size in (64, INPUTS):
         wide = weight("offset", group_size=group_size)
         form = native_form(wide)
-        assert form is not None and form.group_size == 32
+        assert form is not None and (form.group_size, form.row_scaling) == (32, "int12")
         assert torch.equal(form.dequantize(), wide.dequantize())
 
 
