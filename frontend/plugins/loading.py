@@ -38,7 +38,7 @@ def load_plugin(file: str, flag: str) -> None:
     try:
         with contextlib.nullcontext() if is_real else vllm_modules():
             before = _registered() if is_real else {}
-            module = load_module_of_file(file, "octavo_plugin")
+            module = load_module_of_file(file, "octavo.plugin")  # its loggers are below octavo's
             _register(before, _registered() if is_real else _registered_here(), module)
     except NotAPythonFileError as error:
         raise ConfigError(f"{flag}: {error}", phase=_PHASE) from None

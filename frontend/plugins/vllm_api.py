@@ -9,6 +9,9 @@ from octavo.frontend.plugins.vllm_types import DeltaMessage
 
 Parser = TypeVar("Parser", bound=type)
 
+Tool = Any
+"""A tool of a request."""
+
 
 class ToolParser:
     """Base class of tool parsers, which have the methods `extract_tool_calls` and `extract_tool_calls_streaming`.

@@ -1,5 +1,6 @@
 """Small functions of vLLM's modules, for plugins and for `octavo.compat.vllm`."""
 
+import ast
 import json
 import logging
 import uuid
@@ -9,6 +10,8 @@ from typing import Any, Protocol
 
 from octavo.frontend.tools.bare_value import json_value, kinds_of_schema
 from octavo.frontend.tools.call_id import new_call_id
+
+safe_literal_eval = ast.literal_eval
 
 
 class TokenizerLike(Protocol):
@@ -42,11 +45,6 @@ def init_logger(name: str) -> logging.Logger:
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         setattr(logger, f"{logging.getLevelName(level).lower()}_once", partial(_log_once, logger, level))
     return logger
-
-
-def init_plugin_logger(name: str) -> logging.Logger:
-    """Return the logger of a plugin's module, below octavo's."""
-    return init_logger(f"octavo.plugin.{name}")
 
 
 def random_uuid() -> str:

@@ -14,7 +14,11 @@ from typing import Any, Self
 import pytest
 
 from octavo.compat.vllm.importer import VllmFinder, member
+from octavo.compat.vllm.names import NAMES
 from vllm_tests_parts import LEFT_OUT, remote_server
+
+PLUGIN_TYPES = "octavo.frontend.plugins.vllm_types"
+"""What plugins of parsers see of a request; vLLM's tests want its own classes."""
 
 
 class _PlaceholderType(type):
@@ -46,6 +50,9 @@ class PlaceholderFinder(VllmFinder):
         """See `VllmFinder`."""
 
         def get(name: str) -> Any:
+            home, _ = NAMES.get(module.__name__, {}).get(name, ("", ""))
+            if home == PLUGIN_TYPES:
+                return _placeholder(f"{module.__name__}.{name}")
             try:
                 return member(module.__name__, module.__name__, name)
             except AttributeError:

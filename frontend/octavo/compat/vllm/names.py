@@ -1,6 +1,8 @@
-"""The names of vLLM's modules, and the module of octavo that defines each of them."""
+"""The names of vLLM's modules, and the module of octavo that defines each of them: for scripts and for plugins."""
 
 _HERE = "octavo.compat.vllm."
+_PLUGINS = "octavo.frontend.plugins."
+_FUNCTIONS = f"{_PLUGINS}vllm_functions"
 
 _POOLING_OUTPUTS = (
     "ClassificationOutput ClassificationRequestOutput EmbeddingOutput EmbeddingRequestOutput PoolingOutput "
@@ -38,20 +40,59 @@ _ROWS = (
     ("vllm.exceptions", "octavo.protocol.errors", "VLLMValidationError=InvalidRequestError"),
     ("vllm.v1.engine.exceptions", "octavo.protocol.errors", "EngineDeadError"),
     ("vllm.tokenizers vllm.transformers_utils.tokenizer", "tokenizer", "get_tokenizer"),
-    ("vllm.tokenizers vllm.transformers_utils.tokenizer", "octavo.frontend.plugins.vllm_functions", "TokenizerLike"),
+    ("vllm.tokenizers vllm.transformers_utils.tokenizer", _FUNCTIONS, "TokenizerLike"),
     ("vllm.utils vllm.utils.argparse_utils", "argument_parser", "FlexibleArgumentParser"),
-    ("vllm.utils", "octavo.frontend.plugins.vllm_functions", "random_uuid"),
     ("vllm.utils vllm.utils.network_utils", "scripting", "get_ip get_open_port"),
     ("vllm.utils.counter vllm.utils", "scripting", "Counter"),
     ("vllm.utils.print_utils", "scripting", "print_embeddings"),
     ("vllm.utils.system_utils", "scripting", "set_ulimit"),
     ("vllm.distributed vllm.distributed.parallel_state", "scripting", "cleanup_dist_env_and_memory"),
-    ("vllm.logger", "octavo.frontend.plugins.vllm_functions", "init_logger"),
+    ("vllm.logger", _FUNCTIONS, "init_logger"),
     ("vllm.usage.usage_lib", "scripting", "UsageContext"),
     ("vllm.platforms", "scripting", "current_platform"),
     ("vllm.transformers_utils.repo_utils", "scripting", "hf_api"),
     ("vllm.entrypoints.launchers.launcher", "serving", "serve_http"),
     ("vllm.entrypoints.serve.utils.api_utils", "serving", "with_cancellation"),
+)
+
+
+_TYPES = (
+    "ChatCompletionNamedFunction ChatCompletionNamedToolChoiceParam ChatCompletionRequest ChatCompletionToolsParam "
+    "DeltaFunctionCall DeltaMessage DeltaToolCall ExtractedToolCallInformation FunctionCall FunctionDefinition "
+    "OpenAIBaseModel ResponsesRequest ToolCall"
+)
+_TOOLS = "Tool ToolParser ToolParserManager"
+_REASONING = "BaseThinkingReasoningParser DeepSeekR1ReasoningParser ReasoningParser ReasoningParserManager"
+_TOOL_TEXTS = (
+    "coerce_to_schema_type consume_space extract_types_from_schema find_common_prefix find_tool_name "
+    "find_tool_properties is_complete_json partial_tag_overlap safe_literal_eval"
+)
+
+_OPENAI = "vllm.entrypoints.openai."
+_OF_TOOLS = f"{_OPENAI}tool_parsers vllm.tool_parsers"
+_ABOUT_TOOLS = f"{_OPENAI}tool_parsers.abstract_tool_parser vllm.tool_parsers.abstract_tool_parser"
+_ABOUT_REASONING = "vllm.reasoning.abs_reasoning_parsers vllm.reasoning.basic_parsers"
+_PROTOCOLS = (
+    f"{_OPENAI}protocol {_OPENAI}engine.protocol {_OPENAI}chat_completion.protocol {_OPENAI}responses.protocol "
+    "vllm.entrypoints.generate.base.protocol"
+)
+_CHAT = "vllm.entrypoints.chat_utils vllm.renderers.chat_utils"
+
+_PLUGIN_ROWS = (
+    # what parsers import, under the names of all releases since 0.8
+    (f"{_PROTOCOLS} {_ABOUT_TOOLS} {_ABOUT_REASONING}", f"{_PLUGINS}vllm_types", _TYPES),
+    (f"{_OF_TOOLS} {_ABOUT_TOOLS}", f"{_PLUGINS}vllm_api", _TOOLS),
+    (
+        f"vllm.reasoning {_ABOUT_REASONING} vllm.reasoning.deepseek_r1_reasoning_parser",
+        f"{_PLUGINS}vllm_api",
+        _REASONING,
+    ),
+    (f"{_OPENAI}tool_parsers.utils vllm.tool_parsers.utils", _FUNCTIONS, _TOOL_TEXTS),
+    (_CHAT, _FUNCTIONS, "make_tool_call_id"),
+    (_CHAT, "octavo.frontend.tools.call_id", "random_tool_call_id=new_call_id"),
+    ("vllm.tokenizers vllm.transformers_utils.tokenizer", _FUNCTIONS, "AnyTokenizer=TokenizerLike"),
+    ("vllm.utils vllm.utils.collection_utils", _FUNCTIONS, "is_list_of random_uuid"),
+    ("vllm.utils.mistral", _FUNCTIONS, "is_mistral_tokenizer"),
 )
 
 
@@ -66,7 +107,7 @@ def _read(rows: tuple[tuple[str, str, str], ...]) -> dict[str, dict[str, tuple[s
     return found
 
 
-NAMES = _read(_ROWS)
+NAMES = _read(_ROWS + _PLUGIN_ROWS)
 """By vLLM's module: each of its names, with the module that defines it and its name there."""
 
 NAMES["vllm.version"] = {name: (_HERE.rstrip("."), name) for name in ("__version__", "__version_tuple__")}
