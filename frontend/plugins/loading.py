@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.frontend.plugins import vllm_api
 from octavo.frontend.plugins.adapters import PluginReasoning, PluginToolParser
+from octavo.frontend.plugins.vllm_functions import PLUGIN
 from octavo.frontend.plugins.vllm_modules import has_vllm, vllm_modules
 from octavo.frontend.reasoning.registry import register_reasoning_parser
 from octavo.frontend.tools.registry import register_tool_parser
@@ -38,7 +39,7 @@ def load_plugin(file: str, flag: str) -> None:
     try:
         with contextlib.nullcontext() if is_real else vllm_modules():
             before = _registered() if is_real else {}
-            module = load_module_of_file(file, "octavo.plugin")  # its loggers are below octavo's
+            module = load_module_of_file(file, PLUGIN)
             _register(before, _registered() if is_real else _registered_here(), module)
     except NotAPythonFileError as error:
         raise ConfigError(f"{flag}: {error}", phase=_PHASE) from None

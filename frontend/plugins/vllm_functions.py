@@ -11,6 +11,9 @@ from typing import Any, Protocol
 from octavo.frontend.tools.bare_value import json_value, kinds_of_schema
 from octavo.frontend.tools.call_id import new_call_id
 
+PLUGIN = "octavo_plugin"
+"""Begins the name of the module of each plugin."""
+
 safe_literal_eval = ast.literal_eval
 
 
@@ -41,7 +44,8 @@ def _log_once(logger: logging.Logger, level: int, message: str, *args: object, s
 
 def init_logger(name: str) -> logging.Logger:
     """Return the logger of a module, which also has `debug_once`, `info_once` and `warning_once`."""
-    logger = logging.getLogger(name)
+    # What a plugin logs goes where octavo's own lines go.
+    logger = logging.getLogger(f"octavo.{name}" if name.startswith(PLUGIN) else name)
     for level in (logging.DEBUG, logging.INFO, logging.WARNING):
         setattr(logger, f"{logging.getLevelName(level).lower()}_once", partial(_log_once, logger, level))
     return logger
