@@ -46,6 +46,8 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     span. []: its rows are a line."""
     attended_rows: int = 0
     """Rows that every token of the request attends to (cross-attention); the item then has no spans."""
+    is_both_ways: bool = False
+    """The rows of a span attend to each other in both directions, so that one step computes them all."""
 
     @property
     def num_rows(self) -> int:

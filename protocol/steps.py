@@ -60,6 +60,8 @@ class Admitted(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Prompt positions that have given rows and no tokens."""
     grids: list[GridSpan] = []
     """In order of position."""
+    both_ways_spans: list[Span] = []
+    """Positions that attend to each other in both directions, in order."""
 
 
 class Appended(msgspec.Struct, array_like=True, gc=False, frozen=True):

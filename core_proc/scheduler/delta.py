@@ -128,6 +128,12 @@ class StepDraft:
         """The requests that the step computes something of."""
         return [*self.decodes, *self._starts]
 
+    @property
+    def num_tokens(self) -> int:
+        """What the step computes so far, of all requests."""
+        prefilled = sum([request.num_computed_tokens - start for request, start in self._starts.items()])
+        return sum([one.num_tokens for one in self.scheduled]) + prefilled
+
     def num_tokens_of(self, request: Request) -> int:
         """Return how many tokens of a prefilling request this step computes so far."""
         start = self._starts.get(request)
@@ -237,6 +243,7 @@ def _admitted(request: Request) -> Admitted:
         adapter_slot=request.adapter_slot,
         embed_spans=request.prompt_embeds.spans if request.prompt_embeds is not None else [],
         grids=[GridSpan(item.start, item.grid) for item in request.media if item.grid],
+        both_ways_spans=[span for item in request.media if item.is_both_ways for span in item.spans],
     )
 
 

@@ -19,6 +19,7 @@ class Prefill:
         max_chunk: most tokens of one request in one step; 0: no limit.
         is_whole: whether each prompt is computed in one step, because its tokens attend to later ones.
         encoder: of media; None: the model reads tokens only.
+        max_step_tokens: most tokens of a step, whatever its draft has left.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class Prefill:
         *,
         is_whole: bool = False,
         encoder: EncoderSchedule | None = None,
+        max_step_tokens: int = 0,
     ) -> None:
         self._cache = cache
         self._batch = batch
@@ -37,6 +39,7 @@ class Prefill:
         self._max_chunk = max_chunk
         self._is_whole = is_whole
         self._encoder = encoder
+        self._max_step_tokens = max_step_tokens
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
         """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
 
@@ -106,10 +109,11 @@ class Prefill:
 
     def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
         """Put tokens of a request into the step, with blocks to hold them."""
-        if num_tokens == 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
+        if num_tokens <= 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
             return
         if request.media and self._encoder is not None:
-            num_tokens = self._encoder.admit(request, num_tokens)
+            num_tokens = self._with_whole_spans(draft, request, num_tokens)
+            num_tokens = self._encoder.admit(request, num_tokens) if num_tokens else 0
             if num_tokens == 0:
                 return
         start, end = request.num_computed_tokens, request.num_computed_tokens + num_tokens
@@ -120,3 +124,19 @@ class Prefill:
         self._counters.num_recomputed_tokens += max(0, min(end, request.num_lost_tokens) - start)
         draft.compute(request, num_tokens)
         self._cache.cache_full_blocks(request)
+
+    def _with_whole_spans(self, draft: StepDraft, request: Request, num_tokens: int) -> int:
+        """Return how many tokens to compute so that none is left of a span that attends in both directions.
+
+        A span may exceed the share of the request and what the draft has left: shares are goals, and a request whose
+        span is longer than any of them would wait forever.
+        """
+        start = request.num_computed_tokens
+        spans = [span for item in request.media if item.is_both_ways for span in item.spans]
+        for position, num_rows in spans:
+            if position < start + num_tokens < position + num_rows:
+                num_whole, num_left = position + num_rows - start, self._max_step_tokens - draft.num_tokens
+                if self._max_chunk:
+                    num_left = min(num_left, self._max_chunk - draft.num_tokens_of(request))
+                return num_whole if num_whole <= num_left else max(0, position - start)
+        return num_tokens

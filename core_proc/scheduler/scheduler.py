@@ -97,6 +97,7 @@ class Scheduler:
             self.cache.groups.max_chunk,
             is_whole=config.computes_whole_prompts,
             encoder=self.encoder,
+            max_step_tokens=config.max_num_batched_tokens,
         )
         self.admission = Admitter(self._table, prefill, self.counters, self._host_block_bytes, clock)
         self._planner = StepPlanner(

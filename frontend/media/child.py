@@ -37,6 +37,7 @@ class Decoder:
     """Memory that a job may take besides what is loaded."""
     placeholder: str = ""
     """See `Ready`."""
+    placeholder_id: int = -1
 
 
 def serve(
@@ -64,7 +65,7 @@ def serve(
         _write(target, Ready("", f"{type(error).__name__}: {error}"))
         return
     _limit_memory(decoder.num_bytes)
-    _write(target, Ready(decoder.placeholder))
+    _write(target, Ready(decoder.placeholder, placeholder_id=decoder.placeholder_id))
     while data := _read(source):
         try:
             answer = decoder.answer(msgspec.msgpack.decode(data, type=job_type))

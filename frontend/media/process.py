@@ -51,6 +51,7 @@ class ImageProcessor:
             setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
         )
         self.placeholder: str = self._processor.image_token
+        self.placeholder_id: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: Job) -> Result:
         """Return what the processor makes of an image."""
@@ -108,7 +109,8 @@ class ImageProcessor:
 
 def _load(setup: Setup) -> Decoder:
     processor = ImageProcessor(setup)
-    return Decoder(processor.process, setup.max_pixels * BYTES_PER_PIXEL + SPARE_BYTES, processor.placeholder)
+    num_bytes = setup.max_pixels * BYTES_PER_PIXEL + SPARE_BYTES
+    return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
 
 
 if __name__ == "__main__":

@@ -51,6 +51,10 @@ class MediaProcessor:
         """
         return (await self._processes.ready()).placeholder
 
+    async def placeholder_id(self) -> int:
+        """Return the token that stands for an image in a prompt; raises as `placeholder`."""
+        return (await self._processes.ready()).placeholder_id
+
     async def process(self, data: bytes, size: tuple[int, int] | None, processor_kwargs: dict[str, Any]) -> Result:
         """Return what the model's processor makes of an image.
 

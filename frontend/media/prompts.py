@@ -70,6 +70,7 @@ class MediaPrompts:
         self._media = config.media
         assert config.model.media.image_token_id is not None, "a model that reads images"
         self._token_id = config.model.media.image_token_id
+        self._is_both_ways = config.model.media.both_ways_rows > 0
         self._encode = encode
         self.processor = MediaProcessor(config)
         self._live = LiveMedia(config.media.max_live_bytes)
@@ -110,10 +111,11 @@ class MediaPrompts:
     ) -> MediaPrompt:
         """Return the prompt of tokens that have one placeholder for each image; raises as `of_text`."""
         results = await self._process_all(sources, processor_kwargs or {})
-        self._check_count(list(token_ids).count(self._token_id), sources)
+        placeholder_id = await self.processor.placeholder_id()
+        self._check_count(list(token_ids).count(placeholder_id), sources)
         remaining, expanded = iter(results), list[int]()
         for token_id in token_ids:
-            expanded += next(remaining).token_ids if token_id == self._token_id else [token_id]
+            expanded += next(remaining).token_ids if token_id == placeholder_id else [token_id]
         return self._prompt(expanded, results, sources)
 
     async def close(self) -> None:
@@ -183,7 +185,7 @@ class MediaPrompts:
                 for name, (dtype, shape, data) in result.tensors.items()
             }
             spans = _spans([next(places) for _ in range(result.num_rows)])
-            item = MediaItem(spans, result.digest, tensors, result.grid)
+            item = MediaItem(spans, result.digest, tensors, result.grid, is_both_ways=self._is_both_ways)
             if item.num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
                     f"{source.path}: the processed image has more than {MAX_ITEM_BYTES} bytes", source.path

@@ -26,6 +26,8 @@ class Ready(msgspec.Struct, array_like=True):
     placeholder: str
     """The text of the token that stands for an image in a prompt."""
     fault: str = ""
+    placeholder_id: int = -1
+    """That token; -1: nothing stands for an item."""
 
 
 class Job(msgspec.Struct, array_like=True):

@@ -10,6 +10,7 @@ from octavo.protocol.errors import ConfigError
 PHASE = "reading the model's files"
 
 ARCHITECTURES = (
+    "Gemma3ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
@@ -21,6 +22,7 @@ SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""
 
 _TEXT_ARCHITECTURES = {
+    "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -30,6 +32,17 @@ _TEXT_ARCHITECTURES = {
 }
 """By the `model_type` of the language model."""
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "rms_norm_eps": 1e-6,
+    },
     "llama": {
         "hidden_size": 4096,
         "intermediate_size": 11008,
@@ -101,7 +114,8 @@ def split_config(
         )
     if text.get("qk_layer_norms") or text.get("use_resampler"):
         raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
-    defaults = {**_TEXT_DEFAULTS.get(kind, {}), **({} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5})}
+    eps = {} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5}
+    defaults = {**eps, **_TEXT_DEFAULTS.get(kind, {})}
     given = {key: value for key, value in text.items() if value is not None and key not in _NOT_OF_TEXT}
     own = {**defaults, **given}
     own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
@@ -111,7 +125,11 @@ def split_config(
             f"config.json: image_token_index is {token_id!r}; expected a token of the vocabulary", phase=PHASE
         )
     media = MediaFacts(
-        architecture=architecture, hf_config=hf_config, image_token_id=token_id, processor_path=str(home)
+        architecture=architecture,
+        hf_config=hf_config,
+        image_token_id=token_id,
+        processor_path=str(home),
+        both_ways_rows=int(hf_config.get("mm_tokens_per_image") or 256) if kind == "gemma3_text" else 0,
     )
     return own, _TEXT_ARCHITECTURES[kind], media
 

@@ -68,6 +68,7 @@ class StepArguments(ctypes.Structure):
         ("adapter_rows", ctypes.c_void_p),
         ("adapter_starts", ctypes.c_void_p),
         ("num_adapters", ctypes.c_int64),
+        ("is_span", ctypes.c_void_p),
     ]
 
 

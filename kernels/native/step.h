@@ -53,6 +53,7 @@ struct Step {
     const int32_t* adapter_rows;    // the rows with an adapter, grouped by its slot
     const int32_t* adapter_starts;  // num_adapters + 1; offsets into them. Null: no row has an adapter
     int64_t num_adapters;           // slots
+    const int8_t* is_span;  // R; whether the rows of a request see all its keys, those after them too. Null: none
 };
 
 struct Range {

@@ -63,6 +63,7 @@ def plan(
     block_table_RP: Tensor,
     block_size: int,
     shape: AttentionShape,
+    is_span_R: Sequence[bool] | None = None,
 ) -> PagedAttention:
     """Plan the attention of one step of R requests.
 
@@ -77,6 +78,8 @@ def plan(
         block_table_RP: int32, padded with any valid block number.
         block_size: token slots of a block.
         shape: heads, scale and window.
+        is_span_R: whether the rows of a request see all of its keys, those after them too (the rows of an image, which
+            are a request of their own here); None: none does. On CPUs alone.
 
     Raises:
         ShapeError: the lengths are inconsistent, or the query heads are not a multiple of the key heads.
@@ -100,4 +103,7 @@ def plan(
             f"paged_attention: {end - start} rows and {context_len} keys in {block_table_RP.shape[1]} blocks",
         )
     planner = choose("paged_attention", _IMPLEMENTATIONS, block_table_RP.device)
-    return planner(query_starts, context_lens, block_table_RP, block_size, shape)
+    if is_span_R is None:
+        return planner(query_starts, context_lens, block_table_RP, block_size, shape)
+    require(block_table_RP.device.type == "cpu", "paged_attention: spans whose rows see each other, on a GPU")
+    return cpu.plan(query_starts, context_lens, block_table_RP, block_size, shape, is_span_R)

@@ -90,6 +90,7 @@ def plan(
     block_table_RP: Tensor,
     block_size: int,
     shape: AttentionShape,
+    is_span_R: Sequence[bool] | None = None,
 ) -> CpuPlan:
     """See `octavo.kernels.paged_attention.plan`."""
     heads = _Heads.of(shape)
@@ -104,7 +105,8 @@ def plan(
         if end - start == 1:
             decodes.append(_Decode(start, context_len, first_tile, slots_W))
         else:
-            chunks.append(_plan_chunk(heads, shape, (start, end), first_position, first_tile, slots_W))
+            is_span = is_span_R is not None and is_span_R[request]
+            chunks.append(_plan_chunk(heads, shape, (start, end), first_position, first_tile, slots_W, is_span=is_span))
     batches = [_plan_decodes(heads, shape, group) for group in _grouped(decodes, heads)]
     return CpuPlan([*batches, *chunks], shape.value_dim)
 
@@ -331,7 +333,14 @@ class _Chunk:
 
 
 def _plan_chunk(
-    heads: _Heads, shape: AttentionShape, rows: tuple[int, int], first_position: int, first_tile: int, slots_W: Tensor
+    heads: _Heads,
+    shape: AttentionShape,
+    rows: tuple[int, int],
+    first_position: int,
+    first_tile: int,
+    slots_W: Tensor,
+    *,
+    is_span: bool,
 ) -> _Chunk:
     start, end = rows
     tokens = heads.tokens_per_tile
@@ -347,10 +356,10 @@ def _plan_chunk(
         lowest, highest = int(members_YL[0, 0]), int(members_YL[-1, -1])
         masks = {}
         first_key = shape.first_key(lowest) // KV_TILE
-        end_key = (shape.end_key(highest, last_position + 1) - 1) // KV_TILE + 1
+        end_key = (shape.end_key(highest, last_position + 1, is_span=is_span) - 1) // KV_TILE + 1
         for key in range(first_key, end_key):
             key_positions_W = torch.arange(key * KV_TILE, (key + 1) * KV_TILE)
-            hidden_YLW = _hidden(shape, members_YL.unsqueeze(-1), key_positions_W, last_position + 1)
+            hidden_YLW = _hidden(shape, members_YL.unsqueeze(-1), key_positions_W, last_position + 1, is_span=is_span)
             if bool(hidden_YLW.any()):
                 masks[key - first_tile] = hidden_YLW.unsqueeze(2)
         keys = first_key - first_tile, end_key - first_tile
@@ -359,14 +368,14 @@ def _plan_chunk(
     return _Chunk(heads, start, end, slots_W, groups)
 
 
-def _hidden(shape: AttentionShape, positions_YL1: Tensor, keys_W: Tensor, context_len: int) -> Tensor:
+def _hidden(shape: AttentionShape, positions_YL1: Tensor, keys_W: Tensor, context_len: int, *, is_span: bool) -> Tensor:
     """Return YLW, true where a key is not seen from a position."""
     window = shape.window
     if not shape.is_causal:
         hidden_YLW = (keys_W >= context_len).expand(*positions_YL1.shape[:2], -1)
         return hidden_YLW if window is None else hidden_YLW | ((keys_W - positions_YL1).abs() > window // 2)
-    hidden_YLW = keys_W > positions_YL1
+    hidden_YLW = (keys_W >= context_len).expand(*positions_YL1.shape[:2], -1) if is_span else keys_W > positions_YL1
     if window is not None:
         starts_YL1 = positions_YL1 // window * window if shape.is_chunked else positions_YL1 - window + 1
-        hidden_YLW |= keys_W < starts_YL1
+        hidden_YLW = hidden_YLW | (keys_W < starts_YL1)
     return hidden_YLW

@@ -100,7 +100,8 @@ class Worker {
                 args_.v_cache,
                 step_.groups[args_.shape.layout.cache_group].blocks(run.request),
                 head_,
-                args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1, run.num_keys),
+                args_.shape.visible(run.first_position, run.first_position + run.num_tokens - 1, run.num_keys,
+                                    run.is_span),
                 scratch_.buffers};
     }
 
@@ -202,8 +203,8 @@ class Worker {
         const int64_t num_rows = (is_shared ? item_.num_rows : run.end) - first_row;
         const int64_t first_key = visit.tile * kTileKeys, end_key = first_key + kTileKeys;
         const int64_t first = run.first_position, last = first + run.num_tokens - 1;
-        const bool is_whole = args_.shape.visible(first, first, run.num_keys).end >= end_key &&
-                              args_.shape.visible(last, last, run.num_keys).begin <= first_key;  // for every row
+        const bool is_whole = args_.shape.visible(first, first, run.num_keys, run.is_span).end >= end_key &&
+                              args_.shape.visible(last, last, run.num_keys, run.is_span).begin <= first_key;  // for every row
         constexpr int64_t most_rows = kMaxRows<Products>;
         const int64_t num_groups = (num_rows + most_rows - 1) / most_rows;
         const Places nowhere;
@@ -218,7 +219,7 @@ class Worker {
             for (int64_t row = begin; row < end; ++row) {
                 const int64_t position = run.first_position + (row - run.begin) / group_;
                 const Range keys = is_whole ? Range{first_key, end_key}
-                                            : args_.shape.visible(position, position, run.num_keys);
+                                            : args_.shape.visible(position, position, run.num_keys, run.is_span);
                 visible[row - begin] = {keys.begin - first_key, keys.end - first_key};
                 any = {std::min(any.begin, keys.begin - first_key), std::max(any.end, keys.end - first_key)};
             }

@@ -39,18 +39,20 @@ struct Shape {
     int64_t max_rows() const { return std::max(kItemRows, group()); }
     int64_t tokens(int64_t rows) const { return std::max(int64_t{1}, rows / group()); }
 
-    // The union of the keys that positions [first, last] of a request with so many keys see.
-    Range visible(int64_t first, int64_t last, int64_t num_keys) const {
+    // The union of the keys that positions [first, last] of a request with so many keys see; of a span (`Step::is_span`),
+    // the keys after them too.
+    Range visible(int64_t first, int64_t last, int64_t num_keys, bool is_span) const {
         if (!is_causal) {
             if (window == 0) return {0, num_keys};
             return {std::max(int64_t{0}, first - window / 2), std::min(num_keys, last + window / 2 + 1)};
         }
-        if (window < 0) return {first / -window * -window, last + 1};
-        return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, last + 1};
+        const int64_t end = is_span ? num_keys : last + 1;
+        if (window < 0) return {first / -window * -window, end};
+        return {window > 0 ? std::max(int64_t{0}, first - window + 1) : 0, end};
     }
     // Number of groups of 16 keys in that union. Costs are counted in groups.
-    int64_t num_groups(int64_t first, int64_t last, int64_t num_keys) const {
-        const Range keys = visible(first, last, num_keys);
+    int64_t num_groups(int64_t first, int64_t last, int64_t num_keys, bool is_span) const {
+        const Range keys = visible(first, last, num_keys, is_span);
         return (keys.end - 1) / kGroupSlots - keys.begin / kGroupSlots + 1;
     }
     int64_t cost(int64_t num_tokens, int64_t num_groups) const {
@@ -66,6 +68,7 @@ struct Run {
     int32_t num_keys;              // of the request
     int32_t begin, end;            // its rows among those of its job
     int32_t first_tile, end_tile;  // the tiles that it sees
+    bool is_span;
 };
 
 // A request while the plan is made.
@@ -173,7 +176,7 @@ class Planner {
         int64_t total = 0;
         for (int64_t request = 0; request < step_.num_requests; ++request)
             for_each_run(request, shape_.tokens(kItemRows), [&](int64_t, int64_t tokens, int64_t first) {
-                total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1, num_keys(request)));
+                total += shape_.cost(tokens, shape_.num_groups(first, first + tokens - 1, num_keys(request), is_span(request)));
             });
         // Of one KV head; nothing is gained by small items if one thread does them all.
         largest_ = num_threads_ == 1 ? total : total * shape_.layout.num_kv_heads / (num_threads_ * kItemsPerThread);
@@ -203,6 +206,7 @@ class Planner {
         const int64_t* const own = step_.groups[shape_.layout.cache_group].context_lens;
         return (own != nullptr ? own : step_.context_lens)[request];
     }
+    bool is_span(int64_t request) const { return step_.is_span != nullptr && step_.is_span[request] != 0; }
     int64_t first_position(int64_t request) const { return num_keys(request) - num_tokens(request); }
     const int32_t* blocks(int64_t request) const { return step_.groups[shape_.layout.cache_group].blocks(request); }
 
@@ -228,7 +232,7 @@ class Planner {
         const int64_t least = shape_.tokens(kRowsAtOnce), last = num_keys(request) - 1;
         int64_t tokens = shape_.tokens(kItemRows);
         const auto cost = [&](int64_t size) {
-            return shape_.cost(size, shape_.num_groups(std::max(int64_t{0}, last - size + 1), last, last + 1));
+            return shape_.cost(size, shape_.num_groups(std::max(int64_t{0}, last - size + 1), last, last + 1, false));
         };
         while (tokens > least && cost(tokens) > largest_) tokens = std::max(least, tokens / 2);
         return tokens;
@@ -263,7 +267,8 @@ class Planner {
             shared = std::min(shared, int64_t{job_.shared_tiles});
         }
         const int64_t more_rows = num_tokens(request) * shape_.group(), rows = job_.num_rows + more_rows;
-        const int64_t groups = shape_.num_groups(first_position(request), num_keys(request) - 1, num_keys(request));
+        const int64_t groups =
+            shape_.num_groups(first_position(request), num_keys(request) - 1, num_keys(request), is_span(request));
         const int64_t row_groups = row_groups_ + more_rows * groups;
         const int64_t cost = job_cost(row_groups, num_groups_ + groups, job_.num_runs + 1, shared);
         // Half, because `largest_` was made of costs without sharing.
@@ -276,7 +281,7 @@ class Planner {
 
     void add_run(int64_t request, int64_t row, int64_t tokens, int64_t position) {
         const int64_t rows = tokens * shape_.group(), last = position + tokens - 1;
-        const Range keys = shape_.visible(position, last, num_keys(request));
+        const Range keys = shape_.visible(position, last, num_keys(request), is_span(request));
         Run& run = plan_.runs[num_runs_++];
         run = {static_cast<int32_t>(request),
                static_cast<int32_t>(row),
@@ -286,7 +291,8 @@ class Planner {
                job_.num_rows,
                static_cast<int32_t>(job_.num_rows + rows),
                static_cast<int32_t>(keys.begin / kTileKeys),
-               static_cast<int32_t>((keys.end - 1) / kTileKeys + 1)};
+               static_cast<int32_t>((keys.end - 1) / kTileKeys + 1),
+               is_span(request)};
         if (job_.num_runs == 0) {
             job_.first_run = static_cast<int32_t>(num_runs_ - 1);
             job_.first_tile = job_.job_first_tile = run.first_tile;
@@ -294,7 +300,7 @@ class Planner {
         job_.end_tile = job_.job_end_tile = std::max(job_.end_tile, run.end_tile);
         ++job_.num_runs;
         job_.num_rows = run.end;
-        const int64_t groups = shape_.num_groups(position, last, num_keys(request));
+        const int64_t groups = shape_.num_groups(position, last, num_keys(request), is_span(request));
         row_groups_ += rows * groups;
         num_groups_ += groups;
     }

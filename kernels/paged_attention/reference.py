@@ -21,6 +21,7 @@ def paged_attention(
     k_scale: float = 1.0,
     v_scale: float = 1.0,
     sinks_N: Tensor | None = None,
+    is_span_R: Sequence[bool] | None = None,
 ) -> Tensor:
     """See `octavo.kernels.paged_attention.plan`; plans and runs in one."""
     _, num_slots, num_kv_heads, _ = k_cache_PSKH.shape
@@ -34,7 +35,8 @@ def paged_attention(
         v_XKV = v_cache_PSKV[blocks].flatten(0, 1)[:context_len].float() * v_scale
         for row in range(start, end):
             position = context_len - end + row
-            first, end_key = shape.first_key(position), shape.end_key(position, context_len)
+            is_span = is_span_R is not None and is_span_R[request]
+            first, end_key = shape.first_key(position), shape.end_key(position, context_len, is_span=is_span)
             q_KGH = q_TNH[row].float().unflatten(0, (num_kv_heads, -1))
             scores_KGX = torch.einsum("kgh,xkh->kgx", q_KGH, k_XKH[first:end_key]) * shape.scale
             if shape.soft_cap is not None:

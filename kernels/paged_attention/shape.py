@@ -46,10 +46,16 @@ class AttentionShape:
             return max(0, position - self.window // 2)
         return position // self.window * self.window if self.is_chunked else max(0, position - self.window + 1)
 
-    def end_key(self, position: int, context_len: int) -> int:
-        """Return the end of the positions that the token at `position`, or an earlier one, attends to."""
+    def end_key(self, position: int, context_len: int, *, is_span: bool = False) -> int:
+        """Return the end of the positions that the token at `position`, or an earlier one, attends to.
+
+        Args:
+            position: of the token.
+            context_len: keys of its request.
+            is_span: whether it attends to those after it too, though others do not: see `paged_attention.plan`.
+        """
         if self.is_causal:
-            return position + 1
+            return context_len if is_span else position + 1
         return context_len if self.window is None else min(context_len, position + self.window // 2 + 1)
 
     @property

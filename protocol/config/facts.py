@@ -22,6 +22,8 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     attended_rows: int = 0
     """Rows that the encoder makes of 30 seconds of audio, and that every token attends to (cross-attention); 0: what
     the encoder makes are rows of the prompt."""
+    both_ways_rows: int = 0
+    """Rows of an image that attend to each other in both directions in the language model; 0: they attend as text."""
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

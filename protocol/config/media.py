@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
-from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.config.facts import MediaFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -112,10 +112,20 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     """See `MediaFacts`."""
 
 
+# long: a line for each field
 def resolve_media(
-    config: MediaConfig, facts: ModelFacts, max_num_batched_tokens: int, device: str, num_workers: int = 1
+    config: MediaConfig,
+    facts: ModelFacts,
+    max_num_batched_tokens: int,
+    device: str,
+    num_workers: int = 1,
+    *,
+    max_num_seqs: int = 1,
+    max_chunk: int = 0,
 ) -> ResolvedMedia | None:
     """Return the settings of media; None: the model reads text only.
+
+    `max_chunk`: most tokens of a prompt that one step computes; 0: no limit.
 
     Raises:
         ConfigError: a setting is invalid, or the device or several workers cannot encode media.
@@ -147,6 +157,7 @@ def resolve_media(
             phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
+    _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
     return ResolvedMedia(
         limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), "audio" if rows else "image"),
@@ -166,6 +177,29 @@ def resolve_media(
         processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         attended_rows=facts.media.attended_rows,
     )
+
+
+def _check_whole_images(media: MediaFacts, budget: int, max_num_seqs: int, max_chunk: int) -> None:
+    """Check that a step has room for an image that it must compute as a whole, beside the decodes of all requests.
+
+    Raises:
+        ConfigError: it has none.
+    """
+    rows = media.both_ways_rows
+    if rows and 0 < max_chunk < rows:
+        raise ConfigError(
+            f"long_prefill_token_threshold {max_chunk}: a step of {media.architecture} computes whole images of {rows} "
+            "tokens",
+            phase="configuration",
+            hint=f"use --long-prefill-token-threshold {rows} or more",
+        )
+    if rows and (least := max_num_seqs + rows) > budget:
+        raise ConfigError(
+            f"max_num_batched_tokens {budget}: a step of {media.architecture} computes whole "
+            f"images of {rows} tokens beside one token of each of {max_num_seqs} requests",
+            phase="configuration",
+            hint=f"use --max-num-batched-tokens {least} or more, or a smaller --max-num-seqs",
+        )
 
 
 def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:

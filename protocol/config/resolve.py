@@ -351,7 +351,15 @@ def resolve(
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
         lora=resolve_lora(config.lora, dtype),
-        media=resolve_media(config.media, facts, steps.max_num_batched_tokens, chosen_device, world_size),
+        media=resolve_media(
+            config.media,
+            facts,
+            steps.max_num_batched_tokens,
+            chosen_device,
+            world_size,
+            max_num_seqs=steps.max_num_seqs,
+            max_chunk=config.scheduler.long_prefill_token_threshold,
+        ),
         speculation=speculation,
         download_dir=config.model.download_dir,
     )

@@ -26,9 +26,14 @@ class Case(NamedTuple):
     """Of pictures."""
     num_blocks: int = 17
     """Of the cache: requests are preempted, and find some of their blocks again."""
+    has_hits: bool = True
+    """Whether some requests of the storm surely find cached blocks; windows need room for more of them."""
 
 
 CASES = {
+    "gemma3": Case(
+        tiny_media.make_gemma3, "Gemma3ForConditionalGeneration", "<start_of_image>", num_blocks=40, has_hits=False
+    ),
     "smolvlm": Case(
         partial(tiny_media.make_smolvlm, family="SmolVLM"), "SmolVLMForConditionalGeneration", num_blocks=30
     ),
@@ -74,7 +79,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
         alone = [result(run(llm, one, params=own)[0]) for one, own in zip(storm, params, strict=True)]
         together = llm.generate(storm, params, use_tqdm=False)
         assert list(map(result, together)) == alone
-        assert any(output.num_cached_tokens for output in together)
+        assert not case.has_hits or any(output.num_cached_tokens for output in together)
         assert llm.stats().num_preemptions > 0
         _assert_images_are_told_apart(llm, mark)
         assert len({str(one) for one in alone}) == len(alone)

@@ -28,13 +28,14 @@ def attend(
     block_size: int,
     shape: AttentionShape,
     sinks: Tensor | None = None,
+    is_span_R: list[bool] | None = None,
 ) -> list[Tensor]:
     """Attend for (request, rows, keys) triples in one step; returns each one's rows."""
     rows = [num_rows for _, num_rows, _ in parts]
     starts = [sum(rows[:index]) for index in range(len(rows) + 1)]
     queries = torch.cat([data.queries[request][keys - num : keys] for request, num, keys in parts])
     tables = data.block_table[[request for request, _, _ in parts]]
-    step = paged_attention.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape)
+    step = paged_attention.plan(starts, [keys for _, _, keys in parts], tables, block_size, shape, is_span_R)
     return list(step(queries, data.k_cache, data.v_cache, sinks_N=sinks).split(rows))
 
 
@@ -64,6 +65,28 @@ def test_paged_attention(
             sinks_N=sinks,
         )
         assert_close(actual, expected, cases.TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(("heads", "window", "dtype"), pairwise(HEADS, [None, 6, 150], list(cases.TOLERANCES)), ids=str)
+def test_rows_of_a_span_see_the_keys_after_them(heads: tuple[int, ...], window: int | None, dtype: torch.dtype) -> None:
+    shape = shape_of(heads, window)
+    data = paged([400, 90], 16, shape, dtype)
+    parts, is_span_R = [(0, 270, 270), (0, 80, 350), (0, 50, 400), (1, 90, 90)], [False, True, False, True]
+    whole = attend(data, parts, 16, shape, is_span_R=is_span_R)
+    queries = torch.cat([data.queries[request][keys - rows : keys] for request, rows, keys in parts])
+    expected = reference.paged_attention(
+        queries,
+        data.k_cache,
+        data.v_cache,
+        [0, 270, 350, 400, 490],
+        [270, 350, 400, 90],
+        data.block_table[[0, 0, 0, 1]],
+        shape,
+        is_span_R=is_span_R,
+    )
+    assert_close(torch.cat(whole), expected, cases.TOLERANCES[dtype])
+    rest, text = attend(data, [(0, 33, 350), (0, 50, 400)], 16, shape, is_span_R=[True, False])
+    assert torch.equal(rest, whole[1][-33:]) and torch.equal(text, whole[2])
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ class Requests:
     block_table: Tensor
     queries: list[Tensor]
     sinks: Tensor | None = None
+    are_spans: list[bool] | None = None
 
     @classmethod
     def make(
@@ -69,7 +70,9 @@ class Requests:
         tables = self.block_table[[request for request, _, _ in parts]]
         self.cache.num_threads = num_threads
         lens = [keys for _, _, keys in parts]
-        out = self.cache.attend(queries, starts, lens, tables, self.shape, **options, sinks=self.sinks)
+        out = self.cache.attend(
+            queries, starts, lens, tables, self.shape, **options, sinks=self.sinks, is_span_R=self.are_spans
+        )
         return list(out.split(rows))
 
     def expected(self, parts: list[tuple[int, int, int]]) -> Tensor:
@@ -89,7 +92,17 @@ class Requests:
         shape = self.shape
         k_scale, v_scale = self.cache.scales
         out = reference.paged_attention(
-            q_TNH, keys, values, starts, lens, tables, shape, k_scale=k_scale, v_scale=v_scale, sinks_N=self.sinks
+            q_TNH,
+            keys,
+            values,
+            starts,
+            lens,
+            tables,
+            shape,
+            k_scale=k_scale,
+            v_scale=v_scale,
+            sinks_N=self.sinks,
+            is_span_R=self.are_spans,
         )
         return out.flatten(1)
 
@@ -123,6 +136,26 @@ def test_paged_attention(
     parts = [(request, rows, keys) for request, (rows, keys) in enumerate(batch)]
     actual = torch.cat(requests.attend(parts, num_threads=2))
     assert_close(actual, requests.expected(parts), TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize(("heads", "window", "dtype"), pairwise(cases.HEADS, [None, 6, 150], list(TOLERANCES)), ids=str)
+def test_rows_of_a_span_see_the_keys_after_them(
+    native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
+) -> None:
+    """A request is divided into text, a span and text; part of the span may have been computed before."""
+    requests = Requests.make(native_library, [400, 90], 16, shape_of(heads, window), dtype)
+    parts = [(0, 270, 270), (0, 80, 350), (0, 50, 400), (1, 90, 90)]
+    requests.are_spans = [False, True, False, True]
+    whole = requests.attend(parts, num_threads=3)
+    assert_close(torch.cat(whole), requests.expected(parts), TOLERANCES[dtype])
+    requests.are_spans = [True, False]
+    rest, text = requests.attend([(0, 33, 350), (0, 50, 400)])
+    assert torch.equal(rest, whole[1][-33:]) and torch.equal(text, whole[2])
+    requests.are_spans = None
+    (causal,) = requests.attend([(0, 400, 400)])
+    assert torch.equal(causal[:270], whole[0]) and torch.equal(causal[350:], whole[2])
+    assert not torch.equal(causal[270:349], whole[1][:-1])
+    assert torch.equal(causal[349], whole[1][-1]), "its last row has no keys after it"
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)

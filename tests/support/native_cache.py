@@ -92,6 +92,7 @@ class NativeCache:
         shape: AttentionShape,
         out_dtype: torch.dtype = torch.float32,
         sinks: Tensor | None = None,
+        is_span_R: Sequence[bool] | None = None,
     ) -> Tensor:
         """Run `plan_attention` and `paged_attention` for queries (rows, heads * head dimension; float32)."""
         mirrored = ShapeArguments.of(shape, self.layout)
@@ -100,12 +101,14 @@ class NativeCache:
         workspace = torch.full((num_bytes + 64,), 0xFF, dtype=torch.uint8)
         address = -(-workspace.data_ptr() // 64) * 64
         starts, lens = (torch.tensor(list(numbers)) for numbers in (query_starts, context_lens))
+        spans = None if is_span_R is None else torch.tensor(is_span_R, dtype=torch.int8)
         assert block_table.dtype == torch.int32 and block_table.stride(1) == 1
         step = StepArguments(
             num_rows=len(q),
             num_requests=len(lens),
             query_starts=starts.data_ptr(),
             context_lens=lens.data_ptr(),
+            is_span=None if spans is None else spans.data_ptr(),
             groups=ctypes.pointer(
                 GroupArguments(block_table=block_table.data_ptr(), block_table_width=block_table.stride(0))
             ),

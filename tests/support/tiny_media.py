@@ -10,6 +10,7 @@ import transformers
 from PIL import Image
 from tiny_models import EOS, MAX_POSITIONS, VOCAB_SIZE
 from tokenizers import AddedToken
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 IMAGE = "<image>"
@@ -128,6 +129,42 @@ def _make_qwen(directory: Path, family: str, sizes: dict[str, Any]) -> Path:
     )
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     return _write_parts(directory, model, f"{family}Processor", image_processor, tokenizer)
+
+
+def make_gemma3(directory: Path) -> Path:
+    """Write a Gemma 3: squares of four patches are a row; the nine rows of an image attend to each other."""
+    begin, end = "<start_of_image>", "<end_of_image>"
+    tokenizer = _tokenizer(begin, end, image="<image_soft_token>")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        eos_token=EOS,
+        pad_token=EOS,
+        extra_special_tokens={"image_token": "<image_soft_token>", "boi_token": begin, "eoi_token": end},
+    )
+    text = transformers.Gemma3TextConfig(
+        **{**_TEXT, "vocab_size": len(tokenizer), "hidden_size": 96, "num_hidden_layers": 3},
+        query_pre_attn_scalar=16,
+        tie_word_embeddings=False,  # tied, it repeats its last token
+        sliding_window=6,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )
+    vision = transformers.SiglipVisionConfig(**{**_VISION, "image_size": 36})
+    config = transformers.Gemma3Config(
+        text_config=text,
+        vision_config=vision,
+        mm_tokens_per_image=9,
+        tie_word_embeddings=False,
+        image_token_index=VOCAB_SIZE,
+        boi_token_index=VOCAB_SIZE + 1,
+        eoi_token_index=VOCAB_SIZE + 2,
+    )
+    processor = transformers.Gemma3Processor(
+        image_processor=Gemma3ImageProcessorPil(size={"height": 36, "width": 36}),
+        tokenizer=tokenizer,
+        image_seq_length=9,
+        chat_template=CHAT_TEMPLATE.replace(IMAGE, begin),
+    )
+    return _write(directory, transformers.Gemma3ForConditionalGeneration(config), processor)
 
 
 def _tokenizer(*marks: str, image: str = IMAGE) -> transformers.PreTrainedTokenizerFast:

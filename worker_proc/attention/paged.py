@@ -12,7 +12,7 @@ from octavo.kernels.rope_store_kv import rope_store_kv
 from octavo.kernels.rope_store_kv.rotation import Rotation
 from octavo.kernels.store_kv import store_kv
 from octavo.worker_proc.attention.base import LayerState, layer_scales
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.inputs import AttentionPieces, StepInputs
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
@@ -58,6 +58,9 @@ class PagedCacheAttention:
         """Prepare the next step. Call once, before the layers."""
         query_starts, context_lens = inputs.query_starts.tolist(), inputs.context_lens.tolist()
         self._slot_mappings = [torch.from_numpy(group.slot_mapping_T) for group in inputs.groups]
+        if inputs.pieces is not None:
+            self._planned = self._plan_pieces(inputs, inputs.pieces)
+            return
         self._planned = [
             paged_attention.plan(
                 query_starts,
@@ -77,6 +80,20 @@ class PagedCacheAttention:
             self._state_slots = StateSlots(
                 query_starts, inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()
             )
+
+    def _plan_pieces(self, inputs: StepInputs, pieces: AttentionPieces) -> list[PagedAttention]:
+        """Plan the attention of each group, of a model without states and cross-attention."""
+        return [
+            paged_attention.plan(
+                pieces.query_starts.tolist(),
+                pieces.context_lens.tolist(),
+                torch.from_numpy(group_inputs.block_table_RP)[pieces.requests_P],
+                self._storage.block_size,
+                group.shape,
+                pieces.is_span_P.astype(bool).tolist(),
+            )
+            for group, group_inputs in zip(self._groups, inputs.groups, strict=True)
+        ]
 
     def follow(
         self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor], state_slots: Slots | None = None

@@ -52,6 +52,8 @@ class SlotColumns:
         """The position after the last grid of an image; see `axes.py`."""
         self.axes_shift_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """Added to positions from there on, so that they count on from the last grid."""
+        self.spans_end_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """The position after the last span that attends in both directions; see `spans.py`."""
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""

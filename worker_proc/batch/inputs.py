@@ -118,6 +118,20 @@ class GivenInputs:
         return cls(np.concatenate(indices), embeds.data.data)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionPieces:
+    """The requests of a step as attention sees them: divided into P pieces of adjacent rows."""
+
+    requests_P: Ints
+    """The index of the request that each is a part of."""
+    query_starts: Ints
+    """P + 1 offsets into the rows."""
+    context_lens: Ints
+    """P; keys of the request up to the end of the piece."""
+    is_span_P: npt.NDArray[np.int8]
+    """Whether its rows see all of these keys."""
+
+
 @dataclass(slots=True, eq=False)
 class StepInputs:
     """A ragged batch of R requests, whose tokens are concatenated in T rows."""
@@ -145,3 +159,5 @@ class StepInputs:
     """None: no request of the step has an adapter."""
     axes_AT: Ints | None = None
     """Positions on several axes, of a model that has them; `positions_T` then counts the rows of the step."""
+    pieces: AttentionPieces | None = None
+    """None: attention computes requests as they are."""

@@ -25,6 +25,7 @@ from octavo.worker_proc.batch.inputs import (
     StepInputs,
 )
 from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.spans import BothWaysSpans
 from octavo.worker_proc.batch.state_moves import StateMoves
 
 FEW = 8
@@ -91,6 +92,7 @@ class BatchState:
         self._num_adapters = num_adapters
         self._segment_stride = segment_stride
         self._axes = AxisPositions(self.columns) if has_axes else None
+        self._spans = BothWaysSpans(self.columns)
 
     def apply(self, plan: StepPlan) -> None:
         """Bring the rows up to date, in the order that `protocol.steps` fixes."""
@@ -291,6 +293,7 @@ class BatchState:
             given=given,
             adapters=self._adapter_inputs(slots_T) if self._num_adapters else None,
             axes_AT=axes_AT,
+            pieces=self._spans.pieces(slots_R, starts_R, counts_R),
         )
 
     def _adapter_inputs(self, slots_T: Ints) -> AdapterInputs | None:
@@ -325,6 +328,7 @@ class BatchState:
         columns.adapter_S[row.slot] = admitted.adapter_slot + 1
         if self._axes is not None:
             self._axes.admit(row.slot, admitted.grids)
+        self._spans.admit(row.slot, admitted.both_ways_spans)
         columns.segment_S[row.slot] = row.pooling.segment_start if row.pooling else 0
 
     def _append(self, appended: Appended) -> None:

@@ -6,11 +6,13 @@ from typing import Any
 import numpy.typing as npt
 
 from octavo.kernels.native.arguments import GroupArguments, StepArguments
-from octavo.worker_proc.batch.inputs import AdapterInputs, StepInputs
+from octavo.worker_proc.batch.inputs import AdapterInputs, AttentionPieces, StepInputs
 
 
 def step_arguments(inputs: StepInputs) -> StepArguments:
     """Return the step as C++ reads it; the arrays must outlive it."""
+    if inputs.pieces is not None:
+        return _step_of_pieces(inputs, inputs.pieces)
     groups = [
         GroupArguments(
             address(group.slot_mapping_T),
@@ -38,6 +40,29 @@ def step_arguments(inputs: StepInputs) -> StepArguments:
         context_lens=address(inputs.context_lens),
         groups=(GroupArguments * len(groups))(*groups),
     )
+    set_adapters(step, inputs.adapters)
+    return step
+
+
+def _step_of_pieces(inputs: StepInputs, pieces: AttentionPieces) -> StepArguments:
+    """Return the step of a model without states and cross-attention, whose requests are divided."""
+    assert inputs.states is None and inputs.cross is None, "a model that attends to its own keys alone"
+    tables = [group.block_table_RP[pieces.requests_P] for group in inputs.groups if group.block_table_RP is not None]
+    groups = [
+        GroupArguments(address(group.slot_mapping_T), address(table_PP), table_PP.shape[1])
+        for group, table_PP in zip(inputs.groups, tables, strict=True)
+    ]
+    step = StepArguments(
+        num_rows=len(inputs.token_ids_T),
+        token_ids=address(inputs.token_ids_T),
+        positions=address(inputs.positions_T),
+        num_requests=len(pieces.context_lens),
+        query_starts=address(pieces.query_starts),
+        context_lens=address(pieces.context_lens),
+        groups=(GroupArguments * len(groups))(*groups),
+        is_span=address(pieces.is_span_P),
+    )
+    step.tables = tables  # a structure does not keep what a number points to
     set_adapters(step, inputs.adapters)
     return step
 

@@ -8,6 +8,7 @@ from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 _AUDIO = {"WhisperForConditionalGeneration": "whisper"}
 """The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
+    "Gemma3ForConditionalGeneration": "gemma3",
     "Idefics3ForConditionalGeneration": "idefics3",
     "LlavaForConditionalGeneration": "llava",
     "Qwen2VLForConditionalGeneration": "qwen_vl",
