@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from octavo.frontend.device import detect_device
+from octavo.frontend.fork_server import fork_server
 from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.frontend.run_dir import RunDir
 from octavo.frontend.vllm_environment import engine_with_variables
@@ -243,25 +244,27 @@ class SpawnedEngine:
             config = msgspec.structs.replace(config, record_steps=f"{config.record_steps}.{self._num_lives}")
         log_level, log_config = log_settings()
         lock_step_fd = self._lock_step.fileno() if self._lock_step else -1
-        spec = CoreSpec(
-            config=config,
-            address=address,
-            run_dir=str(life_dir),
-            epoch=self._epoch + self._num_lives,
-            facts=list(facts),
-            remote_address=self.remote_address,
-            replaced_epoch=replaced_epoch,
-            predecessor_dir=predecessor_dir,
-            predecessor_end=predecessor_end,
-            weights_dir=str(self._weights_dir.path) if self._weights_dir else "",
-            lock_step_path=self.lock_step_path,
-            lock_step_fd=lock_step_fd,
-            log_level=log_level,
-            log_config=log_config,
-            check_invariants=Env.read().check_invariants,
-        )
-        inherited = [lock_step_fd] if self._lock_step else []
-        return Child.spawn("octavo.core_proc", spec, "core", inherited=inherited, leads_group=True)
+        with fork_server.connect() if config.forks_workers else contextlib.nullcontext() as forks:
+            spec = CoreSpec(
+                config=config,
+                address=address,
+                run_dir=str(life_dir),
+                epoch=self._epoch + self._num_lives,
+                facts=list(facts),
+                remote_address=self.remote_address,
+                replaced_epoch=replaced_epoch,
+                predecessor_dir=predecessor_dir,
+                predecessor_end=predecessor_end,
+                weights_dir=str(self._weights_dir.path) if self._weights_dir else "",
+                lock_step_path=self.lock_step_path,
+                lock_step_fd=lock_step_fd,
+                fork_server_fd=forks.fileno() if forks else -1,
+                log_level=log_level,
+                log_config=log_config,
+                check_invariants=Env.read().check_invariants,
+            )
+            inherited = [descriptor for descriptor in (lock_step_fd, spec.fork_server_fd) if descriptor >= 0]
+            return Child.spawn("octavo.core_proc", spec, "core", inherited=inherited, leads_group=True)
 
 
 def _point(path: Path, target: Path) -> None:

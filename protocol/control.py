@@ -37,6 +37,8 @@ class CoreSpec(msgspec.Struct, frozen=True, kw_only=True, tag="core"):
     """
     predecessor_end: str = ""
     """How that core crashed, for messages."""
+    fork_server_fd: int = -1
+    """An inherited connection to the fork server of the process that starts the core; -1: there is none."""
     log_level: str = "INFO"
     log_config: str = ""
     """See `configure_logging`."""
@@ -179,14 +181,19 @@ class PhaseDone(msgspec.Struct, frozen=True, tag="phase_done"):
 
 
 class ForkRequest(msgspec.Struct, frozen=True):
-    """To a fork server: fork a worker. Descriptors come with it: the status pipe, a file with the launch spec, the
-    worker's standard input, its control pipe, and those that it inherits.
+    """What a forked worker takes over from its core instead of from the fork server, which another one may have started
+    long ago in other surroundings.
     """
 
     control_fd: int
     """The number of the control pipe in the worker."""
     inherited: list[int]
-    """The numbers of the other descriptors."""
+    """The numbers of the descriptors that come after it."""
+    environment: dict[str, str]
+    directory: str
+    """The working directory; "": it has been removed."""
+    processors: list[int]
+    """On which the worker may run."""
 
 
 class WorkerReady(msgspec.Struct, frozen=True, tag="worker_ready"):

@@ -88,6 +88,12 @@ def child_environment(extra: dict[str, str]) -> dict[str, str]:
     return {**os.environ, **extra}
 
 
+def replace_environment(variables: dict[str, str]) -> None:
+    """Make these the variables of this process."""
+    os.environ.clear()
+    os.environ.update(variables)
+
+
 def set_default(name: str, value: str) -> None:
     """Set a variable that a library reads at import (`OMP_...`), unless the user has set it."""
     os.environ.setdefault(name, value)

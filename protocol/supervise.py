@@ -153,7 +153,7 @@ class Child:
                 process = subprocess.Popen(
                     [sys.executable, "-P", "-m", module, str(writer)],
                     stdin=subprocess.PIPE,
-                    stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else None,
+                    stdout=stderr_of_children(),
                     pass_fds=[writer, *inherited],
                     env=child_environment(environment or {}),
                     process_group=0 if leads_group else None,
@@ -319,10 +319,9 @@ def _describe(code: int) -> str:
         return f"was killed by signal {-code}"
 
 
-def _has_fileno(stream: object) -> bool:
-    """True for a real file: notebooks and test runners put objects without one in `sys.stderr`."""
+def stderr_of_children() -> int | None:
+    """Return where children print; None: where this process does, since `sys.stderr` is no file (in notebooks)."""
     try:
-        stream.fileno()  # type: ignore[attr-defined]
+        return sys.stderr.fileno()
     except (AttributeError, OSError, ValueError):
-        return False
-    return True
+        return None

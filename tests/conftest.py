@@ -14,6 +14,8 @@ from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from leaks import kill, leaked_processes
 
+from octavo.frontend.fork_server import fork_server
+
 pytest_plugins = ["time_limit"]
 
 MARK = "OCTAVO_TEST_SESSION"
@@ -120,6 +122,7 @@ def no_process_left_behind() -> Iterator[None]:
     """Fail the run when an engine process of this run outlives its tests; end it all the same."""
     os.environ[MARK] = mark = uuid.uuid4().hex
     yield
+    fork_server.close()
     left = leaked_processes(f"{MARK}={mark}", timeout_s=5.0)
     kill(list(left))
     assert not left, f"octavo processes were left behind: {left}"

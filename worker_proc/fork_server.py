@@ -1,7 +1,7 @@
-"""A process that imports what a worker needs, and then forks a worker for each request of the core.
+"""A process that imports what a worker needs, and then forks a worker for each request of a core.
 
-The other end is `core_proc/workers/fork_server.py`. No thread may run here: a forked process has only the thread that
-called `fork`, and locks that others held would stay locked.
+`protocol/fork_server.py` starts it and says what is sent; `core_proc/workers/fork_server.py` sends requests. No thread
+may run here: a forked process has only the thread that called `fork`, and locks that others held would stay locked.
 """
 
 import contextlib
@@ -13,82 +13,114 @@ import signal
 import socket
 import struct
 import sys
+from dataclasses import dataclass
 from typing import NoReturn
 
 import msgspec
 
 from octavo.protocol.control import ForkRequest, WorkerSpec
-from octavo.protocol.env import set_default
-from octavo.protocol.lifecycle import EXIT_PARENT_GONE, die_with_parent, run_child
+from octavo.protocol.env import replace_environment, set_default
+from octavo.protocol.fork_server import CONNECT, FORK, MAX_DESCRIPTORS
+from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message, run_child
 from octavo.protocol.process_title import set_process_title
 from octavo.protocol.stacks import enable_dumps
 from octavo.worker_proc.__main__ import SPIN_COUNT
 from octavo.worker_proc.__main__ import main as worker_main
 
 _STATUS = struct.Struct("<i")
-_MAX_REQUEST_BYTES = 65536
-_MAX_DESCRIPTORS = 16
+_STDIN, _STDOUT, _STDERR = range(3)
+
+
+@dataclass(frozen=True)
+class _Worker:
+    connection: int
+    """The descriptor on which it was asked for."""
+    status: int
+    """The pipe on which its end is reported."""
 
 
 class ForkServer:
-    """Forks workers and reports their ends.
+    """Forks workers and reports their ends. Those of a connection die with it, and the server after the last one.
 
     Args:
-        requests: connected to the core.
+        first: a connection.
+        idle_s: how long the server stays if there is no other connection; 0: as long as the first is there.
     """
 
-    def __init__(self, requests: socket.socket) -> None:
-        self._requests = requests
-        self._statuses: dict[int, int] = {}
-        """By process id, where the end of each worker is reported."""
+    def __init__(self, first: socket.socket, idle_s: float) -> None:
+        self._first = first.fileno()
+        self._connections = {self._first: first}
+        self._idle_ms = int(1000 * idle_s) or None
+        self._workers: dict[int, _Worker] = {}
+        """By process id."""
         self._ended, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._poll = select.poll()
+        for descriptor in (self._first, self._ended):
+            self._poll.register(descriptor, select.POLLIN)
 
-    def run(self) -> NoReturn:
-        """Serve until the core is gone; the workers die with this process."""
+    def run(self) -> None:
+        """Serve until all connections are closed."""
         signal.set_wakeup_fd(self._wakeup)
         signal.signal(signal.SIGCHLD, lambda number, frame: None)
-        poll = select.poll()
-        poll.register(self._requests, select.POLLIN)
-        poll.register(self._ended, select.POLLIN)
-        while True:
-            for descriptor, _ in poll.poll():
+        while self._connections:
+            is_idle = self._connections.keys() == {self._first}
+            ready = self._poll.poll(self._idle_ms if is_idle else None)
+            if not ready:
+                # Whoever sends from now on is told. What was sent before is still read, and then the end of file.
+                self._connections[self._first].shutdown(socket.SHUT_RD)
+            for descriptor, _ in ready:
                 if descriptor == self._ended:
                     os.read(self._ended, 4096)
                     self._reap()
                 else:
-                    self._take_request()
+                    self._receive(descriptor)
 
-    def _take_request(self) -> None:
-        body, descriptors, _, _ = socket.recv_fds(self._requests, _MAX_REQUEST_BYTES, _MAX_DESCRIPTORS)
-        if not body:
-            os._exit(EXIT_PARENT_GONE)
-        request = msgspec.msgpack.decode(body, type=ForkRequest)
-        status, *others = descriptors
+    def _receive(self, connection: int) -> None:
+        word, descriptors, _, _ = socket.recv_fds(self._connections[connection], len(CONNECT), MAX_DESCRIPTORS)
+        if word == FORK:
+            self._fork(connection, *descriptors)
+        elif word == CONNECT:
+            (added,) = descriptors
+            self._connections[added] = socket.socket(fileno=added)
+            self._poll.register(added, select.POLLIN)
+        else:
+            self._disconnect(connection)
+
+    def _fork(self, connection: int, status: int, *others: int) -> None:
         pid = os.fork()
         if pid == 0:
             self._close()
             os.close(status)
-            become_worker(request, others)
-        self._statuses[pid] = status
+            become_worker(*others)
+        self._workers[pid] = _Worker(connection, status)
         _report(status, pid)
         for descriptor in others:
             os.close(descriptor)
 
+    def _disconnect(self, connection: int) -> None:
+        """Kill the workers of a core that is gone: they end by themselves only if they are not stopped."""
+        self._poll.unregister(connection)
+        self._connections.pop(connection).close()
+        for pid, worker in self._workers.items():
+            if worker.connection == connection:
+                os.kill(pid, signal.SIGKILL)
+
     def _reap(self) -> None:
         """Report the workers that have ended."""
-        for pid, status in list(self._statuses.items()):
+        for pid, worker in list(self._workers.items()):
             ended, state = os.waitpid(pid, os.WNOHANG)
             if ended:
-                del self._statuses[pid]
-                _report(status, os.waitstatus_to_exitcode(state))
-                os.close(status)
+                del self._workers[pid]
+                _report(worker.status, os.waitstatus_to_exitcode(state))
+                os.close(worker.status)
 
     def _close(self) -> None:
         """Close everything that belongs to this process, in a worker."""
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        self._requests.close()
-        for descriptor in (self._ended, self._wakeup, *self._statuses.values()):
+        for connection in self._connections.values():
+            connection.close()
+        for descriptor in (self._ended, self._wakeup, *(worker.status for worker in self._workers.values())):
             os.close(descriptor)
 
 
@@ -97,29 +129,42 @@ def _report(status: int, number: int) -> None:
         os.write(status, _STATUS.pack(number))
 
 
-def become_worker(request: ForkRequest, descriptors: list[int]) -> NoReturn:
+def become_worker(file: int, stdin: int, stderr: int, control: int, *inherited: int) -> NoReturn:
     """Continue as a worker that was started by name.
 
     Args:
-        request: the numbers of the descriptors in the worker.
-        descriptors: received: the launch spec, standard input, the control pipe, and those that it inherits.
+        file: the descriptor of a file with the `ForkRequest`, and behind it the launch spec.
+        stdin: standard input.
+        stderr: where the worker prints.
+        control: the control pipe.
+        inherited: in the order of the request.
     """
-    numbers = [0, request.control_fd, *request.inherited]
+    (size,) = LENGTH.unpack(read_message(file, LENGTH.size))
+    request = msgspec.msgpack.decode(read_message(file, size), type=ForkRequest)
+    numbers = [_STDIN, _STDERR, request.control_fd, *request.inherited]
+    received = [file, stdin, stderr, control, *inherited]
     # Above all of these numbers first: a descriptor may have been received under the number of another one.
-    spec_fd, *moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for descriptor in descriptors]
-    for descriptor in descriptors:
+    spec_fd, *moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for descriptor in received]
+    for descriptor in received:
         os.close(descriptor)
     for descriptor, number in zip(moved, numbers, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    os.dup2(_STDERR, _STDOUT)
+    replace_environment(request.environment)
+    if request.directory:
+        os.chdir(request.directory)
+    os.sched_setaffinity(0, request.processors)
     sys.argv = ["octavo.worker_proc", str(request.control_fd)]
     sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
     run_child("Worker", WorkerSpec, worker_main, spec_fd=spec_fd)
 
 
-def main() -> NoReturn:
+def main() -> None:
     """Import, then serve."""
-    die_with_parent(int(sys.argv[2]))  # by now its parent may be gone, and another process have this one
+    descriptor, parent, idle_s = sys.argv[1:]
+    if int(parent):
+        die_with_parent(int(parent))  # by now its parent may be gone, and another process have this one
     # A signal for the whole process group is for the core, which stops the workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -130,7 +175,7 @@ def main() -> NoReturn:
     import octavo.worker_proc.worker  # noqa: F401  (before the first fork, so that workers need not)
 
     gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
-    ForkServer(socket.socket(fileno=int(sys.argv[1]))).run()
+    ForkServer(socket.socket(fileno=int(descriptor)), float(idle_s)).run()
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """`ForkServer`: a process that has imported torch, from which the workers of this machine are forked.
 
 Several workers that start at once would each import it, which takes more than a second of processor time per worker.
-Those that replace dead ones start faster, too. The other end is `worker_proc/fork_server.py`.
+Those that replace dead ones start faster, too. `protocol/fork_server.py` says what is sent.
 """
 
 import contextlib
@@ -11,17 +11,15 @@ import signal
 import socket
 import struct
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
 
 from octavo.protocol.control import ForkRequest, LaunchSpec
 from octavo.protocol.env import child_environment
-from octavo.protocol.lifecycle import LENGTH
-from octavo.protocol.supervise import Child, without_interrupts
-
-MODULE = "octavo.worker_proc.fork_server"
+from octavo.protocol.fork_server import FORK, ForkServerProcess
+from octavo.protocol.lifecycle import EXIT_FAILED, LENGTH
+from octavo.protocol.supervise import Child
 
 STATUS = struct.Struct("<i")
 """What the server writes for each worker: first its process id, at its end its exit code."""
@@ -29,36 +27,35 @@ STATUS = struct.Struct("<i")
 REPORT_TIMEOUT_S = 0.5
 """How long the server may take to report the end of a worker."""
 
+_STDERR = 2
+
 
 class ForkServer:
-    """A running fork server. Call all methods from the thread that made it: the server dies with that thread."""
+    """A connection to a fork server. Call all methods from the thread that made it.
 
-    def __init__(self) -> None:
-        """Start the process without waiting for it.
+    Args:
+        shared_fd: a connection to the server that the engines of a process share; -1: start one that dies with this
+            thread.
 
-        Raises:
-            OSError: it cannot be started.
-        """
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs, without_interrupts():
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-                pass_fds=[theirs.fileno()],
-                # No thread may run in a process that forks, and OpenBLAS starts some when numpy is imported.
-                env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
-            )
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, shared_fd: int = -1) -> None:
+        self._own = ForkServerProcess(dies_with_thread=True) if shared_fd < 0 else None
+        self._socket = self._own.socket if self._own else socket.socket(fileno=shared_fd)
+        self._poll = select.poll()
+        self._poll.register(self._socket, 0)  # the end of the connection is always reported
 
     @property
     def pid(self) -> int:
-        """Process id."""
-        return self._process.pid
+        """Process id; 0: another process has started the server."""
+        return self._own.pid if self._own else 0
 
     @property
     def is_alive(self) -> bool:
-        """True until the process has exited."""
-        return self._process.poll() is None
+        """True until the server has ended the connection."""
+        return not self._poll.poll(0) if self._socket.fileno() >= 0 else False
 
     def spawn(self, spec: LaunchSpec, name: str, inherited: Sequence[int] = ()) -> Child:
         """Fork a worker as soon as torch is imported, and hand it its launch spec. Never blocks.
@@ -71,31 +68,53 @@ class ForkServer:
         Raises:
             OSError: the server is gone.
         """
-        body = msgspec.msgpack.encode(spec)
         with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
             control, control_writer = _pipe(ours, theirs)
             stdin, stdin_writer = _pipe(theirs, ours)
             status, status_writer = _pipe(ours, theirs)
             os.set_blocking(control, False)
+            request = ForkRequest(
+                control_fd=control_writer,
+                inherited=list(inherited),
+                environment=child_environment({}),
+                directory=_directory(),
+                processors=sorted(os.sched_getaffinity(0)),
+            )
             # A file, because a pipe has room for 64 KiB, and the worker reads only once torch is imported.
-            spec_file = theirs.enter_context(os.fdopen(os.memfd_create("octavo-spec"), "w+b"))
-            spec_file.write(LENGTH.pack(len(body)) + body)
-            spec_file.seek(0)
-            request = msgspec.msgpack.encode(ForkRequest(control_writer, list(inherited)))
-            descriptors = [status_writer, spec_file.fileno(), stdin, control_writer, *inherited]
-            socket.send_fds(self._socket, [request], descriptors)
+            file = theirs.enter_context(os.fdopen(os.memfd_create("octavo-spec"), "w+b"))
+            for message in (request, spec):
+                body = msgspec.msgpack.encode(message)
+                file.write(LENGTH.pack(len(body)) + body)
+            file.seek(0)
+            descriptors = [status_writer, file.fileno(), stdin, _STDERR, control_writer, *inherited]
+            socket.send_fds(self._socket, [FORK], descriptors)
             ours.pop_all()
         return Child(name, ForkedProcess(self, stdin_writer, status), control)
 
     def wait(self) -> int:
-        """Return the exit code. Blocks until: the server has exited."""
-        return self._process.wait()
+        """Return the exit code, or that of a failure if another process has started the server.
+
+        Blocks until: the server has exited or ended the connection.
+        """
+        if self._own:
+            return self._own.wait()
+        while self.is_alive:
+            self._poll.poll()
+        return EXIT_FAILED
 
     def kill(self) -> None:
-        """Kill the server and all workers that were forked from it. Idempotent."""
-        self._process.kill()
-        self._process.wait()
-        self._socket.close()
+        """Kill all workers that were forked, and the server unless others share it. Idempotent."""
+        if self._own:
+            self._own.kill()
+        else:
+            self._socket.close()
+
+
+def _directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""
 
 
 def _pipe(of_reader: contextlib.ExitStack, of_writer: contextlib.ExitStack) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from typing import Any
 import zmq
 
 from octavo.core_proc.workers.agents import Agents
+from octavo.core_proc.workers.fork_server import ForkServer
 from octavo.core_proc.workers.group import WorkerGroup
 from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.core_proc.workers.lock_step import LockStepPlace, LockStepWorkerGroup
@@ -42,8 +43,7 @@ def launch_workers(
     else:
         settings: dict[str, Any] = {
             "module": module,
-            # Workers on GPUs are not forked: that has not been tried.
-            "forks": config.world_size > 1 and config.device == "cpu" and module == WORKER_MODULE,
+            "fork_server": _fork_server(spec) if module == WORKER_MODULE else None,
             "log_level": log_level,
             "log_config": log_config,
             "facts": facts,
@@ -53,3 +53,14 @@ def launch_workers(
             return LockStepWorkerGroup(config, spec.run_dir, context, place=place, **settings)
         return LocalWorkerGroup(config, spec.run_dir, context, **settings)
     return RemoteWorkerGroup(agents, config, log_level=log_level, log_config=log_config, facts=facts)
+
+
+def _fork_server(spec: CoreSpec) -> ForkServer | None:
+    """Return what forks the workers; None: they are started by name, since a server of their own would delay one.
+
+    Raises:
+        OSError: a server cannot be started.
+    """
+    if spec.fork_server_fd >= 0:
+        return ForkServer(spec.fork_server_fd)
+    return ForkServer() if spec.config.forks_workers and spec.config.world_size > 1 else None

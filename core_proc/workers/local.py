@@ -42,7 +42,6 @@ class LocalWorkerGroup(StartingGroup):
         log_config: str = "",
         generation: int = 0,
         facts: Sequence[DeviceFacts] = (),
-        forks: bool = False,
         fork_server: ForkServer | None = None,
     ) -> None:
         """Start the processes without waiting for them.
@@ -56,8 +55,7 @@ class LocalWorkerGroup(StartingGroup):
             log_config: of the workers; see `configure_logging`.
             generation: number of this group, from 0.
             facts: what earlier workers have measured, in order of rank; (): the workers measure.
-            forks: whether workers are forked from a process that has imported torch, instead of `module`.
-            fork_server: of an earlier group.
+            fork_server: forks the workers; None: they are started by name.
 
         Raises:
             StartupError: a socket cannot be bound.
@@ -74,10 +72,10 @@ class LocalWorkerGroup(StartingGroup):
         self._known_facts = facts
         self._children: dict[int, Child] = {}
         """By rank; without those that have exited and been closed."""
-        self._fork_server: ForkServer | None = None
+        self._fork_server = fork_server
         try:
-            if forks:
-                self._fork_server = fork_server or ForkServer()
+            if fork_server and not fork_server.is_alive:  # it has ended with an earlier group
+                self._fork_server = ForkServer()
             self._launch()
         except OSError:
             self.kill()
@@ -148,8 +146,7 @@ class LocalWorkerGroup(StartingGroup):
             "log_config": self._log_config,
             "generation": self._generation + 1,
             "facts": self._known_facts or self.facts,
-            "forks": self._fork_server is not None,
-            "fork_server": self._fork_server if self._fork_server and self._fork_server.is_alive else None,
+            "fork_server": self._fork_server,
         }
 
     def stop(self) -> None:

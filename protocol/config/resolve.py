@@ -175,6 +175,14 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return bool(self.kv_offloading_path) or self.kv_connector is not None
 
     @property
+    def forks_workers(self) -> bool:
+        """Whether all workers are on this machine's CPUs, and may be forked from a process that has imported torch.
+
+        Workers on GPUs are not: that has not been tried.
+        """
+        return self.device == "cpu" and self.executor == "mp" and self.num_nodes == 1
+
+    @property
     def takes_rows(self) -> bool:
         """Whether a step may compute with rows in place of token embeddings: prompt embeddings, or those of media."""
         return self.enable_prompt_embeds or (self.media is not None and not self.media.attended_rows)

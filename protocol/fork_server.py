@@ -1,0 +1,86 @@
+"""`ForkServerProcess`: a process that has imported torch, from which workers are forked, as its owner sees it.
+
+It runs `worker_proc/fork_server.py`. Cores talk to it over connections, from `core_proc/workers/fork_server.py`. Each
+message is one word, with descriptors.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+
+from octavo.protocol.env import child_environment
+from octavo.protocol.supervise import stderr_of_children, without_interrupts
+
+MODULE = "octavo.worker_proc.fork_server"
+
+FORK = b"fork"
+"""Fork a worker. With the status pipe, a file with the `ForkRequest` and the launch spec, the worker's standard input,
+its standard error, its control pipe, and the descriptors that it inherits."""
+
+CONNECT = b"connect"
+"""Serve another connection, whose end comes with the word."""
+
+MAX_DESCRIPTORS = 16
+
+
+class ForkServerProcess:
+    """A running fork server and the first connection to it.
+
+    Args:
+        dies_with_thread: whether the kernel kills it, with all workers, when the thread that made it ends. In any case
+            it ends after its last connection.
+        idle_s: how long it stays when there is only the first connection; 0: as long as that one.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, *, dies_with_thread: bool, idle_s: float = 0.0) -> None:
+        self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid() if dies_with_thread else 0
+        with theirs, without_interrupts():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(parent), str(idle_s)],
+                stdin=subprocess.DEVNULL,
+                stdout=stderr_of_children(),
+                pass_fds=[theirs.fileno()],
+                # No thread may run in a process that forks, and OpenBLAS starts some when numpy is imported.
+                env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
+                process_group=None if dies_with_thread else 0,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the process has exited."""
+        return self._process.poll() is None
+
+    def connect(self) -> socket.socket:
+        """Return another connection, on which a core has workers forked as on the first. Never blocks.
+
+        Raises:
+            OSError: the server is gone or about to end.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            try:
+                socket.send_fds(self.socket, [CONNECT], [theirs.fileno()], socket.MSG_DONTWAIT)
+            except OSError:
+                ours.close()
+                raise
+        return ours
+
+    def wait(self) -> int:
+        """Return the exit code. Blocks until: the server has exited."""
+        return self._process.wait()
+
+    def kill(self) -> None:
+        """Kill the server and all workers that were forked from it. Idempotent."""
+        self._process.kill()
+        self._process.wait()
+        self.socket.close()
