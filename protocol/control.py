@@ -185,6 +185,8 @@ class ForkRequest(msgspec.Struct, frozen=True):
     long ago in other surroundings.
     """
 
+    core_pid: int
+    """`ps` shows it, as the worker is no child of its core."""
     control_fd: int
     """The number of the control pipe in the worker."""
     inherited: list[int]

@@ -38,10 +38,10 @@ class ForkServerProcess:
 
     def __init__(self, *, dies_with_thread: bool, idle_s: float = 0.0) -> None:
         self.socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        parent = os.getpid() if dies_with_thread else 0
+        arguments = [theirs.fileno(), os.getpid(), int(dies_with_thread), idle_s]
         with theirs, without_interrupts():
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", MODULE, str(theirs.fileno()), str(parent), str(idle_s)],
+                [sys.executable, "-P", "-m", MODULE, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=stderr_of_children(),
                 pass_fds=[theirs.fileno()],

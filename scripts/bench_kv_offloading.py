@@ -187,7 +187,7 @@ async def _recover(args: argparse.Namespace, settings: dict[str, Any]) -> tuple[
         tasks = [asyncio.create_task(stream(index, _tokens(rng, args.first_tokens))) for index in range(args.streams)]
         await have_begun.wait()
         for process in descendants(os.getpid()):
-            if f"{args.kill}_proc" in process.module:
+            if process.module == f"octavo.{args.kill}_proc":
                 send_signal(process, signal.SIGKILL)
         killed_s = time.perf_counter() + 0.1  # what was sent before has arrived by then
         outputs = list(await asyncio.gather(*tasks))

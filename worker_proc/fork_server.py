@@ -13,6 +13,7 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -21,13 +22,16 @@ import msgspec
 from octavo.protocol.control import ForkRequest, WorkerSpec
 from octavo.protocol.env import replace_environment, set_default
 from octavo.protocol.fork_server import CONNECT, FORK, MAX_DESCRIPTORS
-from octavo.protocol.lifecycle import LENGTH, die_with_parent, read_message, run_child
+from octavo.protocol.lifecycle import EXIT_FAILED, LENGTH, die_with_parent, read_message, run_child
 from octavo.protocol.process_title import set_process_title
 from octavo.protocol.stacks import enable_dumps
 from octavo.worker_proc.__main__ import SPIN_COUNT
 from octavo.worker_proc.__main__ import main as worker_main
 
 _STATUS = struct.Struct("<i")
+LOOK_INTERVAL_S = 0.2
+"""How often the server looks during its import whether its owner lives."""
+
 _STDIN, _STDOUT, _STDERR = range(3)
 
 
@@ -156,15 +160,16 @@ def become_worker(file: int, stdin: int, stderr: int, control: int, *inherited: 
         os.chdir(request.directory)
     os.sched_setaffinity(0, request.processors)
     sys.argv = ["octavo.worker_proc", str(request.control_fd)]
-    sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv]
+    sys.orig_argv = [sys.executable, "-P", "-m", *sys.argv, f"core={request.core_pid}"]
     run_child("Worker", WorkerSpec, worker_main, spec_fd=spec_fd)
 
 
 def main() -> None:
     """Import, then serve."""
-    descriptor, parent, idle_s = sys.argv[1:]
-    if int(parent):
-        die_with_parent(int(parent))  # by now its parent may be gone, and another process have this one
+    descriptor, owner, dies_with_thread = map(int, sys.argv[1:4])
+    idle_s = float(sys.argv[4])
+    if dies_with_thread:
+        die_with_parent(owner)  # by now its parent may be gone, and another process have this one
     # A signal for the whole process group is for the core, which stops the workers.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
@@ -172,10 +177,30 @@ def main() -> None:
     set_process_title("forks", "workers")
     set_default("GOMP_SPINCOUNT", SPIN_COUNT)
     gc.disable()
-    import octavo.worker_proc.worker  # noqa: F401  (before the first fork, so that workers need not)
+    with _ending_with(owner):
+        import octavo.worker_proc.worker  # noqa: F401  (before the first fork, so that workers need not)
 
     gc.freeze()  # a collection in a worker would copy the pages that it shares with the others
-    ForkServer(socket.socket(fileno=int(descriptor)), float(idle_s)).run()
+    ForkServer(socket.socket(fileno=descriptor), idle_s).run()
+    os._exit(0)  # what was imported takes a while to be torn down
+
+
+@contextlib.contextmanager
+def _ending_with(owner: int) -> Iterator[None]:
+    """Exit when the process that has started this one is gone: during the import nobody looks at its connection."""
+
+    def look(number: int, frame: object) -> None:
+        if os.getppid() != owner:
+            os._exit(EXIT_FAILED)
+
+    signal.signal(signal.SIGALRM, look)
+    signal.siginterrupt(signal.SIGALRM, False)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_INTERVAL_S, LOOK_INTERVAL_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
 
 
 if __name__ == "__main__":

@@ -74,6 +74,7 @@ class ForkServer:
             status, status_writer = _pipe(ours, theirs)
             os.set_blocking(control, False)
             request = ForkRequest(
+                core_pid=os.getpid(),
                 control_fd=control_writer,
                 inherited=list(inherited),
                 environment=child_environment({}),

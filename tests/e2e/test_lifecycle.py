@@ -1,6 +1,5 @@
 """`octavo serve` as seen from a terminal: starting, failing to start, stopping, being killed."""
 
-import concurrent.futures
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from servers import Server, cpu_seconds, descendants, left_after, serve
+from servers import FORK_SERVER, Server, cpu_seconds, descendants, left_after, of_module, serve
 from waiting import wait_until
 
 SMALL = ["--dtype", "float32", "--max-model-len", "256", "--max-num-seqs", "4"]
@@ -25,9 +24,10 @@ def server(model: Path) -> Iterator[Server]:
 
 
 def core_and_worker(server: Server) -> list[int]:
-    pids = descendants(server.process.pid)
-    assert len(pids) == 2, "one core and one worker"
-    return pids
+    (core,) = of_module(server.process.pid, "octavo.core_proc")
+    (worker,) = of_module(core, "octavo.worker_proc")
+    assert set(descendants(server.process.pid)) == {core, worker, *of_module(server.process.pid, FORK_SERVER)}
+    return [core, worker]
 
 
 def stream(server: Server) -> Iterator[dict]:
@@ -111,12 +111,11 @@ def test_not_enough_memory_names_the_flag_that_would_help(model: Path) -> None:
 
 def test_sigint_drains(server: Server) -> None:
     pids = core_and_worker(server)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        chunks = pool.submit(lambda: list(stream(server)))
-        time.sleep(0.2)
-        server.signal(signal.SIGINT)
-        finish = [chunk["choices"][0]["finish_reason"] for chunk in chunks.result(60)]
-    assert finish[-1] == "length", "a running request is finished first"
+    chunks = stream(server)
+    next(chunks)
+    server.signal(signal.SIGINT)
+    *_, last = chunks
+    assert last["choices"][0]["finish_reason"] == "length", "a running request is finished first"
     assert server.wait(20) == 0
     assert left_after(pids, 2.0) == []
 
@@ -161,7 +160,7 @@ def mortal(model: Path) -> Iterator[Server]:
 
 def test_killing_the_core_is_told_and_ends_the_server(mortal: Server) -> None:
     server = mortal
-    core, worker = sorted(core_and_worker(server))
+    core, worker = core_and_worker(server)
     chunks = stream(server)
     next(chunks)
     os.kill(core, signal.SIGKILL)
@@ -174,7 +173,7 @@ def test_killing_the_core_is_told_and_ends_the_server(mortal: Server) -> None:
 
 def test_a_drain_that_loses_its_requests_is_a_failure(mortal: Server) -> None:
     server = mortal
-    core, worker = sorted(core_and_worker(server))
+    core, worker = core_and_worker(server)
     chunks = stream(server)
     next(chunks)
     os.kill(worker, signal.SIGSTOP)  # the request cannot end by itself
@@ -188,7 +187,7 @@ def test_a_drain_that_loses_its_requests_is_a_failure(mortal: Server) -> None:
 
 
 def test_killing_the_worker_is_a_pause(server: Server) -> None:
-    _, worker = sorted(core_and_worker(server))
+    _, worker = core_and_worker(server)
     undisturbed = [chunk["choices"][0]["text"] for chunk in stream(server) if chunk["choices"]]
     chunks = stream(server)
     texts = [next(chunks)["choices"][0]["text"]]

@@ -115,6 +115,6 @@ def test_a_signal_restarts_the_engine_and_a_kill_leaves_nothing(model: Path, tmp
         server.wait_for("its engine continues unchanged")
         assert complete(server, 3) == alone[3]
         pids = descendants(server.process.pid)
-        assert len(pids) == 3, "core, worker and one more HTTP process"
+        assert len(pids) == 4, "core, worker, fork server and one more HTTP process"
         server.signal(signal.SIGKILL)
         assert left_after(pids, 2.0) == []

@@ -6,7 +6,7 @@ import threading
 import time
 from pathlib import Path
 
-from servers import Server, descendants, serve
+from servers import Server, of_module, serve
 from waiting import join
 
 
@@ -21,7 +21,7 @@ def test_every_stall_is_reported_once_and_the_engine_recovers(model: Path) -> No
 
 def check_stall(server: Server, which: str, num_stalls: int) -> None:
     assert server.get("/health").status_code == 200
-    (stopped,) = [pid for pid in descendants(server.process.pid) if which in Path(f"/proc/{pid}/cmdline").read_text()]
+    (stopped,) = of_module(server.process.pid, which)
     os.kill(stopped, signal.SIGSTOP)
     assert server.get("/health").status_code == 200, "it is idle as far as anybody can tell"
     body = {"model": "m", "prompt": "a", "max_tokens": 4}

@@ -1,7 +1,6 @@
 """A worker is killed or stopped while requests run: answers equal those of an undisturbed run, bit for bit."""
 
 import asyncio
-import contextlib
 import os
 import random
 import signal
@@ -10,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servers import descendants
+from engine_kills import fork_server_of, worker_of
 from tiny_heads import make_head
 from tiny_models import make_tiny
-from waiting import until, wait_until
+from waiting import until
 from workloads import Ask, ask, ask_all, random_requests
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
@@ -56,25 +55,6 @@ FORK_SERVER = -1
 """In place of a rank."""
 
 
-def worker_of(client: AsyncClient, rank: int = 0) -> int:
-    """Return the process of a rank, or the fork server, once there is one."""
-    engine = client.engine
-    assert engine is not None
-
-    def find() -> int:
-        modules: dict[str, list[int]] = {}
-        for pid in sorted(descendants(engine.core_pid)):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
-                modules.setdefault(words[words.index("-m") + 1] if "-m" in words else "", []).append(pid)
-        if rank == FORK_SERVER:
-            return modules.get("octavo.worker_proc.fork_server", [0])[0]
-        workers = modules.get("octavo.worker_proc", [])
-        return workers[rank] if rank < len(workers) else 0
-
-    return wait_until(find)
-
-
 async def wait_for_progress(client: AsyncClient) -> None:
     """Wait until every request that may have run on the workers which were just lost has got past that place.
 
@@ -106,7 +86,7 @@ async def strike_at_random(
         before = (await client.engine_stats()).num_steps
         await until_stats(client, lambda stats, before=before: stats.num_steps != before)
         await asyncio.sleep(rng.choice([0.0, 0.02, 0.1]))
-        os.kill(worker_of(client, rank), number)
+        os.kill(fork_server_of(client) if rank == FORK_SERVER else worker_of(client, rank), number)
         await until_stats(client, lambda stats, seen=num_losses: sum(stats.worker_failures.values()) != seen)
         await wait_for_progress(client)
 

@@ -13,8 +13,8 @@ from servers import is_running
 from tiny_models import make_tiny
 from worker_plans import worker_config
 
-from octavo.protocol import fork_server as fork_server_module
 from octavo.core_proc.workers.fork_server import ForkServer
+from octavo.protocol import fork_server as fork_server_module
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.lifecycle import EXIT_OK, EXIT_STARTUP_FAILED

@@ -1,32 +1,29 @@
 """Finds the worker of an engine that a test kills, waits for its steps, and checks what deaths change: nothing."""
 
 import asyncio
-import contextlib
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from servers import descendants
+from servers import FORK_SERVER, of_module
 from waiting import until, wait_until
 
 from octavo import AsyncClient, SamplingParams
 
 
-def worker_of(client: AsyncClient) -> int:
-    """Return the process of the worker, once there is one."""
+def worker_of(client: AsyncClient, rank: int = 0) -> int:
+    """Return the process of a rank, once there is one."""
     engine = client.engine
     assert engine is not None
+    return wait_until(lambda: of_module(engine.core_pid, "octavo.worker_proc")[rank:])[0]
 
-    def find() -> int:
-        for pid in descendants(engine.core_pid):
-            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-                if "octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_text().split("\0"):
-                    return pid
-        return 0
 
-    return wait_until(find)
+def fork_server_of(client: AsyncClient) -> int:
+    """Return the process from which the workers are forked: the core's own, or that of all engines of this process."""
+    engine = client.engine
+    assert engine is not None
+    return wait_until(lambda: of_module(engine.core_pid, FORK_SERVER) or of_module(os.getpid(), FORK_SERVER))[0]
 
 
 async def until_steps(client: AsyncClient, num_steps: int) -> None:

@@ -106,20 +106,35 @@ def serve(model: Path | str, *flags: str, environment: dict[str, str] | None = N
         server.close()
 
 
+FORK_SERVER = "octavo.worker_proc.fork_server"
+"""The module of the process from which workers are forked."""
+
+
 def descendants(pid: int) -> list[int]:
-    """Process ids below `pid`, from /proc."""
+    """Process ids below `pid`, from /proc. A worker is below its core, also if a fork server is its parent."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                children.setdefault(int(fields[1]), []).append(int(entry.name))
+                parent = (entry / "stat").read_text().rpartition(")")[2].split()[1]
+                core = re.search(r"\0core=(\d+)", (entry / "cmdline").read_text(errors="replace"))
+                children.setdefault(int(core[1] if core else parent), []).append(int(entry.name))
     found: list[int] = []
     todo = [pid]
     while todo:
         below = children.get(todo.pop(), [])
         found += below
         todo += below
+    return found
+
+
+def of_module(pid: int, module: str) -> list[int]:
+    """Processes below `pid` that run a Python module, in the order of their ids."""
+    found = []
+    for below in sorted(descendants(pid)):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if module in Path(f"/proc/{below}/cmdline").read_text(errors="replace").split("\0"):
+                found.append(below)
     return found
 
 

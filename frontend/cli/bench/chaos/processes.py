@@ -18,6 +18,7 @@ class Process:
     module: str
     """The module after `python -m`; "" if there is none."""
     parent_pid: int = 0
+    """Of a worker that a fork server has forked: its core."""
 
     @property
     def is_running(self) -> bool:
@@ -57,8 +58,10 @@ def descendants(pid: int) -> list[Process]:
 def process_of(pid: int) -> Process | None:
     """Return the process with this pid, None if there is none."""
     try:
-        fields = _stat(pid)
-        return Process(pid, int(fields[19]), _module(pid), int(fields[1]))
+        fields, words = _stat(pid), _arguments(pid)
+        core = next((word.removeprefix("core=") for word in words if word.startswith("core=")), "")
+        module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+        return Process(pid, int(fields[19]), module, int(core or fields[1]))
     except OSError:
         return None
 
@@ -90,6 +93,5 @@ def _stat(pid: int) -> list[str]:
     return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
 
 
-def _module(pid: int) -> str:
-    words = (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    return words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+def _arguments(pid: int) -> list[str]:
+    return (_PROC / str(pid) / "cmdline").read_bytes().decode(errors="replace").split("\0")
