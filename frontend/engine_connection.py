@@ -13,9 +13,10 @@ from octavo.frontend.launch import LaunchedEngine, ProgressCallback, follow_star
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.downtime import ReconnectPolicy
 from octavo.frontend.recovery.replacement import require_same_bits, require_same_model
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
+from octavo.frontend.spawn import SpawnedEngine, read_config, spawn_engines
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.tokenizer import Tokenizer
+from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import EngineConfig, ModelFacts, ResolvedConfig
 from octavo.protocol.curve import ClientKeys
 from octavo.protocol.errors import EngineDeadError, InvalidRequestError, StartupError

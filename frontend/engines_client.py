@@ -13,7 +13,7 @@ from octavo.frontend.health import STALL_DEADLINE_S, EngineReport, Health
 from octavo.frontend.launch import LaunchedEngine
 from octavo.frontend.metrics.observer import Observer
 from octavo.frontend.recovery.replacement import require_same_number, require_same_tokens
-from octavo.frontend.spawn import Timeline, read_config
+from octavo.frontend.spawn import read_config
 from octavo.frontend.text.threads import TextThreads
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import EngineConfig, ResolvedConfig
@@ -156,7 +156,7 @@ class EnginesClient:
             StartupError: a new engine cannot start, with the root cause; the old one continues, and says which others
                 were replaced already.
         """
-        resolved = await asyncio.to_thread(read_config, config, Timeline())
+        resolved = await asyncio.to_thread(read_config, config)
         if self.engine:
             require_same_number(self.config, resolved)
         tokenizer = await asyncio.to_thread(model_tokenizer, resolved.model)

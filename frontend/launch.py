@@ -10,7 +10,8 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 
-from octavo.frontend.spawn import SpawnedEngine, Timeline
+from octavo.frontend.spawn import SpawnedEngine
+from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import CoreReady, PhaseDone, Progress
 from octavo.protocol.errors import StartupError

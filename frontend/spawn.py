@@ -18,10 +18,11 @@ from octavo.frontend.device import detect_device
 from octavo.frontend.fork_server import fork_server
 from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.frontend.run_dir import RunDir
+from octavo.frontend.timeline import Timeline
 from octavo.frontend.vllm_environment import engine_with_variables
 from octavo.protocol.channel import ipc_path, is_listening
 from octavo.protocol.config import DeviceFacts, EngineConfig, ResolvedConfig, resolve
-from octavo.protocol.control import CoreSpec, PhaseDone
+from octavo.protocol.control import CoreSpec
 from octavo.protocol.cores import num_usable_cores
 from octavo.protocol.curve import check_remote, read_keys_of_engine
 from octavo.protocol.env import Env
@@ -39,25 +40,6 @@ END_TIMEOUT_S = 1.0
 
 MAX_WAITING_ENGINES = 256
 """Connections to a core that is starting: one of each engine, and those that engines have given up meanwhile."""
-
-
-class Timeline:
-    """Duration of each start-up phase in each process."""
-
-    def __init__(self) -> None:
-        self.phases: list[PhaseDone] = []
-        self._start = time.monotonic()
-
-    def add(self, process: str, phase: str, seconds: float) -> None:
-        """Record a phase."""
-        self.phases.append(PhaseDone(process, phase, seconds))
-
-    def render(self) -> str:
-        """Return the timeline as a small table, in order of completion."""
-        total = time.monotonic() - self._start
-        width = max((len(f"{done.process}: {done.phase}") for done in self.phases), default=0)
-        rows = [f"  {f'{done.process}: {done.phase}':<{width}} {done.seconds:7.2f} s" for done in self.phases]
-        return "\n".join([f"start-up took {total:.2f} s (processes start in parallel):", *rows])
 
 
 class SpawnedEngine:
@@ -288,8 +270,8 @@ def _end_child(child: Child, timeout_s: float = 0.0) -> None:
         child.stop(timeout_s)
 
 
-def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
-    """Resolve the user's settings against the model's files.
+def read_config(config: EngineConfig, timeline: Timeline | None = None) -> ResolvedConfig:
+    """Resolve the user's settings against the model's files; `timeline` gets what that takes.
 
     Blocks until: a download or conversion, if needed, has finished.
 
@@ -307,7 +289,8 @@ def read_config(config: EngineConfig, timeline: Timeline) -> ResolvedConfig:
     config = engine_with_variables(config, env, device)
     head, num_cores = read_head_facts(config, facts, env), num_usable_cores()
     resolved = resolve(config, facts, device=device, num_cores=num_cores, head=head)
-    timeline.add("Frontend", "reading model files", time.monotonic() - start)
+    if timeline is not None:
+        timeline.add("Frontend", "reading model files", time.monotonic() - start)
     return resolved
 
 

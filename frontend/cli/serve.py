@@ -11,7 +11,8 @@ from octavo.frontend.cli.flags import FlagParser, config_parser, configurations,
 from octavo.frontend.cli.start_log import start_log
 from octavo.frontend.http.listener import Listener, listen
 from octavo.frontend.lora.startup import check_flags
-from octavo.frontend.spawn import SpawnedEngine, Timeline, read_config, spawn_engines
+from octavo.frontend.spawn import SpawnedEngine, read_config, spawn_engines
+from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import EngineConfig, ServerConfig
 from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError
@@ -131,7 +132,7 @@ def _serve_ray(config: EngineConfig, server: ServerConfig) -> int:
 
 def _run_node(config: EngineConfig) -> int:
     """Run the workers of a further machine (`--node-rank`)."""
-    resolved = read_config(config, Timeline())
+    resolved = read_config(config)
     from octavo.frontend.node import run_node
 
     run_node(resolved, config.parallel.node_rank)

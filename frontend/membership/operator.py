@@ -15,7 +15,7 @@ from octavo.frontend.membership.directory import EngineDirectory
 from octavo.frontend.membership.messages import AdminCommand, AdminResult, EngineEntry, EngineStatus
 from octavo.frontend.membership.starter import EngineStarter
 from octavo.frontend.recovery.replacement import require_changeable, require_same_number
-from octavo.frontend.spawn import Timeline, read_config
+from octavo.frontend.spawn import read_config
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConfigError, ConflictError, InvalidRequestError, OctavoError, StartupError
 from octavo.protocol.identity import has_same_bits, weights_digest
@@ -93,7 +93,7 @@ class EngineOperator:
             ConflictError: another change is in progress.
         """
         with self._changing("a restart"):
-            resolved = await asyncio.to_thread(read_config, config, Timeline())
+            resolved = await asyncio.to_thread(read_config, config)
             weights = await asyncio.to_thread(weights_digest, resolved.model)
             if weights == self._client.facts.weights_digest and has_same_bits(resolved, self._client.config):
                 await self._client.restart(config)

@@ -10,7 +10,8 @@ from octavo.frontend.engine_connection import EngineConnection, follow_engine, m
 from octavo.frontend.engine_state import EngineState
 from octavo.frontend.membership.messages import EngineEntry
 from octavo.frontend.recovery.replacement import require_same_tokens
-from octavo.frontend.spawn import Timeline, config_of_engine, read_config, spawn_engine
+from octavo.frontend.spawn import config_of_engine, read_config, spawn_engine
+from octavo.frontend.timeline import Timeline
 from octavo.protocol.config import EngineConfig, ResolvedConfig
 from octavo.protocol.errors import ConflictError
 
@@ -49,7 +50,7 @@ class EngineStarter:
         config = self._read()
         if model is not None:
             config = msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, model=model))
-        resolved = await asyncio.to_thread(read_config, config, Timeline())
+        resolved = await asyncio.to_thread(read_config, config)
         await self.require_same_tokens(resolved)
         if model is not None:  # callers go on with the names that they know
             resolved = msgspec.structs.replace(resolved, served_model_names=self._client.config.served_model_names)

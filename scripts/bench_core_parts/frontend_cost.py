@@ -22,7 +22,7 @@ from own_server import serving
 
 from bench_core_parts.engine import Process
 from bench_core_parts.scenarios import Figures
-from octavo.frontend.spawn import Timeline, read_config
+from octavo.frontend.spawn import read_config
 from octavo.protocol.codec import event_codec, request_codec
 from octavo.protocol.config import EngineConfig, ModelConfig
 from octavo.protocol.events import EngineFacts, Event, Events, Finished, FinishReason, Tokens, Welcome
@@ -52,7 +52,7 @@ class PlayedCore:
     """The core's end of the connection, on the event loop."""
 
     def __init__(self, address: str, directory: str) -> None:
-        config = read_config(EngineConfig(model=ModelConfig(model=directory, load_format="dummy")), Timeline())
+        config = read_config(EngineConfig(model=ModelConfig(model=directory, load_format="dummy")))
         config = msgspec.structs.replace(config, served_model_names=[NAME], max_num_queued_reqs=0)
         self._facts = EngineFacts(
             epoch=1,

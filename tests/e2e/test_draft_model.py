@@ -10,7 +10,7 @@ from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import Driver, loaded, spec, worker_config
 
 from octavo.core_proc.speculation.depth import DraftCost, StepCost
-from octavo.frontend.spawn import Timeline, read_config
+from octavo.frontend.spawn import read_config
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.stats import EngineStats
@@ -141,7 +141,7 @@ def test_settings_that_cannot_be_are_refused(
 
 def test_draft_models_that_do_not_fit_are_refused(target: Path, tmp_path: Path) -> None:
     def start(draft: Path) -> None:
-        read_config(engine_config({"model": str(target), "speculative_config": drafting(draft)}), Timeline())
+        read_config(engine_config({"model": str(target), "speculative_config": drafting(draft)}))
 
     with pytest.raises(ConfigError, match="vocab_size is 999, the model's is 320"):
         start(make_tiny("LlamaForCausalLM", tmp_path / "large", vocab_size=999))

@@ -15,7 +15,8 @@ from waiting import TIMEOUT_S, until
 from octavo.frontend import launch, spawn
 from octavo.frontend.launch import LaunchedEngine, follow_start
 from octavo.frontend.run_dir import RunDir
-from octavo.frontend.spawn import SpawnedEngine, Timeline
+from octavo.frontend.spawn import SpawnedEngine
+from octavo.frontend.timeline import Timeline
 from octavo.protocol.control import CoreSpec
 from octavo.protocol.errors import StartupError
 from octavo.protocol.supervise import Child
