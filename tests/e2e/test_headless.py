@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from servers import Server, descendants, left_after, serve
+from servers import Server, descendants, left_after, of_module, serve
 from waiting import TIMEOUT_S
 
 from octavo import AsyncClient, SamplingParams
@@ -44,7 +44,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             running = asyncio.create_task(generate(client, LONG, began))
             over_http = asyncio.create_task(asyncio.to_thread(served, http))
             await asyncio.wait_for(began.wait(), TIMEOUT_S)
-            (core,) = [pid for pid in descendants(server.process.pid) if server.process.pid == _parent(pid)]
+            (core,) = of_module(server.process.pid, "octavo.core_proc")
             os.kill(core, signal.SIGKILL)
             assert [await running, await over_http] == [expected, expected], "another core went on"
             http.signal(signal.SIGTERM)
@@ -91,7 +91,3 @@ def test_flags_of_the_engine_are_rejected_by_a_server_that_joins(
 ) -> None:
     assert main(["serve", "--port", "0", *words]) == 1
     assert hint in capsys.readouterr().err
-
-
-def _parent(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
