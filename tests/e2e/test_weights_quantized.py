@@ -74,10 +74,10 @@ def dense(config: ResolvedConfig) -> dict[str, torch.Tensor]:
 def error_of_products(config: ResolvedConfig) -> float:
     """Return the largest error of any linear layer's products, relative to its largest product.
 
-    The rows need no rounding when they are quantized: whole numbers, 127 in every group.
+    The rows need no rounding when they are quantized to 12 bits: whole numbers, 2047 in every group.
     """
-    rows = torch.randint(-127, 128, (5, 4 * WIDTH), generator=torch.Generator().manual_seed(0)).float()
-    rows[:, ::16] = 127
+    rows = torch.randint(-2047, 2048, (5, 4 * WIDTH), generator=torch.Generator().manual_seed(0)).float()
+    rows[:, ::16] = 2047
     tensors, packed = dense(config), loaded(config).parameters.packed
     errors = []
     for name, weight in packed.items():
