@@ -56,6 +56,9 @@ BY_BODY = frozenset(
 )
 """Routes whose body names the model; without a name it is the first one. All further routes need it in the query."""
 
+BY_FORM = frozenset({"/v1/audio/transcriptions", "/v1/audio/translations"})
+"""Routes whose form names the model: they read it, and choose."""
+
 
 class _Body(msgspec.Struct):
     model: str | None = None
@@ -74,7 +77,7 @@ async def choose_state(state: AppState, path: str, scope: Scope, body: bytes) ->
         InvalidRequestError: the route is about one model, and the request names none.
         ModelNotFoundError: no engine serves the model.
     """
-    if not state.others or path in OF_SERVER:
+    if not state.others or path in OF_SERVER or path in BY_FORM:
         return state
     if path in BY_BODY:
         name = _model_of(body)

@@ -30,6 +30,9 @@ APP_STATE = "octavo.app_state"
 STREAMS_BODY = "streams_body"
 """Attribute of an endpoint that reads its body itself, and bounds it: a file may be longer than other bodies."""
 
+TAKES_FORM = "takes_form"
+"""Attribute of an endpoint whose body is a form, which is received as other bodies are."""
+
 Endpoint: TypeAlias = Callable[..., Coroutine[Any, Any, Response]]
 
 
@@ -67,6 +70,7 @@ class ApiRoute(APIRoute):
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
         self._streams_body = getattr(endpoint, STREAMS_BODY, False)
+        self._takes_form = getattr(endpoint, TAKES_FORM, False)
         self._parameters = tuple(inspect.signature(endpoint).parameters)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -96,8 +100,7 @@ class ApiRoute(APIRoute):
         scope[APP_STATE] = self.app_state
         if self._streams_body:
             if not self._is_allowed_origin(scope):
-                message = "a page of another origin may upload files only if --allowed-origins names it"
-                await rejection(HTTPStatus.FORBIDDEN, message, scope=scope)(scope, receive, send)
+                await _origin_rejection(scope)(scope, receive, send)
             elif self.is_included or scope["app"].dependency_overrides:
                 await super().handle(scope, receive, send)
             else:
@@ -149,12 +152,23 @@ class ApiRoute(APIRoute):
 
     def _rejection(self, scope: Scope) -> Response | None:
         """Return the error response if the headers already rule the request out, else None."""
-        if "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
+        if self._takes_form:
+            if not self._is_allowed_origin(scope):
+                return _origin_rejection(scope)
+            if header_value(scope, b"content-type").partition(";")[0].strip().lower() != "multipart/form-data":
+                message = "the body must be a form, sent as Content-Type: multipart/form-data"
+                return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
+        elif "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
             # A web page of another origin can send any other type to a local server without a preflight request.
             message = "the body must be sent as Content-Type: application/json"
             return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
         error = self.body_reader.rejected_length(header_value(scope, b"content-length"))
         return None if error is None else error.response(scope)
+
+
+def _origin_rejection(scope: Scope) -> Response:
+    message = "a page of another origin may upload files only if --allowed-origins names it"
+    return rejection(HTTPStatus.FORBIDDEN, message, scope=scope)
 
 
 def _is_json(content_type: str) -> bool:

@@ -13,7 +13,7 @@ from octavo.frontend.http.auth import ADMIN_PATH
 from octavo.frontend.http.configure import make_app_state, require_no_batches
 from octavo.frontend.http.errors import ErrorBody, MessagesErrorBody, is_messages_path
 from octavo.frontend.http.route import ApiRoute, answer_failures
-from octavo.frontend.http.routes import admin, batches, dev, pooling, responses
+from octavo.frontend.http.routes import admin, audio, batches, dev, pooling, responses
 from octavo.frontend.http.routes.chat import create_chat_completion, create_chat_completion_batch
 from octavo.frontend.http.routes.completions import create_completion
 from octavo.frontend.http.routes.engine import load, reset_prefix_cache, server_info, start_profile, stop_profile
@@ -24,6 +24,7 @@ from octavo.frontend.http.routes.messages import count_message_tokens, create_me
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
+from octavo.frontend.http.schemas.audio import AUDIO_FORM, Transcription
 from octavo.frontend.http.schemas.batches import (
     FILE_FORM,
     Batch,
@@ -101,6 +102,11 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
     add.post("/v1/messages/count_tokens", count_message_tokens, CountTokensRequest, TokenCount)
     _add_responses(add)
     _add_batches(add)
+    for path, endpoint in (
+        ("/v1/audio/transcriptions", audio.create_transcription),
+        ("/v1/audio/translations", audio.create_translation),
+    ):
+        add.upload(path, endpoint, AUDIO_FORM, Transcription, failures=(400, 404, 413))
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)

@@ -78,10 +78,11 @@ def make_whisper(directory: Path, **changes: Any) -> Path:
     )
     model = transformers.WhisperForConditionalGeneration(config)
     tiny_models._randomize(model, seed=11)
-    model.generation_config.update(
+    rules: dict[str, Any] = dict(  # noqa: C408
         is_multilingual=True,
         lang_to_id={f"<|{language}|>": ids[f"<|{language}|>"] for language in LANGUAGES},
         task_to_id={"transcribe": ids["<|transcribe|>"], "translate": ids["<|translate|>"]},
+        prev_sot_token_id=ids["<|startofprev|>"],
         no_timestamps_token_id=ids["<|notimestamps|>"],
         max_initial_timestamp_index=10,
         begin_suppress_tokens=[5, ids["<|endoftext|>"]],
@@ -90,6 +91,9 @@ def make_whisper(directory: Path, **changes: Any) -> Path:
         return_timestamps=False,
         alignment_heads=[[0, 1], [1, 0], [1, 2]],
     )
+    for name, value in rules.items():  # `update` leaves out what is Whisper's own
+        setattr(model.generation_config, name, value)
+    model.generation_config._from_model_config = False
     model.save_pretrained(directory)
     transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS).save_pretrained(directory)
     transformers.PreTrainedTokenizerFast(

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from octavo.frontend.health import Health
 from octavo.frontend.http.app import make_app
 from octavo.frontend.http.configure import make_app_state
-from octavo.frontend.http.model_choice import BY_BODY, OF_SERVER
+from octavo.frontend.http.model_choice import BY_BODY, BY_FORM, OF_SERVER
 from octavo.frontend.http.several_models import ServedEngines, check_join, check_names, config_of_each
 from octavo.frontend.membership.messages import AdminCommand, AdminResult
 from octavo.protocol.config import ServerConfig
@@ -79,12 +79,12 @@ class Several:
 
         return execute
 
-    def call(self, method: str, path: str, body: Any = None) -> httpx.Response:
+    def call(self, method: str, path: str, body: Any = None, **form: Any) -> httpx.Response:
         async def main() -> httpx.Response:
             transport = httpx.ASGITransport(self.app)
             async with httpx.AsyncClient(transport=transport, base_url="http://app") as http:
                 headers = {"authorization": "Bearer admin"} if path.startswith("/v1/engines") else {}
-                return await http.request(method, path, json=body, headers=headers)
+                return await http.request(method, path, json=body, headers=headers, **form)
 
         return asyncio.run(main())
 
@@ -129,6 +129,13 @@ def test_an_unknown_model_is_refused_with_all_names(path: str, server: Several) 
     )
 
 
+@pytest.mark.parametrize("path", sorted(BY_FORM))
+def test_a_form_names_the_model(path: str, server: Several) -> None:
+    for name, status, message in (("none", 404, "'none' is not served"), ("embed", 400, "does not transcribe")):
+        answer = server.call("POST", path, files={"file": b"x"}, data={"model": name})
+        assert message in message_of(answer, status)
+
+
 @pytest.mark.parametrize("body", [[1], {"model": 5, "prompt": "x"}, {"model": "embed", "prompt": ["x"] * 3 + [1]}])
 def test_an_invalid_body_gets_the_error_of_its_route(body: Any, server: Several) -> None:
     message_of(server.post("/v1/completions", body), 400)
@@ -167,7 +174,7 @@ def test_every_route_answers_for_all_models_or_asks_for_one(server: Several) -> 
     from fastapi.routing import APIRoute
 
     paths = {route.path for route in server.app.routes if isinstance(route, APIRoute)}
-    assert paths == OF_SERVER | BY_BODY | OF_ONE
+    assert paths == OF_SERVER | BY_BODY | BY_FORM | OF_ONE
     for path in OF_ONE:
         method = next(iter(next(one.methods for one in server.app.routes if getattr(one, "path", "") == path)))
         body = {} if method == "POST" else None

@@ -1,0 +1,97 @@
+"""`SpeechTokens`: the tokens with which a request tells Whisper the language and the task."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from octavo.frontend.model_files.json_file import read_json
+from octavo.protocol.errors import InvalidRequestError
+
+_FILE = "generation_config.json"
+
+
+@dataclass(frozen=True, slots=True)
+class SpeechTokens:
+    """What `generation_config.json` of a checkpoint says about the decoder's text."""
+
+    start: int
+    end: int
+    no_timestamps: int
+    previous: int | None
+    """Begins the text before the sound's; None: the checkpoint takes none."""
+    languages: dict[str, int]
+    """By code, such as "en"; empty: the model knows English only, and no tasks."""
+    tasks: dict[str, int]
+    suppressed: tuple[int, ...]
+    """Never drawn."""
+
+    @classmethod
+    @lru_cache(maxsize=8)
+    def of(cls, path: str) -> "SpeechTokens":
+        """Return those of the checkpoint in a directory.
+
+        Raises:
+            InvalidRequestError: the checkpoint does not say how it transcribes.
+        """
+        made: dict[str, Any] = read_json(Path(path) / _FILE)
+        sizes = read_json(Path(path) / "config.json")
+        found: dict[str, Any] = {
+            key: made.get(key, sizes.get(key)) for key in ("decoder_start_token_id", "eos_token_id")
+        }
+        found["no_timestamps_token_id"] = made.get("no_timestamps_token_id")
+        for key, value in found.items():
+            if type(value) is not int:
+                raise InvalidRequestError(f"the model's {_FILE} has no {key}: it cannot transcribe here", "model")
+        is_multilingual = made.get("is_multilingual", True)
+        languages = made.get("lang_to_id") or {} if is_multilingual else {}
+        previous = made.get("prev_sot_token_id")
+        return cls(
+            start=found["decoder_start_token_id"],
+            end=found["eos_token_id"],
+            no_timestamps=found["no_timestamps_token_id"],
+            previous=previous if type(previous) is int else None,
+            languages={mark.strip("<|>"): token for mark, token in languages.items()},
+            tasks=made.get("task_to_id") or {} if is_multilingual else {},
+            suppressed=tuple(made.get("suppress_tokens") or ()),
+        )
+
+    def prompt(self, language: str | None, task: str, before: Sequence[int], max_model_len: int) -> list[int]:
+        """Return the decoder's first tokens.
+
+        Args:
+            language: code; None only for models without languages.
+            task: "transcribe" or "translate".
+            before: tokens of the caller's prompt; the last of them count.
+            max_model_len: of the decoder; half of it is for the caller's prompt, at most.
+
+        Raises:
+            InvalidRequestError: the model does not know the language or the task, or takes no prompt.
+        """
+        asked = [self.start]
+        if self.languages:
+            asked += [self.languages[self.known(language or "en")]]
+        elif language not in (None, "en"):
+            raise InvalidRequestError(f"language is {language!r}; this model knows en only", "language")
+        if self.tasks:
+            asked += [self.tasks[task]]
+        elif task != "transcribe":
+            raise InvalidRequestError("this model transcribes English and does not translate: use another", "model")
+        asked += [self.no_timestamps]
+        if not before:
+            return asked
+        if self.previous is None:
+            raise InvalidRequestError(f"prompt: the model's {_FILE} has no prev_sot_token_id: leave it out", "prompt")
+        return [self.previous, *before[-(max_model_len // 2 - 1) :], *asked]
+
+    def known(self, language: str) -> str:
+        """Return a code that the model knows.
+
+        Raises:
+            InvalidRequestError: it does not know it.
+        """
+        if language not in self.languages:
+            known = ", ".join(self.languages)
+            raise InvalidRequestError(f"language is {language!r}; this model knows {known}", "language")
+        return language

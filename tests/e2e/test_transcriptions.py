@@ -1,0 +1,162 @@
+"""`/v1/audio/transcriptions` and `/v1/audio/translations` on a whole engine, against the model of `transformers`."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import torch
+import transformers
+from fake_client import FakeClient
+from http_client import request
+from tiny_whisper import RATE, make_whisper, sound, wav
+
+from octavo import AsyncClient
+from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.http.app import create_app
+from octavo.protocol.config import ServerConfig
+from octavo.protocol.errors import InvalidRequestError
+
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": 6,
+    "encoder_cache_tokens": 160,
+    "served_model_name": ["w"],
+}
+PATH = "/v1/audio/transcriptions"
+MAX_TOKENS = 20
+FILE = {"file": ("a.wav", wav(sound(1)))}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_whisper(tmp_path_factory.mktemp("whisper"))
+
+
+def served(path: Path, act: Callable[[AsyncClient, httpx.AsyncClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+            transport = httpx.ASGITransport(app=create_app(client, ServerConfig(allowed_origins=[])))
+            async with httpx.AsyncClient(transport=transport, base_url="http://octavo.test", timeout=120) as http:
+                await act(client, http)
+
+    asyncio.run(main())
+
+
+class Reference:
+    """What the model of `transformers` writes down.
+
+    Its own `generate` never ends with random weights: timestamps, which they draw, do not advance its windows.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.extractor = transformers.WhisperFeatureExtractor.from_pretrained(path)
+        self.model = transformers.WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.rules = self.model.generation_config
+
+    def text(self, samples: "np.ndarray[Any, Any]", language: str | None, task: str = "transcribe") -> str:
+        features = self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
+        start, end = self.model.config.decoder_start_token_id, self.model.config.eos_token_id
+        spoken = self.rules.lang_to_id[f"<|{language}|>"] if language else int(self._detect(features, start))
+        ids = first = [start, spoken, self.rules.task_to_id[task], self.rules.no_timestamps_token_id]
+        while len(ids) < len(first) + MAX_TOKENS and ids[-1] != end:
+            logits = self._logits(features, ids)
+            logits[self.rules.suppress_tokens] = -torch.inf
+            if len(ids) == len(first):
+                logits[end] = -torch.inf
+            ids = [*ids, int(logits.argmax())]
+        return str(self.tokenizer.decode(ids[len(first) :], skip_special_tokens=True)).strip()
+
+    def _detect(self, features: torch.Tensor, start: int) -> int:
+        logits = self._logits(features, [start])
+        return max(self.rules.lang_to_id.values(), key=lambda token: float(logits[token]))
+
+    def _logits(self, features: torch.Tensor, ids: list[int]) -> torch.Tensor:
+        with torch.no_grad():
+            logits: torch.Tensor = self.model(input_features=features, decoder_input_ids=torch.tensor([ids])).logits
+        return logits[0, -1]
+
+
+def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> None:
+    reference = Reference(path)
+
+    async def act(client: AsyncClient, http: httpx.AsyncClient) -> None:
+        api = openai.AsyncOpenAI(api_key="none", base_url="http://octavo.test/v1", http_client=http, max_retries=0)
+        limit = {"max_completion_tokens": MAX_TOKENS}
+        for seed, language in ((1, "en"), (2, "de"), (3, None)):
+            given = {} if language is None else {"language": language}
+            file = ("a.wav", wav(sound(seed)))
+            heard = np.round(sound(seed) * 32767).astype(np.float32) / 32768
+            answer = await api.audio.transcriptions.create(model="w", file=file, extra_body=limit, **given)
+            assert answer.text == reference.text(heard, language), (seed, language)
+            assert answer.usage is not None and answer.usage.model_dump() == {"type": "duration", "seconds": 1}
+        fields = {"language": "fr", "max_completion_tokens": str(MAX_TOKENS)}
+        translated = await http.post("/v1/audio/translations", files=FILE, data=fields)
+        assert translated.status_code == 200, translated.text
+        heard = np.round(sound(1) * 32767).astype(np.float32) / 32768
+        assert translated.json()["text"] == reference.text(heard, "fr", "translate")
+        await long_file(http)
+        await bad_forms(http)
+        assert client.num_live_requests == 0
+
+    served(path, act)
+
+
+async def long_file(http: httpx.AsyncClient) -> None:
+    """A file of several windows is their texts, in order, and the same each time."""
+    parts = [sound(seed, 0.9) for seed in range(4)]
+    fields = {"language": "en", "response_format": "text", "max_completion_tokens": "6"}
+    texts = []
+    for samples in (np.concatenate(parts), np.concatenate(parts)):
+        answer = await http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=fields)
+        assert answer.status_code == 200, answer.text
+        texts.append(answer.text)
+    assert texts[0] == texts[1]
+    first = await http.post(PATH, files={"file": ("a.wav", wav(parts[0]))}, data=fields)
+    assert len(texts[0]) > 2 * len(first.text), "several windows"
+
+
+async def bad_forms(http: httpx.AsyncClient) -> None:
+    for fields, param, message in (
+        ({"language": "xx"}, "language", "knows de, en, fr"),
+        ({"response_format": "srt"}, "response_format", "json or text"),
+        ({"stream": "true"}, "stream", "only false"),
+        ({"temperature": "hot"}, "temperature", "expected a JSON number"),
+        ({"temperature": "-1"}, "temperature", "temperature"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "not supported"),
+        ({"prompt": "<|de|> words"}, "prompt", "special tokens"),
+    ):
+        answer = await http.post(PATH, files=FILE, data=fields)
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param and message in answer.json()["error"]["message"]
+    answer = await http.post(PATH, files={"file": ("a.wav", b"no sound")})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "file"
+    assert (await http.post(PATH, files=FILE, data={"model": "other"})).status_code == 404
+    assert (await http.post(PATH, json={})).status_code == 415
+    crossed = {"origin": "http://elsewhere.test", "sec-fetch-site": "cross-site"}
+    assert (await http.post(PATH, files=FILE, headers=crossed)).status_code == 403
+
+
+def test_a_model_of_text_does_not_transcribe() -> None:
+    answer = request(FakeClient("text"), "POST", PATH, files=FILE)
+    assert answer.status_code == 400 and "does not transcribe" in answer.json()["error"]["message"]
+
+
+def test_decoder_prompts() -> None:
+    tokens = SpeechTokens(10, 9, 14, 13, {"en": 11}, {"transcribe": 12, "translate": 15}, ())
+    assert tokens.prompt("en", "translate", range(9), 10) == [13, 5, 6, 7, 8, 10, 11, 15, 14]
+    english = SpeechTokens(10, 9, 14, None, {}, {}, ())
+    assert english.prompt(None, "transcribe", [], 10) == [10, 14]
+    for language, task, before, param in (
+        ("de", "transcribe", [], "language"),
+        ("en", "translate", [], "model"),
+        ("en", "transcribe", [1], "prompt"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            english.prompt(language, task, before, 10)
+        assert caught.value.param == param
