@@ -106,7 +106,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
         ("/v1/audio/transcriptions", audio.create_transcription),
         ("/v1/audio/translations", audio.create_translation),
     ):
-        add.upload(path, endpoint, AUDIO_FORM, Transcription, failures=(400, 404, 413))
+        add.upload(path, endpoint, AUDIO_FORM, Transcription, failures=(400, 404, 413, 415))
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)

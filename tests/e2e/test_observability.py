@@ -4,6 +4,7 @@ import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -20,11 +21,17 @@ tenants:
 """
 BODY = {"prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0.5, "ignore_eos": True}
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
+PHASES = ("queue", "prefill", "decode", "detokenize")
 
 
 def complete(server: Server, key: str, **more: object) -> httpx.Response:
     headers = {"authorization": f"Bearer {key}", "traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
     return httpx.post(f"{server.url}/v1/completions", json={**BODY, **more}, headers=headers, timeout=60)
+
+
+def spans_of_requests(collector: Collector) -> list[Any]:
+    """Return those of requests and their phases, which may come in several messages."""
+    return [span for span in collector.spans if span.name in ("llm_request", *PHASES)]
 
 
 def test_what_a_server_keeps_of_its_requests(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +52,7 @@ def test_what_a_server_keeps_of_its_requests(model: Path, tmp_path: Path, capsys
         usage = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer owner"}, timeout=60).text
         assert f'octavo:tenant_requests_total{{tenant="small"}} {num_answered}.0' in usage
         assert 'octavo:tenant_generation_tokens_total{tenant="large"} 8.0' in usage
-        wait_until(lambda: len([span for span in collector.spans if span.name == "llm_request"]) == num_answered + 1)
+        wait_until(lambda: len(spans_of_requests(collector)) == (1 + len(PHASES)) * (num_answered + 1))
         (address,) = re.findall(r"engine address for further applications: (\S+)", server.output)
         assert main(["admin", "state", "--json", "--address", address]) == 0
         state = json.loads(capsys.readouterr().out)
@@ -56,9 +63,7 @@ def test_what_a_server_keeps_of_its_requests(model: Path, tmp_path: Path, capsys
     roots = {span.span_id: span for span in collector.spans if span.name == "llm_request"}
     assert {span.trace_id.hex() for span in roots.values()} == {TRACE_ID}
     phases = [span.name for span in collector.spans if span.parent_span_id in roots]
-    assert {name: phases.count(name) for name in phases} == dict.fromkeys(
-        ("queue", "prefill", "decode", "detokenize"), len(roots)
-    )
+    assert {name: phases.count(name) for name in phases} == dict.fromkeys(PHASES, len(roots))
     values = [attributes(span) for span in roots.values()]
     assert {one["gen_ai.request.temperature"] for one in values} == {0.5}
     assert sorted(one["gen_ai.usage.completion_tokens"] for one in values) == [4] * num_answered + [8]
