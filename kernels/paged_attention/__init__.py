@@ -103,7 +103,4 @@ def plan(
             f"paged_attention: {end - start} rows and {context_len} keys in {block_table_RP.shape[1]} blocks",
         )
     planner = choose("paged_attention", _IMPLEMENTATIONS, block_table_RP.device)
-    if is_span_R is None:
-        return planner(query_starts, context_lens, block_table_RP, block_size, shape)
-    require(block_table_RP.device.type == "cpu", "paged_attention: spans whose rows see each other, on a GPU")
-    return cpu.plan(query_starts, context_lens, block_table_RP, block_size, shape, is_span_R)
+    return planner(query_starts, context_lens, block_table_RP, block_size, shape, is_span_R)

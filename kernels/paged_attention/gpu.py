@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.dispatch import require
+from octavo.kernels.dispatch import UnsupportedDevice, require
 from octavo.kernels.paged_attention import gpu_plan
 from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
@@ -191,8 +191,11 @@ def plan(
     block_table_RP: Tensor,
     block_size: int,
     shape: AttentionShape,
+    is_span_R: Sequence[bool] | None = None,
 ) -> StepAttention:
     """See `octavo.kernels.paged_attention.plan`."""
+    if is_span_R is not None:
+        raise UnsupportedDevice("paged_attention: spans whose rows see each other are not supported on GPUs")
     limits = gpu_plan.limits_of(_grid(_tiled(shape), block_table_RP.device), query_starts, context_lens)
     step = StepAttention(shape, block_size, limits, block_table_RP)
     words = np.empty(step.layout.num_words, dtype=np.int32)
