@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from octavo.kernels.dispatch import UnsupportedDevice, require
+from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention import gpu_plan
 from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
@@ -194,12 +194,10 @@ def plan(
     is_span_R: Sequence[bool] | None = None,
 ) -> StepAttention:
     """See `octavo.kernels.paged_attention.plan`."""
-    if is_span_R is not None:
-        raise UnsupportedDevice("paged_attention: spans whose rows see each other are not supported on GPUs")
+    require(is_span_R is None, "paged_attention: spans whose rows see each other are not supported on GPUs")
     limits = gpu_plan.limits_of(_grid(_tiled(shape), block_table_RP.device), query_starts, context_lens)
     step = StepAttention(shape, block_size, limits, block_table_RP)
-    words = np.empty(step.layout.num_words, dtype=np.int32)
-    prefixes = None
+    words, prefixes = np.empty(step.layout.num_words, dtype=np.int32), None
     if block_table_RP.device.type != "meta":
         labels = SegmentLabels.of(block_table_RP.cpu().numpy(), block_size, SEGMENT)
         prefixes = Prefixes(labels.labels_SX, np.arange(len(context_lens)))
@@ -210,9 +208,8 @@ def plan(
 
 def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype) -> int:
     """See `octavo.kernels.paged_attention.workspace_bytes`. Sums are always float32."""
-    shape = _tiled(shape)
-    num_sums = -(-context_len // SEGMENT) * (_split_rows(shape) // shape.group) * shape.num_heads
-    return num_sums * (shape.value_dim + 2) * torch.float32.itemsize
+    num_rows = _split_rows(shape := _tiled(shape)) // shape.group
+    return -(-context_len // SEGMENT) * num_rows * shape.num_heads * (shape.value_dim + 2) * torch.float32.itemsize
 
 
 @dataclass(frozen=True, slots=True)
