@@ -17,6 +17,9 @@ from octavo.protocol.params import OutputKind, SamplingParams
 _NEVER = -100.0
 """The lowest bias of a token: next to all others, it is never drawn."""
 
+WINDOWS_AT_ONCE = 8
+"""Of one file: a long one must leave room for others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
@@ -48,7 +51,7 @@ class Transcriber:
     async def transcribe(
         self, file: bytes, params: SamplingParams, *, language: str | None, prompt: str, request_id: str
     ) -> Transcript:
-        """Return the text of a file. A long one is cut where it is quiet, and its windows run at the same time.
+        """Return the text of a file. A long one is cut where it is quiet, and some windows run at the same time.
 
         Args:
             file: in a format of libsndfile.
@@ -69,10 +72,13 @@ class Transcriber:
         asked = self._tokens.prompt(language, self._task, before, max_model_len)
         bias = {**dict.fromkeys(self._tokens.suppressed, _NEVER), **(params.logit_bias or {})}
         params = params.clone(logit_bias=bias or None, min_tokens=1)
-        windows = [
-            asyncio.create_task(self._run(asked, window, params, f"{request_id}-{index}"))
-            for index, window in enumerate(sound.windows)
-        ]
+        places = asyncio.Semaphore(WINDOWS_AT_ONCE)
+
+        async def run(index: int, window: Window) -> CompletionOutput:
+            async with places:
+                return await self._run(asked, window, params, f"{request_id}-{index}")
+
+        windows = [asyncio.create_task(run(index, window)) for index, window in enumerate(sound.windows)]
         try:
             outputs = await asyncio.gather(*windows)
         finally:

@@ -141,3 +141,18 @@ def share_schemas(document: Document) -> Document:
     schemas = {**components.get("schemas", {}), **schemas}
     components = {**components, "schemas": schemas, "securitySchemes": SECURITY_SCHEMES}
     return {**document, **SECURITY, "paths": paths, "components": components}
+
+
+def form_body(fields: Mapping[str, Any], required: Sequence[str]) -> Document:
+    """Return the description of a form with a file.
+
+    Args:
+        fields: schemas of the other fields by name.
+        required: those that a form must have.
+    """
+    schema = {
+        "type": "object",
+        "properties": {"file": {"type": "string", "format": "binary"}, **fields},
+        "required": ["file", *required],
+    }
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}

@@ -1,6 +1,6 @@
 """`create_router`: the routes of the API, for FastAPI applications."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -24,9 +24,9 @@ from octavo.frontend.http.routes.messages import count_message_tokens, create_me
 from octavo.frontend.http.routes.models import list_models, retrieve_model
 from octavo.frontend.http.routes.tokenize import detokenize, tokenize, tokenizer_info
 from octavo.frontend.http.schemas.admin import AddEngine, DrainEngine, EngineList, ReplaceEngines, ResumeEngine
-from octavo.frontend.http.schemas.audio import AUDIO_FORM, Transcription
+from octavo.frontend.http.schemas.audio import FORM_FIELDS, Transcription
 from octavo.frontend.http.schemas.batches import (
-    FILE_FORM,
+    FILE_FIELDS,
     Batch,
     BatchList,
     BatchRequestBody,
@@ -106,7 +106,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
         ("/v1/audio/transcriptions", audio.create_transcription),
         ("/v1/audio/translations", audio.create_translation),
     ):
-        add.upload(path, endpoint, AUDIO_FORM, Transcription, failures=(400, 404, 413, 415))
+        add.upload(path, endpoint, FORM_FIELDS, Transcription, failures=(400, 404, 413, 415))
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
@@ -148,7 +148,9 @@ def _add_responses(add: "_Adder") -> None:
 
 def _add_batches(add: "_Adder") -> None:
     file, batch = "/v1/files/{file_id}", "/v1/batches/{batch_id}"
-    add.upload("/v1/files", batches.upload_file, FILE_FORM, FileObject, failures=(400, 404, 409, 413))
+    add.upload(
+        "/v1/files", batches.upload_file, FILE_FIELDS, FileObject, failures=(400, 404, 409, 413), required=["purpose"]
+    )
     add.get("/v1/files", batches.list_files, FileList, failures=(400, 404))
     add.get(file, batches.retrieve_file, FileObject, failures=(404,), parameter="file_id")
     add.delete(file, batches.delete_file, DeletedFile, failures=(404, 409), parameter="file_id")
@@ -208,11 +210,13 @@ class _Adder:
         self,
         path: str,
         endpoint: Callable[..., Any],
-        form: openapi.Document,
+        fields: Mapping[str, Any],
         response: openapi.Schema,
         *,
         failures: tuple[int, ...],
+        required: Sequence[str] = (),
     ) -> None:
+        form = openapi.form_body(fields, required)
         self._add("POST", path, endpoint, openapi.responses(response, failures=failures), form)
 
     def delete(

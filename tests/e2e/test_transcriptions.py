@@ -14,9 +14,11 @@ import transformers
 from fake_client import FakeClient
 from http_client import request
 from tiny_whisper import RATE, make_whisper, sound, wav
+from waiting import until
 
 from octavo import AsyncClient
 from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.audio.transcriber import WINDOWS_AT_ONCE
 from octavo.frontend.http.app import create_app
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -101,6 +103,7 @@ def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> No
         heard = np.round(sound(1) * 32767).astype(np.float32) / 32768
         assert translated.json()["text"] == reference.text(heard, "fr", "translate")
         await long_file(http)
+        await caller_that_leaves(client, http)
         await bad_forms(http)
         assert client.num_live_requests == 0
 
@@ -119,6 +122,18 @@ async def long_file(http: httpx.AsyncClient) -> None:
     assert texts[0] == texts[1]
     first = await http.post(PATH, files={"file": ("a.wav", wav(parts[0]))}, data=fields)
     assert len(texts[0]) > 2 * len(first.text), "several windows"
+
+
+async def caller_that_leaves(client: AsyncClient, http: httpx.AsyncClient) -> None:
+    """Some windows of a file run at the same time; all end with their caller."""
+    samples = np.concatenate([sound(seed, 0.9) for seed in range(30)])
+    fields = {"language": "en", "max_completion_tokens": "20"}
+    asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=fields))
+    await until(lambda: client.num_live_requests)
+    assert client.num_live_requests <= WINDOWS_AT_ONCE
+    asking.cancel()
+    await until(lambda: not client.num_live_requests)
+    assert (await http.post(PATH, files=FILE, data=fields)).status_code == 200
 
 
 async def bad_forms(http: httpx.AsyncClient) -> None:

@@ -4,14 +4,13 @@ import math
 from typing import Any
 
 import msgspec
-from starlette.datastructures import FormData, UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
+from starlette.datastructures import FormData
 from starlette.responses import Response
 
 from octavo.frontend.audio.transcriber import Transcriber
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.form import form_with_file
 from octavo.frontend.http.request import JSON, ApiRequest
 from octavo.frontend.http.schemas.audio import FORM_FIELDS, DurationUsage, Transcription
 from octavo.protocol.errors import InvalidRequestError
@@ -65,15 +64,8 @@ async def _read(http_request: ApiRequest) -> tuple[bytes, dict[str, Any]]:
         import python_multipart  # noqa: F401
     except ImportError:
         raise InvalidRequestError("file: this server needs pip install 'octavo[audio]'", "file") from None
-    try:
-        async with http_request.form(max_files=1, max_fields=32) as form:
-            file = form.get("file")
-            if not isinstance(file, UploadFile):
-                raise InvalidRequestError("file is missing: send a multipart form with a file", "file")
-            return await file.read(), _fields(form)
-    except (MultiPartException, HTTPException) as error:
-        detail = error.message if isinstance(error, MultiPartException) else error.detail
-        raise InvalidRequestError(f"the body is no valid multipart form: {detail}", "file") from None
+    async with form_with_file(http_request, max_fields=32) as (form, file):
+        return await file.read(), _fields(form)
 
 
 def _fields(form: FormData) -> dict[str, Any]:

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import msgspec
-from starlette.datastructures import UploadFile
-from starlette.exceptions import HTTPException
-from starlette.formparsers import MultiPartException
 from starlette.requests import ClientDisconnect
 from starlette.responses import FileResponse, Response
 from starlette.types import Message, Receive
@@ -21,6 +18,7 @@ from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.body_reader import BodyRejected
 from octavo.frontend.http.dependencies import CurrentState
+from octavo.frontend.http.form import form_with_file
 from octavo.frontend.http.query import Paging
 from octavo.frontend.http.request import JSON, ApiRequest, header_value
 from octavo.frontend.http.schemas.batches import (
@@ -61,18 +59,12 @@ async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response
     try:
         if length.isdecimal():  # before it is received, which takes room in the system's temporary directory
             await asyncio.to_thread(directory.require_room, max(0, int(length) - _FORM_BYTES))
-        async with upload.form(max_files=1, max_fields=16) as form:
-            file = form.get("file")
-            if not isinstance(file, UploadFile):
-                raise InvalidRequestError("file is missing: send a multipart form with a file", "file")
+        async with form_with_file(upload, max_fields=16) as (form, file):
             if form.get("purpose") != "batch":
                 raise InvalidRequestError("purpose must be batch: files have no other use here", "purpose")
             expiry_s = _expiry_s(form)
             name, size = file.filename or "file", file.size or 0
             stored = await asyncio.to_thread(directory.add_file, file.file, size, name, expiry_s, tenant)
-    except (MultiPartException, HTTPException) as error:
-        detail = error.message if isinstance(error, MultiPartException) else error.detail
-        raise InvalidRequestError(f"the body is no valid multipart form: {detail}", "file") from None
     except BodyRejected as error:
         return error.response(http_request.scope)
     except ClientDisconnect:

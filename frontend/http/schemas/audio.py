@@ -37,19 +37,3 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     "stream": {"type": "boolean", "enum": [False]},
 }
 """By name; `file` is apart."""
-
-AUDIO_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"file": {"type": "string", "format": "binary"}, **FORM_FIELDS},
-                    "required": ["file"],
-                }
-            }
-        },
-    }
-}
-"""The body of a request, for the description of the API."""

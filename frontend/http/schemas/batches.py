@@ -143,23 +143,9 @@ class BatchList(Struct, kw_only=True):
     has_more: bool = False
 
 
-FILE_FORM: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "file": {"type": "string", "format": "binary"},
-                        "purpose": {"type": "string", "enum": ["batch"]},
-                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
-                        "expires_after[seconds]": {"type": "string"},
-                    },
-                    "required": ["file", "purpose"],
-                }
-            }
-        },
-    }
+FILE_FIELDS: dict[str, Any] = {
+    "purpose": {"type": "string", "enum": ["batch"]},
+    "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+    "expires_after[seconds]": {"type": "string"},
 }
-"""The body of an upload, for the description of the API."""
+"""Fields of the form of an upload by name; `file` is apart."""
