@@ -174,7 +174,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     enable_dumps()
-    set_process_title("forks", "workers")
+    set_process_title("fork", "server")
     set_default("GOMP_SPINCOUNT", SPIN_COUNT)
     gc.disable()
     with _ending_with(owner):

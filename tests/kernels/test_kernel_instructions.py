@@ -28,7 +28,8 @@ PROGRAM = """
 import json, sys
 sys.path += [sys.argv[1], sys.argv[1] + "/../../scripts"]
 from compiled_kernels import compiled
-from kernel_launches import EARLY, LAUNCHES, AttentionShape, paged_attention
+from kernel_launches import EARLY, LAUNCHES, AttentionShape, torch
+from octavo.kernels.paged_attention.gpu_tiling import Tiling, chunk_rows
 attention = [name for name in LAUNCHES if name.startswith("paged_attention, heads of")]
 products = [name for name in LAUNCHES if name.startswith("linear") and "float32" not in name and "early" not in name]
 found = {"attention": {}, "loops": {}}
@@ -39,8 +40,8 @@ for name in attention:
     if name.endswith("of 128"):
         found["split"] = [loop.total() for loop in kernels[0].loops("HGMMA")]
         found["chunk"] = [loop.total() for loop in kernels[1].loops("HGMMA")]
-tiling = paged_attention._Tiling.of(AttentionShape(32, 8, 128, 0.1), *[paged_attention.torch.bfloat16] * 2, 90)
-found["tile"] = [paged_attention._chunk_rows(AttentionShape(32, 8, 128, 0.1)), tiling.tile]
+tiling = Tiling.of(AttentionShape(32, 8, 128, 0.1), torch.bfloat16, torch.bfloat16, 90)
+found["tile"] = [chunk_rows(AttentionShape(32, 8, 128, 0.1)), tiling.tile]
 for architecture, instruction in json.loads(sys.argv[2]).items():
     kernels = {name: compiled(LAUNCHES[name], int(architecture))[0] for name in products}
     found[architecture] = {name: (one.instructions(), one.loop(instruction)) for name, one in kernels.items()}
