@@ -18,7 +18,7 @@ from octavo.kernels.latent_heads import gpu as latent_gpu
 from octavo.kernels.latent_heads import reference as latent_reference
 from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.gpu import Packer
-from octavo.kernels.paged_attention import AttentionShape, cases, gpu
+from octavo.kernels.paged_attention import AttentionShape, cases, gpu, gpu_tiling
 from octavo.kernels.store_kv import gpu as store_gpu
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -83,7 +83,7 @@ def test_any_number_of_programs_gives_the_same_bits(
             assert torch.equal(actual, rows), num_programs
     if not IS_INTERPRETING:  # a GPU has one size of tiles
         return
-    monkeypatch.setattr(gpu, "_latent_rows", lambda: 2)
+    monkeypatch.setattr(gpu_tiling, "latent_rows", lambda: 2)
     for actual, rows in zip(attend(device, data, parts, 16, SMALL), expected, strict=True):
         assert torch.equal(actual, rows)
 

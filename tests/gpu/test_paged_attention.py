@@ -219,7 +219,7 @@ def test_segments_are_added_in_one_order_on_hopper_and_blackwell(
     data = paged([600], 16, shape, BF16, 0)
     parts = [(0, 60, 200), (0, 60, 256), (0, 60, 600)]
     expected = attend(device, data, parts, 16, shape)
-    monkeypatch.setattr(gpu, "_architecture", lambda: 100)
+    monkeypatch.setattr(gpu, "architecture", lambda: 100)
     for actual, rows in zip(attend(device, data, parts, 16, shape), expected, strict=True):
         assert torch.equal(actual, rows)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from servers import is_running
+from servers import is_running, parent_of
 from tiny_models import make_tiny
 from waiting import wait_until
 from worker_plans import worker_config
@@ -45,11 +45,6 @@ def spec(config: ResolvedConfig, tmp_path: Path) -> WorkerSpec:
 def wait_until_ready(child: Child) -> None:
     while not isinstance(message := child.receive(START_TIMEOUT_S), WorkerReady):
         assert message is not None, "timed out"
-
-
-def parent_of(pid: int) -> int:
-    """Return the server of a worker."""
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
 
 def test_workers_end_with_their_core_and_others_stay(shared: SharedForkServer, spec: WorkerSpec) -> None:

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 from typing import Any
 
-from servers import FORK_SERVER, of_module
+from servers import of_module, parent_of
 from waiting import until, wait_until
 
 from octavo import AsyncClient, SamplingParams
@@ -20,10 +20,8 @@ def worker_of(client: AsyncClient, rank: int = 0) -> int:
 
 
 def fork_server_of(client: AsyncClient) -> int:
-    """Return the process from which the workers are forked: the core's own, or that of all engines of this process."""
-    engine = client.engine
-    assert engine is not None
-    return wait_until(lambda: of_module(engine.core_pid, FORK_SERVER) or of_module(os.getpid(), FORK_SERVER))[0]
+    """Return the process from which the worker was forked; this process may have others, of other engines."""
+    return parent_of(worker_of(client))
 
 
 async def until_steps(client: AsyncClient, num_steps: int) -> None:

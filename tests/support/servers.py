@@ -128,6 +128,11 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
+def parent_of(pid: int) -> int:
+    """The process that has started `pid`."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def of_module(pid: int, module: str) -> list[int]:
     """Processes below `pid` that run a Python module, in the order of their ids."""
     found = []
