@@ -13,4 +13,4 @@ The rules of the wire:
 5. A frame that does not decode is counted, logged and dropped; it never ends a thread.
 """
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5

@@ -10,6 +10,7 @@ from octavo.protocol.pooling import PoolingTask, PoolingType
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
 from octavo.protocol.sampling_parameter import check_integer, check_number, check_token_ids
 from octavo.protocol.sampling_table import MAX_LOGPROB_TOKEN_IDS, ROWS
+from octavo.protocol.speech_rules import SpeechMode, SpeechRules
 from octavo.protocol.structured import StructuredOutputsParams
 
 GREEDY_TEMPERATURE = 1e-5
@@ -117,6 +118,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     logits)."""
     extra_args: dict[str, Any] | None = None
     """JSON arguments for the engine's logits processors; rejected if it has none."""
+    speech_rules: SpeechMode | None = None
+    """Apply the rules of a model that transcribes speech, from its `generation_config.json`: tokens that it suppresses,
+    and with "timestamps" their order, for a prompt without `<|notimestamps|>`. None: there are no rules."""
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -167,6 +171,9 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
                 message = "repetition_detection must be RepetitionDetectionParams"
                 raise InvalidRequestError(message, "repetition_detection")
             self.repetition_detection.spec()
+        if self.speech_rules not in (None, "text", "timestamps"):
+            message = f'speech_rules must be "text" or "timestamps", got {self.speech_rules!r}'
+            raise InvalidRequestError(message, "speech_rules")
         self._verify_speculation()
         self._verify_token_ids()
         self._verify_words()
@@ -354,6 +361,8 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     prompt_logprob_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens whose logprobs follow those of `prompt_logprobs`, for prompt token `prompt_logprob_start` + 1 and on."""
     prompt_logprob_start: int = 0
+    speech_rules: SpeechRules | None = None
+    """Of models that transcribe speech."""
 
     def named_at(self, position: int) -> tuple[int, ...]:
         """Return the tokens that are named for the prompt token at a position; most requests name none."""

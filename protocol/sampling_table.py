@@ -8,6 +8,7 @@ import sys
 from collections.abc import Collection
 
 from octavo.protocol.sampling_parameter import Kind, Parameter, Stage
+from octavo.protocol.speech_rules import SpeechRules
 
 MAX_N = 16384
 MAX_TOKEN_IDS = 2**18
@@ -33,6 +34,10 @@ def _flattened(words: Collection[Collection[int]]) -> Collection[int]:
 
 def _joined(rows: Collection[Collection[int]]) -> Collection[int]:
     return [token_id for row in rows for token_id in row] or (0,)
+
+
+def _named_by(rules: SpeechRules) -> Collection[int]:
+    return rules.token_ids
 
 
 _COUNT_COLUMNS = ("has_penalties_S", "penalties_S3", "seen_ids_SL", "output_counts_SL", "num_seen_S")
@@ -284,6 +289,13 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.OBJECT,
         stage=Stage.LOGITS,
         meaning="arguments of the engine's [logits processors](logits-processors.md); `vllm_xargs` over HTTP",
+    ),
+    Parameter(
+        name="speech_rules",
+        kind=Kind.OBJECT,
+        stage=Stage.LOGITS,
+        token_ids=_named_by,
+        meaning='`"text"` or `"timestamps"`: the rules of a [model that transcribes speech](multimodal.md#audio)',
     ),
     Parameter(
         name="structured_outputs",

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from default_model import ModelMissing, default_model, embedding_model
+from default_model import ModelMissing, default_model, embedding_model, speech_model
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from leaks import kill, leaked_processes
@@ -100,7 +100,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark tests that need the model, deselect those that need an option, move the longest files to the front."""
     for item in items:
-        if {"smollm2_gguf", "minilm"} & set(getattr(item, "fixturenames", ())):
+        if {"smollm2_gguf", "minilm", "whisper_tiny"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("model")
     for mark in ("long", "clients"):
         marked = [item for item in items if item.get_closest_marker(mark)]
@@ -142,6 +142,15 @@ def minilm() -> Path:
     """Return the directory of all-MiniLM-L6-v2. Never skips, either."""
     try:
         return embedding_model()
+    except ModelMissing as error:
+        pytest.fail(str(error), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def whisper_tiny() -> Path:
+    """Return the directory of Whisper tiny.en. Never skips, either."""
+    try:
+        return speech_model()
     except ModelMissing as error:
         pytest.fail(str(error), pytrace=False)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.speech_rules import SpeechRules
 
 _FILE = "generation_config.json"
 
@@ -26,6 +27,12 @@ class SpeechTokens:
     tasks: dict[str, int]
     suppressed: tuple[int, ...]
     """Never drawn."""
+    suppressed_first: tuple[int, ...] = ()
+    """Not drawn as the first token."""
+    max_initial_timestamp: int | None = None
+    """Steps of 0.02 seconds; None: no limit."""
+    no_speech: int | None = None
+    """Its probability after `start` is that of a window without speech."""
 
     @classmethod
     @lru_cache(maxsize=8)
@@ -55,6 +62,27 @@ class SpeechTokens:
             languages={mark.strip("<|>"): token for mark, token in languages.items()},
             tasks=made.get("task_to_id") or {} if is_multilingual else {},
             suppressed=tuple(made.get("suppress_tokens") or ()),
+            suppressed_first=tuple(made.get("begin_suppress_tokens") or ()),
+            max_initial_timestamp=made.get("max_initial_timestamp_index"),
+            # The vocabulary has it before the token of no timestamps; no file names it.
+            no_speech=found["no_timestamps_token_id"] - 1,
+        )
+
+    @property
+    def first_timestamp(self) -> int:
+        """The token of 0 seconds; the others follow it."""
+        return self.no_timestamps + 1
+
+    def rules(self, has_timestamps: bool) -> SpeechRules:
+        """Return the rules of a request, for text with timestamps or without."""
+        if not has_timestamps:
+            return SpeechRules(self.suppressed, self.suppressed_first, self.end)
+        return SpeechRules(
+            (*self.suppressed, self.no_timestamps),
+            self.suppressed_first,
+            self.end,
+            self.first_timestamp,
+            -1 if self.max_initial_timestamp is None else self.max_initial_timestamp,
         )
 
     def prompt(self, language: str | None, task: str, before: Sequence[int], max_model_len: int) -> list[int]:

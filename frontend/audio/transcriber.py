@@ -14,9 +14,6 @@ from octavo.frontend.outputs import CompletionOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
 
-_NEVER = -100.0
-"""The lowest bias of a token: next to all others, it is never drawn."""
-
 WINDOWS_AT_ONCE = 8
 """Of one file: a long one must leave room for others."""
 
@@ -70,8 +67,7 @@ class Transcriber:
         if language is None and self._tokens.languages:
             language = await self._detect(sound.windows[0], request_id)
         asked = self._tokens.prompt(language, self._task, before, max_model_len)
-        bias = {**dict.fromkeys(self._tokens.suppressed, _NEVER), **(params.logit_bias or {})}
-        params = params.clone(logit_bias=bias or None, min_tokens=1)
+        params = params.clone(speech_rules="text")
         places = asyncio.Semaphore(WINDOWS_AT_ONCE)
 
         async def run(index: int, window: Window) -> CompletionOutput:

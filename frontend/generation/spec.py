@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from octavo.frontend.audio.rules import speech_rules
 from octavo.frontend.generation.prompt_scores import named_rows
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.config import ResolvedConfig
@@ -82,8 +83,7 @@ def make_spec(
         InvalidRequestError: a field does not fit this model; `param` names it.
         PromptTooLongError: no room is left for a single token.
     """
-    _check_texts(params, tokenizer)
-    _check_engine(params, config)
+    _check_engine(params, config, tokenizer)
     room = room_after_prompt(params.max_tokens, num_prompt_tokens, max_model_len)
     vocab_size = config.model.vocab_size
     logprobs, logprobs_mode = _logprobs(params, config)
@@ -116,6 +116,7 @@ def make_spec(
         logprob_token_ids=tuple(params.logprob_token_ids or ()),
         extra_args=_processor_args(params) or None,
         speculation=0 if params.speculation == "off" else params.speculation,
+        speech_rules=None if params.speech_rules is None else speech_rules(params, config),
     )
     _check_that_something_is_left(spec)
     return spec
@@ -133,8 +134,9 @@ def _processor_args(params: SamplingParams) -> dict[str, Any]:
     return {name: value for name, value in (params.extra_args or {}).items() if name != PARAMS}
 
 
-def _check_engine(params: SamplingParams, config: ResolvedConfig) -> None:
+def _check_engine(params: SamplingParams, config: ResolvedConfig, tokenizer: Tokenizer) -> None:
     """Reject token ids outside the vocabulary, and what only other engines do."""
+    _check_texts(params, tokenizer)
     if _processor_args(params) and not config.logits_processors:
         raise InvalidRequestError(
             "extra_args are for logits processors, and this engine has none: start it with --logits-processors, "

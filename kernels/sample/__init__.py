@@ -1,10 +1,11 @@
 """The next token of every row of logits, by its request's own parameters.
 
 This package only fixes the order of other operations. First come the changes of logits: bias, tokens withheld until
-`min_tokens`, tokens that would complete a bad word, penalties, and the mask of allowed tokens, which overrides the
-others. Greedy requests then take the most likely token; for the others follow temperature, min_p, top_k, top_p and
-noise. The operations are `penalties`, `token_mask`, `filter_logits`, `top_k` and `gumbel_sample`; `reference.py` runs
-their references one after another, and every implementation must return the same tokens.
+`min_tokens`, tokens that would complete a bad word, penalties, the mask of allowed tokens, which overrides the others,
+and the rule of timestamps. Greedy requests then take the most likely token; for the others follow temperature, min_p,
+top_k, top_p and noise. The operations are `penalties`, `token_mask`, `timestamp_mask`, `filter_logits`, `top_k` and
+`gumbel_sample`; `reference.py` runs their references one after another, and every implementation must return the same
+tokens.
 
 On a CPU this is one native call; a `SampledRequest` points to memory that the caller owns. On a GPU it is
 `sample_rows`, whose requests are rows of a `RequestTable`; it does not synchronize with the device. Through torch,

@@ -27,6 +27,8 @@ class SamplingCase:
     bad: list[int] = field(default_factory=list)
     """Tokens that would complete a bad word."""
     allowed: list[int] | None = None
+    first_timestamp: int = 0
+    """Text before it is ruled out where a timestamp is likelier; 0: never. Not on GPUs."""
     largest: float = LARGEST
     spread: float = 1.0
     """Standard deviation of its logits."""
@@ -86,3 +88,10 @@ def pairwise_requests(options: Mapping[str, Sequence[Any]]) -> list[SamplingCase
 
 
 REQUESTS = pairwise_requests(OPTIONS)
+
+SPEECH_OPTIONS = {
+    **{name: OPTIONS[name] for name in ("temperature", "top_k", "bias", "bad", "allowed", "spread")},
+    "first_timestamp": [0, 1, 4, 6],
+}
+SPEECH_REQUESTS = pairwise_requests(SPEECH_OPTIONS)
+"""Of models that transcribe speech; not on GPUs."""

@@ -5,6 +5,7 @@
 #include "gumbel_sample/native.h"
 #include "logprobs/native.h"
 #include "penalties/native.h"
+#include "timestamp_mask/native.h"
 #include "token_mask/native.h"
 #include "top_k/native.h"
 
@@ -27,6 +28,7 @@ struct SampledRequest {
     const int64_t* bad_ids;   // would complete a bad word
     const int64_t* num_bad;   // read at each draw; null: none
     const uint32_t* allowed;  // the mask of the tokens that are; null: all
+    int64_t first_timestamp;  // text before it is ruled out where a timestamp is likelier; 0: never
 };
 
 struct SampleArgs {
@@ -38,12 +40,14 @@ struct SampleArgs {
     char* scratch;                          // for each thread RowScratch::bytes(V)
 };
 
-// Returns a copy with bias, withheld tokens, bad words, penalties and mask applied, or the row itself if none applies.
+// Returns a copy with bias, withheld tokens, bad words, penalties and masks applied, or the row itself if none applies.
 inline const float* change_logits(
     const float* row, int64_t width, const SampledRequest& request, int64_t num_outputs, float* changed) {
     const bool withholds = request.num_withheld > 0 && num_outputs < request.min_tokens;
     const int64_t num_bad = request.num_bad ? *request.num_bad : 0;
-    if (request.num_biases == 0 && !withholds && num_bad == 0 && !request.has_penalties && !request.allowed) return row;
+    if (request.num_biases == 0 && !withholds && num_bad == 0 && !request.has_penalties && !request.allowed &&
+        request.first_timestamp == 0)
+        return row;
     std::copy_n(row, width, changed);
     for (int64_t i = 0; i < request.num_biases; ++i) changed[request.bias_ids[i]] += request.bias_values[i];
     if (withholds)
@@ -57,6 +61,7 @@ inline const float* change_logits(
         store_first(changed + column, min(highest, max(lowest, values)), count);
     });
     if (request.allowed) mask_tokens(request.allowed, changed, width);
+    if (request.first_timestamp > 0) mask_unlikely_text(changed, width, request.first_timestamp);
     return changed;
 }
 

@@ -34,6 +34,7 @@ class SampledRequest(ctypes.Structure):
         ("bad_ids", ctypes.c_void_p),
         ("num_bad", ctypes.c_void_p),
         ("allowed", ctypes.c_void_p),
+        ("first_timestamp", ctypes.c_int64),
     )
 
 

@@ -7,6 +7,7 @@ from octavo.kernels.filter_logits.reference import filter_logits
 from octavo.kernels.gumbel_sample.reference import gumbel_sample
 from octavo.kernels.penalties.reference import apply_penalties
 from octavo.kernels.sample.cases import SamplingCase
+from octavo.kernels.timestamp_mask.reference import mask_unlikely_text
 from octavo.kernels.token_mask import pack_mask
 from octavo.kernels.token_mask.reference import mask_tokens
 
@@ -24,10 +25,13 @@ def sample(logits_V: Tensor, request: SamplingCase, *, position: int, num_output
     if request.seen:
         seen, counts = torch.tensor(list(request.seen)), torch.tensor(list(request.seen.values()))
         apply_penalties(logits_V, seen, counts, **request.penalties)
-    if request.bias or withholds or request.bad or request.seen or request.allowed is not None:
+    has_mask = request.allowed is not None or request.first_timestamp > 0
+    if request.bias or withholds or request.bad or request.seen or has_mask:
         logits_V = logits_V.clamp(-request.largest, request.largest)
     if request.allowed is not None:
         mask_tokens(logits_V, pack_mask(request.allowed, logits_V.numel()))
+    if request.first_timestamp:
+        mask_unlikely_text(logits_V, request.first_timestamp)
     if request.temperature == 0.0:
         return int((logits_V == logits_V.max()).nonzero()[0])
     logits_V = logits_V / request.temperature

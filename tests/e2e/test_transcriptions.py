@@ -70,7 +70,7 @@ class Reference:
             logits = self._logits(features, ids)
             logits[self.rules.suppress_tokens] = -torch.inf
             if len(ids) == len(first):
-                logits[end] = -torch.inf
+                logits[self.rules.begin_suppress_tokens] = -torch.inf
             ids = [*ids, int(logits.argmax())]
         return str(self.tokenizer.decode(ids[len(first) :], skip_special_tokens=True)).strip()
 

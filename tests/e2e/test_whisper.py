@@ -88,13 +88,37 @@ def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Pat
     """The same and other sounds behind equal tokens, more sounds than the encoder cache has room for, preemptions."""
     texts = [START, "<|startofprev|>words " + START, "<|startoftranscript|><|de|><|translate|>"]
     prompts = [prompt(seed % 5, texts[seed % 3]) for seed in range(18)]
-    params = [SAMPLED.clone(seed=seed, max_tokens=40 + seed % 7) for seed in range(18)]
+    modes = [None, "timestamps", "text"]
+    params = [
+        SAMPLED.clone(seed=seed, max_tokens=40 + seed % 7, speech_rules=modes[seed // 2 % 3]) for seed in range(18)
+    ]
     alone = [result(run(llm, one, params=own)[0]) for one, own in zip(prompts, params, strict=True)]
     assert len({str(one) for one in alone}) == 18
     assert list(map(result, llm.generate(prompts, params, use_tqdm=False))) == alone
     with LLM(str(path), **SETTINGS, num_gpu_blocks_override=6, enable_prefix_caching=False) as small:
         assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
         assert small.stats().num_preemptions > 0
+
+
+def test_speech_rules_hold(llm: LLM, path: Path) -> None:
+    """Random weights draw everything; with the rules there are pairs of timestamps that never decrease."""
+    ids = transformers.GenerationConfig.from_pretrained(path)
+    first = ids.no_timestamps_token_id + 1
+    start = START.removesuffix("<|notimestamps|>")
+    sampled = [SAMPLED.clone(seed=seed, speech_rules="timestamps") for seed in range(6)]
+    outputs = llm.generate([prompt(1, start)] * 6, sampled, use_tqdm=False)
+    for output in outputs:
+        tokens = output.outputs[0].token_ids
+        times = [token for token in tokens if token >= first]
+        assert first <= tokens[0] <= first + ids.max_initial_timestamp_index and len(times) > 1
+        assert times == sorted(times) and not {*ids.suppress_tokens, first - 1} & set(tokens)
+    for changes, param in (
+        ({"speech_rules": "words"}, "speech_rules"),
+        ({"allowed_token_ids": [1]}, "allowed_token_ids"),
+    ):
+        with pytest.raises(InvalidRequestError) as caught:
+            run(llm, prompt(1), params=SAMPLED.clone(**{"speech_rules": "text", **changes}))
+        assert caught.value.param == param
 
 
 def test_sounds_that_cannot_be_used(llm: LLM) -> None:
@@ -171,7 +195,8 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
 
     async def main() -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS) as client:
-            await assert_deaths_change_nothing(client, lambda seed: prompt(seed % 4), SAMPLED)
+            params = SAMPLED.clone(speech_rules="timestamps")
+            await assert_deaths_change_nothing(client, lambda seed: prompt(seed % 4), params)
 
     asyncio.run(main())
 

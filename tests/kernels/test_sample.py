@@ -15,21 +15,21 @@ from octavo.worker_proc.sampling.sampler import Sampler
 
 @pytest.mark.parametrize("vocab_size", cases.VOCAB_SIZES)
 def test_torch_equals_reference(vocab_size: int) -> None:
-    check_tokens(None, vocab_size)
+    check_tokens(None, vocab_size, cases.REQUESTS + cases.SPEECH_REQUESTS)
 
 
 @pytest.mark.parametrize("vocab_size", cases.VOCAB_SIZES)
 def test_native_equals_reference(native_library: NativeLibrary, vocab_size: int) -> None:
-    check_tokens(native_library, vocab_size)
+    check_tokens(native_library, vocab_size, cases.REQUESTS + cases.SPEECH_REQUESTS)
 
 
-def check_tokens(library: NativeLibrary | None, vocab_size: int) -> None:
-    rows = logits_of(cases.REQUESTS, vocab_size)
+def check_tokens(library: NativeLibrary | None, vocab_size: int, requests: list[cases.SamplingCase]) -> None:
+    rows = logits_of(requests, vocab_size)
     given = rows.clone()
-    drawn = Sampler(vocab_size, library, max_threads=2).sample(given, draws_of(cases.REQUESTS, vocab_size))
-    expected = expected_of(rows, cases.REQUESTS)
+    drawn = Sampler(vocab_size, library, max_threads=2).sample(given, draws_of(requests, vocab_size))
+    expected = expected_of(rows, requests)
     wrong = [index for index, tokens in enumerate(zip(drawn, expected, strict=True)) if tokens[0] != tokens[1]]
-    assert not wrong, [cases.REQUESTS[index] for index in wrong]
+    assert not wrong, [requests[index] for index in wrong]
     assert torch.equal(given, rows), "logits are left as they are"
 
 

@@ -1,4 +1,4 @@
-"""What tests fetch: the small chat model that `scripts/serve` starts with, an embedding model, vLLM's source."""
+"""What tests fetch: the chat model of `scripts/serve`, models for embeddings and speech, speech, vLLM's source."""
 
 import os
 import subprocess
@@ -34,6 +34,26 @@ def embedding_model() -> Path:
 
 
 @cache
+def speech_model() -> Path:
+    """Return the directory of Whisper tiny.en, fetching it if it is not in the cache.
+
+    Raises:
+        ModelMissing: as in `default_model`.
+    """
+    return _fetched("fetch_speech_model.py")
+
+
+@cache
+def speech(text: str) -> Path:
+    """Return a WAV file in which espeak-ng speaks a text, fetching the synthesizer if it is not in the cache.
+
+    Raises:
+        ModelMissing: as in `default_model`.
+    """
+    return _fetched("make_speech.py", text)
+
+
+@cache
 def vllm_source() -> Path:
     """Return the directory of vLLM's source, fetching it if it is not in the cache.
 
@@ -43,9 +63,9 @@ def vllm_source() -> Path:
     return _fetched("fetch_vllm_source.py")
 
 
-def _fetched(script: str) -> Path:
+def _fetched(script: str, *arguments: str) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(_SCRIPTS)}
-    command = [sys.executable, "-P", _SCRIPTS / script]
+    command = [sys.executable, "-P", _SCRIPTS / script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise ModelMissing(f"{script} failed:\n{done.stderr}\nThe other tests: scripts/test -m 'not model'")

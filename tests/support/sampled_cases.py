@@ -31,7 +31,9 @@ def state_of(request: cases.SamplingCase, vocab_size: int) -> SamplingState:
         **penalties,
     )
     output = [token_id for token_id, count in request.seen.items() for _ in range(count)]
-    return SamplingState.prepare(spec, list(request.seen), output, vocab_size)
+    state = SamplingState.prepare(spec, list(request.seen), output, vocab_size)
+    state.first_timestamp = request.first_timestamp
+    return state
 
 
 def draws_of(requests: list[cases.SamplingCase], vocab_size: int) -> list[Draw]:

@@ -6,6 +6,7 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.repetition import RepetitionSpec
+from octavo.protocol.speech_rules import SpeechRules
 from octavo.protocol.stats import EngineStats, RequestTimings
 from octavo.protocol.structured import GrammarKind, GrammarPart, GrammarSpec
 
@@ -36,6 +37,7 @@ FULL_SPEC = SamplingSpec(
     speculation=4,
     prompt_logprob_token_ids=((5,), (), (6, 7)),
     prompt_logprob_start=2,
+    speech_rules=SpeechRules((1, 2), (3,), 4, 5, 6),
 )
 GRAMMAR = GrammarSpec(
     GrammarKind.JSON_SCHEMA, "{}", "tools", b"<t>", (GrammarPart("response_format", "{}"),), 100, (7, 8), (b"<u>",)

@@ -49,9 +49,9 @@ class Row:
     @property
     def traits(self) -> Trait:
         """What steps must do for this request."""
-        spec, bad_words = self.sampling.spec, self.sampling.bad_words
+        spec, bad_words, speech = self.sampling.spec, self.sampling.bad_words, self.sampling.speech
         traits = Trait(0)
-        if self.sampling.penalties is not None or bad_words is not None:
+        if any(one is not None for one in (self.sampling.penalties, bad_words, speech)):
             traits |= Trait.TRACKS_TOKENS
         if bad_words is not None and bad_words.depends_on_output:
             traits |= Trait.HAS_LONG_BAD_WORDS

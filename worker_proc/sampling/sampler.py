@@ -16,6 +16,7 @@ from octavo.kernels.logprobs import RowLogprobs, logprobs
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.penalties import apply_penalties
 from octavo.kernels.sample import NativeSampler
+from octavo.kernels.timestamp_mask import mask_unlikely_text
 from octavo.kernels.token_mask import mask_tokens
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
@@ -37,10 +38,10 @@ class Draw:
 class Sampler:
     """Samples rows of logits one by one, so that a request's token cannot depend on its neighbours.
 
-    The order: logit bias, min_tokens and bad words, penalties, allowed tokens. Greedy requests then take the most
-    likely token; for the others follow temperature, min_p, top_k, top_p and noise. With a native library this is one
-    call for all rows, otherwise it runs through torch. The tokens are the same, unless the edge of a nucleus depends on
-    the rounding of probabilities.
+    The order: logit bias, min_tokens and bad words, penalties, allowed tokens, the rule of timestamps. Greedy requests
+    then take the most likely token; for the others follow temperature, min_p, top_k, top_p and noise. With a native
+    library this is one call for all rows, otherwise it runs through torch. The tokens are the same, unless the edge of
+    a nucleus depends on the rounding of probabilities.
 
     Args:
         vocab_size: logits in a row.
@@ -177,6 +178,8 @@ def changed_logits(logits_V: Tensor, state: SamplingState, num_outputs: int) -> 
     logits_V.clamp_(-LARGEST, LARGEST)
     if state.allowed_W is not None:
         mask_tokens(logits_V, state.allowed_W)
+    if state.first_timestamp:
+        mask_unlikely_text(logits_V, state.first_timestamp)
     return logits_V
 
 

@@ -19,6 +19,7 @@ from octavo.protocol.sampling_parameter import Parameter
 from octavo.protocol.sampling_table import FILTERS, PENALTIES
 from octavo.worker_proc.sampling.bad_words import BadWords
 from octavo.worker_proc.sampling.penalty_counts import PenaltyCounts
+from octavo.worker_proc.sampling.speech_mask import SpeechMask
 
 LARGEST = 1e30
 """Bound of changed logits, and of a repetition penalty and its inverse. Differences of infinities are NaN, and one such
@@ -39,7 +40,10 @@ class SamplingState:
     penalties: PenaltyCounts | None
     bad_words: BadWords | None
     always_allowed_W: Tensor | None
-    """The mask of `allowed_token_ids`; None: all tokens are allowed."""
+    """The mask of `allowed_token_ids` and `speech`; None: all tokens are allowed."""
+    speech: SpeechMask | None = None
+    first_timestamp: int = 0
+    """Text before it is ruled out where a timestamp is likelier; 0: never."""
     allowed_W: Tensor | None = field(init=False)
     """The mask of the next draw; None: all tokens are allowed."""
     _native: SampledRequest | None = field(default=None, init=False)
@@ -55,6 +59,9 @@ class SamplingState:
         """
         bias = [(token_id, value) for token_id, value in spec.logit_bias if token_id < vocab_size]
         withheld = {*spec.eos_token_ids, *spec.stop_token_ids} if spec.min_tokens else set()
+        allowed_W = pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None
+        rules = spec.speech_rules
+        speech = None if rules is None else SpeechMask(rules, output, vocab_size, allowed_W)
         return cls(
             spec=spec,
             bias_ids=torch.tensor([token_id for token_id, _ in bias], dtype=torch.int64),
@@ -66,7 +73,9 @@ class SamplingState:
                 else None
             ),
             bad_words=BadWords(spec.bad_words, output) if spec.bad_words else None,
-            always_allowed_W=pack_mask(spec.allowed_token_ids, vocab_size) if spec.allowed_token_ids else None,
+            always_allowed_W=allowed_W if speech is None else speech.allowed_W,
+            speech=speech,
+            first_timestamp=rules.first_timestamp if rules else 0,
         )
 
     def mask(self, words: bytes | memoryview) -> None:
@@ -90,6 +99,8 @@ class SamplingState:
             self.penalties.add(token_id)
         if self.bad_words:
             self.bad_words.add(token_id)
+        if self.speech:
+            self.speech.add(token_id)
 
     @property
     def has_own_mask(self) -> bool:
@@ -123,6 +134,7 @@ class SamplingState:
         return (
             self.penalties is not None
             or self.allowed_W is not None
+            or self.first_timestamp > 0
             or (self.bad_words is not None and self.bad_words.num_ids > 0)
             or self.bias_ids.numel() > 0
             or (self.withheld_ids.numel() > 0 and num_outputs < self.spec.min_tokens)
@@ -161,6 +173,7 @@ class SamplingState:
             bad_ids=None if self.bad_words is None else self.bad_words.ids.ctypes.data,
             num_bad=None if self.bad_words is None else self.bad_words.num_ids_address,
             allowed=None if self.allowed_W is None else self.allowed_W.data_ptr(),
+            first_timestamp=self.first_timestamp,
         )
 
 
