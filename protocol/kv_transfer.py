@@ -4,10 +4,10 @@ An engine that takes blocks asks the one that has them, over a socket of its own
 """
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from octavo.protocol.config.kv_transfer import ENGINE_ID
 from octavo.protocol.errors import InvalidRequestError
@@ -44,8 +44,8 @@ class _Params(Struct, kw_only=True, forbid_unknown_fields=True):
     remote_engine_id: str | None = None
     remote_request_id: str | None = None
     remote_host: str | None = None
-    remote_port: int | None = None
-    remote_num_tokens: int | None = None
+    remote_port: Annotated[int, Meta(ge=0, le=2**16 - 1)] | None = None
+    remote_num_tokens: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
     remote_block_ids: None = None
 
 

@@ -34,10 +34,20 @@ class ParamsResolver:
         """The model's parameters by `default_max_tokens`, with the configuration they were read from."""
 
     def truncate(self, token_ids: list[int], request: GenerationRequest) -> list[int]:
-        """Return the tokens of a prompt that the request keeps."""
+        """Return the tokens of a prompt that the request keeps.
+
+        Raises:
+            InvalidRequestError: it keeps none.
+        """
         if request.truncation is None:
             return token_ids
         keep = request.truncation.max_tokens
+        if keep == 0:
+            raise InvalidRequestError(
+                "truncate_prompt_tokens is 0, which leaves no token: send how many tokens of the prompt to keep, or -1 "
+                "for as many as the model holds",
+                "truncate_prompt_tokens",
+            )
         if keep == -1:
             keep = max(1, self._client.facts.max_model_len - (request.max_tokens or 1))
         if len(token_ids) <= keep:

@@ -6,7 +6,7 @@ from octavo.frontend.generation.request import BeamOptions, GenerationRequest, T
 from octavo.frontend.http.schemas.sampling import SamplingFields
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.kv_transfer import PARAMS
+from octavo.protocol.kv_transfer import PARAMS, read_transfer_params
 from octavo.protocol.params import OutputKind
 from octavo.protocol.repetition import RepetitionDetectionParams
 from octavo.protocol.sampling_table import ROWS
@@ -60,6 +60,7 @@ def generation_request(
     overrides["prompt_logprobs"] = body.prompt_logprobs
     overrides["extra_args"] = body.vllm_xargs
     if body.kv_transfer_params:
+        read_transfer_params(body.kv_transfer_params)  # an error of theirs names them, not `vllm_xargs`
         overrides["extra_args"] = {**(body.vllm_xargs or {}), PARAMS: body.kv_transfer_params}
     overrides["output_kind"] = OutputKind.DELTA if body.stream else OutputKind.FINAL_ONLY
     if body.use_beam_search:

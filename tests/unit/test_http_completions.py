@@ -264,6 +264,8 @@ def test_best_of_goes_to_the_engine() -> None:
         ("speculation", {"speculation": 65}),
         ("length_penalty", {"length_penalty": 1.5}),
         ("early_stopping", {"early_stopping": True}),
+        ("truncate_prompt_tokens", {"truncate_prompt_tokens": 0}),
+        ("kv_transfer_params", {"kv_transfer_params": {"remote_num_tokens": 2**64}}),
     ],
 )
 def test_invalid_values_are_rejected_with_the_field_name(param, fields) -> None:
