@@ -7,8 +7,8 @@ With --recovery the workers are killed instead while streams are generated, and 
 go on. The same prompts are used with and without files.
 
 With --overhead nothing is evicted and nothing is found: what offloading costs an engine that gains nothing from it. All
-engines are started, and take turns with new prompts in each round. A second engine without any shows how much two equal
-engines differ.
+engines are started, and take turns with new prompts in each round, which an engine gets while it is paused: so all engines
+compute the same steps. A second engine without any shows how much two equal engines differ.
 """
 
 import argparse
@@ -33,6 +33,9 @@ from octavo.frontend.cli.bench.chaos.processes import descendants, send_signal
 BLOCK_SIZE = 16
 COMPARED_TOKENS = 32
 """Tokens of each stream that are compared with --recovery: streams end when all of them have gone on."""
+
+ARRIVAL_S = 0.2
+"""A paused engine has all prompts of a round after this time."""
 
 SETTLING_S = 5.0
 """Idle workers have the system find the memory of their caches: this must not take the time of others' rounds."""
@@ -224,10 +227,14 @@ async def _compare_overheads(args: argparse.Namespace, variants: dict[str, dict[
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 rng = random.Random(number)
                 prompts = [_tokens(rng, args.first_tokens) for _ in range(args.streams)]
+                await clients[name].pause_generation(mode="keep", clear_cache=False)
+                streams = [
+                    asyncio.create_task(_generate(clients[name], prompt, args.output_tokens)) for prompt in prompts
+                ]
+                await asyncio.sleep(ARRIVAL_S)
                 started, used_s = time.perf_counter(), _processor_s()
-                outputs[name] = list(
-                    await asyncio.gather(*(_generate(clients[name], prompt, args.output_tokens) for prompt in prompts))
-                )
+                await clients[name].resume_generation()
+                outputs[name] = list(await asyncio.gather(*streams))
                 elapsed_s[name].append(time.perf_counter() - started)
                 processor_s[name].append(_processor_s() - used_s)
             if any(output != outputs[names[0]] for output in outputs.values()):
