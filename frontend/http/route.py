@@ -27,13 +27,18 @@ from octavo.protocol.errors import OctavoError
 APP_STATE = "octavo.app_state"
 """Key of the scope."""
 
-STREAMS_BODY = "streams_body"
-"""Attribute of an endpoint that reads its body itself, and bounds it: a file may be longer than other bodies."""
+FORM = "multipart/form-data"
 
-TAKES_FORM = "takes_form"
-"""Attribute of an endpoint whose body is a form, which is received as other bodies are."""
+_STREAMS_BODY = "streams_body"
+"""Attribute that `streams_body` sets."""
 
 Endpoint: TypeAlias = Callable[..., Coroutine[Any, Any, Response]]
+
+
+def streams_body(endpoint: Endpoint) -> Endpoint:
+    """Mark an endpoint that reads its body itself, and bounds it: a file may be longer than other bodies."""
+    setattr(endpoint, _STREAMS_BODY, True)
+    return endpoint
 
 
 class ApiRoute(APIRoute):
@@ -69,8 +74,8 @@ class ApiRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Endpoint, **options: Any) -> None:
         super().__init__(path, endpoint, **options)
-        self._streams_body = getattr(endpoint, STREAMS_BODY, False)
-        self._takes_form = getattr(endpoint, TAKES_FORM, False)
+        self._streams_body = getattr(endpoint, _STREAMS_BODY, False)
+        self._body_types = (self.openapi_extra or {}).get("requestBody", {}).get("content", {})
         self._parameters = tuple(inspect.signature(endpoint).parameters)
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -152,13 +157,13 @@ class ApiRoute(APIRoute):
 
     def _rejection(self, scope: Scope) -> Response | None:
         """Return the error response if the headers already rule the request out, else None."""
-        if self._takes_form:
+        if FORM in self._body_types:
             if not self._is_allowed_origin(scope):
                 return _origin_rejection(scope)
-            if header_value(scope, b"content-type").partition(";")[0].strip().lower() != "multipart/form-data":
-                message = "the body must be a form, sent as Content-Type: multipart/form-data"
+            if header_value(scope, b"content-type").partition(";")[0].strip().lower() != FORM:
+                message = f"the body must be a form, sent as Content-Type: {FORM}"
                 return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)
-        elif "requestBody" in (self.openapi_extra or {}) and not _is_json(header_value(scope, b"content-type")):
+        elif self._body_types and not _is_json(header_value(scope, b"content-type")):
             # A web page of another origin can send any other type to a local server without a preflight request.
             message = "the body must be sent as Content-Type: application/json"
             return rejection(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message, scope=scope)

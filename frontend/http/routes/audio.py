@@ -30,9 +30,6 @@ async def create_translation(state: CurrentState, http_request: ApiRequest) -> R
     return await _answer(state, http_request, "translate")
 
 
-create_transcription.takes_form = create_translation.takes_form = True  # type: ignore[attr-defined]
-
-
 async def _answer(state: AppState, http_request: ApiRequest, task: str) -> Response:
     file, fields = await _read(http_request)
     if state.others and "model" in fields:

@@ -21,6 +21,7 @@ from octavo.frontend.http.dependencies import CurrentState
 from octavo.frontend.http.form import form_with_file
 from octavo.frontend.http.query import Paging
 from octavo.frontend.http.request import JSON, ApiRequest, header_value
+from octavo.frontend.http.route import streams_body
 from octavo.frontend.http.schemas.batches import (
     Batch,
     BatchList,
@@ -51,6 +52,7 @@ class NotFoundError(ModelNotFoundError):
     """The path names it, not a field."""
 
 
+@streams_body
 async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response:
     """Store a file of requests."""
     directory, tenant = _service(state).directory, tenant_name(http_request.scope)
@@ -75,9 +77,6 @@ async def upload_file(state: CurrentState, http_request: ApiRequest) -> Response
             "delete some"
         ) from None
     return _json(stored)
-
-
-upload_file.streams_body = True  # type: ignore[attr-defined]
 
 
 async def list_files(state: CurrentState, http_request: ApiRequest) -> Response:
