@@ -120,7 +120,8 @@ def _hub(scratch: Path) -> Path:
 def _stand_in(target: Path) -> Path:
     """Write a checkpoint whose answers have an end, and return its directory.
 
-    The weights write on where a larger model would stop. A test that sets no limit would take minutes.
+    The weights write on where a larger model would stop. A test that sets no limit would take minutes. A test that sets
+    no temperature gets the likeliest tokens, so that it passes always or never.
     """
     checkpoint = make().directory
     target.mkdir()
@@ -128,7 +129,7 @@ def _stand_in(target: Path) -> Path:
         (target / file.name).symlink_to(file)
     settings = json.loads((checkpoint / GENERATION).read_text())
     (target / GENERATION).unlink()
-    (target / GENERATION).write_text(json.dumps(settings | {"max_new_tokens": MAX_ANSWER_TOKENS}))
+    (target / GENERATION).write_text(json.dumps(settings | {"max_new_tokens": MAX_ANSWER_TOKENS, "temperature": 0.0}))
     return target
 
 
