@@ -1,13 +1,21 @@
 """The dashboard in a real browser, with a real engine."""
 
+import base64
+import io
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import pytest
 from browser import Browser, browser
 from default_model import default_model
 from servers import Server
+from tiny_media import make_llava, picture
+from tiny_whisper import make_whisper, sound, wav
 from waiting import join, wait_until
 
 from octavo.frontend.receipts.saved import read_answers
@@ -104,6 +112,69 @@ def test_a_rejection_is_shown_where_the_answer_would_be(server, page):
     ask(page, "Hello.")
     assert "schema" in page.wait_for("document.querySelectorAll('.message.failed .error')[1]?.textContent").lower()
     page.problems.clear()  # the rejected request itself is an entry of the console
+
+
+@contextmanager
+def visited(page: Browser, model: Path, *flags: str) -> Iterator[Server]:
+    """Yield a server of its own with its page open; the page is left before the server ends."""
+    running = Server(model, *flags, "--served-model-name", "media")
+    try:
+        page.open(running.wait_until_ready().url)
+        page.wait_for("document.querySelector('#model')?.value === 'media'")
+        yield running
+        page.open("about:blank")
+    finally:
+        running.close()
+
+
+def drop(page: Browser, name: str, kind: str, content: bytes) -> None:
+    """Drop a file on the chat."""
+    page.run(
+        f"""(() => {{
+            const bytes = Uint8Array.from(atob({base64.b64encode(content).decode()!r}), (char) => char.charCodeAt(0));
+            const dataTransfer = new DataTransfer();
+            dataTransfer.items.add(new File([bytes], {name!r}, {{ type: {kind!r} }}));
+            document.querySelector("#talk").dispatchEvent(new DragEvent("drop", {{ dataTransfer }}));
+        }})()"""
+    )
+
+
+def test_an_image_goes_with_the_next_message(page, tmp_path_factory):
+    file = io.BytesIO()
+    picture(1).save(file, "png")
+    png = file.getvalue()
+    with visited(page, make_llava(tmp_path_factory.mktemp("llava")), *ENGINE) as running:
+        fill(page, temperature="0", max_tokens="8", extra='{"ignore_eos": true}')
+        drop(page, "notes.txt", "text/plain", b"no picture")
+        assert "notes.txt" in page.wait_for("document.querySelector('#stats').textContent")
+        drop(page, "broken.png", "image/png", b"no picture either")
+        page.wait_for("document.querySelectorAll('#attached img').length === 1")
+        ask(page, "What is this?")
+        assert "messages[0].content[0]" in page.wait_for("document.querySelector('.failed .error')?.textContent")
+        page.problems.clear()  # the refused request and the broken image are entries of the console
+        drop(page, "a.png", "image/png", png)
+        page.wait_for("document.querySelectorAll('#attached img').length === 1")
+        ask(page, "What is this?")
+        answered(page, 2)
+        url = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        answer = running.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert page.run("document.querySelectorAll('.message.assistant .text')[1].textContent") == answer
+        assert page.run("document.querySelectorAll('.message.user')[1].querySelector('img').naturalWidth") == 44
+        assert page.run("document.querySelectorAll('#attached img').length") == 0
+        assert page.problems == []
+
+
+def test_a_sound_is_written_down(page, tmp_path_factory):
+    speech = wav(sound(1))
+    with visited(page, make_whisper(tmp_path_factory.mktemp("whisper"))) as running:
+        drop(page, "a.wav", "audio/wav", speech)
+        page.wait_for("document.querySelector('#stats').textContent === '1 s of sound'")
+        form = {"files": {"file": ("a.wav", speech)}, "data": {"model": "media"}}
+        written = httpx.post(running.url + "/v1/audio/transcriptions", **form, timeout=60).json()["text"]
+        assert page.run("document.querySelector('.message.assistant .text').textContent") == written != ""
+        assert page.problems == []
 
 
 def compare(page: Browser, question: str) -> str:

@@ -25,6 +25,15 @@ export async function getJson(path, signal) {
   return response.json();
 }
 
+/** Send a form, and return the JSON of the answer. */
+export async function postForm(path, fields, signal) {
+  const body = new FormData();
+  for (const [name, value] of Object.entries(fields)) body.append(name, value);
+  const response = await fetch(path, { method: "POST", body, signal });
+  if (!response.ok) throw await failure(response);
+  return response.json();
+}
+
 /**
  * Yield each event of a streamed answer: its JSON, and its text, in which large integers are exact.
  *

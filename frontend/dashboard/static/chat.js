@@ -1,5 +1,7 @@
 // The conversation: sends the input, shows the answer, and keeps both for the next turn.
 import { Answer } from "./answer.js";
+import { postForm } from "./api.js";
+import { Attachments } from "./attachments.js";
 import { byId, element } from "./element.js";
 import { MessageView } from "./message_view.js";
 import { saveButton } from "./receipt.js";
@@ -9,6 +11,12 @@ export class Chat {
   #messages = [];
   #openCalls = 0;
   #running = null;
+  #attachments = new Attachments({
+    onSound: (file) => this.#transcribe(file),
+    onRefusal: (problem) => {
+      byId("stats").textContent = problem;
+    },
+  });
 
   constructor() {
     byId("composer").addEventListener("submit", (event) => {
@@ -31,15 +39,33 @@ export class Chat {
     this.#running?.abort();
     this.#messages = [];
     this.#openCalls = 0;
+    this.#attachments.clear();
     byId("messages").replaceChildren(element("p", { class: "empty" }, "Ask something. The parameters apply to the next answer."));
     byId("stats").textContent = "";
   }
 
   #say(text) {
-    if (!text.trim() || this.#running) return;
+    if (this.#running) return;
+    const images = this.#attachments.take();
+    if (!text.trim() && !images.length) return;
     byId("input").value = "";
-    this.#add({ role: "user", content: text });
+    const parts = text.trim() ? [...images, { type: "text", text }] : images;
+    this.#add({ role: "user", content: images.length ? parts : text });
     this.#answer();
+  }
+
+  /** Show what is spoken in a file. It is no part of the conversation: models that transcribe have none. */
+  async #transcribe(file) {
+    this.#append(new MessageView("user", file.name));
+    const view = new MessageView("assistant");
+    this.#append(view);
+    try {
+      const { text, usage } = await postForm("v1/audio/transcriptions", { file, model: byId("model").value });
+      view.text = text;
+      byId("stats").textContent = `${usage.seconds} s of sound`;
+    } catch (error) {
+      view.fail(error.message);
+    }
   }
 
   #add(message) {
@@ -70,8 +96,11 @@ export class Chat {
       const body = { ...readSettings(), messages: [...openingMessages(), ...this.#messages] };
       await answer.stream(body, abort.signal, () => this.#follow(() => view.show(answer)));
     } catch (error) {
-      if (!abort.signal.aborted) view.fail(error.message);
-      else answer.finishReason = "you";
+      if (abort.signal.aborted) answer.finishReason = "you";
+      else {
+        view.fail(error.message);
+        if (error.status) this.#messages.pop(); // what the server refuses would be refused again with the next message
+      }
     }
     // The chat was cleared meanwhile: drop the answer.
     if (this.#running === abort) {

@@ -1,18 +1,27 @@
-// The view of one message: a bubble that is updated while an answer streams.
+// The view of one message: a bubble that is updated while an answer streams. Its images are data URLs.
 import { element } from "./element.js";
 import { tokenSpans } from "./tokens.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
 
 export class MessageView {
+  #images = element("div", { class: "images" });
   #text = element("div", { class: "text" });
   #calls = element("div");
   #reasoning = element("details", { hidden: true }, element("summary", {}, "Reasoning"), element("pre"));
   #who;
 
-  constructor(role, text = "") {
+  /** `content` is a message's: a text, or a list of parts. */
+  constructor(role, content = "") {
+    const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
     this.#who = element("div", { class: "who" }, NAMES[role]);
-    this.root = element("div", { class: `message ${role}` }, this.#who, this.#reasoning, this.#text, this.#calls);
+    this.root = element("div", { class: `message ${role}` }, this.#who, this.#reasoning, this.#images, this.#text, this.#calls);
+    this.text = parts.filter(({ type }) => type === "text").map(({ text }) => text).join("\n");
+    const urls = parts.filter(({ type }) => type === "image_url").map((part) => part.image_url.url);
+    this.#images.replaceChildren(...urls.map((src) => element("img", { src, alt: "" })));
+  }
+
+  set text(text) {
     this.#text.textContent = text;
   }
 
