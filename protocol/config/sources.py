@@ -4,6 +4,7 @@ The command line, a YAML file and `LLM(**kwargs)` all end here, so they accept t
 give the same errors. A name belongs to exactly one branch of the tree.
 """
 
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from types import NoneType
@@ -65,7 +66,8 @@ def parse_size(text: str) -> int:
     return int(size)
 
 
-def engine_branches() -> dict[str, type[msgspec.Struct]]:
+@functools.cache
+def engine_branches() -> Mapping[str, type[msgspec.Struct]]:
     """Return the branches of `EngineConfig` by name."""
     return {name: kind for name, kind in get_type_hints(EngineConfig).items() if isinstance(kind, type)}
 
@@ -81,16 +83,19 @@ def server_fields() -> Iterator[FieldInfo]:
     yield from struct_fields("server", ServerConfig)
 
 
-def struct_fields(branch: str, struct: type[msgspec.Struct]) -> Iterator[FieldInfo]:
-    """Yield the fields of one struct with their plain types and descriptions."""
+@functools.cache
+def struct_fields(branch: str, struct: type[msgspec.Struct]) -> tuple[FieldInfo, ...]:
+    """Return the fields of one struct with their plain types and descriptions."""
     annotated = get_type_hints(struct, include_extras=True)
     plain = get_type_hints(struct)
+    found = []
     for info in msgspec.structs.fields(struct):
         metas = getattr(annotated[info.name], "__metadata__", ())
         description = next((meta.description for meta in metas if meta.description), "")
         extra: dict[str, Any] = next((meta.extra for meta in metas if meta.extra), {})
         names = extra.get("aliases", ()), extra.get("short", ())
-        yield FieldInfo(info.name, branch, plain[info.name], info.default, description, *names)
+        found.append(FieldInfo(info.name, branch, plain[info.name], info.default, description, *names))
+    return tuple(found)
 
 
 def own_names(settings: Mapping[str, Any], fields: Iterable[FieldInfo]) -> dict[str, Any]:
