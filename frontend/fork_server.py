@@ -15,7 +15,7 @@ from octavo.protocol.fork_server import ForkServerProcess
 IDLE_S = 30.0
 """How long the server stays after the last engine."""
 
-_READ_AT_IMPORT = (
+READ_AT_IMPORT = (
     *("ATEN_", "CUDA_", "GOMP_", "HF_", "KMP_", "LD_", "MALLOC_", "MKL_", "NUMEXPR_", "OMP_", "OPENBLAS_", "PYTHON"),
     *("PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_"),
 )
@@ -36,7 +36,7 @@ class SharedForkServer:
         Raises:
             OSError: the server cannot be started.
         """
-        key = os.getpid(), named(*_READ_AT_IMPORT)
+        key = os.getpid(), named(*READ_AT_IMPORT)
         with self._lock:
             if self._process and self._key == key:
                 with contextlib.suppress(OSError):  # it has ended: nobody needed it for a while, or it was killed

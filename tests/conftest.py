@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import warm_python
 from default_model import ModelMissing, default_model, embedding_model, speech_model
+from httpx_certificates import share_certificates
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from leaks import kill, leaked_processes
 
-from octavo.frontend.fork_server import fork_server
+import octavo.frontend.fork_server
 
 pytest_plugins = ["time_limit"]
 
@@ -28,6 +30,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # enough for the small tensors of tests. Read when torch is imported; worker processes set both for themselves.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+share_certificates()
+
+# All engines of this process have their workers forked from one server, even if no test needs an engine for a while.
+octavo.frontend.fork_server.IDLE_S = 600.0
 
 # The suite starts hundreds of processes. Without bytecode files each of them compiles every module it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -64,7 +71,6 @@ LONGEST_FILES = (
     "e2e/test_gguf_families.py",
     "e2e/test_cli_bench.py",
     "e2e/test_cli_run_batch.py",
-    "kernels/test_gpu_test_compilations.py",
     "unit/test_core_grammar_matcher.py",
     "e2e/test_decoding.py",
     "e2e/test_structured_output.py",
@@ -122,7 +128,8 @@ def no_process_left_behind() -> Iterator[None]:
     """Fail the run when an engine process of this run outlives its tests; end it all the same."""
     os.environ[MARK] = mark = uuid.uuid4().hex
     yield
-    fork_server.close()
+    octavo.frontend.fork_server.fork_server.close()
+    warm_python.close()
     left = leaked_processes(f"{MARK}={mark}", timeout_s=5.0)
     kill(list(left))
     assert not left, f"octavo processes were left behind: {left}"

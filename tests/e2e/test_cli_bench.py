@@ -1,19 +1,17 @@
 """`octavo bench throughput`, `latency` and `startup` with a tiny model."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm_python
 
 FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
 
 
 def bench(kind: str, model: Path, out: Path, *words: str) -> tuple[str, dict[str, Any]]:
-    command = [sys.executable, "-P", "-m", "octavo", "bench", kind, str(model), *FLAGS, *words]
-    done = subprocess.run([*command, "--output-json", str(out)], capture_output=True, text=True, check=False)
+    done = warm_python.run(["-m", "octavo", "bench", kind, str(model), *FLAGS, *words, "--output-json", str(out)])
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(out.read_text())
 
@@ -42,7 +40,6 @@ def test_startup(model: Path, tmp_path: Path) -> None:
 
 
 def test_failed_start_tells_the_cause(tmp_path: Path) -> None:
-    command = [sys.executable, "-P", "-m", "octavo", "bench", "startup", str(tmp_path / "nothing")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = warm_python.run(["-m", "octavo", "bench", "startup", str(tmp_path / "nothing")])
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith("octavo: error: the server did not start: octavo: error: ")

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import warm_python
 from fake_client import FakeClient
 from fake_server import fake_server
 from waiting import wait_until
@@ -28,8 +29,7 @@ def client() -> FakeClient:
 
 
 def octavo(*words: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-P", "-m", "octavo", *words]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60, check=False)
+    return warm_python.run(["-m", "octavo", *words], input=stdin, timeout=60)
 
 
 def heed_ctrl_c() -> None:

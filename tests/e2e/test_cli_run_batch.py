@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import warm_python
 from servers import descendants
 from waiting import TIMEOUT_S, wait_until
 
@@ -15,7 +16,11 @@ FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-
 
 
 def command(model: Path, *words: Any) -> list[str]:
-    return [sys.executable, "-P", "-m", "octavo", "run-batch", str(model), *FLAGS, *map(str, words)]
+    return [sys.executable, "-P", *arguments(model, *words)]
+
+
+def arguments(model: Path, *words: Any) -> list[str]:
+    return ["-m", "octavo", "run-batch", str(model), *FLAGS, *map(str, words)]
 
 
 def write_input(path: Path, num_lines: int, max_tokens: int = 8) -> Path:
@@ -65,7 +70,7 @@ def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Pa
     assert 6 <= num_before < 24
     out.write_bytes(before + b'{"id": "batch_req_24", "cust')
 
-    resumed = subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, text=True, check=False)
+    resumed = warm_python.run(arguments(model, "-i", source, "-o", out))
     assert resumed.returncode == 0, resumed.stderr
     last = resumed.stderr.splitlines()[-1]
     assert last == f"24 lines done ({num_before} of them in earlier runs), 1 with an error"
@@ -85,8 +90,7 @@ def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Pa
     # Nothing is left to do: no engine starts (it could not without a way to make processes), and nothing changes.
     done = out.read_bytes()
     without = "import subprocess; from octavo.frontend.cli import main; del subprocess.Popen; raise SystemExit(main())"
-    again = [sys.executable, "-P", "-c", without, *command(model, "-i", source, "-o", out)[4:]]
-    subprocess.run(again, check=True)
+    warm_python.run(["-c", without, *arguments(model, "-i", source, "-o", out)[2:]], check=True)
     assert out.read_bytes() == done
 
 
@@ -114,16 +118,16 @@ def test_results_of_another_batch_are_not_mixed_in(model: Path, tmp_path: Path) 
     out.write_text('{"id": "batch_req_1", "custom_id": "other", "response": null, "error": null}\n')
     for num_lines in (2, 0):
         source = write_input(tmp_path / "in.jsonl", num_lines)
-        done = subprocess.run(command(model, "-i", source, "-o", out), capture_output=True, text=True, check=False)
+        done = warm_python.run(arguments(model, "-i", source, "-o", out))
         assert done.returncode == 1
         assert "holds the results of another batch" in done.stderr and "--overwrite" in done.stderr
 
 
 def test_missing_input_and_flags(model: Path, tmp_path: Path) -> None:
-    done = subprocess.run(command(model, "-i", tmp_path / "no", "-o", "-"), capture_output=True, text=True, check=False)
+    done = warm_python.run(arguments(model, "-i", tmp_path / "no", "-o", "-"))
     assert done.returncode == 1 and "cannot read" in done.stderr
     words = ["-i", write_input(tmp_path / "in.jsonl", 1), "-o", "-", "--tool-call-parser", "nobodys"]
-    done = subprocess.run(command(model, *words), capture_output=True, text=True, check=False)
+    done = warm_python.run(arguments(model, *words))
     assert done.returncode == 1 and "nobodys" in done.stderr
-    done = subprocess.run(command(model, "-o", "-"), capture_output=True, text=True, check=False)
+    done = warm_python.run(arguments(model, "-o", "-"))
     assert done.returncode == 2 and "-i/--input-file" in done.stderr

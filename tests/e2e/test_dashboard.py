@@ -2,8 +2,6 @@
 
 import base64
 import io
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import warm_python
 from browser import Browser, browser
 from default_model import default_model
 from servers import Server
@@ -206,8 +205,7 @@ def test_the_same_seed_gives_the_same_bits_on_both_sides(server, page, tmp_path)
     page.run("document.querySelector('#side-b .save').click()")
     wait_until(lambda: list(tmp_path.glob("octavo-receipt-*.json")))
     (saved,) = tmp_path.iterdir()
-    verify = [sys.executable, "-P", "-m", "octavo", "verify", saved, "--model", default_model(), *ENGINE]
-    done = subprocess.run(verify, capture_output=True, text=True, check=False)
+    done = warm_python.run(["-m", "octavo", "verify", saved, "--model", default_model(), *ENGINE])
     assert done.returncode == 0, done.stderr
     assert done.stdout == f"{saved}:1: equal: 24 tokens\n1 answer: 1 equal; 24 tokens are equal\n"
     assert page.problems == []

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import warm_python
 from default_model import default_model
 from servers import Server
 from source_tree import ROOT
@@ -80,19 +81,15 @@ def test_example_runs(example: Example, servers: dict[tuple[str, ...], Server], 
     code = example.code.replace("MODEL", str(default_model()))
     if ADDRESS in code:
         code = code.replace(ADDRESS, server_with(example.flags, servers).url)
-    program = (
-        [sys.executable, "-P", "-c", code] if example.language == "python" else ["bash", "-euo", "pipefail", "-c", code]
-    )
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    done = subprocess.run(
-        program,
-        cwd=tmp_path,
-        env={**os.environ, "PATH": path},
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-        check=False,
-    )
+    environment = {**os.environ, "PATH": path}
+    if example.language == "python":
+        done = warm_python.run(["-c", code], cwd=tmp_path, env=environment, timeout=TIMEOUT_S)
+    else:
+        command = ["bash", "-euo", "pipefail", "-c", code]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        )
     assert done.returncode == 0, f"{code}\n{done.stdout}\n{done.stderr}"
     assert done.stdout.strip(), "an example shows something"
 

@@ -3,8 +3,6 @@
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
+import warm_python
 from servers import Server, descendants, serve
 from tiny_models import make_tiny
 from waiting import wait_until
@@ -154,11 +153,11 @@ def test_errors_name_the_remedy(server: Server) -> None:
 
 
 def test_the_command_line(server: Server) -> None:
-    command = [sys.executable, "-P", "-m", "octavo", "admin", "engines", "list", "--url", server.url]
-    done = subprocess.run([*command, "--admin-api-key", KEY], capture_output=True, text=True, timeout=60)
+    command = ["-m", "octavo", "admin", "engines", "list", "--url", server.url]
+    done = warm_python.run([*command, "--admin-api-key", KEY], timeout=60)
     assert done.returncode == 0, done.stderr
     assert [line.split()[:2] for line in done.stdout.splitlines()] == [["ENGINE", "STATE"], ["0", "up"], ["1", "up"]]
-    wrong = subprocess.run([*command, "--admin-api-key", "no"], capture_output=True, text=True, timeout=60)
+    wrong = warm_python.run([*command, "--admin-api-key", "no"], timeout=60)
     assert wrong.returncode == 1 and "401" in wrong.stderr
 
 

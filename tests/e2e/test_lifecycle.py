@@ -142,7 +142,7 @@ def stream_long(server: Server) -> Iterator[str]:
 def test_killing_the_server_leaves_no_process(model: Path) -> None:
     """While it starts, and then, of a server that starts after that, while it is idle."""
     for during in ("start", "idle"):
-        with serve(model, *SMALL) as server:
+        with serve(model, *SMALL, is_warm=False) as server:
             if during == "idle":
                 server.wait_until_ready()
             wait_until(lambda: len(descendants(server.process.pid)) >= 2)

@@ -4,8 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +13,7 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
+import warm_python
 from servers import Server, descendants, serve
 from tiny_models import make_tiny
 
@@ -167,20 +166,8 @@ def test_a_server_outlives_its_core_and_batch_files_have_vectors(embedder: Path,
     ]
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "octavo",
-        "run-batch",
-        str(embedder),
-        *flags,
-        "-i",
-        str(source),
-        "-o",
-        str(out),
-    ]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)
+    words = ["-m", "octavo", "run-batch", str(embedder), *flags, "-i", str(source), "-o", str(out)]
+    warm_python.run(words, check=True, timeout=120)
     results = {entry["custom_id"]: entry for entry in map(json.loads, out.read_text().splitlines())}
     for index in range(2):
         assert results[f"c{index}"]["response"]["body"]["data"][0]["embedding"] == before[index]

@@ -98,7 +98,7 @@ def test_a_signal_restarts_the_engine_and_a_kill_leaves_nothing(model: Path, tmp
     file = tmp_path / "serve.yaml"
     file.write_text("max-num-seqs: 4\n")
     flags = [*FLAGS[:4], *FLAGS[6:], "--config", str(file), "--api-server-count", "2"]
-    with serve(model, *flags) as server:
+    with serve(model, *flags, is_warm=False) as server:
         server.wait_until_ready()
         alone = [complete(server, seed) for seed in range(4)]
         before = core_of(server)

@@ -5,7 +5,15 @@ import signal
 import time
 from pathlib import Path
 
-CHILD_MODULES = ("octavo.core_proc", "octavo.worker_proc", "-m octavo", "core_fake_", "fake_child", "fake_api_worker")
+CHILD_MODULES = (
+    "octavo.core_proc",
+    "octavo.worker_proc",
+    "-m octavo",
+    "core_fake_",
+    "fake_child",
+    "fake_api_worker",
+    "warm_python",
+)
 
 
 def leaked_processes(mark: str, *, timeout_s: float) -> dict[int, str]:

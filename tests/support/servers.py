@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import warm_python
 from waiting import wait_until
 
 from octavo.protocol.lifecycle import adopt_orphans
@@ -22,17 +23,33 @@ START_TIMEOUT_S = 90.0
 
 
 class Server:
-    """A running `octavo serve`; its output is kept for the assertions."""
+    """A running `octavo serve`; its output is kept for the assertions.
 
-    def __init__(self, model: Path | str, *flags: str, environment: dict[str, str] | None = None) -> None:
+    Args:
+        model: what it serves.
+        flags: after the model.
+        environment: on top of this process's.
+        is_warm: fork it from a process that has imported everything. If not, its workers' fork server is its own, too.
+    """
+
+    process: "subprocess.Popen[str] | warm_python.WarmProcess"
+
+    def __init__(
+        self, model: Path | str, *flags: str, environment: dict[str, str] | None = None, is_warm: bool = True
+    ) -> None:
         self.lines: list[str] = []
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "octavo", "serve", str(model), "--port", "0", *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env={**os.environ, **(environment or {})},
-        )
+        command = ["-m", "octavo", "serve", str(model), "--port", "0", *flags]
+        variables = {**os.environ, **(environment or {})}
+        if is_warm:
+            self.process = warm_python.start(command, stdout=subprocess.PIPE, env=variables)
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", *command],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                env=variables,
+            )
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
         self.url = ""
@@ -97,9 +114,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serve(model: Path | str, *flags: str, environment: dict[str, str] | None = None) -> Iterator[Server]:
+def serve(
+    model: Path | str, *flags: str, environment: dict[str, str] | None = None, is_warm: bool = True
+) -> Iterator[Server]:
     """Start a server and stop it on exit."""
-    server = Server(model, *flags, environment=environment)
+    server = Server(model, *flags, environment=environment, is_warm=is_warm)
     try:
         yield server
     finally:

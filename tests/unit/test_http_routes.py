@@ -3,10 +3,11 @@
 import asyncio
 import json
 
+import httpx
 import openai
 import pytest
 from fake_client import BOS, MAX_MODEL_LEN, MODEL, FakeClient
-from http_client import openai_client, post, request
+from http_client import http_client, openai_client, post, request
 
 from octavo.frontend.health import Health
 from octavo.frontend.http.router import create_router
@@ -124,19 +125,27 @@ KEYS = ["first", "second"]
 EVERY_PATH = [(method, path.replace("{model_id:path}", MODEL)) for method, path in ROUTES]
 
 
-@pytest.mark.parametrize(("method", "path"), [*EVERY_PATH, ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/no")])
-def test_every_route_but_probes_needs_a_key(method, path) -> None:
-    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}, {"Authorization": ""}):
-        response = request(FakeClient(), method, path, headers=headers, api_keys=KEYS)
-        if path in ("/health", "/ping"):
-            assert response.status_code == 200
-        else:
-            assert response.status_code == 401
+def test_every_route_but_probes_needs_a_key() -> None:
+    async def talk() -> dict[tuple[str, str], list[httpx.Response]]:
+        async with http_client(FakeClient(), KEYS) as http:
+            return {
+                (method, path): [await http.request(method, path, headers=headers) for headers in wrong]
+                for method, path in (*EVERY_PATH, ("GET", "/docs"), ("GET", "/openapi.json"), ("GET", "/no"))
+            }
+
+    wrong = ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic first"}, {"Authorization": ""})
+    for (_, path), responses in asyncio.run(talk()).items():
+        for response in responses:
+            if path in ("/health", "/ping"):
+                assert response.status_code == 200, path
+                continue
+            assert response.status_code == 401, path
             if path.startswith("/v1/messages"):
-                assert response.json()["error"]["type"] == "authentication_error"
+                assert response.json()["error"]["type"] == "authentication_error", path
             else:
-                assert response.content == b'{"error":"Unauthorized"}'
-            assert response.headers["www-authenticate"].startswith("Basic " if path == "/docs" else "Bearer")
+                assert response.content == b'{"error":"Unauthorized"}', path
+            kind = "Basic " if path == "/docs" else "Bearer"
+            assert response.headers["www-authenticate"].startswith(kind), path
 
 
 @pytest.mark.parametrize("key", KEYS)
