@@ -44,6 +44,11 @@ class Module:
         return ast.parse(self.path.read_text(), filename=self.where)
 
     @cached_property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """All nodes of the tree; to walk it takes longer than to parse it, and many tests do."""
+        return tuple(ast.walk(self.tree))
+
+    @cached_property
     def imports(self) -> frozenset[str]:
         """Every name imported anywhere: at the top, inside functions, under TYPE_CHECKING.
 
@@ -52,7 +57,7 @@ class Module:
         return frozenset(self._imports())
 
     def _imports(self) -> Iterator[str]:
-        for node in ast.walk(self.tree):
+        for node in self.nodes:
             if isinstance(node, ast.Import):
                 yield from (alias.name for alias in node.names)
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
@@ -85,7 +90,7 @@ def import_graph() -> dict[str, set[str]]:
 
 
 def _targets(module: Module, names: set[str]) -> Iterator[str]:
-    for node in ast.walk(module.tree):
+    for node in module.nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -5,7 +5,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from source_tree import ROOT, find_cycle, import_graph, modules, package_dirs
@@ -102,7 +102,7 @@ def test_imports_are_absolute() -> None:
     wrong = [
         f"{module}:{node.lineno}"
         for module in modules()
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.ImportFrom) and node.level
     ]
     assert not wrong
@@ -114,14 +114,10 @@ def test_nothing_is_pickled() -> None:
     assert unsafe == CATCHES_ERRORS_OF_PICKLE
     for module in modules():
         if module.where in unsafe:
-            uses = [node for node in ast.walk(module.tree) if isinstance(node, ast.Attribute)]
+            uses = [node for node in module.nodes if isinstance(node, ast.Attribute)]
             names = {node.attr for node in uses if isinstance(node.value, ast.Name) and node.value.id == "pickle"}
             assert names == {"UnpicklingError"}, module
-            loads = [
-                node
-                for node in ast.walk(module.tree)
-                if isinstance(node, ast.Call) and "torch.load" in ast.unparse(node)
-            ]
+            loads = [node for node in module.nodes if isinstance(node, ast.Call) and "torch.load" in ast.unparse(node)]
             assert loads and all("weights_only=True" in ast.unparse(node) for node in loads), module
     assert {where for where, names in tops.items() if "cloudpickle" in names} <= MAY_IMPORT_CLOUDPICKLE
     assert len(MAY_IMPORT_CLOUDPICKLE) <= 1
@@ -151,7 +147,7 @@ def test_environment_is_read_in_one_file() -> None:
         f"{module}:{node.lineno}"
         for module in modules()
         if module.where not in READS_ENVIRONMENT
-        for node in ast.walk(module.tree)
+        for node in module.nodes
         if isinstance(node, ast.Attribute | ast.alias) and _last_name(node) in ENVIRONMENT_NAMES
     ]
     assert not wrong
@@ -166,14 +162,14 @@ def test_broad_catches_stand_at_process_boundaries() -> None:
         f"{module}:{line}"
         for module in modules()
         if module.where not in CATCHES_EVERYTHING
-        for line in _broad_catches(module.tree)
+        for line in _broad_catches(module.nodes)
     ]
     assert not wrong
 
 
-def _broad_catches(tree: ast.Module) -> Iterator[int]:
+def _broad_catches(nodes: Iterable[ast.AST]) -> Iterator[int]:
     """Yield the lines that stop any exception; one that cleans up and raises it again does not."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ExceptHandler):
             caught = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             names = {part.id for part in caught if isinstance(part, ast.Name)}
@@ -183,7 +179,7 @@ def _broad_catches(tree: ast.Module) -> Iterator[int]:
 
 
 def test_allow_lists_are_not_stale() -> None:
-    catching = {module.where for module in modules() if any(_broad_catches(module.tree))}
+    catching = {module.where for module in modules() if any(_broad_catches(module.nodes))}
     assert CATCHES_EVERYTHING.keys() <= catching
     assert {module.where for module in modules()} >= READS_ENVIRONMENT | MAY_IMPORT_CLOUDPICKLE
 
