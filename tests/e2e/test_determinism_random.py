@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantized_checkpoints import write
@@ -262,7 +263,7 @@ def alone(model: Loaded, request: TimedRequest) -> Result:
 
 
 @pytest.mark.parametrize("model", [case for case in CASES if case.is_native], indirect=True, ids=lambda case: case.name)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10, 25), deadline=None)
 @given(**STORMS)
 def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
     model: Loaded,
@@ -278,7 +279,7 @@ def test_any_mix_of_requests_gives_the_tokens_of_each_request_alone(
 @pytest.mark.parametrize(
     "model", [case for case in CASES if not case.is_native], indirect=True, ids=lambda case: case.name
 )
-@settings(max_examples=8, deadline=None)  # the torch path is slow, and only a reference and a fallback
+@settings(max_examples=examples(4, 8), deadline=None)  # the torch path is slow, and only a reference and a fallback
 @given(**STORMS)
 def test_any_storm_through_torch(
     model: Loaded,

@@ -15,7 +15,7 @@ from servers import Server, serve
 
 SMALL = ["--max-model-len", "128", "--max-num-seqs", "8", "--served-model-name", "tiny", "--max-n-sequences", "16"]
 
-SHORT = ("--max-examples", "8")
+SHORT = ("--max-examples", "4")
 """For each operation and phase; counted, so that a slow machine finds the same. The phase of boundary values, which
 finds most, ignores it and always runs whole."""
 

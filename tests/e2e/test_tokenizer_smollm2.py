@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers_gguf import from_gguf
@@ -105,7 +106,7 @@ def test_same_prompt_as_transformers(
     assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(ids=st.lists(st.integers(0, 49151), max_size=30), skips=st.booleans())
 def test_random_tokens_in_pieces_are_the_librarys_text(tokenizer: Tokenizer, ids: list[int], skips: bool) -> None:
     detokenizer = Detokenizer(tokenizer, [], skip_special_tokens=skips)

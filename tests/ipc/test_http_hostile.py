@@ -7,6 +7,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 import pytest
+from examples import examples
 from fake_client import MODEL, FakeClient
 from http_client import application, listening
 from hypothesis import Phase, example, given, settings
@@ -71,7 +72,7 @@ def mutated(draw: st.DrawFn) -> bytes:
 
 def test_no_bytes_break_the_server(caplog: pytest.LogCaptureFixture) -> None:
     def check(path: str, wait: Callable[[Awaitable[bytes]], bytes]) -> None:
-        @settings(max_examples=150, deadline=None, derandomize=True, database=None, phases=PHASES)
+        @settings(max_examples=examples(60, 150), deadline=None, derandomize=True, database=None, phases=PHASES)
         @given(data=mutated() | st.binary(max_size=200))
         @example(data=b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
         @example(data=b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")

@@ -31,6 +31,8 @@ def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
 
     A slow test may name the levels itself, as one of its pairwise parameters (`LEVELS`, `indirect=["native_library"]`).
 
-    Built in the user's cache, so that only the first run after a change compiles.
+    Built in the user's cache, so that only the first run after a change compiles. The portable level takes a minute
+    more to optimize than all others, so only `--long` tests it as users have it.
     """
-    return library.load(request.param)
+    is_quick = request.param == "portable" and not (FLAGS or COMPILER or request.config.getoption("--long"))
+    return library.load(request.param, toolchain=Toolchain(flags=("-O1",)) if is_quick else None)

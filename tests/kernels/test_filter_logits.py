@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
@@ -107,7 +108,7 @@ def test_ruled_out_tokens_stay_out() -> None:
     assert filter_logits(logits, top_k=1, top_p=0.99, min_p=0.1).tolist() == [3]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60, 150), deadline=None)
 @given(
     vocab_size=st.integers(1, 400),
     num_levels=st.integers(1, 40),

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.long  # counts for half a minute, for runs on GPUs alone
+
 TESTS = Path(__file__).parents[1]
 
 MOST = {

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import assert_close, random
@@ -223,7 +224,7 @@ def dtypes() -> st.SearchStrategy[torch.dtype]:
     return st.sampled_from(list(TOLERANCES))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25, 60), deadline=None)
 @given(step=steps(), num_threads=st.integers(1, 3))
 def test_any_step(
     native_library: NativeLibrary,

@@ -146,10 +146,11 @@ def test_nodes_exchange_through_sockets(native_library: NativeLibrary, first_ran
 
 ALONE = """
 import os, socket, sys
-from octavo.kernels.native import library
+from pathlib import Path
+from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.rank_group import NodeLinks, SharedMemoryGroup
 links = NodeLinks([0, 1, 2], 1, {0: socket.socket(fileno=int(sys.argv[2]))})
-SharedMemoryGroup(library.load(sys.argv[1]), os.memfd_create("ranks"), 1, 2, 4096, links=links).meet()
+SharedMemoryGroup(NativeLibrary(Path(sys.argv[1])), os.memfd_create("ranks"), 1, 2, 4096, links=links).meet()
 """
 
 
@@ -157,7 +158,7 @@ def test_a_worker_says_which_node_it_has_lost(native_library: NativeLibrary) -> 
     """It never returns, so it is a process of its own."""
     ours, theirs = socket.socketpair()
     ours.close()
-    command = [sys.executable, "-P", "-c", ALONE, native_library.isa, str(theirs.fileno())]
+    command = [sys.executable, "-P", "-c", ALONE, str(native_library.path), str(theirs.fileno())]
     with theirs, subprocess.Popen(command, stderr=subprocess.PIPE, text=True, pass_fds=[theirs.fileno()]) as worker:
         try:
             assert worker.stderr is not None

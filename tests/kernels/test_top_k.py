@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,7 +24,7 @@ def test_native_equals_reference(native_library: NativeLibrary, num_values: int,
     assert torch.equal(native.top_k(native_library, values, k), reference.top_k(values, k))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(40, 100), deadline=None)
 @given(data=st.data(), num_values=st.integers(1, 600))
 def test_native_selects_from_any_numbers(native_library: NativeLibrary, data, num_values: int) -> None:
     """Of all magnitudes and signs, with infinities and both zeros, many of them equal."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import hypothesis.strategies as st
 import pytest
 from core_fakes import FakeEngine, Output, alone
+from examples import examples
 from hypothesis import HealthCheck, given, settings
 
 from octavo.protocol.events import Failed, FinishReason
@@ -119,7 +120,7 @@ def compare(output: Output, expected: Output, max_model_len: int) -> None:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(30, 60), deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(engine=engines, storm=st.lists(arrivals, min_size=1, max_size=10))
 def test_a_storm_changes_no_token(is_async: bool, engine: dict, storm: list[Arrival]) -> None:
     check_storm({**engine, "async_scheduling": is_async}, storm)

@@ -30,5 +30,10 @@ def pairwise_first(*parameters: Sequence[Any]) -> list[Any]:
     return [*chosen, *(pytest.param(*values, marks=pytest.mark.long) for values in others)]
 
 
+def short_first(values: Sequence[Any], num_short: int) -> list[Any]:
+    """Return the first values, then all others, which only `--long` runs."""
+    return [*values[:num_short], *(pytest.param(value, marks=pytest.mark.long) for value in values[num_short:])]
+
+
 def _pairs(candidate: tuple[int, ...]) -> set[tuple[tuple[int, int], ...]]:
     return set(itertools.combinations(enumerate(candidate), 2))

@@ -5,6 +5,7 @@ import math
 import random
 
 import pytest
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -54,7 +55,7 @@ def score(token_ids: list[int], seed: int, length_penalty: float) -> float:
     return total / len(token_ids) ** length_penalty
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(25, 60))
 @given(seed=st.integers(0, 10**6), length_penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]))
 def test_a_beam_as_wide_as_the_tree_finds_the_best_sequences(seed: int, length_penalty: float) -> None:
     """Nothing is lost when the beam is as wide as the tree, and "never" stops at nothing less."""

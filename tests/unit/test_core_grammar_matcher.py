@@ -8,6 +8,7 @@ from typing import Any
 
 import jsonschema_rs
 import pytest
+from examples import examples
 from grammar_walks import allowed, tokens_of, walk, walks
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -56,7 +57,7 @@ def test_every_output_obeys_its_schema(name: str, kind: str) -> None:
         check_valid(SCHEMAS[name], output)
 
 
-@settings(max_examples=120)
+@settings(max_examples=examples(50, 120))
 @given(schema=schemas(), seed=st.integers(0, 2**32), kind=st.sampled_from(sorted(TOKENS)))
 def test_every_output_obeys_any_schema(schema: Any, seed: int, kind: str) -> None:
     for output in walks(TOKENS[kind], of_schema(schema), seed, count=4):

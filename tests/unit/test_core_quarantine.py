@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 from core_fakes import CLIENT, cache_plan, core_config
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulation.crash_journal import SimulatedCrashJournal
@@ -251,7 +252,7 @@ def test_the_crash_journal_outlives_its_writer(tmp_path: Path) -> None:
     pulse.close()
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, 40))
 @given(
     asks=st.lists(
         st.tuples(st.integers(0, 3), st.floats(0, 0.2), st.sampled_from(["", "", "", *POISON_MARKS])),

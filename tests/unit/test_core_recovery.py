@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from core_fakes import CLIENT, alone, cache_plan, core_config
+from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mortal_workers import START_TIMEOUT_S, STEP_TIMEOUT_S, Faults, MortalEngine, MortalGroup
@@ -47,7 +48,7 @@ def check_outputs(engine: MortalEngine, prompts: dict[str, tuple[list[int], int]
 prompts = st.lists(st.integers(1, 12), min_size=1, max_size=20)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(
     st.lists(st.tuples(prompts, st.integers(1, 12), st.booleans()), min_size=1, max_size=12),
     st.integers(12, 40),
@@ -72,7 +73,7 @@ def test_poisoned_requests_fail_alone(asked: list[tuple[list[int], int, bool]], 
     assert engine.num_losses <= len(guilty) * (5 + math.ceil(math.log2(4)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(20, 40), deadline=None)
 @given(st.integers(0, 2**16), st.floats(0.02, 0.3))
 def test_requests_outlive_any_accidents(seed: int, share: float):
     """Groups die, hang and do not start, at random."""

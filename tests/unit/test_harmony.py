@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import pytest
+from examples import examples
 from fake_client import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -108,7 +109,7 @@ def test_answers_in_channels(text: str, answer: Answer) -> None:
         assert read([text[:cut], text[cut:]]) == answer, cut
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 300))
 @given(
     text=st.lists(st.sampled_from(PIECES), max_size=14).map("".join),
     prompt=st.sampled_from([PROMPT, PROMPT + ANALYSIS, PROMPT + FINAL + "I", ""]),

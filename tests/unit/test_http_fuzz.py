@@ -4,6 +4,7 @@ import asyncio
 import json
 
 import pytest
+from examples import examples
 from fake_client import MODEL, FakeClient
 from http_client import http_client
 from hypothesis import given, settings
@@ -72,7 +73,7 @@ def bodies(schema):
     ],
 )
 def test_no_body_breaks_the_server(path, schema) -> None:
-    @settings(max_examples=200, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=examples(80, 200), deadline=None, derandomize=True, database=None)
     @given(body=bodies(schema))
     def check(body) -> None:
         content = json.dumps(body).encode()  # httpx cannot encode half a surrogate pair

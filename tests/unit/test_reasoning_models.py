@@ -3,6 +3,7 @@
 import random
 
 import pytest
+from examples import examples
 from fake_client import byte_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -105,7 +106,7 @@ def test_outputs_of_models(name: str, prompt: str, text: str, reasoning: str, co
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-@settings(max_examples=60)
+@settings(max_examples=examples(25, 60))
 @given(
     text=st.lists(st.sampled_from(PIECES), max_size=10).map("".join),
     state=st.sampled_from(ReasoningState),

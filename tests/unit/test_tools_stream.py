@@ -5,6 +5,7 @@ import random
 
 import pytest
 from answer_streams import add_up, check_all_cuts, check_stream, stream
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +44,7 @@ texts = st.lists(st.sampled_from(PIECES), max_size=14).map("".join)
 
 
 @pytest.mark.parametrize("name", PARSERS)
-@settings(max_examples=200)
+@settings(max_examples=examples(60, 200))
 @given(text=texts, place=st.integers(0, len(REASONING) - 1), dice=st.randoms(use_true_random=False))
 def test_any_text_in_any_pieces(name: str, text: str, place: int, dice: random.Random) -> None:
     reasoning, state = REASONING[place]
@@ -100,7 +101,7 @@ def write(name: str, calls: list[tuple[str, dict[str, object]]]) -> str:
 
 
 @pytest.mark.parametrize("name", ["hermes", "llama3_json", "mistral", "mistral by name", "required"])
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 60))
 @given(calls=calls, before=st.sampled_from(["", "Let me see.\n", "日本 < [1] é "]), cut=st.integers(0, 400))
 def test_calls_come_out_as_they_were_made(
     name: str, calls: list[tuple[str, dict[str, object]]], before: str, cut: int
@@ -124,7 +125,7 @@ python_values = st.recursive(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(
     calls=st.lists(
         st.tuples(
@@ -150,7 +151,7 @@ def test_python_literals_come_out_as_they_were_written(calls: list[tuple[str, di
 plain = st.text(st.characters(blacklist_characters="<>\r", blacklist_categories=["Cs"]), max_size=12)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(40, 100))
 @given(
     values=st.lists(
         st.fixed_dictionaries({}, optional={"s": plain, "n": st.integers(), "o": st.dictionaries(plain, plain)}),

@@ -7,6 +7,7 @@ from collections import Counter, deque
 import msgspec
 import pytest
 from core_fakes import cache_plan, core_config
+from examples import examples
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from service_fakes import FakeRouter, FakeStop, attribution_of, grammars_of
@@ -43,7 +44,7 @@ def mutated(draw: st.DrawFn, frame: bytes) -> bytes:
     return bytes(data[: draw(st.none() | st.integers(0, len(data)))])
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 300))
 @given(frame=st.binary(max_size=300) | st.sampled_from(FRAMES).flatmap(mutated))
 @example(frame=b"\x01" + b"\xdd\xff\xff\xff\xff" * 50)
 @example(frame=b"\x02" + b"\x91" * 100_000)
@@ -57,7 +58,7 @@ def test_a_frame_is_read_or_rejected(frame: bytes) -> None:
         assert one.decode(*one.encode(message)) == message or b"\x7f\xf8" in frame or b"\xff\xf8" in frame
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 300))
 @given(frame=st.binary(max_size=60) | st.sampled_from(FRAMES[:5]).flatmap(mutated))
 def test_the_fault_of_a_malformed_frame_can_be_sent_back(frame: bytes) -> None:
     told = parse_malformed(frame, "fault")
@@ -136,7 +137,7 @@ SUBMISSIONS = [
 ]
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 300))
 @given(frames=st.lists(st.sampled_from(SUBMISSIONS).flatmap(mutated), min_size=1, max_size=6))
 def test_no_submission_breaks_the_core(frames: list[bytes]) -> None:
     core, requests = Core(), codec.request_codec()
@@ -156,7 +157,7 @@ def test_no_submission_breaks_the_core(frames: list[bytes]) -> None:
     assert core.scheduler.cache.pool.num_free == NUM_BLOCKS
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 200))
 @given(data=st.binary(max_size=200), cuts=st.lists(st.integers(0, 200), max_size=3))
 @example(data=b"\x02\x00\x00\x00\xc1\xc1", cuts=[])
 @example(data=b"\xff\xff\xff\xff" + b"x" * 20, cuts=[2])
