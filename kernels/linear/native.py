@@ -59,6 +59,8 @@ CHANNEL_MULTIPLE = 64
 MAX_INT12_GROUP = 32
 """Most inputs that share a scale if rows have 12 bits: 32 * 255 * 2047 is below 2^24, so that floats hold each sum of
 products exactly."""
+NUM_LEVELS = 16
+"""Of a codebook of u4."""
 NUM_SEGMENTS = (1, 2, 4, 8)
 CODEBOOK_BYTES = 32
 """See `Codebook` in `packed.h`: 16 bytes, and where the escapes of the two halves of the panel begin, int64."""
@@ -122,7 +124,8 @@ class NativeLinear:
     minimums: Tensor | None
     bias: Tensor | None
     codebooks: Tensor | None = None
-    """Of bf16_12: one for each panel; of float4: the numbers of the 16 codes, float32."""
+    """Of bf16_12: one for each panel; of float4: the numbers of the 16 codes, float32; of u4: the 16 levels
+    whose indices the panels hold, uint8, the first one 0, for rows of 12 bits; None: the panels hold levels."""
     escapes: Tensor | None = None
     """Of bf16_12: the upper bytes that are not in the codebooks; at least one byte."""
     order: Tensor | None = None
@@ -222,6 +225,8 @@ class NativeLinear:
             needed.add("scales")
         if kind in ("u8", "u4"):
             sizes["order"] = num_inputs * 4
+        if kind == "u4" and header.get("row_scaling") == "int12" and "minimums" not in buffers:
+            sizes["codebooks"] = NUM_LEVELS
         if kind == "float4":
             sizes["codebooks"] = 16 * 4
             needed.add("codebooks")

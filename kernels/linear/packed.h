@@ -13,7 +13,7 @@
 //     f16    1 input    32 bytes   the same; the word of x is a float32
 //     u8     4 inputs   64 bytes   o0: k k+1 k+2 k+3 | o1: ...
 //     u4     8 inputs   64 bytes   o0: four bytes; the low halves are k..k+3, the high ones k+4..k+7 | o1: ...
-//                                  (a step is two words of x)
+//                                  (a step is two words of x); with a codebook, indices of levels
 //     u8_channel   as u8
 //     e4m3   2 inputs   32 bytes   o0: k k+1 | o1: k k+1 | ... | o15: k k+1
 //     float4 2 inputs   16 bytes   o0: k in the low half of a byte, k+1 in the high one | o1: ...
@@ -66,7 +66,8 @@ struct PackedWeight {
     const void* scales;    // of quantized weights, e4m3 and float4, of `scale_type`
     const void* minimums;  // the same; null: zeros
     const float* bias;    // one for each output of all panels; null: zeros
-    const void* codebooks;      // of float4, 16 floats; of bf16_12, one `Codebook` for each panel, and
+    const void* codebooks;      // of float4, 16 floats; of u4, null or 16 u8 levels, the first of them 0, for rows of
+                                //   12 bits and no minimums; of bf16_12, one `Codebook` for each panel, and
     const uint8_t* escapes;     //   the streams of all panels
     int64_t num_inputs;
     int64_t num_outputs;

@@ -18,6 +18,7 @@ from octavo.kernels.linear.native import (
     DTYPES,
     KINDS,
     MAX_INT12_GROUP,
+    NUM_LEVELS,
     PANEL_OUTPUTS,
     WORD_BYTES,
     Kind,
@@ -46,6 +47,7 @@ ESCAPE_PADDING = 64
 """Bytes after the last escape."""
 _HALVES = torch.tensor([12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0], dtype=torch.uint8)
 """Twice the number of each e2m1 code, plus 12."""
+_USED_HALVES = tuple(sorted(set(_HALVES.tolist())))
 
 
 class PackArguments(Arguments):
@@ -234,7 +236,15 @@ def _minimum_of(weight: QuantizedWeight) -> Tensor | None:
 def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:
     """Return a weight of e2m1 numbers with integer levels, twice their values plus 12, which changes no value."""
     levels_OI = _HALVES[weight.levels_OI.int()]
-    return replace(weight, levels_OI=levels_OI, scale_OG=weight.scale_OG / 2, offset=12, bits=8, codebook=None)
+    return replace(
+        weight,
+        levels_OI=levels_OI,
+        scale_OG=weight.scale_OG / 2,
+        offset=12,
+        bits=8,
+        codebook=None,
+        used_levels=_USED_HALVES,
+    )
 
 
 def _fits_float16(values: Tensor) -> bool:
@@ -258,19 +268,37 @@ def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tens
     if form.codebook is not None:
         return _pack_codes(library, form, form.codebook, bias_O)
     kind: Kind = "u4" if form.bits == 4 else "u8"
+    levels_OI, offset, table = form.levels_OI, form.offset, None
+    if form.used_levels is not None and form.minimum_OG is None and form.row_scaling == "int12":
+        kind, offset = "u4", offset - form.used_levels[0]
+        levels_OI, table = _as_indices(levels_OI, form.used_levels)
     return NativeLinear(
         kind,
         form.num_inputs,
         form.num_outputs,
         form.group_size,
-        form.offset,
-        _pack_rows(library, kind, form.levels_OI, num_steps(kind, form.num_inputs, form.group_size)),
+        offset,
+        _pack_rows(library, kind, levels_OI, num_steps(kind, form.num_inputs, form.group_size)),
         _pack_scales(library, form.scale_OG),
         None if form.minimum_OG is None else _pack_scales(library, form.minimum_OG),
         _pack_bias(bias_O),
+        table,
         order=_pack_order(form.order_I),
         row_scaling=form.row_scaling,
     )
+
+
+def _as_indices(levels_OI: Tensor, used: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Return 4-bit indices of levels, and the buffer of the levels, less the lowest one.
+
+    Products have the bits of those with 8-bit levels, since sums of integers are exact.
+    """
+    values = torch.tensor(used)
+    indices = torch.zeros(256, dtype=torch.uint8)
+    indices[values] = torch.arange(len(used), dtype=torch.uint8)
+    table = allocate(NUM_LEVELS)
+    table[: len(used)] = values - used[0]
+    return indices[levels_OI.int()], table
 
 
 def _pack_channels(library: NativeLibrary, form: QuantizedWeight, bias_O: Tensor | None) -> NativeLinear:

@@ -64,6 +64,8 @@ class QuantizedWeight:
     """Of all rows, where `row_type` has a static scale."""
     row_scaling: Scaling = "range"
     """How rows of integers are quantized."""
+    used_levels: tuple[int, ...] | None = None
+    """At most 16, ascending, with `bits` 8: no other level occurs, so 4-bit indices can stand for levels. None: any."""
 
     def __post_init__(self) -> None:
         require(self.bits in (4, 8), f"quantized weight: {self.bits} bits")
@@ -103,6 +105,10 @@ class QuantizedWeight:
         require(
             self.codebook is None or (self.minimum_OG is None and self.zero_OG is None and not self.offset),
             "quantized weight: float codes with minimums or zeros",
+        )
+        require(
+            self.used_levels is None or (len(self.used_levels) <= 16 and (self.bits, self.codebook) == (8, None)),
+            "quantized weight: more than 16 used levels, or some of codes or of 4 bits",
         )
         require(
             self.order_I is None or (self.order_I.shape == (num_inputs,) and self.order_I.dtype == torch.int64),
@@ -282,6 +288,7 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
     same_form = _with_one_zero(same_groups, bits)
     is_affine = _have(same_form, "minimum_OG")
     zeros = [part.zero_OG for part in same_form if part.zero_OG is not None]
+    have_same_levels = len({(part.used_levels, part.offset) for part in parts}) == 1 and not (is_affine or zeros)
     return replace(
         same_form[0],
         levels_OI=torch.cat([part.levels_OI for part in same_form]),
@@ -289,6 +296,7 @@ def concatenate(parts: Sequence[QuantizedWeight]) -> QuantizedWeight:
         minimum_OG=torch.cat([_minimum_of(part) for part in same_form]) if is_affine else None,
         zero_OG=torch.cat(zeros) if zeros else None,
         bits=bits,
+        used_levels=parts[0].used_levels if have_same_levels else None,
     )
 
 

@@ -206,18 +206,21 @@ struct FloatTiles {
 
 // ---- Quantized weights -----------------------------------------------------------------------------------------
 
-// Rows of 8 bits: a word of x has four inputs.
+// Formats are constructed from the weight that they read. Rows of 8 bits: a word of x has four inputs.
 struct ByteRows {
     using Vector = Quads;
+    explicit ByteRows(const PackedWeight&) {}
     static Vector inputs(uint32_t word) { return set1_signed_quad(word); }
 };
 
 struct ByteFormat : ByteRows {
+    using ByteRows::ByteRows;
     static constexpr int kWords = 1;  // words of x in a step
     static Quads weights(const char* p, int) { return load_unsigned_quads(reinterpret_cast<const uint8_t*>(p)); }
 };
 
 struct NibbleFormat : ByteRows {
+    using ByteRows::ByteRows;
     static constexpr int kWords = 2;
     static Quads weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -228,10 +231,12 @@ struct NibbleFormat : ByteRows {
 // Rows of 12 bits in 16: a word has two inputs, first inputs 0 and 2 of a quad, then 1 and 3 (quantize/rows.h).
 struct WideRows {
     using Vector = IntPairs;
+    explicit WideRows(const PackedWeight&) {}
     static Vector inputs(uint32_t word) { return set1_int_pair(word); }
 };
 
 struct WideByteFormat : WideRows {
+    using WideRows::WideRows;
     static constexpr int kWords = 2;
     static IntPairs weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -240,6 +245,7 @@ struct WideByteFormat : WideRows {
 };
 
 struct WideNibbleFormat : WideRows {
+    using WideRows::WideRows;
     static constexpr int kWords = 4;
     static IntPairs weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -250,6 +256,14 @@ struct WideNibbleFormat : WideRows {
             default: return load_half_bytes<12>(bytes);
         }
     }
+};
+
+// Half bytes are indices of levels.
+struct WideTableFormat : WideNibbleFormat {
+    const LevelTable table;
+    explicit WideTableFormat(const PackedWeight& weight)
+        : WideNibbleFormat(weight), table(load_level_table(weight.codebooks)) {}
+    IntPairs weights(const char* p, int word) const { return look_up(table, WideNibbleFormat::weights(p, word)); }
 };
 
 // The tiles of a quantized weight. Within a group the products are summed as integers, exactly; then
@@ -264,6 +278,7 @@ struct QuantizedTiles {
         const LinearArgs& args, const Slice& slice, int64_t first_row, float* sums, Prefetcher& prefetcher) {
         constexpr int64_t kStepBytes = kBlocks * kVectorBytes;
         const PackedWeight& weight = args.weight;
+        const Format format(weight);
         const int64_t num_steps = weight.group_steps(), end = slice.end / num_steps;
         const char* weights = slice.weights + kSkipped * kVectorBytes;
         const int64_t first_scale =
@@ -292,7 +307,7 @@ struct QuantizedTiles {
                 OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
                     typename Format::Vector blocks[kTileBlocks];
                     OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
-                        blocks[block] = Format::weights(weights + block * kVectorBytes, word);
+                        blocks[block] = format.weights(weights + block * kVectorBytes, word);
                     OCTAVO_UNROLL for (int row = 0; row < kRows; ++row) {
                         const auto inputs = Format::inputs(load_word(x + row * row_bytes));
                         OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)

@@ -98,6 +98,7 @@ inline const Tiles& wide_tiles_for(const PackedWeight& weight) {
     const bool is_affine = weight.minimums != nullptr;
     if (weight.kind == Kind::u8)
         return is_affine ? kTiles<QuantizedTiles<WideByteFormat, true>> : kTiles<QuantizedTiles<WideByteFormat, false>>;
+    if (weight.codebooks != nullptr) return kTiles<QuantizedTiles<WideTableFormat, false>>;
     return is_affine ? kTiles<QuantizedTiles<WideNibbleFormat, true>> : kTiles<QuantizedTiles<WideNibbleFormat, false>>;
 }
 

@@ -127,6 +127,17 @@ inline IntPairs load_half_bytes(const uint8_t* p) {
     const __m512i bits = _mm512_srli_epi16(_mm512_loadu_si512(p), kShift);
     return {kShift == 12 ? bits : _mm512_and_si512(bits, _mm512_set1_epi16(0x0f))};
 }
+// 16 levels, the first of them 0, so that the upper bytes of half bytes stay 0 when levels replace them.
+struct LevelTable {
+    __m512i v;
+};
+
+inline LevelTable load_level_table(const void* p) {
+    return {_mm512_broadcast_i32x4(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+inline IntPairs look_up(const LevelTable& table, IntPairs half_bytes) {
+    return {_mm512_shuffle_epi8(table.v, half_bytes.v)};
+}
 // The same two in all lanes.
 inline IntPairs set1_int_pair(uint32_t pair) { return {_mm512_set1_epi32(static_cast<int>(pair))}; }
 inline I32x16 dot(I32x16 sums, IntPairs levels, IntPairs x) {
@@ -167,19 +178,13 @@ inline I32x16 dot(I32x16 sums, Quads levels, Quads x) {
 
 #else
 
-// As the pairs of even and of odd bytes.
-struct Quads {
-    IntPairs even, odd;
-};
-
-inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
-inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
-inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
-inline Quads set1_signed_quad(uint32_t quad) {
-    const __m512i bytes = _mm512_set1_epi32(static_cast<int>(quad));
-    return {{_mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8)}, {_mm512_srai_epi16(bytes, 8)}};
+// Bytes 0 and 2 of a signed quad, and bytes 1 and 3, in all lanes.
+inline IntPairs set1_even_bytes(uint32_t quad) {
+    return {_mm512_srai_epi16(_mm512_slli_epi16(_mm512_set1_epi32(static_cast<int>(quad)), 8), 8)};
 }
-inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return dot(dot(sums, levels.even, x.even), levels.odd, x.odd); }
+inline IntPairs set1_odd_bytes(uint32_t quad) {
+    return {_mm512_srai_epi16(_mm512_set1_epi32(static_cast<int>(quad)), 8)};
+}
 
 #endif
 
@@ -215,6 +220,16 @@ inline IntPairs load_half_bytes(const uint8_t* p) {
         return kShift == 12 ? bits : _mm256_and_si256(bits, _mm256_set1_epi16(0x0f));
     });
 }
+struct LevelTable {
+    __m256i v;
+};
+
+inline LevelTable load_level_table(const void* p) {
+    return {_mm256_broadcastsi128_si256(_mm_loadu_si128(static_cast<const __m128i*>(p)))};
+}
+inline IntPairs look_up(const LevelTable& table, IntPairs half_bytes) {
+    return {_mm256_shuffle_epi8(table.v, half_bytes.lo), _mm256_shuffle_epi8(table.v, half_bytes.hi)};
+}
 inline IntPairs set1_int_pair(uint32_t pair) {
     const __m256i vector = _mm256_set1_epi32(static_cast<int>(pair));
     return {vector, vector};
@@ -224,20 +239,14 @@ inline I32x16 dot(I32x16 sums, IntPairs levels, IntPairs x) {
             _mm256_add_epi32(sums.hi, _mm256_madd_epi16(levels.hi, x.hi))};
 }
 
-// As the pairs of even and of odd bytes.
-struct Quads {
-    IntPairs even, odd;
-};
-
-inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
-inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
-inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
-inline Quads set1_signed_quad(uint32_t quad) {
-    const __m256i bytes = _mm256_set1_epi32(static_cast<int>(quad));
-    const __m256i even = _mm256_srai_epi16(_mm256_slli_epi16(bytes, 8), 8), odd = _mm256_srai_epi16(bytes, 8);
-    return {{even, even}, {odd, odd}};
+inline IntPairs set1_even_bytes(uint32_t quad) {
+    const __m256i bytes = _mm256_srai_epi16(_mm256_slli_epi16(_mm256_set1_epi32(static_cast<int>(quad)), 8), 8);
+    return {bytes, bytes};
 }
-inline I32x16 dot(I32x16 sums, Quads levels, Quads x) { return dot(dot(sums, levels.even, x.even), levels.odd, x.odd); }
+inline IntPairs set1_odd_bytes(uint32_t quad) {
+    const __m256i bytes = _mm256_srai_epi16(_mm256_set1_epi32(static_cast<int>(quad)), 8);
+    return {bytes, bytes};
+}
 
 #else
 
@@ -282,6 +291,20 @@ template <int kShift>
 inline IntPairs load_half_bytes(const uint8_t* p) {
     return int_pairs(p, [](uint32_t word) { return static_cast<int32_t>(word >> kShift & 0x0f); });
 }
+struct LevelTable {
+    float v[16];
+};
+
+inline LevelTable load_level_table(const void* p) {
+    LevelTable table;
+    for (int i = 0; i < 16; ++i) table.v[i] = static_cast<float>(static_cast<const uint8_t*>(p)[i]);
+    return table;
+}
+inline IntPairs look_up(const LevelTable& table, IntPairs half_bytes) {
+    for (auto& half : half_bytes.v)
+        for (float& level : half) level = table.v[static_cast<int>(level)];
+    return half_bytes;
+}
 inline IntPairs set1_int_pair(uint32_t pair) {
     IntPairs pairs;
     int16_t levels[2];
@@ -296,6 +319,21 @@ inline I32x16 dot(I32x16 sums, const IntPairs& levels, const IntPairs& x) {
     return sums;
 }
 
+// Bytes `first` and `first + 2` of a signed quad, in all lanes.
+inline IntPairs set1_bytes(uint32_t quad, int first) {
+    const auto level = [quad](int byte) {
+        return static_cast<uint32_t>(static_cast<int8_t>(quad >> (8 * byte))) & 0xffff;
+    };
+    return set1_int_pair(level(first) | level(first + 2) << 16);
+}
+inline IntPairs set1_even_bytes(uint32_t quad) { return set1_bytes(quad, 0); }
+inline IntPairs set1_odd_bytes(uint32_t quad) { return set1_bytes(quad, 1); }
+
+#endif
+
+#if !defined(OCTAVO_AVX512_VNNI)
+
+// Instruction sets without vpdpbusd hold a quad as its even and its odd bytes.
 struct Quads {
     IntPairs even, odd;
 };
@@ -303,13 +341,7 @@ struct Quads {
 inline Quads load_unsigned_quads(const uint8_t* p) { return {load_even_bytes(p), load_odd_bytes(p)}; }
 inline Quads load_low_quads(const uint8_t* p) { return {load_half_bytes<0>(p), load_half_bytes<8>(p)}; }
 inline Quads load_high_quads(const uint8_t* p) { return {load_half_bytes<4>(p), load_half_bytes<12>(p)}; }
-inline Quads set1_signed_quad(uint32_t quad) {
-    const auto pair = [quad](int even, int odd) {
-        const auto level = [](uint32_t byte) { return static_cast<uint32_t>(static_cast<int8_t>(byte)) & 0xffff; };
-        return set1_int_pair(level(quad >> even) | level(quad >> odd) << 16);
-    };
-    return {pair(0, 16), pair(8, 24)};
-}
+inline Quads set1_signed_quad(uint32_t quad) { return {set1_even_bytes(quad), set1_odd_bytes(quad)}; }
 inline I32x16 dot(I32x16 sums, const Quads& levels, const Quads& x) {
     return dot(dot(sums, levels.even, x.even), levels.odd, x.odd);
 }

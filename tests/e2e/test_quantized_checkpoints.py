@@ -28,7 +28,7 @@ ON_CODES = {
     **dict.fromkeys(("gptq", "gptq-asymmetric", "gptq-v2", "gptq-act-order", "gptq-2", "gptq-3", "awq"), "u4"),
     **dict.fromkeys(("w4a16", "w4a16-asymmetric", "w4a16-channel"), "u4"),
     **dict.fromkeys(("gptq-8", "w8a16", "llm-int8", "torchao-int8"), "u8"),
-    **dict.fromkeys(("nvfp4", "mxfp4"), "u8"),  # levels of -12 to 12
+    **dict.fromkeys(("nvfp4", "mxfp4"), "u4"),
     **dict.fromkeys(("w8a8", "w8a8-static", "torchao-int8-dynamic"), "u8_channel"),
     **dict.fromkeys(("fp8-blocks", "fp8-tensor", "fp8-static", "torchao-float8"), "e4m3"),
     **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks", "mxfp8"), "e4m3"),
@@ -193,6 +193,8 @@ def test_stacks_of_experts_that_torchao_writes(quantization: str, kind: str, tmp
     [
         ("w4a16", "u4", True),
         ("w8a8", "u8_channel", False),
+        ("mxfp4", "u4", True),
+        pytest.param("nvfp4", "u4", False, marks=pytest.mark.long),
         pytest.param("w8a16", "u8", False, marks=pytest.mark.long),
         pytest.param("fp8", "e4m3", True, marks=pytest.mark.long),
     ],

@@ -6,15 +6,16 @@ import bitsandbytes.functional
 import pytest
 import torch
 from kernel_checks import random
-from linear_products import assert_product
+from linear_products import assert_product, multiply
 from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.linear.codebooks import CODEBOOKS, codebook, codebook_bits
+from octavo.kernels.linear.native import NativeLinear
 from octavo.kernels.linear.packing import native_form, pack_quantized
 from octavo.kernels.linear.quantization import quantize_weight
 from octavo.kernels.linear.quantized import QuantizedWeight, concatenate, have_one_form
-from octavo.kernels.native.library import load
+from octavo.kernels.native.library import NativeLibrary, load
 from octavo.kernels.quantize import quantize
 
 OUTPUTS, INPUTS = 12, 256
@@ -178,6 +179,35 @@ def test_weights_of_checkpoints_have_the_packed_form_of_our_own_quantization(
     # Zero points become minimums, which our own 4 bits have too, and our own 8 bits have not.
     minimums_bytes = 0 if layout == "offset" or bits == 4 else 64 * 2 * INPUTS // 32
     assert checkpoint.num_bytes <= packed.num_bytes + minimums_bytes
+
+
+@pytest.mark.parametrize("used", [(0, 4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16, 18, 20, 24), (1, 128, 255)])
+def test_few_levels_are_stored_in_4_bits(native_library: NativeLibrary, used: tuple[int, ...]) -> None:
+    """Their products have the bits of those with levels of 8 bits."""
+    plain = replace(weight("offset", outputs=70, group_size=16), bits=8, offset=128)
+    plain = replace(plain, levels_OI=torch.tensor(used, dtype=torch.uint8)[plain.levels_OI.int() % len(used)])
+    few = replace(plain, used_levels=used)
+    narrow, wide = (pack_quantized(native_library, each, random(70, seed=2)) for each in (few, plain))
+    assert (narrow.kind, wide.kind) == ("u4", "u8")
+    narrow = NativeLinear.from_buffers(*narrow.to_buffers())
+    x = random(40, INPUTS)
+    for rows in (1, 4, 7, 16, 40):
+        assert torch.equal(multiply(native_library, x[:rows], narrow), multiply(native_library, x[:rows], wide)), rows
+    assert concatenate([few, few]).used_levels == used
+    for other in (plain, replace(few, offset=64), weight("offset", group_size=16)):
+        both = concatenate([few, other])
+        assert both.used_levels is None
+        assert torch.equal(both.dequantize(), torch.cat([few.dequantize(), other.dequantize()]))
+    asks_for_8_bits = pack_quantized(native_library, replace(few, row_type="int8_tensor"))
+    assert (asks_for_8_bits.kind, asks_for_8_bits.codebooks) == ("u8", None)
+
+
+def test_a_codebook_of_another_size_is_refused() -> None:
+    form, buffers = pack_quantized(load(), weight("e2m1")).to_buffers()
+    for size, row_scaling in ((15, "int12"), (16, "magnitude")):
+        with pytest.raises(ValueError, match="for a packed weight of"):
+            changed = {**buffers, "codebooks": buffers["codebooks"][:size]}
+            NativeLinear.from_buffers({**form, "row_scaling": row_scaling}, changed)
 
 
 def test_codebooks() -> None:

@@ -53,4 +53,7 @@ def test_integers_and_scales_mean_what_the_blocks_mean(kind: Type) -> None:
     if weight.minimum_OG is not None:  # a difference of two rounded numbers
         size = size + 2 * weight.minimum_OG.float().abs().repeat_interleave(weight.group_size, 1)
     assert ((weight.dequantize() - expected).abs() <= size * 2**-10 + 1e-9).all()
-    assert weight.levels_OI.unique().numel() > 2
+    used = weight.levels_OI.unique()
+    assert used.numel() > 2
+    assert (weight.used_levels is None) == (kind in FOUR_BITS)
+    assert weight.used_levels is None or set(used.tolist()) <= set(weight.used_levels)

@@ -77,6 +77,7 @@ class GgufMatrix:
             offset=parts.offset,
             bits=parts.bits,
             group_size=values_per_block // parts.scales.shape[1],
+            used_levels=parts.used_levels,
         )
 
     def part(self, shard: Shard) -> "GgufMatrix":
@@ -202,7 +203,8 @@ def _unpack_mxfp4(blocks: Bytes) -> Parts:
     if (exponents < -24).any():
         raise ConfigError("the GGUF file has MXFP4 blocks with scales that are not float16 numbers")
     levels = _MXFP4_LEVELS[nibbles(blocks[:, 1:])]
-    return Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12)
+    used = tuple(np.unique(_MXFP4_LEVELS).tolist())
+    return Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12, used_levels=used)
 
 
 _MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).astype(

@@ -22,6 +22,8 @@ class Parts:
     bits: int = 4
     offset: int = 0
     """The level that means 0, if there are no minimums."""
+    used_levels: tuple[int, ...] | None = None
+    """See `QuantizedWeight`."""
 
 
 def halves(blocks: Bytes, start: int, count: int = 1) -> npt.NDArray[np.float16]:

@@ -20,11 +20,13 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 from gguf.constants import GGMLQuantizationType as Type
-from gguf.quants import IQ4_NL, dequantize
+from gguf.quants import IQ2_S, IQ2_XS, IQ2_XXS, IQ3_S, IQ3_XXS, IQ4_NL, dequantize
 
 from octavo.worker_proc.weights.gguf_parts import Bytes, Floats, Parts, halves, nibbles
 
 _IQ4_LEVELS = (np.array(IQ4_NL.kvalues, np.int16) + 128).astype(np.uint8)
+_USED_IQ4_LEVELS = tuple(_IQ4_LEVELS.tolist())
+_IQ1_MAGNITUDES = (1, 7, 9)
 
 
 def _unpack_q2_k(blocks: Bytes) -> Parts:
@@ -44,7 +46,8 @@ def _unpack_q3_k(blocks: Bytes) -> Parts:
 
 
 def _unpack_iq4_nl(blocks: Bytes) -> Parts:
-    return Parts(_IQ4_LEVELS[nibbles(blocks[:, 2:])], halves(blocks, 0), bits=8, offset=128)
+    levels = _IQ4_LEVELS[nibbles(blocks[:, 2:])]
+    return Parts(levels, halves(blocks, 0), bits=8, offset=128, used_levels=_USED_IQ4_LEVELS)
 
 
 def _unpack_iq4_xs(blocks: Bytes) -> Parts:
@@ -52,7 +55,8 @@ def _unpack_iq4_xs(blocks: Bytes) -> Parts:
     upper = np.ascontiguousarray(blocks[:, 2:4]).view(np.uint16)
     upper = np.concatenate([upper >> 2 * group & 3 for group in range(8)], axis=1)
     scales = (_scales_of_nibbles(blocks, 4, 4) + 16 * upper).astype(np.float32) - 32
-    return Parts(levels, halves(blocks, 0).astype(np.float32) * scales, bits=8, offset=128)
+    scales *= halves(blocks, 0)
+    return Parts(levels, scales, bits=8, offset=128, used_levels=_USED_IQ4_LEVELS)
 
 
 def _scales_of_nibbles(blocks: Bytes, start: int, count: int) -> Bytes:
@@ -105,15 +109,31 @@ def _ternary_scales(blocks: Bytes) -> Floats:
 
 
 def _divided(
-    kind: Type, scales_of: Callable[[Bytes], Floats], *, bits: int = 8, offset: int = 128
+    kind: Type,
+    scales_of: Callable[[Bytes], Floats],
+    magnitudes: tuple[int, ...] | None = None,
+    *,
+    bits: int = 8,
+    offset: int = 128,
 ) -> Callable[[Bytes], Parts]:
-    """Return what takes blocks apart whose integers are decoded by the gguf package."""
+    """Return what takes blocks apart whose integers are decoded by the gguf package.
+
+    Args:
+        kind: of the blocks.
+        scales_of: returns the scales of blocks.
+        magnitudes: that the integers have, which are of both signs; None: all that fit `bits`.
+        bits: of a level.
+        offset: the level that means 0.
+    """
+    used = (
+        None if magnitudes is None else tuple(sorted(offset + sign * size for size in magnitudes for sign in (-1, 1)))
+    )
 
     def unpack(blocks: Bytes) -> Parts:
         scales = scales_of(blocks)
         values = dequantize(blocks, kind).reshape(*scales.shape, -1)
         levels = np.rint(values / np.where(scales == 0, 1, scales)[..., None]) + offset
-        return Parts(levels.astype(np.uint8), scales, bits=bits, offset=offset)
+        return Parts(levels.astype(np.uint8), scales, bits=bits, offset=offset, used_levels=used)
 
     return unpack
 
@@ -123,13 +143,13 @@ SMALL_TYPES: Mapping[Type, Callable[[Bytes], Parts]] = {
     Type.Q3_K: _unpack_q3_k,
     Type.IQ4_NL: _unpack_iq4_nl,
     Type.IQ4_XS: _unpack_iq4_xs,
-    Type.IQ3_XXS: _divided(Type.IQ3_XXS, _iq3_xxs_scales),
-    Type.IQ3_S: _divided(Type.IQ3_S, _iq3_s_scales),
-    Type.IQ2_XXS: _divided(Type.IQ2_XXS, _iq2_xxs_scales),
-    Type.IQ2_XS: _divided(Type.IQ2_XS, _iq2_scales),
-    Type.IQ2_S: _divided(Type.IQ2_S, _iq2_scales),
-    Type.IQ1_S: _divided(Type.IQ1_S, _iq1_s_scales),
-    Type.IQ1_M: _divided(Type.IQ1_M, _iq1_m_scales),
+    Type.IQ3_XXS: _divided(Type.IQ3_XXS, _iq3_xxs_scales, IQ3_XXS.grid_map),
+    Type.IQ3_S: _divided(Type.IQ3_S, _iq3_s_scales, IQ3_S.grid_map),
+    Type.IQ2_XXS: _divided(Type.IQ2_XXS, _iq2_xxs_scales, IQ2_XXS.grid_map),
+    Type.IQ2_XS: _divided(Type.IQ2_XS, _iq2_scales, IQ2_XS.grid_map),
+    Type.IQ2_S: _divided(Type.IQ2_S, _iq2_scales, IQ2_S.grid_map),
+    Type.IQ1_S: _divided(Type.IQ1_S, _iq1_s_scales, _IQ1_MAGNITUDES),
+    Type.IQ1_M: _divided(Type.IQ1_M, _iq1_m_scales, _IQ1_MAGNITUDES),
     Type.TQ1_0: _divided(Type.TQ1_0, _ternary_scales, bits=4, offset=1),
     Type.TQ2_0: _divided(Type.TQ2_0, _ternary_scales, bits=4, offset=1),
 }
