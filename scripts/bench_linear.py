@@ -47,10 +47,10 @@ COLD_BYTES = 160 << 20
 """Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}
 CODE_GROUP = 64
-"""Inputs that share a scale, of e4m3 and nf4."""
+"""Inputs that share a scale, of float codes."""
 CHECKPOINTS = {"gptq": (4, 128, False), "awq": (4, 128, True), "q4_0": (4, 32, False), "w8a16": (8, 128, False)}
 """Bits, inputs that share a scale, and whether groups have zero points: as checkpoints have them."""
-OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "nf4", *CHECKPOINTS)
+OTHERS = ("bf16_12", "int8", "int4", "w8a8", "e4m3", "e2m1", "nf4", *CHECKPOINTS)
 
 
 def main() -> None:

@@ -5,7 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tiny_models import make_tiny
+from transformers import AutoModelForCausalLM
+from transformers_gguf import from_gguf
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.cli.errors import CommandError
@@ -37,6 +40,11 @@ def test_a_gguf_file_gives_the_tokens_of_the_checkpoint(model: Path, tmp_path: P
             assert answer.prompt_token_ids is not None
     assert readings[0].agreement(readings[1]) > 0.9
     assert readings[1].perplexity == pytest.approx(readings[0].perplexity, rel=0.05)
+    original = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).state_dict()
+    read_back = from_gguf(AutoModelForCausalLM, out, dtype=torch.float32).state_dict()
+    assert read_back.keys() == original.keys()
+    for name, values in original.items():
+        assert (read_back[name] - values).norm() < 0.01 * values.norm(), name
 
 
 def test_the_child_says_why_it_failed(model: Path, tmp_path: Path) -> None:
