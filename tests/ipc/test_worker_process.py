@@ -20,6 +20,8 @@ from subscribers import wait_for_subscribers
 from tiny_models import make_tiny
 from worker_plans import spec, worker_config
 
+from octavo.core_proc.workers.fork_server import ForkServer
+from octavo.frontend.fork_server import fork_server
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import PhaseDone, WorkerReady, WorkerSpec
@@ -85,16 +87,21 @@ class Worker:
 
 
 @contextlib.contextmanager
-def worker(config: ResolvedConfig, folder: Path, rank: int = 0) -> Iterator[Worker]:
+def worker(config: ResolvedConfig, folder: Path, rank: int = 0, *, is_forked: bool = True) -> Iterator[Worker]:
+    """Start a worker: forked from the server of this process, or by name, with two seconds of imports."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     commands = Publisher(context, f"ipc://{folder}/plans")
     replies = ResultPull(context, f"ipc://{folder}/results")
-    child = Child.spawn("octavo.worker_proc", worker_spec(config, commands.address, replies.address, rank), "worker")
+    spec = worker_spec(config, commands.address, replies.address, rank)
+    server = ForkServer(fork_server.connect().detach()) if is_forked else None
+    child = server.spawn(spec, "worker") if server else Child.spawn("octavo.worker_proc", spec, "worker")
     try:
         yield Worker(child, commands, replies)
     finally:
         child.kill()
         child.stop(timeout_s=5)
+        if server:
+            server.kill()
         commands.close()
         replies.close()
         context.term()
@@ -109,8 +116,9 @@ def plan(sequence: int, token_ids: list[int]) -> StepPlan:
     return StepPlan(sequence, [], [admitted], [], [Scheduled(0, 0, len(token_ids), 1)])
 
 
-def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path) -> None:
-    with worker(config, tmp_path) as w:
+@pytest.mark.parametrize("is_forked", [True, False])
+def test_from_ready_to_stop(config: ResolvedConfig, tmp_path: Path, is_forked: bool) -> None:
+    with worker(config, tmp_path, is_forked=is_forked) as w:
         phases, facts = w.wait_until_ready()
         # Kernels are compiled only where no start before this one has done it.
         phases = [phase for phase in phases if phase != "compiling kernels"]
