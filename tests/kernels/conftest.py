@@ -7,6 +7,7 @@ from native_checks import LEVELS
 
 from octavo.kernels.native import library
 from octavo.kernels.native.build import Toolchain
+from octavo.kernels.native.isa import Processor
 from octavo.kernels.native.library import NativeLibrary
 
 FLAGS = os.environ.get("OCTAVO_TEST_FLAGS", "")
@@ -31,8 +32,11 @@ def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
 
     A slow test may name the levels itself, as one of its pairwise parameters (`LEVELS`, `indirect=["native_library"]`).
 
-    Built in the user's cache, so that only the first run after a change compiles. The portable level takes a minute
-    more to optimize than all others, so only `--long` tests it as users have it.
+    Built in the user's cache, so that only the first run after a change compiles. To compile less, the best level is
+    the library that engines of this machine use, and the portable one, which takes a minute more to optimize than all
+    others, is hardly optimized. `--long` tests both as they are built for other machines.
     """
-    is_quick = request.param == "portable" and not (FLAGS or COMPILER or request.config.getoption("--long"))
-    return library.load(request.param, toolchain=Toolchain(flags=("-O1",)) if is_quick else None)
+    level, is_quick = request.param, not (FLAGS or COMPILER or request.config.getoption("--long"))
+    if is_quick and level == Processor.read().levels()[0].name:
+        return library.load()
+    return library.load(level, toolchain=Toolchain(flags=("-O1",)) if is_quick and level == "portable" else None)
