@@ -31,7 +31,7 @@ class SpeechTokens:
     """Not drawn as the first token."""
     max_initial_timestamp: int | None = None
     """Steps of 0.02 seconds; None: no limit."""
-    no_speech: int | None = None
+    no_speech: int = 0
     """Its probability after `start` is that of a window without speech."""
 
     @classmethod
@@ -85,7 +85,15 @@ class SpeechTokens:
             -1 if self.max_initial_timestamp is None else self.max_initial_timestamp,
         )
 
-    def prompt(self, language: str | None, task: str, before: Sequence[int], max_model_len: int) -> list[int]:
+    def prompt(
+        self,
+        language: str | None,
+        task: str,
+        before: Sequence[int],
+        max_model_len: int,
+        *,
+        has_timestamps: bool = False,
+    ) -> list[int]:
         """Return the decoder's first tokens.
 
         Args:
@@ -93,6 +101,7 @@ class SpeechTokens:
             task: "transcribe" or "translate".
             before: tokens of the caller's prompt; the last of them count.
             max_model_len: of the decoder; half of it is for the caller's prompt, at most.
+            has_timestamps: of the text that follows.
 
         Raises:
             InvalidRequestError: the model does not know the language or the task, or takes no prompt.
@@ -106,12 +115,25 @@ class SpeechTokens:
             asked += [self.tasks[task]]
         elif task != "transcribe":
             raise InvalidRequestError("this model transcribes English and does not translate: use another", "model")
-        asked += [self.no_timestamps]
+        if not has_timestamps:
+            asked += [self.no_timestamps]
         if not before:
             return asked
         if self.previous is None:
             raise InvalidRequestError(f"prompt: the model's {_FILE} has no prev_sot_token_id: leave it out", "prompt")
         return [self.previous, *before[-(max_model_len // 2 - 1) :], *asked]
+
+    def no_speech_params(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of `SamplingParams` that report the logprob of `no_speech` after `start`.
+
+        Args:
+            prompt: of the request; the tokens of languages and tasks may follow `start`.
+        """
+        place = prompt.index(self.start)
+        if place == len(prompt) - 1:
+            return {"logprob_token_ids": [self.no_speech]}
+        rows = [[self.no_speech], *([] for _ in prompt[place + 2 :])]
+        return {"logprobs": 0, "prompt_logprob_token_ids": rows, "prompt_logprob_start": place}
 
     def known(self, language: str) -> str:
         """Return a code that the model knows.

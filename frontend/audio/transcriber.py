@@ -1,16 +1,19 @@
 """`Transcriber`: from a file of any length to its text, in windows that the model reads at once."""
 
-import asyncio
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from octavo.frontend.audio.prompts import AudioPrompts
+from octavo.frontend.audio.segments import Segment, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.audio.windows import in_order
 from octavo.frontend.audio.wire import Window
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.media.parts import MediaSource
-from octavo.frontend.outputs import CompletionOutput
+from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
 
@@ -19,70 +22,108 @@ WINDOWS_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Transcript:
-    """The text of a sound."""
+class SpeechRequest:
+    """What a caller wants to know of a sound."""
 
-    text: str
-    language: str
+    file: bytes
+    """In a format of libsndfile."""
+    params: SamplingParams
+    """Of each window; without a limit of tokens, a window has room for as many as the decoder has."""
+    task: str = "transcribe"
+    """Or "translate"."""
+    language: str | None = None
+    """Code of what is spoken; None: it is detected in the first window."""
+    prompt: str = ""
+    """Text before the sound's, for its style and names."""
+    has_timestamps: bool = False
+    has_segment_logprobs: bool = False
+    """Segments have `avg_logprob` and `no_speech_prob`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A decoded sound, and how its windows are transcribed."""
+
+    windows: Sequence[Window]
     duration_s: float
+    language: str
+    prompt_token_ids: list[int]
+    """Of each window."""
+    params: SamplingParams
+    request_id: str
 
 
 class Transcriber:
-    """Transcribes sounds for one request.
-
-    Args:
-        client: of an engine whose model transcribes.
-        task: "transcribe" or "translate".
+    """Transcribes the sounds of one engine.
 
     Raises:
         InvalidRequestError: the model does not transcribe.
     """
 
-    def __init__(self, client: AsyncClient, task: str) -> None:
+    def __init__(self, client: AsyncClient) -> None:
         facts = client.config.model.media
         if not isinstance(client.media, AudioPrompts) or facts is None:
             raise InvalidRequestError("the model of this engine does not transcribe audio: use Whisper", "model")
-        self._client, self._task = client, task
-        self._prompts, self._tokens = client.media, SpeechTokens.of(facts.processor_path)
+        self._client, self._prompts = client, client.media
+        self._tokens = SpeechTokens.of(facts.processor_path)
 
-    async def transcribe(
-        self, file: bytes, params: SamplingParams, *, language: str | None, prompt: str, request_id: str
-    ) -> Transcript:
-        """Return the text of a file. A long one is cut where it is quiet, and some windows run at the same time.
+    async def read(self, request: SpeechRequest, request_id: str) -> Sound:
+        """Return a sound whose windows can be transcribed.
 
-        Args:
-            file: in a format of libsndfile.
-            params: of each window; without a limit of tokens, a window has room for as many as the decoder has.
-            language: code of what is spoken; None: it is detected in the first window.
-            prompt: text before the sound's, for its style and names.
-            request_id: of the request.
+        Raises:
+            OctavoError: the file or a parameter is invalid, or the language could not be detected.
+        """
+        before = await self._before(request.prompt)
+        language, max_model_len = request.language, self._client.facts.max_model_len
+
+        def prompt_of(language: str | None) -> list[int]:
+            return self._tokens.prompt(
+                language, request.task, before, max_model_len, has_timestamps=request.has_timestamps
+            )
+
+        prompt_of(language)  # before the file is decoded
+        found = await self._prompts.read(MediaSource(request.file, "file"))
+        if language is None and self._tokens.languages:
+            language = await self._detect(found.windows[0], request_id)
+        asked = prompt_of(language)
+        params = request.params.clone(speech_rules="timestamps" if request.has_timestamps else "text")
+        if request.has_segment_logprobs:
+            self._require_raw_logprobs()
+            params = params.clone(**self._tokens.no_speech_params(asked))
+        return Sound(found.windows, found.duration_s, language or "en", asked, params, request_id)
+
+    async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield the outputs of the windows, with the index of the window and in their order. Some run at the same time.
 
         Raises:
             OctavoError: why there is no text. The first failure ends all windows.
         """
-        before = await self._before(prompt)
-        max_model_len = self._client.facts.max_model_len
-        self._tokens.prompt(language, self._task, before, max_model_len)  # before the file is decoded
-        sound = await self._prompts.read(MediaSource(file, "file"))
-        if language is None and self._tokens.languages:
-            language = await self._detect(sound.windows[0], request_id)
-        asked = self._tokens.prompt(language, self._task, before, max_model_len)
-        params = params.clone(speech_rules="text")
-        places = asyncio.Semaphore(WINDOWS_AT_ONCE)
+        sound = replace(sound, params=sound.params.clone(output_kind=kind))
+        runs = [partial(self._run, sound, index) for index in range(len(sound.windows))]
+        async with aclosing(in_order(runs, WINDOWS_AT_ONCE)) as outputs:
+            async for index, output in outputs:
+                yield index, output
 
-        async def run(index: int, window: Window) -> CompletionOutput:
-            async with places:
-                return await self._run(asked, window, params, f"{request_id}-{index}")
+    def segments(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Segment]:
+        """Return the segments of a sound that was transcribed with timestamps.
 
-        windows = [asyncio.create_task(run(index, window)) for index, window in enumerate(sound.windows)]
-        try:
-            outputs = await asyncio.gather(*windows)
-        finally:
-            for window in windows:
-                window.cancel()
-            await asyncio.gather(*windows, return_exceptions=True)
-        texts = [output.text.strip() for output in outputs]
-        return Transcript(" ".join(filter(None, texts)), language or "en", sound.duration_s)
+        Args:
+            sound: whole.
+            outputs: the last one of each window.
+        """
+        decode = self._client.tokenizer.decode
+        return [
+            segment
+            for window, output in zip(sound.windows, outputs, strict=True)
+            for segment in segments_of(window, output, self._tokens, decode)
+        ]
+
+    def _require_raw_logprobs(self) -> None:
+        if self._client.config.logprobs_mode != "raw_logprobs":
+            raise InvalidRequestError(
+                "response_format verbose_json needs an engine with --logprobs-mode raw_logprobs: use srt or vtt",
+                "response_format",
+            )
 
     async def _before(self, prompt: str) -> list[int]:
         """Return the tokens of the caller's prompt."""
@@ -96,13 +137,18 @@ class Transcriber:
     async def _detect(self, window: Window, request_id: str) -> str:
         """Return the likeliest language of a window."""
         codes = {token: code for code, token in self._tokens.languages.items()}
-        params = SamplingParams(temperature=0.0, max_tokens=1, allowed_token_ids=list(codes))
-        output = await self._run([self._tokens.start], window, params, f"{request_id}-language")
-        return codes[output.token_ids[0]]
+        params = SamplingParams(
+            temperature=0.0, max_tokens=1, allowed_token_ids=list(codes), output_kind=OutputKind.FINAL_ONLY
+        )
+        sound = Sound([window], 0.0, "", [self._tokens.start], params, f"{request_id}-language")
+        async with aclosing(self._run(sound, 0)) as outputs:
+            (output,) = [output async for output in outputs]
+        return codes[output.outputs[0].token_ids[0]]
 
-    async def _run(self, asked: list[int], window: Window, params: SamplingParams, request_id: str) -> CompletionOutput:
-        made = self._prompts.of_window(asked, window)
+    async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
+        made = self._prompts.of_window(sound.prompt_token_ids, sound.windows[index])
         prompt = TokenizedPrompt(None, packed_prompt(made.token_ids, self._client.facts.vocab_size), media=made.items)
-        whole = params.clone(output_kind=OutputKind.FINAL_ONLY)
-        async with aclosing(self._client.generate(prompt, whole, request_id=request_id)) as outputs:
-            return [output async for output in outputs][-1].outputs[0]
+        request_id = f"{sound.request_id}-{index}"
+        async with aclosing(self._client.generate(prompt, sound.params, request_id=request_id)) as outputs:
+            async for output in outputs:
+                yield output

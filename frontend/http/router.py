@@ -106,7 +106,7 @@ def add_routes(router: APIRouter, config: ServerConfig) -> None:
         ("/v1/audio/transcriptions", audio.create_transcription),
         ("/v1/audio/translations", audio.create_translation),
     ):
-        add.upload(path, endpoint, FORM_FIELDS, Transcription, failures=(400, 404, 413, 415))
+        add.upload(path, endpoint, FORM_FIELDS, Transcription, streams=True, failures=(400, 404, 413, 415))
     add.post("/v1/embeddings", pooling.create_embeddings, EmbeddingRequest, EmbeddingResponse)
     for path in ("/v1/embed", "/v2/embed"):
         add.post(path, pooling.create_cohere_embeddings, CohereEmbedRequest, CohereEmbedResponse)
@@ -213,11 +213,12 @@ class _Adder:
         fields: Mapping[str, Any],
         response: openapi.Schema,
         *,
+        streams: bool = False,
         failures: tuple[int, ...],
         required: Sequence[str] = (),
     ) -> None:
         form = openapi.form_body(fields, required)
-        self._add("POST", path, endpoint, openapi.responses(response, failures=failures), form)
+        self._add("POST", path, endpoint, openapi.responses(response, streams=streams, failures=failures), form)
 
     def delete(
         self,

@@ -1,6 +1,9 @@
 """`/v1/audio/transcriptions` and `/v1/audio/translations` on a whole engine, against the model of `transformers`."""
 
 import asyncio
+import json
+import os
+import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +14,7 @@ import openai
 import pytest
 import torch
 import transformers
+from engine_kills import until_steps, worker_of
 from fake_client import FakeClient
 from http_client import request
 from tiny_whisper import RATE, make_whisper, sound, wav
@@ -20,6 +24,7 @@ from octavo import AsyncClient
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.transcriber import WINDOWS_AT_ONCE
 from octavo.frontend.http.app import create_app
+from octavo.protocol import restarts
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import InvalidRequestError
 
@@ -39,9 +44,9 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_whisper(tmp_path_factory.mktemp("whisper"))
 
 
-def served(path: Path, act: Callable[[AsyncClient, httpx.AsyncClient], Awaitable[None]]) -> None:
+def served(path: Path, act: Callable[[AsyncClient, httpx.AsyncClient], Awaitable[None]], **settings: Any) -> None:
     async def main() -> None:
-        async with await AsyncClient.launch(str(path), **SETTINGS) as client:
+        async with await AsyncClient.launch(str(path), **SETTINGS, **settings) as client:
             transport = httpx.ASGITransport(app=create_app(client, ServerConfig(allowed_origins=[])))
             async with httpx.AsyncClient(transport=transport, base_url="http://octavo.test", timeout=120) as http:
                 await act(client, http)
@@ -103,6 +108,8 @@ def test_texts_equal_transformers_and_bad_forms_name_the_field(path: Path) -> No
         heard = np.round(sound(1) * 32767).astype(np.float32) / 32768
         assert translated.json()["text"] == reference.text(heard, "fr", "translate")
         await long_file(http)
+        await formats(api, http)
+        await streams(api, http)
         await caller_that_leaves(client, http)
         await bad_forms(http)
         assert client.num_live_requests == 0
@@ -124,6 +131,62 @@ async def long_file(http: httpx.AsyncClient) -> None:
     assert len(texts[0]) > 2 * len(first.text), "several windows"
 
 
+LONG = wav(np.concatenate([sound(seed, 0.9) for seed in range(4)]))
+"""Several windows."""
+SAMPLED = {"temperature": "0.8", "seed": "3", "max_completion_tokens": "12", "language": "de"}
+"""Random weights repeat themselves otherwise."""
+
+
+async def formats(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    """Segments have text and rising times, and subtitles have the same ones."""
+    answer = await http.post(PATH, files={"file": LONG}, data={**SAMPLED, "response_format": "verbose_json"})
+    assert answer.status_code == 200, answer.text
+    body = answer.json()
+    assert (body["task"], body["language"], body["duration"]) == ("transcribe", "de", pytest.approx(3.6))
+    segments, ends = body["segments"], 0.0
+    assert [one["id"] for one in segments] == list(range(len(segments))) and len({one["seek"] for one in segments}) > 2
+    for one in segments:
+        assert ends <= one["start"] + 1e-6 and one["start"] <= one["end"] <= 3.6 + 1e-6
+        ends = one["end"] if one is not segments[-1] else 0.0
+        assert one["tokens"] and one["text"] and one["avg_logprob"] < 0 and 0 < one["no_speech_prob"] < 1
+        assert one["temperature"] == 0.8 and one["compression_ratio"] > 0
+    assert "".join(body["text"].split()) == "".join("".join(one["text"] for one in segments).split())
+    parsed = await api.audio.transcriptions.create(
+        model="w", file=("a.wav", LONG), response_format="verbose_json", timestamp_granularities=["segment"]
+    )
+    assert parsed.segments and parsed.usage is not None and parsed.usage.seconds == 4
+    for form, kind, mark in (("srt", "application/x-subrip", ","), ("vtt", "text/vtt; charset=utf-8", ".")):
+        answer = await http.post(PATH, files={"file": LONG}, data={**SAMPLED, "response_format": form})
+        assert answer.headers["content-type"].startswith(kind.split(";")[0])
+        times = [line for line in answer.text.splitlines() if " --> 00:00:0" in line]
+        assert len(times) == len(segments) and times[0].startswith(f"00:00:0{int(segments[0]['start'])}{mark}")
+
+
+async def streams(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
+    """The text of the events is that of the whole answer; clients of OpenAI and of vLLM both find it."""
+    whole = await http.post(PATH, files={"file": LONG}, data={**SAMPLED, "include[]": "logprobs"})
+    extra = {"seed": 3, "max_completion_tokens": 12}
+    events = [
+        event
+        async for event in await api.audio.transcriptions.create(
+            model="w", file=("a.wav", LONG), language="de", temperature=0.8, stream=True, extra_body=extra
+        )
+    ]
+    assert [event.type for event in events] == ["transcript.text.delta"] * (len(events) - 1) + ["transcript.text.done"]
+    text = whole.json()["text"]
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == text and len(events) > 10
+    assert events[-1].usage.output_tokens == len(whole.json()["logprobs"])
+    answer = await http.post(PATH, files={"file": LONG}, data={**SAMPLED, "include[]": "logprobs", "stream": "true"})
+    lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+    assert lines[-1] == "[DONE]"
+    chunks = [json.loads(line) for line in lines[:-1]]
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == text
+    assert {chunk["object"] for chunk in chunks} == {"transcription.chunk"}
+    assert [one for chunk in chunks[:-1] for one in chunk["logprobs"]] == whole.json()["logprobs"]
+    translated = await http.post(f"{PATH[:-14]}translations", files={"file": LONG}, data={"stream": "1", **SAMPLED})
+    assert '"object":"translation.chunk"' in translated.text
+
+
 async def caller_that_leaves(client: AsyncClient, http: httpx.AsyncClient) -> None:
     """Some windows of a file run at the same time; all end with their caller."""
     samples = np.concatenate([sound(seed, 0.9) for seed in range(30)])
@@ -133,17 +196,23 @@ async def caller_that_leaves(client: AsyncClient, http: httpx.AsyncClient) -> No
     assert client.num_live_requests <= WINDOWS_AT_ONCE
     asking.cancel()
     await until(lambda: not client.num_live_requests)
+    data = {**fields, "stream": "true"}
+    asking = asyncio.create_task(http.post(PATH, files={"file": ("a.wav", wav(samples))}, data=data))
+    await until(lambda: client.num_live_requests)
+    asking.cancel()
+    await until(lambda: not client.num_live_requests)
     assert (await http.post(PATH, files=FILE, data=fields)).status_code == 200
 
 
 async def bad_forms(http: httpx.AsyncClient) -> None:
     for fields, param, message in (
         ({"language": "xx"}, "language", "knows de, en, fr"),
-        ({"response_format": "srt"}, "response_format", "json or text"),
-        ({"stream": "true"}, "stream", "only false"),
+        ({"response_format": "docx"}, "response_format", "json or text or verbose_json"),
+        ({"stream": "maybe"}, "stream", "expected a JSON boolean"),
         ({"temperature": "hot"}, "temperature", "expected a JSON number"),
         ({"temperature": "-1"}, "temperature", "temperature"),
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "not supported"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "expected segment"),
+        ({"to_language": "en"}, "to_language", "not supported"),
         ({"prompt": "<|de|> words"}, "prompt", "special tokens"),
     ):
         answer = await http.post(PATH, files=FILE, data=fields)
@@ -157,6 +226,37 @@ async def bad_forms(http: httpx.AsyncClient) -> None:
     assert (await http.post(PATH, files=FILE, headers=crossed)).status_code == 403
 
 
+def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restarts, "FIRST_DELAY_S", 0.01)
+    monkeypatch.setenv("OCTAVO_CHECK", "1")
+    many = wav(np.concatenate([sound(seed, 0.9) for seed in range(9)]))
+    short = wav(np.concatenate([sound(seed, 0.9) for seed in range(3)]))
+
+    async def act(client: AsyncClient, http: httpx.AsyncClient) -> None:
+        for stream in ("false", "true"):
+            refused = await http.post(PATH, files={"file": many}, data={**SAMPLED, "stream": stream})
+            assert refused.status_code == 503 and "max_media_bytes" in refused.text.replace("-", "_"), refused.text
+            assert client.num_live_requests == 0
+
+        async def ask(form: str, file: bytes) -> bytes:
+            fields = {**SAMPLED, "max_completion_tokens": "60", "response_format": form}
+            return (await http.post(PATH, files={"file": file}, data=fields)).raise_for_status().content
+
+        expected = [await ask("verbose_json", LONG), await ask("json", short)]
+        before = (await client.engine_stats()).num_steps
+        asking = asyncio.gather(ask("verbose_json", LONG), ask("json", short))
+        await until_steps(client, before + 10)
+        os.kill(worker_of(client), signal.SIGKILL)
+        await until_steps(client, before + 30)
+        assert client.engine is not None and not asking.done()
+        os.kill(client.engine.core_pid, signal.SIGKILL)
+        assert await asking == expected
+
+    served(path, act, max_media_bytes=7 * 4 * 20 * 100)  # seven windows
+
+
 def test_a_model_of_text_does_not_transcribe() -> None:
     answer = request(FakeClient("text"), "POST", PATH, files=FILE)
     assert answer.status_code == 400 and "does not transcribe" in answer.json()["error"]["message"]
@@ -165,6 +265,7 @@ def test_a_model_of_text_does_not_transcribe() -> None:
 def test_decoder_prompts() -> None:
     tokens = SpeechTokens(10, 9, 14, 13, {"en": 11}, {"transcribe": 12, "translate": 15}, ())
     assert tokens.prompt("en", "translate", range(9), 10) == [13, 5, 6, 7, 8, 10, 11, 15, 14]
+    assert tokens.prompt("en", "transcribe", [], 10, has_timestamps=True) == [10, 11, 12]
     english = SpeechTokens(10, 9, 14, None, {}, {}, ())
     assert english.prompt(None, "transcribe", [], 10) == [10, 14]
     for language, task, before, param in (

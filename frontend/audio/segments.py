@@ -1,0 +1,103 @@
+"""Segments of a transcription: pieces of text between two timestamps."""
+
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.audio.wire import Window
+from octavo.frontend.outputs import RequestOutput
+
+STEP_S = 0.02
+"""From one timestamp to the next."""
+_FRAMES_PER_SECOND = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of text, in seconds of the whole sound."""
+
+    start_s: float
+    end_s: float
+    text: str
+    token_ids: list[int]
+    """With its timestamps."""
+    seek: int
+    """Where its window begins, in hundredths of a second."""
+    avg_logprob: float
+    """Mean over `token_ids`; 0 if there are no logprobs."""
+    compression_ratio: float
+    """Bytes of the text by those of its compressed form: large for text that repeats itself."""
+    no_speech_prob: float
+    """Of its window; 0 if there are no logprobs."""
+
+
+def segments_of(
+    window: Window, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
+) -> Iterator[Segment]:
+    """Yield the segments of a window. Text behind the last timestamp ends with the window.
+
+    Args:
+        window: where it begins and how long it is.
+        output: of a request with timestamps.
+        tokens: of the model.
+        decode: returns the text of tokens.
+    """
+    no_speech_prob = math.exp(_no_speech_logprob(output, tokens))
+    for start_s, end_s, places in _pieces(output.outputs[0].token_ids, tokens, window.duration_s):
+        found = [output.outputs[0].token_ids[place] for place in places]
+        text = decode([token for token in found if token < tokens.end])
+        yield Segment(
+            start_s=round(window.start_s + start_s, 3),
+            end_s=round(window.start_s + end_s, 3),
+            text=text,
+            token_ids=found,
+            seek=round(_FRAMES_PER_SECOND * window.start_s),
+            avg_logprob=_mean_logprob(output, places),
+            compression_ratio=_compression_ratio(text),
+            no_speech_prob=no_speech_prob,
+        )
+
+
+def _pieces(
+    token_ids: Sequence[int], tokens: SpeechTokens, duration_s: float
+) -> Iterator[tuple[float, float, list[int]]]:
+    """Yield start, end and the places of the tokens of each segment with text."""
+    start_s, places, has_text = 0.0, [], False
+    for place, token in enumerate(token_ids):
+        if token == tokens.end:
+            break
+        places.append(place)
+        if token < tokens.first_timestamp:
+            has_text = True
+            continue
+        time_s = min(STEP_S * (token - tokens.first_timestamp), duration_s)
+        if has_text:
+            yield start_s, max(start_s, time_s), places
+            places, has_text = [], False
+        else:
+            places = [place]
+        start_s = time_s
+    if has_text:
+        yield start_s, duration_s, places
+
+
+def _no_speech_logprob(output: RequestOutput, tokens: SpeechTokens) -> float:
+    """Return the logprob of `no_speech` after `start`: the last token of the prompt, or one within it."""
+    if rows := output.prompt_token_id_logprobs:
+        return rows[0][0]
+    first = (output.outputs[0].logprobs or [{}])[0]
+    return first[tokens.no_speech].logprob if tokens.no_speech in first else -math.inf
+
+
+def _mean_logprob(output: RequestOutput, places: Sequence[int]) -> float:
+    logprobs = output.outputs[0].logprobs
+    if not logprobs:
+        return 0.0
+    return sum(logprobs[place][output.outputs[0].token_ids[place]].logprob for place in places) / len(places)
+
+
+def _compression_ratio(text: str) -> float:
+    data = text.encode()
+    return len(data) / len(zlib.compress(data)) if data else 0.0

@@ -1,0 +1,162 @@
+"""Parts of transcriptions: windows in order, joined text, segments, subtitles, and the fields of the form."""
+
+import asyncio
+import math
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from functools import partial
+from typing import Any
+
+import pytest
+
+from octavo.frontend.audio.segments import Segment, segments_of
+from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.audio.subtitles import subrip, webvtt
+from octavo.frontend.audio.text import JoinedText
+from octavo.frontend.audio.windows import in_order
+from octavo.frontend.audio.wire import Window
+from octavo.frontend.http.audio_form import AudioForm
+from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.protocol.errors import InvalidRequestError
+
+TOKENS = SpeechTokens(10, 9, 14, 13, {"en": 11}, {"transcribe": 12}, (), no_speech=13)
+FIRST = TOKENS.first_timestamp
+ENGLISH = SpeechTokens(10, 9, 14, None, {}, {}, (), no_speech=13)
+
+
+class Runs:
+    """Runs whose outputs come when the test says so."""
+
+    def __init__(self, count: int) -> None:
+        self.places = [asyncio.Queue[str | Exception | None]() for _ in range(count)]
+        self.closed: list[int] = []
+
+    async def _run(self, index: int) -> AsyncGenerator[str]:
+        try:
+            while (output := await self.places[index].get()) is not None:
+                if isinstance(output, Exception):
+                    raise output
+                yield output
+        finally:
+            self.closed.append(index)
+
+    @property
+    def starts(self) -> list[Callable[[], AsyncGenerator[str]]]:
+        return [partial(self._run, index) for index in range(len(self.places))]
+
+
+def test_outputs_of_windows_come_in_order_and_the_first_ones_at_once() -> None:
+    async def main() -> None:
+        runs = Runs(3)
+        async with aclosing(in_order(runs.starts, 2)) as outputs:
+            for index, output in ((1, "c"), (1, None), (0, "a")):
+                runs.places[index].put_nowait(output)
+            assert await anext(outputs) == (0, "a")
+            for index, output in ((2, "d"), (2, None), (0, "b"), (0, None)):
+                runs.places[index].put_nowait(output)
+            assert [one async for one in outputs] == [(0, "b"), (1, "c"), (2, "d")]
+        assert sorted(runs.closed) == [0, 1, 2]
+
+    asyncio.run(main())
+
+
+def test_the_failure_of_a_later_window_ends_all_at_once() -> None:
+    async def main() -> None:
+        runs = Runs(3)
+        outputs = in_order(runs.starts, 2)
+        runs.places[1].put_nowait(InvalidRequestError("it fails", "file"))
+        with pytest.raises(InvalidRequestError, match="it fails"):
+            await anext(outputs)  # the first window never gives anything
+        assert sorted(runs.closed) in ([0, 1], [0, 1, 2])
+
+    asyncio.run(main())
+
+
+def test_closing_ends_all_windows() -> None:
+    async def main() -> None:
+        runs = Runs(2)
+        outputs = in_order(runs.starts, 2)
+        runs.places[0].put_nowait("a")
+        assert await anext(outputs) == (0, "a")
+        await outputs.aclose()
+        assert sorted(runs.closed) == [0, 1]
+
+    asyncio.run(main())
+
+
+def test_pieces_make_the_text_of_whole_windows() -> None:
+    windows = [[" One", " two", ".", " "], ["", " "], [" <|0.50|>", "three  ", "four"], ["<|1.00|> five", "\n"]]
+    joined = JoinedText()
+    shown = [joined.add(index, piece) for index, pieces in enumerate(windows) for piece in pieces]
+    assert "".join(shown) == "One two. three  four five"
+    assert shown[:4] == ["One", " two", ".", ""]
+
+
+def output_of(tokens: list[int], no_speech: float | None = -2.0) -> RequestOutput:
+    logprobs = [{token: Logprob(-0.1 * place), 13: Logprob(-3.0)} for place, token in enumerate(tokens, 1)]
+    rows = None if no_speech is None else [[no_speech], [-math.inf]]
+    one = CompletionOutput(0, "", tokens, logprobs=logprobs, finish_reason="stop")
+    return RequestOutput("a", None, [10, 11, 12], [one], finished=True, prompt_token_id_logprobs=rows)
+
+
+def segments(tokens: list[int], duration_s: float = 5.0, no_speech: float | None = -2.0) -> list[Segment]:
+    window = Window(30.0, duration_s, [], b"", b"")
+    return list(segments_of(window, output_of(tokens, no_speech), TOKENS, lambda ids: "".join(f" w{i}" for i in ids)))
+
+
+def test_segments_are_between_timestamps() -> None:
+    first, second = segments([FIRST, 1, 2, FIRST + 50, FIRST + 60, 3, FIRST + 100, 9])
+    assert (first.start_s, first.end_s, first.text, first.token_ids) == (
+        30.0,
+        31.0,
+        " w1 w2",
+        [FIRST, 1, 2, FIRST + 50],
+    )
+    assert (second.start_s, second.end_s, second.token_ids) == (31.2, 32.0, [FIRST + 60, 3, FIRST + 100])
+    assert first.avg_logprob == pytest.approx(-0.25) and second.avg_logprob == pytest.approx(-0.6)
+    assert first.no_speech_prob == second.no_speech_prob == pytest.approx(math.exp(-2)) and first.seek == 3000
+    (english,) = segments([FIRST, 1, 9], no_speech=None)
+    assert english.no_speech_prob == pytest.approx(math.exp(-3)), "after the only token of the prompt"
+
+
+def test_segments_that_have_no_end_or_are_longer_than_their_window() -> None:
+    assert [(one.start_s, one.end_s) for one in segments([FIRST + 20, 1, 2], 2.0)] == [(30.4, 32.0)]
+    assert [(one.start_s, one.end_s) for one in segments([FIRST, 1, FIRST + 900, 9], 2.0)] == [(30.0, 32.0)]
+    assert [one.start_s for one in segments([FIRST, 1, FIRST + 50, 2, 9])] == [30.0, 31.0], "no second timestamp"
+    assert segments([FIRST, FIRST + 900, 9]) == segments([9]) == []
+
+
+def test_subtitles() -> None:
+    text = " Is 1 < 2 --> yes & no?"
+    shown = [Segment(0.0, 1.5, " One.", [], 0, 0, 0, 0), Segment(3661.25, 3662.0, text, [], 0, 0, 0, 0)]
+    assert subrip(shown) == (
+        "1\n00:00:00,000 --> 00:00:01,500\nOne.\n\n2\n01:01:01,250 --> 01:01:02,000\nIs 1 < 2 --> yes & no?\n\n"
+    )
+    assert webvtt(shown) == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nOne.\n\n"
+        "01:01:01.250 --> 01:01:02.000\nIs 1 &lt; 2 --&gt; yes &amp; no?\n\n"
+    )
+
+
+def test_where_the_probability_of_no_speech_is_read() -> None:
+    assert ENGLISH.no_speech_params([10]) == {"logprob_token_ids": [13]}
+    assert TOKENS.no_speech_params([13, 5, 10, 11, 12]) == {
+        "logprobs": 0,
+        "prompt_logprob_token_ids": [[13], []],
+        "prompt_logprob_start": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"timestamp_granularities[]": ["segment"]}, "timestamp_granularities[]"),
+        ({"include[]": ["logprobs"], "response_format": "verbose_json"}, "include[]"),
+        ({"stream": True, "response_format": "srt"}, "stream"),
+        ({"temperature": -1.0}, "temperature"),
+    ],
+)
+def test_fields_that_contradict_each_other_are_named(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        AudioForm(b"", fields, "transcribe")
+    assert caught.value.param == param
