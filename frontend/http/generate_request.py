@@ -11,8 +11,10 @@ from octavo.frontend.http.schemas.generate import GenerateRequest
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import SamplingParams
 
-_OF_PROMPT = ("prompt_logprob_token_ids", "prompt_logprob_start")
-_NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args", *_OF_PROMPT)
+_OTHERS = ("prompt_logprob_token_ids", "prompt_logprob_start", "speech_rules")
+"""Parameters that `/v1/completions` does not have."""
+
+_NOT_FIELDS = ("max_tokens", "output_kind", "detokenize", "skip_reading_prefix_cache", "extra_args", *_OTHERS)
 """Parameters that a body of `/v1/completions` does not have under this name."""
 
 _FIELDS = [name for name in SamplingParams.__struct_fields__ if name not in _NOT_FIELDS]
@@ -21,7 +23,7 @@ ERROR_NAMES = {
     "prompt": "token_ids",
     "extra_args": "sampling_params.extra_args",
     "max_tokens": "sampling_params.max_tokens",
-    **{name: f"sampling_params.{name}" for name in (*_FIELDS, *_OF_PROMPT)},
+    **{name: f"sampling_params.{name}" for name in (*_FIELDS, *_OTHERS)},
 }
 """Names of fields in errors, by those of plain completions."""
 
@@ -59,7 +61,7 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[Compl
         max_tokens=max(1, max_model_len - len(request.token_ids)) if max_tokens is None else max_tokens,
         **{name: getattr(params, name) for name in _FIELDS},
     )
-    return body, {name: value for name in _OF_PROMPT if (value := getattr(params, name)) is not None}
+    return body, {name: value for name in _OTHERS if (value := getattr(params, name)) is not None}
 
 
 def _sampling_params(raw: msgspec.Raw) -> SamplingParams:
