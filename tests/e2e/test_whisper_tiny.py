@@ -28,7 +28,7 @@ from octavo.protocol.params import OutputKind
 
 FOX = "The quick brown fox jumps over the lazy dog."
 STORY = (
-    "It was a bright cold day in April, and the clocks were striking thirteen. Nobody in the street looked up. "
+    "On the first cold day of April the ferry was late, and the harbour was full of people. Nobody looked at the sea. "
     "The old man closed his window, put on his coat, and went down to the harbour to look at the ships. "
     "There were three of them. The first one was painted green, and it had come from the north with a load of timber. "
     "The second one was empty. The third one was waiting for the tide, and its captain was asleep. "

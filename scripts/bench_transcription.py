@@ -1,0 +1,176 @@
+"""Transcription of one file, and of several at once, beside faster-whisper: Whisper tiny.en on spoken texts.
+
+All engines stay loaded and idle while one of them is measured, in turn, for some rounds, so that ratios are of the same
+minutes. Each has as many threads as there are cores. Files are about 28 seconds long, one window each. Each round has
+files of its own, of another loudness: nothing that an engine keeps helps it. All decode greedily, without timestamps.
+octavo is measured through its HTTP routes, without a network; faster-whisper as a library.
+
+    scripts/bench_transcription --faster-whisper-python VENV/bin/python
+"""
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import wave
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import fetch_speech_model
+import make_speech
+import numpy as np
+from bench_report import report, write
+
+_DRIVERS = Path(__file__).parent / "bench_transcription_parts" / "drivers.py"
+_OCTAVO: dict[str, dict[str, Any]] = {"octavo-float32": {"dtype": "float32"}, "octavo-bfloat16": {"dtype": "bfloat16"}}
+"""Settings of the engine."""
+_LIBRARY = {"faster-whisper-float32": "float32", "faster-whisper-int8": "int8"}
+SYSTEMS = (*_OCTAVO, *_LIBRARY)
+_SENTENCES = (
+    "On the first cold day of April the ferry was late, and the harbour was full of people.",
+    "The old man closed his window, put on his coat, and went down to the harbour to look at the ships.",
+    "There were three of them, and the first one was painted green.",
+    "It had come from the north with a load of timber.",
+    "The second one was waiting for the tide, and its captain was asleep.",
+    "In the evening the wind turned to the west, and all of them left before the moon came up.",
+    "He stayed on the wall for another hour.",
+)
+
+
+class Engine:
+    """A child process that transcribes."""
+
+    def __init__(self, name: str, python: str, driver: str, options: dict[str, Any]) -> None:
+        self.name = name
+        command = [python, "-P", str(_DRIVERS), driver, json.dumps(options)]
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+        )
+        self._answer()
+
+    def measure(self, files: list[str]) -> dict[str, Any]:
+        """Return the seconds that the files took, all sent at once, and their texts."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(files) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:  # libraries print too
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise SystemExit(f"{self.name} has ended")
+
+
+class Sounds:
+    """Files of spoken texts, each another order of the sentences, and another loudness each time."""
+
+    def __init__(self, folder: Path, num_files: int) -> None:
+        self._folder = folder
+        orders = itertools.islice(itertools.permutations(_SENTENCES), 0, None, 211)
+        self._speech = [make_speech.speak(" ".join(order)) for order in itertools.islice(orders, num_files)]
+        self._num_made = 0
+
+    def make(self, count: int) -> tuple[list[str], float]:
+        """Return new files, and their seconds in all."""
+        paths, seconds = [], 0.0
+        for source in self._speech[:count]:
+            with wave.open(str(source)) as file:
+                parameters, samples = file.getparams(), np.frombuffer(file.readframes(file.getnframes()), np.int16)
+            self._num_made += 1
+            path = self._folder / f"{self._num_made}.wav"
+            with wave.open(str(path), "wb") as file:
+                file.setparams(parameters)
+                file.writeframes((samples * (1 - 0.002 * self._num_made)).astype(np.int16).tobytes())
+            paths.append(str(path))
+            seconds += len(samples) / parameters.framerate
+        return paths, seconds
+
+
+def main() -> None:
+    """Measure the chosen engines and print a table."""
+    args = _arguments()
+    with ExitStack() as stack:
+        sounds = Sounds(Path(stack.enter_context(tempfile.TemporaryDirectory())), args.files)
+        engines = [_open(name, args, stack) for name in args.systems.split(",")]
+        for engine in engines:
+            engine.measure(sounds.make(1)[0])  # the first file loads code
+        results = []
+        for count in (1, args.files):
+            rounds = [_round(engines, *sounds.make(count)) for _ in range(args.rounds)]
+            for engine in engines:
+                speeds = [speed[engine.name] for speed in rounds]
+                results.append({"system": engine.name, "files": count, "times_real_time": statistics.median(speeds)})
+    for row in results:
+        ratios = {
+            name: row["times_real_time"] / other["times_real_time"]
+            for name in _LIBRARY
+            for other in results
+            if (other["system"], other["files"]) == (name, row["files"])
+        }
+        shown = "  ".join(f"{ratio:.2f} x {name}" for name, ratio in ratios.items())
+        print(
+            f"{row['system']:24} {row['files']:2} files  {row['times_real_time']:7.1f} x real time  "
+            f"(factor {1 / row['times_real_time']:.4f})  {shown}"
+        )
+    write(report("bench_transcription", {"model": fetch_speech_model.NAME, "rounds": args.rounds}, results), args.json)
+
+
+def _round(engines: list[Engine], files: list[str], seconds: float) -> dict[str, float]:
+    """Return the seconds of sound that each engine transcribes in a second."""
+    answers = {engine.name: engine.measure(files) for engine in engines}
+    texts = {name: answer["texts"] for name, answer in answers.items()}
+    words = {name: [len(text.split()) for text in of_engine] for name, of_engine in texts.items()}
+    if any(count < 10 for counts in words.values() for count in counts):
+        raise SystemExit(f"an engine has not understood a file: {texts}")
+    if "octavo-float32" in texts and "faster-whisper-float32" in texts:
+        pairs = list(zip(texts["octavo-float32"], texts["faster-whisper-float32"], strict=True))
+        print(f"{sum(own == other for own, other in pairs)} of {len(pairs)} texts are equal in float32")
+    return {name: seconds / answer["elapsed_s"] for name, answer in answers.items()}
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench_transcription", description=(__doc__ or "").split("\n", maxsplit=1)[0]
+    )
+    parser.add_argument("--systems", default=",".join(SYSTEMS), help=f"separated by commas: {', '.join(SYSTEMS)}")
+    parser.add_argument("--files", type=int, default=8, help="at once")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--faster-whisper-python", help="with faster-whisper")
+    parser.add_argument("--json", help="write the results here")
+    args = parser.parse_args()
+    if unknown := set(args.systems.split(",")) - set(SYSTEMS):
+        parser.error(f"unknown systems: {', '.join(sorted(unknown))}")
+    if set(args.systems.split(",")) & set(_LIBRARY) and not args.faster_whisper_python:
+        parser.error("--faster-whisper-python is missing: a Python with faster-whisper from PyPI")
+    return args
+
+
+def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> Engine:
+    model, threads = fetch_speech_model.fetch(), len(os.sched_getaffinity(0))
+    if name in _OCTAVO:
+        engine = Engine(name, sys.executable, "octavo", {"model": str(model), "settings": _OCTAVO[name]})
+    else:
+        packed = str(model / fetch_speech_model.PACKED)
+        options = {"model": packed, "compute_type": _LIBRARY[name], "threads": threads}
+        engine = Engine(name, args.faster_whisper_python, "faster_whisper", options)
+    stack.callback(engine.close)
+    return engine
+
+
+if __name__ == "__main__":
+    main()
