@@ -36,7 +36,9 @@ LONG_PROMPT = "Repeat the last sentence. " + " ".join(
 
 @pytest.fixture(scope="module")
 def llm(smollm2_gguf: Path) -> Iterator[LLM]:
-    with LLM(str(smollm2_gguf), dtype="float32", max_model_len=4096, max_num_batched_tokens=CHUNK) as llm:
+    with LLM(
+        str(smollm2_gguf), dtype="float32", max_model_len=4096, max_num_seqs=16, max_num_batched_tokens=CHUNK
+    ) as llm:
         yield llm
 
 
