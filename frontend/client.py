@@ -397,6 +397,10 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
     async def _adapter(self, lora_request: LoRARequest | None) -> Adapter | None:
         return None if lora_request is None else await self.adapters.of_request(lora_request)
 
+    def _on_media_query(self, is_hit: bool) -> None:
+        if self.observer:
+            self.observer.on_media_query(is_hit=is_hit)
+
     def on_resumed(self, engine: ConnectedEngine, resumption: Resumption) -> None:
         """See `EngineListener`."""
         if engine is self.engine_set.lead and engine.config != self.config:
@@ -411,8 +415,10 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         if self.media is None and self.config.media is not None:
-            kind = AudioPrompts if self.config.media.attended_rows else MediaPrompts
-            self.media = kind(self.config, self.tokenize)
+            if self.config.media.attended_rows:
+                self.media = AudioPrompts(self.config, self.tokenize)
+            else:
+                self.media = MediaPrompts(self.config, self.tokenize, self._on_media_query)
         self.preparer = RequestPreparer(
             link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
         )

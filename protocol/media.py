@@ -128,8 +128,6 @@ def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int, attended_row
     ends = [(0, 0), *spans, (num_prompt_tokens, 0)]
     if any(before + num_rows > after for (before, num_rows), (after, _) in pairwise(ends)):
         return f"rows of media overlap, or lie outside of the {num_prompt_tokens} positions of the prompt"
-    if items and items[-1].end == num_prompt_tokens:
-        return "the prompt ends with media: at least one token must follow them"
     if any(item.grid and not _is_grid_of(item) for item in items):
         return "the grid of a media item is not that of its rows"
     return _digest_or_size_fault(items)

@@ -11,13 +11,14 @@ from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import MediaSource, has_media
+from octavo.frontend.media.parts import MediaOptions, MediaSource, has_media
 from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MediaItem, MediaTensor
 
+_NO_OPTIONS = MediaOptions()
 _EXPECTED = "expected the bytes of a file, or a pair of float samples of one channel and their whole number per second"
 
 
@@ -58,14 +59,14 @@ class AudioPrompts:
         sources: Sequence[MediaSource],
         *,
         adds_special_tokens: bool,
-        processor_kwargs: dict[str, Any] | None = None,
+        options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
         """Return a prompt of text: see `of_tokens`."""
         token_ids = await self._encode(text, add_special_tokens=False)
-        return await self.of_tokens(token_ids, sources, processor_kwargs)
+        return await self.of_tokens(token_ids, sources, options)
 
     async def of_tokens(
-        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
         """Return the prompt of a decoder's tokens and one sound.
 
@@ -73,8 +74,10 @@ class AudioPrompts:
             InvalidRequestError: the sound cannot be used, or is longer than a window, or there are more.
             OverloadedError: live requests hold as much as they may.
         """
-        if len(sources) != 1 or processor_kwargs:
-            raise InvalidRequestError(f"{FIELD} needs one sound for this model, and no mm_processor_kwargs", FIELD)
+        if len(sources) != 1 or options.processor_kwargs or sources[0].uuid:
+            raise InvalidRequestError(
+                f"{FIELD} needs one sound for this model, and neither mm_processor_kwargs nor a uuid", FIELD
+            )
         (source,) = sources
         result = await self.read(source, max_windows=1)
         return self.of_window(token_ids, result.windows[0])

@@ -60,6 +60,11 @@ class TraceObserver:
         if self.next:
             self.next.on_inter_token(latency_s, num_tokens, engine)
 
+    def on_media_query(self, *, is_hit: bool) -> None:
+        """See `Observer`."""
+        if self.next:
+            self.next.on_media_query(is_hit=is_hit)
+
     def on_rejected(self, limit: str, engine: int = 0) -> None:
         """See `Observer`."""
         if self.next:

@@ -22,8 +22,8 @@ from octavo.frontend.harmony.format import HarmonyFormat
 from octavo.frontend.harmony.header import CALL, RETURN
 from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
-from octavo.frontend.media.parts import MediaSource
-from octavo.frontend.media.prompts import PromptMaker
+from octavo.frontend.media.parts import MediaOptions, MediaSource
+from octavo.frontend.media.prompts import KWARGS, PromptMaker
 from octavo.frontend.plugins.format import PluginFormat
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -88,7 +88,7 @@ async def prepare_chat(request: ChatRequest, context: ChatContext) -> PreparedCh
     if reused:  # what opens the reasoning, for instance, is new
         prompt = _Prompt(reused + (await client.tokenize(new) if (new := text[len(rendered) :]) else []))
     else:
-        prompt = await _prompt_of(text, parts, client, adds_special_tokens=request.add_special_tokens)
+        prompt = await _prompt_of(text, parts, client, request)
     form = constrain_output(plan, request, state, reasoning)
     generation = request.generation.with_overrides(structured_outputs=form)
     if _has_special_tags(plan, reasoning, client.tokenizer):
@@ -149,6 +149,8 @@ async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: Chat
             "prompt_embeds cannot be combined with prompt_token_ids: leave it out", embeds[0].path
         )
     if media is None:
+        if request.processor_kwargs:
+            raise InvalidRequestError("mm_processor_kwargs: the model reads text only: leave it out", KWARGS)
         return replace(shown, messages=messages), _Parts(embeds=embeds)
     messages, sources = await media.take(messages)
     if sources and embeds:
@@ -159,9 +161,11 @@ async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: Chat
     return replace(shown, messages=messages), _Parts(sources, embeds)
 
 
-async def _prompt_of(text: str, parts: _Parts, client: "AsyncClient", *, adds_special_tokens: bool) -> _Prompt:
+async def _prompt_of(text: str, parts: _Parts, client: "AsyncClient", request: ChatRequest) -> _Prompt:
+    adds_special_tokens = request.add_special_tokens
     if client.media is not None and parts.media:
-        made = await client.media.of_text(text, parts.media, adds_special_tokens=adds_special_tokens)
+        options = MediaOptions(request.processor_kwargs, request.generation.cache_salt)
+        made = await client.media.of_text(text, parts.media, adds_special_tokens=adds_special_tokens, options=options)
         return _Prompt(made.token_ids, made.items)
     if parts.embeds:
         rows = await client.preparer.prompt_with_embeds(text, parts.embeds, adds_special_tokens=adds_special_tokens)

@@ -56,5 +56,7 @@ class ChatRequest:
     """Begin the answer with the text of the assistant's message that it continues."""
     prompt_token_ids: Sequence[int] | None = None
     """The prompt, if another engine has rendered it already: `input` is not rendered then."""
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the processor of the model's images."""
     add_special_tokens: bool = False
     """Let the tokenizer add its special tokens; chat templates usually write them."""

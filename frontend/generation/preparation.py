@@ -30,7 +30,8 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
-from octavo.frontend.media.prompts import FIELD, PromptMaker, sources_of
+from octavo.frontend.media.parts import MediaOptions
+from octavo.frontend.media.prompts import FIELD, KWARGS, UUIDS, PromptMaker, sources_of
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink
@@ -238,14 +239,14 @@ class RequestPreparer:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
         if isinstance(prompt, dict) and prompt.get(PARTS):
             return await self.prompt_with_embeds(prompt["prompt"], prompt[PARTS]), cache_salt
-        if isinstance(prompt, dict) and prompt.get(FIELD):
-            return await self.media_prompt(prompt), cache_salt
+        if isinstance(prompt, dict) and (prompt.get(FIELD) or prompt.get(UUIDS)):
+            return await self.media_prompt(prompt, cache_salt), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
         if token_ids is None:
             token_ids = packed_prompt(await self._encode(text or ""), self._config.model.vocab_size)
         return TokenizedPrompt(text, token_ids), cache_salt
 
-    async def media_prompt(self, prompt: dict[str, Any]) -> TokenizedPrompt:
+    async def media_prompt(self, prompt: dict[str, Any], cache_salt: str | None = None) -> TokenizedPrompt:
         """Return a prompt with images, whose tokens are those of its text if it has both.
 
         Raises:
@@ -255,14 +256,15 @@ class RequestPreparer:
         vocab_size = self._config.model.vocab_size
         if self._media is None:
             raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
-        sources, kwargs = sources_of(prompt[FIELD]), prompt.get("mm_processor_kwargs")
+        sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS))
+        options = MediaOptions(prompt.get(KWARGS) or {}, cache_salt)
         text = prompt.get("prompt")
         if isinstance(text, str):
             adds = prompt.get("add_special_tokens", True)
-            made = await self._media.of_text(text, sources, adds_special_tokens=adds, processor_kwargs=kwargs)
+            made = await self._media.of_text(text, sources, adds_special_tokens=adds, options=options)
         else:
             text, token_ids = parts_of(prompt, vocab_size)
-            made = await self._media.of_tokens(token_ids or (), sources, kwargs)
+            made = await self._media.of_tokens(token_ids or (), sources, options)
         return TokenizedPrompt(text, packed_prompt(made.token_ids, vocab_size), media=made.items)
 
     async def embeds_prompt(self, value: object) -> TokenizedPrompt:

@@ -60,6 +60,7 @@ def chat_request(body: ChatCompletionRequest, adapter: Adapter | None = None) ->
         shows_reasoning=body.include_reasoning,
         echoes_last_message=body.echo,
         prompt_token_ids=prompt_token_ids,
+        processor_kwargs=body.mm_processor_kwargs or {},
         add_special_tokens=body.add_special_tokens,
     )
 

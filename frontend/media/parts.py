@@ -1,7 +1,7 @@
 """Takes the images out of a conversation: what the template sees is a mark where each of them was."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from octavo.frontend.text.messages import MediaPart, Message, part_path
@@ -19,6 +19,18 @@ class MediaSource:
     """A URL, the bytes of a file, a picture of Pillow or an array of numpy."""
     path: str
     """Where the request has it, for errors."""
+    uuid: str | None = None
+    """The caller's name for it. Images of equal names count as equal, so a known one needs no `value`."""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaOptions:
+    """What a request says about all of its images."""
+
+    processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the model's processor (`mm_processor_kwargs`)."""
+    cache_salt: str | None = None
+    """Of the request: uuids of another salt are other ones."""
 
 
 def has_media(messages: Sequence[Message]) -> bool:
@@ -49,7 +61,8 @@ def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Mess
         for index, part in enumerate(content):
             path = part_path(part, f"messages[{place}].content[{index}]")
             if (key := _image_key(part)) is not None:
-                sources.append(MediaSource(_value_of(part, key, path), path))
+                uuid = _uuid_of(part, path)
+                sources.append(MediaSource(_value_of(part, key, path, is_optional=uuid is not None), path, uuid))
                 parts.append(MediaPart(placeholder))
             else:
                 parts.append(part)
@@ -63,10 +76,17 @@ def _image_key(part: Any) -> str | None:
     return _IMAGE_PARTS.get(kind) if isinstance(kind, str) else None
 
 
-def _value_of(part: Mapping[str, Any], key: str, path: str) -> Any:
+def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
+    uuid = part.get("uuid")
+    if uuid is not None and not (isinstance(uuid, str) and uuid):
+        raise InvalidRequestError(f"{path}.uuid must be a string that is not empty", path)
+    return uuid
+
+
+def _value_of(part: Mapping[str, Any], key: str, path: str, *, is_optional: bool) -> Any:
     value = part.get(key)
     if isinstance(value, Mapping):
         key, value = f"{key}.url", value.get("url")
-    if value is None or value == "":
+    if not is_optional and (value is None or value == ""):
         raise InvalidRequestError(f"{path}.{key} is missing: send a URL, such as data:image/png;base64,...", path)
-    return value
+    return value or None if isinstance(value, str) else value

@@ -25,6 +25,8 @@ BYTES_PER_PIXEL = 64
 SPARE_BYTES = 2**28
 _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
 """Results of a processor that are not about images."""
+_NOT_OF_REQUESTS = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
+"""Arguments of processors that are about their own arrays."""
 
 
 class ImageProcessor:
@@ -50,11 +52,17 @@ class ImageProcessor:
         self._processor: Any = transformers.AutoProcessor.from_pretrained(
             setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
         )
+        self._known_kwargs = set(self._processor.image_processor.valid_kwargs.__annotations__) - _NOT_OF_REQUESTS
         self.placeholder: str = self._processor.image_token
         self.placeholder_id: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: Job) -> Result:
         """Return what the processor makes of an image."""
+        if unknown := job.processor_kwargs.keys() - self._known_kwargs:
+            return Result(
+                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
+                f"{', '.join(sorted(self._known_kwargs))}"
+            )
         image = self._open(job)
         if isinstance(image, Result):
             return image

@@ -3,14 +3,17 @@
 import hashlib
 import os
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.parts import MediaOptions
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.media import DIGEST_BYTES
 
 
 class MediaProcessor:
@@ -18,9 +21,10 @@ class MediaProcessor:
 
     Args:
         config: of an engine whose model reads images.
+        on_query: called for each image that is looked up in the cache; True: its tensors were there.
     """
 
-    def __init__(self, config: ResolvedConfig) -> None:
+    def __init__(self, config: ResolvedConfig, on_query: Callable[[bool], None] = lambda is_hit: None) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads images"
         self._media = config.media
         assert config.model.media.image_token_id is not None, "a model that reads images"
@@ -40,8 +44,7 @@ class MediaProcessor:
         )
         self._results: OrderedDict[bytes, Result] = OrderedDict()
         self._num_cached_bytes = 0
-        self.num_queries = self.num_hits = 0
-        """Images, and those among them whose tensors were kept from an earlier request."""
+        self._on_query = on_query
 
     async def placeholder(self) -> str:
         """Return the text that stands for an image in a prompt.
@@ -55,28 +58,42 @@ class MediaProcessor:
         """Return the token that stands for an image in a prompt; raises as `placeholder`."""
         return (await self._processes.ready()).placeholder_id
 
-    async def process(self, data: bytes, size: tuple[int, int] | None, processor_kwargs: dict[str, Any]) -> Result:
+    def known(self, name: bytes) -> Result | None:
+        """Return what is kept of an image under a name; see `name_of`. Counts a query if there is something."""
+        if (result := self._results.get(name)) is not None:
+            self._results.move_to_end(name)
+            self._on_query(True)
+        return result
+
+    async def process(
+        self,
+        data: bytes,
+        size: tuple[int, int] | None,
+        processor_kwargs: Mapping[str, Any],
+        name: bytes | None = None,
+    ) -> Result:
         """Return what the model's processor makes of an image.
 
         Args:
             data: a file, or the pixels of a picture of `size` in RGB.
             size: width and height; None: `data` is a file.
             processor_kwargs: of the request.
+            name: is in place of the image's contents for all caches; see `name_of`.
 
         Raises:
             MediaError: the image is damaged, or exceeds a limit of size, memory or time.
             ConfigError: the processor cannot be loaded.
         """
-        job = msgspec.msgpack.encode(Job(data, size, processor_kwargs))
-        key = hashlib.blake2b(job, digest_size=32).digest()
-        self.num_queries += 1
-        if (known := self._results.get(key)) is not None:
-            self._results.move_to_end(key)
-            self.num_hits += 1
+        job = msgspec.msgpack.encode(Job(data, size, dict(processor_kwargs)))
+        key = name or hashlib.blake2b(job, digest_size=DIGEST_BYTES).digest()
+        if (known := self.known(key)) is not None:
             return known
+        self._on_query(False)
         result = await self._processes.ask(job, Result)
         if result.fault:
             raise MediaError(result.fault)
+        if name is not None:
+            result = msgspec.structs.replace(result, digest=_digest_of_named(name, result))
         self._keep(key, result)
         return result
 
@@ -90,6 +107,20 @@ class MediaProcessor:
         while self._num_cached_bytes > self._media.processor_cache_bytes:
             _, oldest = self._results.popitem(last=False)
             self._num_cached_bytes -= _num_bytes(oldest)
+
+
+def name_of(uuid: str, options: MediaOptions) -> bytes:
+    """Return the name of an image in all caches, if the caller names it: one for each uuid, salt and processing."""
+    named = msgspec.msgpack.encode([uuid, options.cache_salt, dict(options.processor_kwargs)])
+    return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"uuid").digest()
+
+
+def _digest_of_named(name: bytes, result: Result) -> bytes:
+    """Return the digest of an image with a name. Another image of this name has another one if its rows differ in
+    number: workers must never look for rows that are not there."""
+    shapes = [(key, dtype, shape) for key, (dtype, shape, _) in sorted(result.tensors.items())]
+    sizes = msgspec.msgpack.encode([result.num_rows, result.grid, shapes])
+    return hashlib.blake2b(name + sizes, digest_size=DIGEST_BYTES).digest()
 
 
 def _num_bytes(result: Result) -> int:

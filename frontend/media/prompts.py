@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 from octavo.frontend.media.download import MediaError, read_url
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import MediaSource, has_media, take_media
+from octavo.frontend.media.parts import MediaOptions, MediaSource, has_media, take_media
 from octavo.frontend.media.pixels import in_rgb
-from octavo.frontend.media.processor import MediaProcessor
+from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
@@ -18,9 +18,10 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MAX_ITEM_BYTES, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
 
-FIELD = "multi_modal_data"
+FIELD, UUIDS, KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 Encode = Callable[..., Awaitable[list[int]]]
+_NO_OPTIONS = MediaOptions()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,12 +45,12 @@ class PromptMaker(Protocol):
         sources: Sequence[MediaSource],
         *,
         adds_special_tokens: bool,
-        processor_kwargs: dict[str, Any] | None = None,
+        options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
         """Return the prompt of a text with media."""
 
     async def of_tokens(
-        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
         """Return the prompt of tokens with media."""
 
@@ -63,16 +64,19 @@ class MediaPrompts:
     Args:
         config: of the engine.
         encode: tokenizes: see `AsyncClient.tokenize`.
+        on_query: see `MediaProcessor`.
     """
 
-    def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
+    def __init__(
+        self, config: ResolvedConfig, encode: Encode, on_query: Callable[[bool], None] = lambda is_hit: None
+    ) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads images"
         self._media = config.media
         assert config.model.media.image_token_id is not None, "a model that reads images"
         self._token_id = config.model.media.image_token_id
         self._is_both_ways = config.model.media.both_ways_rows > 0
         self._encode = encode
-        self.processor = MediaProcessor(config)
+        self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
@@ -91,7 +95,7 @@ class MediaPrompts:
         sources: Sequence[MediaSource],
         *,
         adds_special_tokens: bool,
-        processor_kwargs: dict[str, Any] | None = None,
+        options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
         """Return the prompt of a text that has a placeholder for each image.
 
@@ -99,7 +103,7 @@ class MediaPrompts:
             InvalidRequestError: an image cannot be used, or their number is another one.
             OverloadedError: live requests hold as many images as they may.
         """
-        results = await self._process_all(sources, processor_kwargs or {})
+        results = await self._process_all(sources, options)
         pieces = text.split(await self.processor.placeholder())
         self._check_count(len(pieces) - 1, sources)
         replaced = [one.replacement for one in results]
@@ -107,10 +111,10 @@ class MediaPrompts:
         return self._prompt(await self._encode(expanded, add_special_tokens=adds_special_tokens), results, sources)
 
     async def of_tokens(
-        self, token_ids: Sequence[int], sources: Sequence[MediaSource], processor_kwargs: dict[str, Any] | None = None
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
         """Return the prompt of tokens that have one placeholder for each image; raises as `of_text`."""
-        results = await self._process_all(sources, processor_kwargs or {})
+        results = await self._process_all(sources, options)
         placeholder_id = await self.processor.placeholder_id()
         self._check_count(list(token_ids).count(placeholder_id), sources)
         remaining, expanded = iter(results), list[int]()
@@ -122,31 +126,41 @@ class MediaPrompts:
         """End the processes that decode images."""
         await self.processor.close()
 
-    async def _process_all(self, sources: Sequence[MediaSource], processor_kwargs: dict[str, Any]) -> list[Result]:
+    async def _process_all(self, sources: Sequence[MediaSource], options: MediaOptions) -> list[Result]:
         limit = self._media.limits["image"]
         if len(sources) > limit:
             raise InvalidRequestError(
                 f"the prompt has {len(sources)} images, and the limit is {limit} (--limit-mm-per-prompt)",
                 sources[limit].path,
             )
-        tasks = [asyncio.ensure_future(self._process(source, processor_kwargs)) for source in sources]
+        tasks = [asyncio.ensure_future(self._process(source, options)) for source in sources]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _process(self, source: MediaSource, processor_kwargs: dict[str, Any]) -> Result:
+    async def _process(self, source: MediaSource, options: MediaOptions) -> Result:
         """Return what the processor makes of an image.
 
         Raises:
             InvalidRequestError: it cannot be used; the message names it.
         """
         try:
-            data, size = await self._read(source.value)
-            return await self.processor.process(data, size, processor_kwargs)
+            if source.uuid is None:
+                return await self.processor.process(*await self._read(source.value), options.processor_kwargs)
+            return await self._process_named(source, source.uuid, options)
         except MediaError as error:
             raise InvalidRequestError(f"{source.path}: the image cannot be used: {error}", source.path) from None
+
+    async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
+        """Return what the processor makes of an image with a uuid. A known one is not read again."""
+        name = name_of(uuid, options)
+        if (known := self.processor.known(name)) is not None:
+            return known
+        if source.value is None:
+            raise MediaError(f"the server has no image with the uuid {uuid!r} any more: send the image with it")
+        return await self.processor.process(*await self._read(source.value), options.processor_kwargs, name)
 
     async def _read(self, value: Any) -> tuple[bytes, tuple[int, int] | None]:
         """Return an image as `MediaProcessor.process` takes it."""
@@ -197,8 +211,10 @@ class MediaPrompts:
         return MediaPrompt(token_ids, tuple(items))
 
 
-def sources_of(data: Any) -> list[MediaSource]:
+def sources_of(data: Any, uuids: Any = None) -> list[MediaSource]:
     """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...]} or {"audio": sound}.
+
+    `uuids`: {"image": uuid} or {"image": [uuid, None, ...]}, one for each picture, which may then be None.
 
     Raises:
         InvalidRequestError: it has something else.
@@ -211,11 +227,31 @@ def sources_of(data: Any) -> list[MediaSource]:
     if data.get("audio") is not None:
         return [MediaSource(data["audio"], f"{FIELD}['audio']")]
     images = data.get("image")
-    several = images if isinstance(images, list | tuple) else [] if images is None else [images]
+    several = images if isinstance(images, list | tuple) else [] if images is None and not uuids else [images]
+    names = _uuids(uuids, len(several))
     return [
-        image if isinstance(image, MediaSource) else MediaSource(image, f"{FIELD}['image'][{place}]")
-        for place, image in enumerate(several)
+        image if isinstance(image, MediaSource) else MediaSource(image, f"{FIELD}['image'][{place}]", name)
+        for place, (image, name) in enumerate(zip(several, names, strict=True))
     ]
+
+
+def _uuids(uuids: Any, num_images: int) -> Sequence[str | None]:
+    """Return the uuid of each image.
+
+    Raises:
+        InvalidRequestError: they are not strings, one for each image.
+    """
+    if uuids is None:
+        return [None] * num_images
+    given = uuids.get("image") if isinstance(uuids, dict) and not uuids.keys() - {"image"} else uuids
+    several = given if isinstance(given, list | tuple) else [given]
+    if len(several) != num_images or any(one is not None and not (isinstance(one, str) and one) for one in several):
+        raise InvalidRequestError(
+            f"{UUIDS} is {uuids!r}; expected {{'image': [uuid, ...]}}, a string or None for each of "
+            f"{num_images} images",
+            UUIDS,
+        )
+    return several
 
 
 def _spans(places: Sequence[int]) -> list[Span]:

@@ -88,6 +88,12 @@ class Metrics(Collector):
         """Count a request rejected because of this queue limit."""
         self._of(engine).add("admission_rejections", 1, limit)
 
+    def on_media_query(self, *, is_hit: bool) -> None:
+        """Count an image. The cache is that of this process, so it counts for the first engine."""
+        metrics = self._of(0)
+        metrics.add("mm_cache_queries", 1)
+        metrics.add("mm_cache_hits", int(is_hit))
+
     def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
         """Observe a finished request."""
         self._of(engine).on_finished(record)

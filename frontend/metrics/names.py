@@ -69,6 +69,8 @@ METRICS: tuple[MetricName, ...] = (
         "Time of the engine's latest report; its labels are the LoRA adapters of running and waiting requests. Only of "
         "engines with adapters.", ("max_lora", "running_lora_adapters", "waiting_lora_adapters"),
     ),
+    MetricName("mm_cache_queries", _C, "Images of requests looked up in the cache of processed images."),
+    MetricName("mm_cache_hits", _C, "Those found there (--mm-processor-cache-gb)."),
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
     MetricName(

@@ -30,5 +30,8 @@ class Observer(Protocol):
     def on_rejected(self, limit: str, engine: int = 0) -> None:
         """A request was rejected because of this queue limit."""
 
+    def on_media_query(self, *, is_hit: bool) -> None:
+        """A processed image was looked up in the cache of this process."""
+
     def on_finished(self, record: RequestRecord, engine: int = 0) -> None:
         """A request finished, for whatever reason."""

@@ -46,6 +46,7 @@ PROMPTS = [
     prompt(f"look at {IMAGE} here", 1),
     prompt(f"{IMAGE}{IMAGE}the same twice", 2, 2),
     prompt(f"one {IMAGE} and another {IMAGE}, and a third {IMAGE} of them", 1, 2, 3),
+    prompt(f"ends with {IMAGE}", 4),
     prompt("no image at all"),
 ]
 
@@ -71,7 +72,7 @@ def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Pat
         f"a question about {IMAGE}: ",
         f"{IMAGE} then {IMAGE} which is it?",
         "no image",
-        f"long {'word ' * 12}{IMAGE}.",
+        f"long {'word ' * 12}{IMAGE}",
     ]
     prompts = [prompt(texts[seed % 4], *[seed % 5, seed % 3][: texts[seed % 4].count(IMAGE)]) for seed in range(24)]
     params = [SAMPLED.clone(seed=seed, max_tokens=20) for seed in range(24)]
@@ -117,7 +118,6 @@ def test_conversations(llm: LLM) -> None:
 def test_what_is_refused(llm: LLM) -> None:
     for one, message in (
         (prompt("no mark", 1), "0 placeholders"),
-        (prompt(f"{IMAGE}", 1), "at least one token must follow"),
         ({"prompt": "a", "multi_modal_data": {"video": 1}}, "video"),
         ({"prompt": IMAGE, "multi_modal_data": {"image": b"?"}}, r"image'\]\[0\]: .* not an image"),
     ):
@@ -219,3 +219,31 @@ def test_chat_completions(media_server: Server, llm: LLM) -> None:
     injected = chat(media_server, image, {"type": "text", "text": f"a {IMAGE} b"})
     assert "no text may contain it" in injected.json()["error"]["message"]
     assert chat(media_server, image, question).json()["choices"] == answer["choices"]
+
+
+def test_names_and_processing_of_images(media_server: Server) -> None:
+    """`uuid` and `mm_processor_kwargs` of requests, and the metrics of processed images."""
+    image = {"type": "image_url", "image_url": {"url": data_url(picture(7))}}
+    known = {"type": "image_url", "image_url": None, "uuid": "seven"}
+    question = {"type": "text", "text": "what is it?"}
+
+    def counts() -> list[float]:
+        text = media_server.get("/metrics").text
+        return [float(text.partition(f"octavo:mm_cache_{name}_total{{")[2].split()[1]) for name in ("queries", "hits")]
+
+    before = counts()
+    bodies = [(image, {}), ({**image, "uuid": "seven"}, {}), (known, {})]
+    bodies.append((image, {"mm_processor_kwargs": {"do_normalize": False}}))
+    plain, named, again, changed = [
+        chat(media_server, one, question, logprobs=True, **changes).json()["choices"] for one, changes in bodies
+    ]
+    assert plain == named == again != changed
+    assert [after - start for after, start in zip(counts(), before, strict=True)] == [4, 1]
+    for part, changes, message in (
+        ({**known, "uuid": "eight"}, {}, "no image with the uuid 'eight'"),
+        (known, {"cache_salt": "another"}, "send the image with it"),
+        (image, {"mm_processor_kwargs": {"colour": 1}}, "mm_processor_kwargs has colour"),
+    ):
+        refused = chat(media_server, part, question, **changes).json()["error"]
+        assert message in refused["message"]
+        assert refused["param"] == "messages[0].content[0]"

@@ -66,6 +66,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
             prompt(f"look at {mark} here", (1, *sizes[0])),
             prompt(f"{mark}, and {mark} again", (2, *sizes[1]), (2, *sizes[1])),
             prompt(f"one {mark} and {mark}, a third {mark} of them", *[(n, *sizes[n]) for n in (1, 2, 3)]),
+            prompt(f"ends with {mark}", (4, *sizes[0])),
             prompt("no image at all"),
         ]
         compare(llm, path, getattr(transformers, case.kind), prompts)

@@ -19,7 +19,7 @@ from tiny_media import IMAGE, make_llava, picture
 from tiny_models import VOCAB_SIZE
 
 from octavo.frontend.media.download import MediaError
-from octavo.frontend.media.parts import MediaSource, take_media
+from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.prompts import FIELD, MediaPrompts, _pixels_of, sources_of
 from octavo.frontend.model_files.facts import read_model_facts
@@ -47,9 +47,14 @@ def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     return file.getvalue()
 
 
-def run(path: Path, work: Callable[[MediaProcessor], Awaitable[None]], **changes: Any) -> None:
+def run(
+    path: Path,
+    work: Callable[[MediaProcessor], Awaitable[None]],
+    on_query: Callable[[bool], None] = lambda is_hit: None,
+    **changes: Any,
+) -> None:
     async def main() -> None:
-        processor = MediaProcessor(config_of(path, **changes))
+        processor = MediaProcessor(config_of(path, **changes), on_query)
         try:
             await work(processor)
         finally:
@@ -60,7 +65,7 @@ def run(path: Path, work: Callable[[MediaProcessor], Awaitable[None]], **changes
 
 def test_files_and_pixels(path: Path) -> None:
     """What a file holds decides, not how it is stored; errors of one image leave the process alive."""
-    image = picture(1)
+    image, queries = picture(1), list[bool]()
 
     async def work(processor: MediaProcessor) -> None:
         assert await processor.placeholder() == IMAGE
@@ -84,11 +89,14 @@ def test_files_and_pixels(path: Path) -> None:
         with pytest.raises(MediaError, match="cannot be decoded"):
             await processor.process(encoded(image), None, {"do_resize": "?", "size": 3})
         assert processor._processes._idle == [process], "no image has ended it"
-        hits = processor.num_hits
+        with pytest.raises(MediaError, match=r"mm_processor_kwargs has sizes, .* knows .*crop_size"):
+            await processor.process(encoded(image), None, {"sizes": 3})
+        queries.clear()
         assert (await processor.process(encoded(image), None, {})).digest == expected.digest
-        assert processor.num_hits == hits + 1
+        darker = await processor.process(encoded(image), None, {"rescale_factor": 0.001})
+        assert (darker.digest != expected.digest, queries) == (True, [True, False])
 
-    run(path, work)
+    run(path, work, queries.append)
 
 
 def test_a_picture_is_read_like_its_file() -> None:
@@ -180,6 +188,7 @@ def test_prompts(path: Path) -> None:
             await prompts.of_tokens(tokens, [one, other])
         digests = [item.digest for item in made.items]
         del made
+        await check_uuids(prompts, one, digests[0])
         made = await prompts.of_tokens(tokens, [one, other])
         assert [item.digest for item in made.items] == digests
         del made
@@ -196,6 +205,24 @@ def test_prompts(path: Path) -> None:
                 await prompts.of_text(text, sources, adds_special_tokens=False)
             assert found.value.param
 
+    async def check_uuids(prompts: MediaPrompts, source: MediaSource, digest: bytes) -> None:
+        """A uuid is in place of the contents, apart for each salt and processing; a known one needs no image."""
+
+        async def digest_of(value: Any, uuid: str, *options: Any) -> bytes:
+            named = MediaSource(value, "content[1]", uuid)
+            (item,) = (await prompts.of_tokens([VOCAB_SIZE], [named], MediaOptions(*options))).items
+            return item.digest
+
+        first = await digest_of(source.value, "a")
+        assert await digest_of(None, "a") == await digest_of("http://10.0.0.1/never-read.png", "a") == first
+        others = [
+            await digest_of(source.value, *one) for one in (("b",), ("a", {}, "salt"), ("a", {"do_normalize": False}))
+        ]
+        assert len({digest, first, *others}) == 5
+        for unknown in (("c",), ("a", {}, "another")):
+            with pytest.raises(InvalidRequestError, match=r"content\[1\]: .* send the image"):
+                await digest_of(None, *unknown)
+
     asyncio.run(main())
 
 
@@ -207,6 +234,11 @@ def test_images_are_taken_out_of_messages() -> None:
     assert [part["type"] for part in as_parts[0]["content"]] == ["text", "image", "text"]
     as_text = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True).convert(messages)
     assert as_text[0]["content"] == f"a\n{IMAGE}\nb"
+    known = {"type": "image_url", "image_url": None, "uuid": "a"}
+    _, (source,) = take_media([{"role": "user", "content": [known]}], IMAGE)
+    assert (source.value, source.uuid) == (None, "a")
+    with pytest.raises(InvalidRequestError, match="uuid must be a string"):
+        take_media([{"role": "user", "content": [{**known, "uuid": 3}]}], IMAGE)
     for part in ({"type": "image_url"}, {"type": "image_url", "image_url": {"url": ""}}):
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].image_url"):
             take_media([{"role": "user", "content": [part]}], IMAGE)
@@ -231,6 +263,11 @@ def test_conversations_without_images_start_no_process(path: Path) -> None:
 def test_multi_modal_data() -> None:
     assert [source.path for source in sources_of({"image": [1, 2]})] == [f"{FIELD}['image'][{n}]" for n in (0, 1)]
     assert sources_of({}) == []
+    assert [source.uuid for source in sources_of({"image": [1, None]}, {"image": [None, "a"]})] == [None, "a"]
+    assert [(source.value, source.uuid) for source in sources_of({}, {"image": "a"})] == [(None, "a")]
+    for uuids in ({"image": ["a"]}, {"image": ["a", 1]}, {"image": ["", "a"]}, {"audio": ["a", "b"]}):
+        with pytest.raises(InvalidRequestError, match="multi_modal_uuids"):
+            sources_of({"image": [1, 2]}, uuids)
     for data in ({"video": 1}, [1]):
         with pytest.raises(InvalidRequestError, match=FIELD):
             sources_of(data)

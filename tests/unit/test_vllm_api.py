@@ -273,8 +273,8 @@ def test_loggers_log_once(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_prompts_and_options_that_octavo_lacks_are_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="a prompt has multi_modal_uuids, which octavo does not support"):
-        as_dict({"prompt": "a", "multi_modal_uuids": {"image": 1}})
+    with pytest.raises(InvalidRequestError, match="a prompt has encoder_prompt, which octavo does not support"):
+        as_dict({"prompt": "a", "encoder_prompt": "b"})
     assert as_dict({"prompt": "a", "multi_modal_data": None, "cache_salt": "s"}) == {"prompt": "a", "cache_salt": "s"}
     with pytest.raises(InvalidRequestError, match="padding is not supported"):
         asyncio.run(tokenized(FakeClient(), "a", {"padding": True}))

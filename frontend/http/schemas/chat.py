@@ -76,6 +76,8 @@ class ChatFields(SamplingFields, kw_only=True):
     """The Jinja text itself; never a file's name."""
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Further arguments of the processor of the model's images."""
     tools: list[ToolDefinition] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | AllowedToolsChoice | None = None
     """Default: auto, when there are tools."""

@@ -12,11 +12,12 @@ from octavo.compat.vllm.engine_steps import EngineSteps
 from octavo.compat.vllm.engine_view import ProfilerConfig, plain
 from octavo.compat.vllm.metrics import Metric, snapshot
 from octavo.compat.vllm.pooling import PoolingLLM
-from octavo.compat.vllm.prompts import tokenized
+from octavo.compat.vllm.prompts import tokenized, with_kwargs
 from octavo.compat.vllm.request_outputs import RequestOutput, request_output
 from octavo.compat.vllm.sampling import RequestOutputKind, SamplingParams
 from octavo.compat.vllm.tokenizer import as_transformers
 from octavo.frontend.generation.spec import room_after_prompt
+from octavo.frontend.media.prompts import FIELD, UUIDS
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.outputs import BeamSearchOutput
 from octavo.frontend.pooling.llm import as_prompts, one_per_prompt
@@ -80,13 +81,12 @@ class LLM(PoolingLLM):
             lora_request: for all prompts, or one per prompt.
             priority: for all prompts, or one per prompt; without effect unless `scheduling_policy` is "priority".
             tokenization_kwargs: `add_special_tokens`, `truncate_prompt_tokens` and its kin.
-            mm_processor_kwargs: must be empty.
+            mm_processor_kwargs: further arguments of the processor of images.
 
         Raises:
             OctavoError: as in octavo's `LLM.generate`.
         """
-        _reject_media(mm_processor_kwargs)
-        several = as_prompts(prompts)
+        several = with_kwargs(self.client, as_prompts(prompts), mm_processor_kwargs)
         params = one_per_prompt("sampling_params", sampling_params, len(several))
         adapters = one_per_prompt("lora_request", lora_request, len(several))
         params = [self._as_vllms(one) for one in params]
@@ -148,8 +148,7 @@ class LLM(PoolingLLM):
     ) -> list[str]:
         """Start a request for every prompt and return their ids; `wait_for_completion` returns the outputs."""
         del use_tqdm
-        _reject_media(mm_processor_kwargs)
-        several = as_prompts(prompts)
+        several = with_kwargs(self.client, as_prompts(prompts), mm_processor_kwargs)
         params = one_per_prompt("sampling_params", sampling_params, len(several))
         adapters = one_per_prompt("lora_request", lora_request, len(several))
         priorities = self._priorities(priority, len(several))
@@ -344,7 +343,7 @@ class LLM(PoolingLLM):
         """Return the prompt with its tokens, and parameters that fit into the context after it."""
         prepared = await tokenized(self.client, prompt, options)
         changes: dict[str, Any] = {}
-        if "multi_modal_data" in prepared:
+        if prepared.keys() & {FIELD, UUIDS}:
             length = len((await self.client.preparer.media_prompt(prepared)).token_ids)
         else:
             length = len(prepared["prompt_embeds"] if "prompt_embeds" in prepared else prepared["prompt_token_ids"])
@@ -371,11 +370,6 @@ class LLM(PoolingLLM):
     @cached_property
     def _transformers_tokenizer(self) -> Any:
         return as_transformers(super().get_tokenizer())
-
-
-def _reject_media(mm_processor_kwargs: dict[str, Any] | None) -> None:
-    if mm_processor_kwargs:
-        raise InvalidRequestError("mm_processor_kwargs: octavo reads no images: leave it out", "mm_processor_kwargs")
 
 
 def _is_load_format(args: tuple[Any, ...]) -> bool:

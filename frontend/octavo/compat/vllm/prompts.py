@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
+from octavo.frontend.media.prompts import FIELD, KWARGS, UUIDS
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
 
@@ -36,7 +37,7 @@ class EmbedsPrompt(TypedDict):
 
 PromptType: TypeAlias = str | list[int] | TextPrompt | TokensPrompt | EmbedsPrompt
 
-_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", "multi_modal_data", "mm_processor_kwargs"}
+_KEYS = {"prompt", "prompt_token_ids", "prompt_embeds", "cache_salt", FIELD, KWARGS, UUIDS}
 
 
 def as_dict(prompt: Any) -> dict[str, Any]:
@@ -59,6 +60,22 @@ def as_dict(prompt: Any) -> dict[str, Any]:
     return given
 
 
+def with_kwargs(client: "AsyncClient", prompts: Sequence[Any], kwargs: dict[str, Any] | None) -> list[Any]:
+    """Return prompts whose images are processed with further arguments; those of a prompt come first.
+
+    Raises:
+        InvalidRequestError: the model reads text only.
+    """
+    if not kwargs:
+        return list(prompts)
+    if client.media is None:
+        raise InvalidRequestError(f"{KWARGS}: the model reads text only: leave it out", KWARGS)
+    return [
+        {**one, KWARGS: {**kwargs, **(one.get(KWARGS) or {})}} if isinstance(one, dict) and FIELD in one else one
+        for one in prompts
+    ]
+
+
 def with_text(prompt: Any, text: str | None) -> Any:
     """Return a prompt of token ids with the text that outputs show; prompts of other forms have theirs."""
     if text is None or isinstance(prompt, str | dict):
@@ -78,7 +95,7 @@ async def tokenized(client: "AsyncClient", prompt: Any, options: dict[str, Any] 
         InvalidRequestError: the prompt or an option is not supported.
     """
     given, tokenization = as_dict(prompt), Tokenization.of(options)
-    if "prompt_embeds" in given or "multi_modal_data" in given:
+    if given.keys() & {"prompt_embeds", FIELD, UUIDS}:
         return given
     token_ids: Sequence[int] | None = given.get("prompt_token_ids")
     if token_ids is None:
