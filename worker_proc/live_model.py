@@ -187,7 +187,7 @@ class LiveModel:
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
         model.tower = self._tower
         if self._config.takes_rows:
-            model.take_given_rows(self._config.max_num_batched_tokens)
+            model.take_given_rows(self._config.max_num_batched_tokens, self._config.num_deeper_rows)
         if (speculation := self._config.speculation) is not None and head is not None:
             speculation = msgspec.structs.replace(speculation, head=head)
             load_head(speculation, model, self._config.max_num_batched_tokens, lambda fraction: None)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.pixels import in_rgb
+from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_videos import leave_out_videos
 from octavo.protocol.buffers import Buffer
@@ -47,6 +48,7 @@ class ImageProcessor:
 
         transformers.logging.set_verbosity_error()
         leave_out_videos()
+        allow_pixtral()
         PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
         self._setup = setup
         self._processor: Any = transformers.AutoProcessor.from_pretrained(

@@ -11,11 +11,17 @@ PHASE = "reading the model's files"
 
 ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
+    "InternVLForConditionalGeneration",
     "LlavaForConditionalGeneration",
+    "LlavaNextForConditionalGeneration",
+    "LlavaOnevisionForConditionalGeneration",
+    "Mistral3ForConditionalGeneration",
     "Idefics3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
@@ -29,6 +35,8 @@ _TEXT_ARCHITECTURES = {
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_vl_text": "Qwen3ForCausalLM",
+    "qwen3_vl_moe_text": "Qwen3MoeForCausalLM",
 }
 """By the `model_type` of the language model."""
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
@@ -119,6 +127,13 @@ def split_config(
     given = {key: value for key, value in text.items() if value is not None and key not in _NOT_OF_TEXT}
     own = {**defaults, **given}
     own |= {key: hf_config[key] for key in _OF_ALL if hf_config.get(key) is not None}
+    if kind == "mistral" and ("sliding_window" in text or architecture == "Mistral3ForConditionalGeneration"):
+        own["sliding_window"] = text.get("sliding_window")  # null means none, a missing key the default of Mistral 7B
+    if kind.startswith("qwen3_vl"):  # files may leave out what is always so
+        key = "rope_parameters" if "rope_parameters" in own else "rope_scaling"
+        own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
+    if kind == "qwen3_vl_moe_text":
+        own["norm_topk_prob"] = True
     token_id = hf_config.get("image_token_id", hf_config.get("image_token_index"))
     if type(token_id) is not int or not 0 <= token_id < own.get("vocab_size", 0):
         raise ConfigError(
@@ -129,9 +144,21 @@ def split_config(
         hf_config=hf_config,
         image_token_id=token_id,
         processor_path=str(home),
+        has_any_size=_has_any_size(hf_config, architecture),
+        deeper_rows=_num_deeper(hf_config) if kind.startswith("qwen3_vl") else 0,
         both_ways_rows=int(hf_config.get("mm_tokens_per_image") or 256) if kind == "gemma3_text" else 0,
     )
     return own, _TEXT_ARCHITECTURES[kind], media
+
+
+def _has_any_size(hf_config: dict[str, Any], architecture: str) -> bool:
+    """Return whether the tower takes whole images, not tiles of a size of its own."""
+    return architecture.startswith(("Qwen", "Mistral3")) or hf_config["vision_config"].get("model_type") == "pixtral"
+
+
+def _num_deeper(hf_config: dict[str, Any]) -> int:
+    """Return how many rows of the tower of Qwen3-VL come beside each row of an image."""
+    return len(hf_config["vision_config"].get("deepstack_visual_indexes", [8, 16, 24]))
 
 
 def _split_speech(

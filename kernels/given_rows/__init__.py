@@ -35,14 +35,14 @@ def take_given_rows(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor) -> Tens
     return choose("take_given_rows", _IMPLEMENTATIONS, x_TD.device)(x_TD, token_ids_T, given_XD, GIVEN)
 
 
-def all_given_rows(token_ids_T: Tensor, given_XD: Tensor) -> Tensor:
+def all_given_rows(rows_T: Tensor, given_XD: Tensor) -> Tensor:
     """Return `given[t]` for each row t of a step, whatever its token.
 
     Args:
-        token_ids_T: of the step; only their number matters.
+        rows_T: token ids or rows of the step; only their number matters.
         given_XD: at least as many rows; float32 in native programs.
 
     Raises:
         UnsupportedDevice: no implementation for the device.
     """
-    return choose("all_given_rows", _ALL_IMPLEMENTATIONS, token_ids_T.device)(token_ids_T, given_XD)
+    return choose("all_given_rows", _ALL_IMPLEMENTATIONS, rows_T.device)(rows_T, given_XD)

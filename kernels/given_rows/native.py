@@ -5,7 +5,7 @@ import ctypes
 from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
-from octavo.kernels.native.value import Buffer, Node, as_tensor, ids_of, value_of
+from octavo.kernels.native.value import Buffer, Node, Value, as_tensor, ids_of, value_of
 
 
 class GivenRowsArguments(Arguments):
@@ -26,13 +26,13 @@ def record(x_TD: Tensor, token_ids_T: Tensor, given_XD: Tensor, given_id: int) -
     return as_tensor(x.recorder.append(node, (x.width,)))
 
 
-def record_all(token_ids_T: Tensor, given_XD: Tensor) -> Tensor:
+def record_all(rows_T: Tensor, given_XD: Tensor) -> Tensor:
     """Record the copy of all rows. A row that is not given is copied from the same place."""
-    ids = ids_of(token_ids_T)
+    recorder = (rows_T if isinstance(rows_T, Value) else ids_of(rows_T)).recorder
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return GivenRowsArguments(Matrix.of(given_XD), Matrix.of(given_XD), *outputs, 0)
 
     output = Buffer(given_XD.shape[1])
     node = Node("given_rows", [], [output], bind, is_row_wise=True, keeps=[given_XD])
-    return as_tensor(ids.recorder.append(node, (output.width,)))
+    return as_tensor(recorder.append(node, (output.width,)))

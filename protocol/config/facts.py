@@ -22,6 +22,11 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     attended_rows: int = 0
     """Rows that the encoder makes of 30 seconds of audio, and that every token attends to (cross-attention); 0: what
     the encoder makes are rows of the prompt."""
+    has_any_size: bool = False
+    """Whether the encoder takes images of any size as a whole, so that its memory is planned for the largest one."""
+    deeper_rows: int = 0
+    """Further rows of the encoder beside each row of an image, which the language model adds after as many of its first
+    layers (DeepStack)."""
     both_ways_rows: int = 0
     """Rows of an image that attend to each other in both directions in the language model; 0: they attend as text."""
 

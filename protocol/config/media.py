@@ -159,12 +159,13 @@ def resolve_media(
         )
     _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
+    largest = max(max_encoded, DEFAULT_ITEM_TOKENS) if facts.media.has_any_size else config.encoder_cache_tokens
     return ResolvedMedia(
         limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), "audio" if rows else "image"),
         processor_kwargs=_json("mm_processor_kwargs", config.mm_processor_kwargs),
         max_num_encoder_tokens=max_encoded,
         encoder_cache_tokens=config.encoder_cache_tokens,
-        max_item_tokens=min(config.encoder_cache_tokens, max(max_encoded, DEFAULT_ITEM_TOKENS)),
+        max_item_tokens=min(config.encoder_cache_tokens, largest),
         allowed_local_path=config.allowed_local_media_path,
         allowed_domains=config.allowed_media_domains,
         allows_private_addresses=config.allow_private_media_addresses,

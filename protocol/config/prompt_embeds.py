@@ -25,6 +25,12 @@ def takes_prompt_embeds(config: EngineConfig, facts: ModelFacts, dtype: str, bud
     Raises:
         ConfigError: it should, and cannot.
     """
+    if config.model.enable_prompt_embeds and facts.media is not None and facts.media.deeper_rows:
+        raise ConfigError(
+            f"--enable-prompt-embeds: {facts.media.architecture} reads rows of images in several layers",
+            phase="configuration",
+            hint="leave --enable-prompt-embeds out",
+        )
     if not config.model.enable_prompt_embeds:
         return False
     if not facts.embedding_width:

@@ -188,6 +188,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.enable_prompt_embeds or (self.media is not None and not self.media.attended_rows)
 
     @property
+    def num_deeper_rows(self) -> int:
+        """See `MediaFacts.deeper_rows`."""
+        return 0 if self.model.media is None else self.model.media.deeper_rows
+
+    @property
     def computes_whole_prompts(self) -> bool:
         """Whether tokens attend to later ones, so that a prompt is computed in one step and shares nothing."""
         return is_computed_whole(self.model)

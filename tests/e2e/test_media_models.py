@@ -11,6 +11,7 @@ import transformers
 from media_compare import GREEDY, compare, prompt, result, run
 
 from octavo import LLM, SamplingParams
+from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.without_videos import leave_out_videos
 
 
@@ -31,13 +32,25 @@ class Case(NamedTuple):
 
 
 CASES = {
+    "qwen3_vl_moe": Case(tiny_media.make_qwen3_vl_moe, "Qwen3VLMoeForConditionalGeneration", "<|image_pad|>"),
     "gemma3": Case(
         tiny_media.make_gemma3, "Gemma3ForConditionalGeneration", "<start_of_image>", num_blocks=40, has_hits=False
     ),
     "smolvlm": Case(
         partial(tiny_media.make_smolvlm, family="SmolVLM"), "SmolVLMForConditionalGeneration", num_blocks=30
     ),
+    "internvl": Case(tiny_media.make_internvl, "InternVLForConditionalGeneration", "<IMG_CONTEXT>", num_blocks=24),
+    "llava_next": Case(tiny_media.make_llava_next, "LlavaNextForConditionalGeneration", num_blocks=20, has_hits=False),
+    "llava_onevision": Case(
+        partial(tiny_media.make_llava_next, family="LlavaOnevision"),
+        "LlavaOnevisionForConditionalGeneration",
+        num_blocks=20,
+        has_hits=False,
+    ),
+    "mistral3": Case(tiny_media.make_mistral3, "Mistral3ForConditionalGeneration", "[IMG]"),
+    "pixtral": Case(partial(tiny_media.make_mistral3, family="Llava"), "LlavaForConditionalGeneration", "[IMG]"),
     "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VLForConditionalGeneration", "<|image_pad|>"),
+    "qwen3_vl": Case(tiny_media.make_qwen3_vl, "Qwen3VLForConditionalGeneration", "<|image_pad|>"),
     "qwen2_5_vl": Case(tiny_media.make_qwen25_vl, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
 }
 SETTINGS: dict[str, Any] = {
@@ -53,6 +66,7 @@ SETTINGS: dict[str, Any] = {
 def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
     """`transformers` needs torchvision for them, and octavo reads none."""
     leave_out_videos(monkeypatch.setattr)
+    allow_pixtral(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("name", CASES)

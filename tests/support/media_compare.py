@@ -10,6 +10,8 @@ from tiny_media import picture
 from octavo import LLM, SamplingParams
 from octavo.frontend.outputs import RequestOutput
 
+_OF_TEXT = {"attention_mask": 1, "token_type_ids": 0, "mm_token_type_ids": 0}
+"""What processors say of each token of text."""
 GREEDY = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, logprobs=2)
 
 
@@ -40,16 +42,13 @@ def compare(llm: LLM, path: Path, kind: Any, prompts: list[dict[str, Any]]) -> N
         length = inputs.input_ids.shape[1]
         assert output.prompt_token_ids == inputs.input_ids[0].tolist()
         assert output.prompt == one["prompt"]
-        expected = model.generate(
-            **inputs,
-            max_new_tokens=6,
-            do_sample=False,
-            eos_token_id=None,
-            return_dict_in_generate=True,
-            output_logits=True,
-        )
-        tokens = expected.sequences[0, length:].tolist()
-        assert output.outputs[0].token_ids == tokens
-        logprobs = torch.cat(expected.logits).log_softmax(dim=-1)
+        tokens = output.outputs[0].token_ids
+        for name, more in (("input_ids", tokens), *((name, [value] * len(tokens)) for name, value in _OF_TEXT.items())):
+            if name in inputs:
+                inputs[name] = torch.cat([inputs[name], torch.tensor([more])], dim=1)
+        # Not `generate`: it counts on from the last position of an image at the end on each axis (M-RoPE).
+        with torch.inference_mode():
+            logprobs = model(**inputs).logits[0, length - 1 : -1].log_softmax(dim=-1)
+        assert logprobs.argmax(dim=-1).tolist() == tokens
         for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=True):
             assert abs(float(row[token]) - reported[token].logprob) < 1e-4

@@ -42,9 +42,11 @@ class MediaEncoder:
     ) -> None:
         self._attended = attended
         self._tower, self._forward, self._block_size = tower, forward, block_size
-        self._projector: Projector | None = None
-        if tower.merged is not None:
-            self._projector = Projector(tower, tower.merged, tower.width, num_threads)
+        self._projectors: list[Projector] = []
+        """The first makes rows of prompts, the others those that come beside them."""
+        if (merged := tower.merged) is not None:
+            projects = [merged.project, *merged.deeper]
+            self._projectors = [Projector(tower, merged.num_merged, one, num_threads) for one in projects]
         self._results: dict[bytes, Tensor] = {}
         """Rows by digest, in the type of the model."""
 
@@ -93,7 +95,8 @@ class MediaEncoder:
             if self._attended is not None:
                 self._attended.put(item.digest, np.concatenate(parts))
                 continue
-            rows = torch.from_numpy(np.concatenate(parts)).to(self._tower.dtype)
+            arranged = self._tower.arrange(np.concatenate(parts), item.tensors)
+            rows = torch.from_numpy(arranged).to(self._tower.dtype)
             if len(rows) != item.num_rows:
                 raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
             self._results[item.digest] = rows
@@ -137,10 +140,13 @@ class MediaEncoder:
         self._forward.run(inputs)
         starts = np.concatenate(([0], lengths.cumsum()))
         chosen = [start + one.chosen_R for start, one in zip(starts, sequences, strict=False)]
-        rows: Floats = self._forward.logits(np.concatenate(chosen)).numpy().copy()
+        rows: Floats = self._forward.logits(chosen_R := np.concatenate(chosen)).numpy().copy()
         lengths = np.array([len(one) for one in chosen])
-        if self._projector is not None and self._tower.merged is not None:
-            rows, lengths = self._projector(rows), lengths // self._tower.merged.num_merged
+        if self._tower.merged is not None:
+            features = self._forward.features if self._tower.features else ()
+            deeper = [one[torch.from_numpy(chosen_R)].float().numpy() for one in features]
+            projected = [project(one) for project, one in zip(self._projectors, [rows, *deeper], strict=True)]
+            rows, lengths = np.concatenate(projected, axis=1), lengths // self._tower.merged.num_merged
         return np.split(rows, lengths.cumsum()[:-1])
 
     def _blocks_of(self, lengths: Ints) -> tuple[Ints, npt.NDArray[np.int32]]:

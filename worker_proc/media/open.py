@@ -39,7 +39,8 @@ def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
     if model.cross_cache is not None:
         kept_bytes = model.cross_cache.num_bytes
     else:
-        kept_bytes = config.media.encoder_cache_tokens * config.model.embedding_width * model.dtype.itemsize
+        row_bytes = (1 + config.num_deeper_rows) * config.model.embedding_width * model.dtype.itemsize
+        kept_bytes = config.media.encoder_cache_tokens * row_bytes
     run_bytes = measure_steps(tower, device, own).activation_bytes if tower.library else tower.weights_bytes
     return kept_bytes + run_bytes
 

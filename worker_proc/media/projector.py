@@ -1,5 +1,7 @@
 """`Projector`: the last layers of an encoder, which read several rows of its tower at once. Knows no attention."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -13,7 +15,7 @@ from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.worker_proc.batch.step_arguments import address
-from octavo.worker_proc.models.vision.tower import Floats, MergedProjection, VisionTower
+from octavo.worker_proc.models.vision.tower import Floats, VisionTower
 
 
 class Projector:
@@ -21,33 +23,35 @@ class Projector:
 
     Args:
         tower: with its weights.
-        merged: its projection.
-        width: of the tower's results.
+        num_merged: rows of the tower that are read at once.
+        project: makes a row of the prompt of them.
         num_threads: most threads of a run.
     """
 
-    def __init__(self, tower: VisionTower, merged: MergedProjection, width: int, num_threads: int) -> None:
-        self._merged, self._dtype = merged, tower.dtype
+    def __init__(
+        self, tower: VisionTower, num_merged: int, project: Callable[[Tensor], Tensor], num_threads: int
+    ) -> None:
+        self._num_merged, self._compute, self._dtype = num_merged, project, tower.dtype
         self._program: Program | None = None
         if tower.library is None:
             return
-        self._max_rows, own_width = -(-tower.max_rows // merged.num_merged), width * merged.num_merged
+        self._max_rows, own_width = -(-tower.max_rows // num_merged), tower.width * num_merged
         num_bytes = self._max_rows * own_width * torch.float32.itemsize
         self._inputs_XD = allocate(num_bytes)[:num_bytes].view(torch.float32).view(self._max_rows, own_width)
         recorder = ProgramRecorder(tower.dtype)
         rows = all_given_rows(as_tensor(recorder.token_ids), self._inputs_XD)
-        result = value_of(merged.project(rows).float())
+        result = value_of(project(rows).float())
         self._program = Program(tower.library, fuse(recorder.nodes, [result]), [result], self._max_rows)
         self._threads = ThreadPolicy(tower.library, num_threads)
 
     def __call__(self, results_TD: Floats) -> Floats:
         """Return a row of the prompt for each group of the tower's results; T is at most that of a run."""
-        rows = torch.from_numpy(results_TD).reshape(len(results_TD) // self._merged.num_merged, -1)
+        rows = torch.from_numpy(results_TD).reshape(len(results_TD) // self._num_merged, -1)
         return self._project(rows).float().numpy().copy()
 
     def _project(self, rows_RD: Tensor) -> Tensor:
         if self._program is None:
-            return self._merged.project(rows_RD.to(self._dtype))
+            return self._compute(rows_RD.to(self._dtype))
         num_rows = len(rows_RD)
         self._inputs_XD[:num_rows] = rows_RD
         token_ids_R = np.zeros(num_rows, dtype=np.int64)

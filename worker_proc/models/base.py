@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
+from octavo.kernels.given_rows import all_given_rows
 from octavo.kernels.linear import Packer
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.native.library import NativeLibrary
@@ -79,6 +80,21 @@ class Layer(Protocol):
 
     def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
         """Return the residual stream after this layer."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeeperLayer:
+    """A layer whose results get further rows of images (DeepStack)."""
+
+    layer: Layer
+    rows_XD: Tensor
+    """Of the step; zeros for tokens of text."""
+
+    def __call__(self, residual: Residual, tables: Tables, attention: Attention) -> Residual:
+        """See `octavo.worker_proc.models.base.Layer`."""
+        residual = self.layer(residual, tables, attention)
+        added_TD = all_given_rows(residual.hidden_TD, self.rows_XD)
+        return replace(residual, hidden_TD=residual.hidden_TD + added_TD)
 
 
 class CrossLayer(Protocol):
@@ -176,8 +192,12 @@ class Model(ABC):
     def prepare(self, max_model_len: int) -> None:
         """Compute the tables that requests of up to `max_model_len` tokens need."""
 
-    def take_given_rows(self, max_rows: int) -> None:
-        """Let requests give rows in place of token embeddings, up to so many in a step: before it is recorded.
+    def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
+        """Let requests give rows in place of token embeddings: before a step is recorded.
+
+        Args:
+            max_rows: of a step.
+            num_deeper: see `GivenRows`.
 
         Raises:
             ConfigError: this model cannot.
@@ -250,10 +270,19 @@ class LayeredModel(Model):
     """All of them; the weights of those of other stages are missing."""
     _embedding: TokenEmbedding
 
-    def take_given_rows(self, max_rows: int) -> None:
+    def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
         """See `Model.take_given_rows`; the first stage alone has embeddings."""
-        if self.stage.is_first:
-            self.given_rows = GivenRows(max_rows, self._embedding.table_VD.shape[1], self.dtype, self.device)
+        if not self.stage.is_first:
+            return
+        if num_deeper > len(self.stage.layers):
+            raise ConfigError(
+                f"the first {num_deeper} layers read rows of images, and the first stage has {len(self.stage.layers)}",
+                hint="use a smaller --pipeline-parallel-size",
+            )
+        width = self._embedding.table_VD.shape[1]
+        self.given_rows = GivenRows(max_rows, width, self.dtype, self.device, num_deeper)
+        deeper = map(DeeperLayer, self.layers, self.given_rows.deeper_LXD)
+        self.layers = [*deeper, *self.layers[num_deeper:]]
 
     def with_given_rows(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor:
         """Return what a model looked up for its tokens, with the rows that requests give instead."""

@@ -1,4 +1,4 @@
-"""Hidden states of a model that a head reads: recorded and computed for every row of a step, if there is a head."""
+"""Hidden states of a model that a head or a projector reads: recorded and computed for every row of a step."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,26 +6,26 @@ from torch import Tensor
 
 
 class Features:
-    """What a model passes on to its head.
+    """What a model passes on beside its hidden states.
 
     Args:
         layers: the residual stream before these layers is passed on, the number of layers standing for the end; ():
             the hidden states after the final norm are.
-        combine: makes one row of these, for each row of a step.
+        combine: makes one row of these, for each row of a step; None: each is passed on.
     """
 
     def __init__(self, layers: Sequence[int] = (), combine: Callable[[list[Tensor]], Tensor] | None = None) -> None:
         self.layers = frozenset(layers)
         self._combine = combine
         self._taken: list[Tensor] = []
-        self.rows_TD: Tensor | None = None
-        """Of the latest `forward`."""
+        self.results: list[Tensor] = []
+        """Of the latest `forward`, each with a row for each row of the step."""
 
     def take(self, x_TD: Tensor) -> None:
         """Take the residual stream before one of `layers`, in their order."""
         self._taken.append(x_TD)
 
     def finish(self, hidden_TD: Tensor) -> None:
-        """Make `rows_TD`, given the hidden states after the final norm."""
+        """Make `results`, given the hidden states after the final norm."""
         taken, self._taken = self._taken, []
-        self.rows_TD = self._combine(taken) if self._combine is not None else hidden_TD
+        self.results = [self._combine(taken)] if self._combine is not None else taken or [hidden_TD]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from octavo.kernels.given_rows import take_given_rows
 from octavo.kernels.native.memory import allocate
-from octavo.worker_proc.batch.inputs import GivenInputs
+from octavo.worker_proc.batch.inputs import GivenInputs, Ints
 from octavo.worker_proc.device.stream import Stream
 
 
@@ -18,27 +18,46 @@ class GivenRows:
         width: of a row.
         dtype: of the model.
         device: of the model.
+        num_deeper: how many further rows come beside each one, to be added after as many first layers (DeepStack).
     """
 
-    def __init__(self, max_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, max_rows: int, width: int, dtype: torch.dtype, device: torch.device, num_deeper: int = 0
+    ) -> None:
         num_bytes = max_rows * width * dtype.itemsize
         on_host = device.type == "cpu"  # where only the rows that are ever used take memory
         memory_B = allocate(num_bytes) if on_host else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.rows_XD = memory_B[:num_bytes].view(dtype).view(max_rows, width)
+        self.deeper_LXD = torch.zeros(num_deeper, max_rows, width)
+        """Zeros where no row is given. In float32, as native programs pass rows on."""
+        self._last_N: Ints = np.empty(0, dtype=np.int64)
+        """Rows of `deeper_LXD` that are not zeros."""
 
     @property
     def num_bytes(self) -> int:
         """Bytes of all rows."""
-        return self.rows_XD.nbytes
+        return self.rows_XD.nbytes + self.deeper_LXD.nbytes
 
     def replace(self, x_TD: Tensor, token_ids_T: Tensor) -> Tensor:
         """Return the rows of `x`, or where the token id says so those that are given."""
         return take_given_rows(x_TD, token_ids_T, self.rows_XD)
 
-    def put(self, given: GivenInputs) -> None:
-        """Take the rows of the next step, on the host."""
+    def put(self, given: GivenInputs | None) -> None:
+        """Take the rows of the next step, on the host; None: it has none."""
+        if len(self._last_N):
+            self.deeper_LXD[:, torch.from_numpy(self._last_N)] = 0.0
+            self._last_N = self._last_N[:0]
+        if given is None:
+            return
         rows_NB = np.frombuffer(given.data, dtype=np.uint8).reshape(len(given.indices_N), -1)
-        self.rows_XD.view(torch.uint8).numpy()[given.indices_N] = rows_NB
+        num_deeper, _, width = self.deeper_LXD.shape
+        own_NB, deeper_NB = np.split(rows_NB, [width * self.rows_XD.itemsize], axis=1)
+        self.rows_XD.view(torch.uint8).numpy()[given.indices_N] = own_NB
+        if num_deeper:
+            deeper_ND = torch.from_numpy(np.ascontiguousarray(deeper_NB)).view(self.rows_XD.dtype)
+            deeper_NLD = deeper_ND.view(-1, num_deeper, width).float()
+            self.deeper_LXD[:, torch.from_numpy(given.indices_N)] = deeper_NLD.transpose(0, 1)
+            self._last_N = given.indices_N
 
     def send(self, given: GivenInputs, stream: Stream) -> None:
         """Copy the rows of the next step to the device, after the work before."""

@@ -50,8 +50,9 @@ class Forward(Protocol):
         """
 
     @property
-    def features_TD(self) -> Tensor:
-        """What a head reads of the last step, a row for each of its rows at least; overwritten by the next one."""
+    def features(self) -> Sequence[Tensor]:
+        """See `Features` of the last step: matrices TD with a row for each of its rows at least; overwritten by the
+        next one."""
 
     def choose_threads(self, work: int) -> int:
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""

@@ -81,7 +81,7 @@ class HeadDrafter:
         counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
         rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
-        self._run(entries.slots_R, starts_R, counts_R, self._model_forward.features_TD[torch.from_numpy(rows_T)], None)
+        self._run(entries.slots_R, starts_R, counts_R, self._model_forward.features[0][torch.from_numpy(rows_T)], None)
         if not num_drafts or not len(sampled_E):
             return []
         slots_E, next_E = entries.slots_R[sampled_E], (starts_R + counts_R)[sampled_E]
@@ -108,7 +108,7 @@ class HeadDrafter:
             is_next_E = (tokens_E >= 0) & (next_E < ends_E)
             if index + 1 == num_drafts or not is_next_E.any():
                 break
-            features_ED = self._forward.features_TD[torch.from_numpy(rows_E[is_next_E])]
+            features_ED = self._forward.features[0][torch.from_numpy(rows_E[is_next_E])]
             slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
             self._run(slots_E, next_E, np.ones_like(slots_E), features_ED, tokens_E)
             next_E, rows_E = next_E + 1, np.arange(len(slots_E))

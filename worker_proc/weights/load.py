@@ -105,7 +105,7 @@ def load_model(
         model.tower = load_tower(config, model)
         model.cross_cache = _cross_cache(config, model)
         if config.takes_rows:
-            model.take_given_rows(config.max_num_batched_tokens)
+            model.take_given_rows(config.max_num_batched_tokens, config.num_deeper_rows)
         return model
     except (RuntimeError, MemoryError) as error:
         is_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError) or _TORCH_ALLOCATOR in str(error)

@@ -187,9 +187,9 @@ class DecoderModel(LayeredModel):
         """Whose angles the layers use."""
         return self._rotaries
 
-    def take_given_rows(self, max_rows: int) -> None:
+    def take_given_rows(self, max_rows: int, num_deeper: int = 0) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`; grids of images come with rows."""
-        super().take_given_rows(max_rows)
+        super().take_given_rows(max_rows, num_deeper)
         for rotary in self._rotaries:
             if isinstance(rotary, AxisRotary):
                 self.step_angles = rotary

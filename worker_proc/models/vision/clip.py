@@ -1,8 +1,7 @@
 """The towers of CLIP and SigLIP: learned positions, norms before blocks; CLIP has a class token before the patches."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from torch import Tensor
 from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError, ProtocolError
-from octavo.protocol.media import MediaTensor
+from octavo.worker_proc.models.base import Norm
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
@@ -20,8 +19,9 @@ from octavo.worker_proc.models.layers.decoder import PreNormLayer
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
+from octavo.worker_proc.models.layers.row_norms import RowNorms
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.models.vision.tower import Patches, array_of, square_patches
+from octavo.worker_proc.models.vision.tower import Floats, Patches, square_patches
 
 _NAMES = {
     r"^encoder\.layers\.": "layers.",
@@ -86,6 +86,11 @@ class ClipConfig:
         return read
 
     @property
+    def side(self) -> int:
+        """Patches on each side of a picture."""
+        return self.image_size // self.patch_size
+
+    @property
     def patch_width(self) -> int:
         """Numbers of a patch."""
         return self.num_channels * self.patch_size**2
@@ -93,7 +98,7 @@ class ClipConfig:
     @property
     def num_positions(self) -> int:
         """Patches of an image of the tower's size, and the class token."""
-        return (self.image_size // self.patch_size) ** 2 + self.has_class_token
+        return self.side**2 + self.has_class_token
 
     @property
     def shape(self) -> AttentionShape:
@@ -101,19 +106,22 @@ class ClipConfig:
         head_dim = self.width // self.num_heads
         return AttentionShape(self.num_heads, self.num_heads, head_dim, head_dim**-0.5, is_causal=False)
 
-    def patches(self, tensors: Mapping[str, MediaTensor], *, has_class: bool) -> list[Patches]:
-        """Return the sequence of an image: a row of zeros for the class token, and its patches.
+    def sequence(self, pixels_CHW: Floats, *, first: int) -> Patches:
+        """Return a sequence: a row of zeros for the class token, if there is one, and the patches of a picture.
+
+        Args:
+            pixels_CHW: of the tower's size.
+            first: position from which on results are rows of the prompt.
 
         Raises:
-            ProtocolError: the image has another size.
+            ProtocolError: the picture has another size.
         """
-        (pixels_CHW, *others) = array_of(tensors, "pixel_values", np.float32, 4)
         size = self.num_channels, self.image_size, self.image_size
-        if others or pixels_CHW.shape != size:
+        if pixels_CHW.shape != size:
             raise ProtocolError(f"pixel_values of shape {pixels_CHW.shape} for a tower of {size}")
         rows_TP = np.zeros((self.num_positions, self.patch_width), dtype=np.float32)
-        rows_TP[1:] = square_patches(pixels_CHW, self.patch_size)
-        return [Patches(rows_TP, np.arange(self.num_positions), np.arange(0 if has_class else 1, self.num_positions))]
+        rows_TP[int(self.has_class_token) :] = square_patches(pixels_CHW, self.patch_size)
+        return Patches(rows_TP, np.arange(self.num_positions), np.arange(first, self.num_positions))
 
 
 def clip_rules() -> list[Rule]:
@@ -137,6 +145,13 @@ CLIP_DEFAULTS = {
     "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5,
 }
+SIGLIP_DEFAULTS = {
+    **CLIP_DEFAULTS,
+    "image_size": 224,
+    "patch_size": 16,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
 """What `transformers` leaves out of files."""
 
 
@@ -155,14 +170,24 @@ class SiglipEmbedding:
 class ClipEmbedding:
     """Patches through a linear layer, plus positions. The first position has the class token.
 
-    Its patch is zeros, so that the linear layer, which has no bias, adds nothing to it.
+    Its patch is zeros, so that the linear layer, which has no bias, adds nothing to it. The bias of InternVL's layer is
+    in the positions of patches.
+
+    Args:
+        parameters: of the tower.
+        config: of the tower.
+        has_bias: of patches.
+        has_norm: whether a norm follows.
     """
 
-    def __init__(self, parameters: Parameters, config: ClipConfig) -> None:
+    def __init__(
+        self, parameters: Parameters, config: ClipConfig, *, has_bias: bool = False, has_norm: bool = True
+    ) -> None:
         self._patch = Linear.new(parameters, "patch_embedding", config.patch_width, config.width, bias=False)
         self._class_D = parameters.new("class_embedding", config.width)
         self._positions_LD = parameters.new("position_embedding.weight", config.num_positions, config.width)
-        self._norm = LayerNorm.new(parameters, "pre_norm", config.width, config.eps)
+        self._bias_D = parameters.new("patch_embedding.bias", config.width) if has_bias else None
+        self._norm = LayerNorm.new(parameters, "pre_norm", config.width, config.eps) if has_norm else None
         self._table_LD: Tensor | None = None
 
     def __call__(self, patches_TP: Tensor, positions_T: Tensor) -> Tensor:
@@ -170,12 +195,32 @@ class ClipEmbedding:
         if self._table_LD is None:
             self._table_LD = self._positions_LD.clone()
             self._table_LD[0] += self._class_D
-        return self._norm(self._patch(patches_TP) + embedding(positions_T, self._table_LD))
+            if self._bias_D is not None:
+                self._table_LD[1:] += self._bias_D
+        rows_TD = self._patch(patches_TP) + embedding(positions_T, self._table_LD)
+        return rows_TD if self._norm is None else self._norm(rows_TD)
 
 
-def clip_layers(parameters: Parameters, config: ClipConfig, num_layers: int) -> list[PreNormLayer]:
-    """Make the first layers of the tower."""
-    norm = partial(LayerNorm.new, parameters, width=config.width, eps=config.eps)
+def clip_layers(
+    parameters: Parameters,
+    config: ClipConfig,
+    num_layers: int,
+    *,
+    norm: Callable[[str], Norm] | None = None,
+    has_qkv_bias: bool = True,
+    row_norms: Callable[[str], RowNorms] | None = None,
+) -> list[PreNormLayer]:
+    """Make the first layers of the tower.
+
+    Args:
+        parameters: of the tower.
+        config: of the tower.
+        num_layers: how many.
+        norm: makes one before a block by its name; None: a layer norm.
+        has_qkv_bias: of queries, keys and values.
+        row_norms: makes those of queries and keys by the name of their block; None: there are none.
+    """
+    norm = norm or (lambda name: LayerNorm.new(parameters, name, config.width, config.eps))
 
     def layer(index: int) -> PreNormLayer:
         name = f"layers.{index}"
@@ -186,8 +231,9 @@ def clip_layers(parameters: Parameters, config: ClipConfig, num_layers: int) -> 
             config.shape,
             config.width,
             rotary=None,
-            has_qkv_bias=True,
+            has_qkv_bias=has_qkv_bias,
             has_output_bias=True,
+            row_norms=row_norms(f"{name}.self_attn") if row_norms else None,
         )
         mlp = Mlp(
             parameters, f"{name}.mlp", config.width, config.inner_width, activation=config.activation, has_bias=True

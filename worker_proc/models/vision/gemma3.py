@@ -16,26 +16,17 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
 from octavo.worker_proc.models.layers.linear import Linear
 from octavo.worker_proc.models.layers.norm import LayerNorm, RMSNorm
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.models.vision.clip import ClipConfig, SiglipEmbedding, clip_layers, clip_rules
+from octavo.worker_proc.models.vision.clip import SIGLIP_DEFAULTS, ClipConfig, SiglipEmbedding, clip_layers, clip_rules
 from octavo.worker_proc.models.vision.tower import (
     MergedProjection,
     Patches,
     TowerSpec,
     VisionTower,
     array_of,
+    order_by_square,
     square_patches,
 )
 
-_DEFAULTS = {
-    "hidden_size": 768,
-    "intermediate_size": 3072,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "image_size": 224,
-    "patch_size": 16,
-    "hidden_act": "gelu_pytorch_tanh",
-    "layer_norm_eps": 1e-6,
-}
 _READ_ELSEWHERE = (
     *("text_config", "vision_config", "image_token_index", "image_token_id", "boi_token_index", "eoi_token_index"),
     *("boi_token_id", "eoi_token_id", "tie_word_embeddings", "eos_token_id"),
@@ -55,9 +46,7 @@ class Gemma3Tower(VisionTower):
         size = self.clip.num_channels, self.clip.image_size, self.clip.image_size
         if pixels_NCHW.shape[1:] != size:
             raise ProtocolError(f"pixel_values of shape {pixels_NCHW.shape} for a tower of {size}")
-        inner = self.clip.image_size // self.clip.patch_size // self.side
-        places = np.arange(self.clip.num_positions).reshape(inner, self.side, inner, self.side)
-        order_T, all_T = places.transpose(0, 2, 1, 3).ravel(), np.arange(self.clip.num_positions)
+        order_T, all_T = order_by_square(self.clip.side, self.side), np.arange(self.clip.num_positions)
         return [
             Patches(square_patches(pixels_CHW, self.clip.patch_size)[order_T], order_T, all_T)
             for pixels_CHW in pixels_NCHW
@@ -72,10 +61,10 @@ def build(spec: TowerSpec) -> Gemma3Tower:
     """
     config = CheckedConfig(spec.facts.hf_config)
     ignore(config, *_READ_ELSEWHERE)
-    clip = ClipConfig.read(config["vision_config"], _DEFAULTS, has_class_token=False)
+    clip = ClipConfig.read(config["vision_config"], SIGLIP_DEFAULTS, has_class_token=False)
     num_rows = optional(config, "mm_tokens_per_image", 256)
     config.reject_unread(spec.facts.architecture)
-    inner, patches_on_side = int(num_rows**0.5), clip.image_size // clip.patch_size
+    inner, patches_on_side = int(num_rows**0.5), clip.side
     if inner**2 != num_rows or patches_on_side % inner:
         raise ConfigError(f"config.json: {patches_on_side}^2 patches of an image are not {num_rows} squares")
     side = patches_on_side // inner

@@ -19,6 +19,7 @@ from octavo.worker_proc.models.vision.tower import (
     TowerSpec,
     VisionTower,
     array_of,
+    order_by_square,
     square_patches,
 )
 
@@ -52,8 +53,7 @@ class Idefics3Tower(VisionTower):
             raise ProtocolError(f"tiles of shape {tiles_NCHW.shape} for squares of {self.scale} patches")
         if not array_of(tensors, "pixel_attention_mask", np.int64, 4).all():
             raise ProtocolError("tiles of one image are not padded")
-        inner = side // self.scale
-        order_T = np.arange(side * side).reshape(inner, self.scale, inner, self.scale).transpose(0, 2, 1, 3).ravel()
+        order_T = order_by_square(side, self.scale)
         positions_T, all_T = self._positions(side)[order_T], np.arange(side * side)
         return [
             Patches(square_patches(tile_CHW, self.clip.patch_size)[order_T], positions_T, all_T)
@@ -65,7 +65,7 @@ class Idefics3Tower(VisionTower):
 
         The table is that of another resolution; fractions are compared in float32, as the model was trained.
         """
-        whole = self.clip.image_size // self.clip.patch_size
+        whole = self.clip.side
         boundaries = torch.arange(1 / whole, 1.0, 1 / whole)
         fractions = torch.arange(side, dtype=torch.float32) * (1.0 / torch.tensor(side))
         places = torch.bucketize(fractions.clamp(max=1.0 - 1e-6), boundaries, right=True)
@@ -84,7 +84,7 @@ def build(spec: TowerSpec) -> Idefics3Tower:
     clip = ClipConfig.read(config["vision_config"], _DEFAULTS, has_class_token=False, unused=_UNUSED)
     scale = optional(config, "scale_factor", 2)
     config.reject_unread(spec.facts.architecture)
-    if clip.image_size // clip.patch_size % scale:
+    if clip.side % scale:
         raise ConfigError(f"config.json: a scale_factor of {scale} does not divide the patches of an image")
     prefixes = [f"{outer}{inner}." for outer in ("", "model.") for inner in ("vision_model", "connector")]
     parameters = Parameters(spec.placement, prefixes=prefixes, ignored=[r"position_ids$"], rules=clip_rules())

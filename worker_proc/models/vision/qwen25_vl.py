@@ -22,9 +22,8 @@ from octavo.worker_proc.models.vision.qwen_vl import (
     assemble,
     check_width,
     patches_and_grid,
-    theta_of,
 )
-from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MIN_RUN_ROWS, Patches, TowerSpec
+from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MIN_RUN_ROWS, Patches, TowerSpec, theta_of
 
 
 class WindowedTower(QwenTower):

@@ -14,6 +14,7 @@ from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.models.base import Norm
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed, split_rows, stacked_qkv
+from octavo.worker_proc.models.features import Features
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
@@ -29,6 +30,8 @@ from octavo.worker_proc.models.vision.tower import (
     TowerSpec,
     VisionTower,
     array_of,
+    places_of_patches,
+    theta_of,
 )
 
 EPS = 1e-6
@@ -38,6 +41,8 @@ _NAMES = {
     r"^patch_embed\.proj\.": "patch_embed.",
     r"^merger\.mlp\.0\.": "merger.fc1.",
     r"^merger\.mlp\.2\.": "merger.fc2.",
+    r"\.linear_fc([12])\.": r".fc\1.",
+    r"^merger\.norm\.": "merger.ln_q.",
 }
 _READ_ELSEWHERE = (
     *("text_config", "vision_config", "image_token_id", "video_token_id", "vision_start_token_id"),
@@ -62,6 +67,11 @@ class QwenVisionConfig:
     activation: str
     theta: float
     """Base of the rotary angles."""
+    has_patch_bias: bool = False
+    num_positions: int = 0
+    """Of a square table of learned positions, which are added to patches; 0: there is none."""
+    deeper_layers: tuple[int, ...] = ()
+    """Those whose results are read besides (DeepStack)."""
 
     @classmethod
     def read(cls, section: Mapping[str, Any], spec: TowerSpec) -> "QwenVisionConfig":
@@ -137,19 +147,6 @@ def patches_and_grid(tensors: Mapping[str, MediaTensor], merge_size: int) -> tup
     return rows_TP, [frames, height, width]
 
 
-def places_of_patches(height: int, width: int, merge_size: int) -> Ints:
-    """Return the row and the column of each patch of a frame, whose squares are row by row: shape 2T."""
-    places = np.indices((height, width)).reshape(2, height // merge_size, merge_size, -1, merge_size)
-    in_order: Ints = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
-    return in_order
-
-
-def theta_of(config: CheckedConfig) -> float:
-    """Return the base of the rotary angles."""
-    rope: dict[str, Any] = optional(config, "rope_parameters", {})
-    return float(rope.get("rope_theta", 10000.0))
-
-
 def check_width(width: int, spec: TowerSpec) -> None:
     """Check the width of the tower's results.
 
@@ -194,8 +191,16 @@ def assemble(
     rows = stacked_qkv(own.num_heads, own.num_heads, own.head_dim)
     rules: list[Rule] = [renamed(_NAMES), split_rows("qkv", rows), _flat_patches]
     parameters = Parameters(spec.placement, prefixes=["visual.", "model.visual."], rules=rules)
-    patch = Linear.new(parameters, "patch_embed", own.patch_width, own.width, bias=False)
+    patch = Linear.new(parameters, "patch_embed", own.patch_width, own.width, bias=own.has_patch_bias)
     merged_width = own.width * own.merge_size**2
+
+    def merger(name: str) -> Mlp:
+        sizes = merged_width, merged_width
+        return Mlp(parameters, name, *sizes, num_outputs=spec.width, activation="gelu", has_bias=True)
+
+    def deeper_merger(name: str) -> Callable[[Tensor], Tensor]:
+        deeper_norm, project = LayerNorm.new(parameters, f"{name}.norm", merged_width, EPS), merger(name)
+        return lambda rows: project(deeper_norm(rows))
 
     tower = kind(
         parameters,
@@ -209,19 +214,14 @@ def assemble(
         library=spec.library,
         merged=MergedProjection(
             own.merge_size**2,
-            Mlp(
-                parameters,
-                "merger",
-                merged_width,
-                merged_width,
-                num_outputs=spec.width,
-                activation="gelu",
-                has_bias=True,
-            ),
+            merger("merger"),
+            [deeper_merger(f"deepstack_merger_list.{index}") for index in range(len(own.deeper_layers))],
         ),
         max_parts=max_parts,
-        table_widths=[own.head_dim // 2] * 2,
+        table_widths=[own.head_dim // 2] * 2 + [own.width] * (own.num_positions > 0),
     )
+    if own.deeper_layers:
+        tower.features = Features([layer + 1 for layer in own.deeper_layers])
     tower.merge_size = own.merge_size
     tower.rotary = Rotary.of(own.theta, own.head_dim // 4)
     return tower

@@ -10,9 +10,15 @@ _AUDIO = {"WhisperForConditionalGeneration": "whisper"}
 TOWERS = {
     "Gemma3ForConditionalGeneration": "gemma3",
     "Idefics3ForConditionalGeneration": "idefics3",
+    "InternVLForConditionalGeneration": "internvl",
     "LlavaForConditionalGeneration": "llava",
+    "LlavaNextForConditionalGeneration": "llava_next",
+    "LlavaOnevisionForConditionalGeneration": "llava_next",
+    "Mistral3ForConditionalGeneration": "pixtral",
     "Qwen2VLForConditionalGeneration": "qwen_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen25_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "qwen3_vl",
     "SmolVLMForConditionalGeneration": "idefics3",
 }
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""

@@ -23,6 +23,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.models.base import Layer, LayeredModel, Residual, Tables
+from octavo.worker_proc.models.hf_config import CheckedConfig, optional
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -67,6 +68,9 @@ class MergedProjection:
     num_merged: int
     project: Callable[[Tensor], Tensor]
     """From `num_merged` results of the tower side by side to a row of the prompt."""
+    deeper: Sequence[Callable[[Tensor], Tensor]] = ()
+    """The same from each of `VisionTower.features` to a further row, which the language model adds after one of its
+    first layers (DeepStack)."""
 
 
 class VisionTower(LayeredModel):
@@ -121,6 +125,10 @@ class VisionTower(LayeredModel):
         Raises:
             ProtocolError: these are not tensors of the model's processor.
         """
+
+    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+        """Return the rows of the prompt of an image, made of those of all its sequences one after the other."""
+        return rows_RD
 
     def put(self, sequences: Sequence[Patches]) -> None:
         """Take the patches of the next run, which reads them row by row."""
@@ -184,3 +192,23 @@ def square_patches(pixels_CHW: Floats, size: int) -> Floats:
     cut = pixels_CHW[:, : rows * size, : columns * size].reshape(channels, rows, size, columns, size)
     patches: Floats = np.ascontiguousarray(cut.transpose(1, 3, 0, 2, 4)).reshape(rows * columns, -1)
     return patches
+
+
+def places_of_patches(height: int, width: int, merge_size: int) -> Ints:
+    """Return the row and the column of each patch of a frame, whose squares are row by row: shape 2T."""
+    places = np.indices((height, width)).reshape(2, height // merge_size, merge_size, -1, merge_size)
+    in_order: Ints = places.transpose(0, 1, 3, 2, 4).reshape(2, -1)
+    return in_order
+
+
+def order_by_square(side: int, merge_size: int) -> Ints:
+    """Return the patches of a square picture, by their numbers row by row, square by square."""
+    rows_T, columns_T = places_of_patches(side, side, merge_size)
+    order_T: Ints = rows_T * side + columns_T
+    return order_T
+
+
+def theta_of(config: CheckedConfig) -> float:
+    """Return the base of the rotary angles."""
+    rope: dict[str, Any] = optional(config, "rope_parameters", {})
+    return float(rope.get("rope_theta", 10000.0))

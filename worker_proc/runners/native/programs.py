@@ -51,7 +51,7 @@ class NativePrograms:
         self._parts: tuple[Program, ...] = ()
         """`layers`, and `head` if there is one; empty while there is no model."""
         self._logits_RV: Tensor | None = None
-        self._features_TD: Tensor | None = None
+        self._features: Sequence[Tensor] = ()
         self._record(model)
 
     def _record(self, model: Model) -> None:
@@ -78,11 +78,10 @@ class NativePrograms:
             self._parts = (Program(library, fuse(recorder.nodes, []), [], bounds.max_rows),)
             return
         logits = value_of(model.logits(hidden).float())
-        features_TD = None if model.features is None else model.features.rows_TD
-        features = [] if features_TD is None else [value_of(features_TD)]
+        features = [value_of(one_TD) for one_TD in model.features.results] if model.features is not None else []
         halves = split(fuse(recorder.nodes, [logits, *features]), features)
         layers = Program(library, halves.all_rows, [*halves.passed, *features], bounds.max_rows)
-        self._features_TD = layers.results[-1] if features else None
+        self._features = layers.results[len(halves.passed) :]
         chosen = with_gathered_rows(halves, layers.results[: len(halves.passed)], recorder)
         head = Program(library, chosen, [logits], bounds.max_logits)
         self._parts = (layers, head)
@@ -90,7 +89,7 @@ class NativePrograms:
 
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
-        self._parts, self._logits_RV, self._features_TD, self.attention = (), None, None, None
+        self._parts, self._logits_RV, self._features, self.attention = (), None, (), None
         if model is not None:
             self._record(model)
 
@@ -124,7 +123,7 @@ class NativePrograms:
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        if inputs.given is not None and self._given_rows is not None:
+        if self._given_rows is not None:
             self._given_rows.put(inputs.given)
         if inputs.axes_AT is not None and self._step_angles is not None:
             self._step_angles.put(inputs.axes_AT)
@@ -147,10 +146,10 @@ class NativePrograms:
         return self._logits_RV[: len(rows)]
 
     @property
-    def features_TD(self) -> Tensor:
+    def features(self) -> Sequence[Tensor]:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._features_TD is not None, "a model with a head, or a head"
-        return self._features_TD
+        assert self._features, "a model with features"
+        return self._features
 
     def _threads_of_layers(self, num_rows: int) -> int:
         # In lock step the experts here may have the tokens of other engines, whose number is not known yet.

@@ -38,7 +38,7 @@ class TorchForward:
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None, "a step without a model"
-        if inputs.given is not None and self._model.given_rows is not None:
+        if self._model.given_rows is not None:
             self._model.given_rows.put(inputs.given)
         if inputs.axes_AT is not None and self._model.step_angles is not None:
             self._model.step_angles.put(inputs.axes_AT)
@@ -55,11 +55,10 @@ class TorchForward:
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
 
     @property
-    def features_TD(self) -> Tensor:
+    def features(self) -> Sequence[Tensor]:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._model is not None and self._model.features is not None, "a model with a head, or a head"
-        assert self._model.features.rows_TD is not None, "run() comes before"
-        return self._model.features.rows_TD
+        assert self._model is not None and self._model.features is not None, "a model with features"
+        return self._model.features.results
 
     def _set_rows(self, adapters: AdapterInputs | None) -> None:
         if self._model is not None and self._model.adapter_rows is not None:

@@ -1,0 +1,113 @@
+"""LLaVA-NeXT and LLaVA-OneVision: an overview of an image and tiles of it, whose lines end with a learned row."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.protocol.errors import ConfigError, ProtocolError
+from octavo.protocol.media import MediaTensor
+from octavo.worker_proc.models.hf_config import CheckedConfig, optional, required
+from octavo.worker_proc.models.vision.llava import LlavaTower, assemble
+from octavo.worker_proc.models.vision.tower import Floats, Patches, TowerSpec, array_of
+
+Size = tuple[int, int]
+"""Height and width."""
+_MAX_STRETCH = 1.1
+"""An image with fewer times as many rows, on each side, as the limit asks for keeps them all."""
+
+
+class TiledTower(LlavaTower):
+    """The tower with its projector."""
+
+    newline_D: Tensor
+    sizes: Sequence[Size]
+    """Sizes in pixels that images are brought to, whole numbers of tiles each."""
+    max_tiles: int
+    """Rows of more tiles are interpolated; 0: no limit."""
+
+    def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
+        """See `VisionTower.patches`: one sequence for the overview, and one for each tile."""
+        (tiles_NCHW, *others) = array_of(tensors, "pixel_values", np.float32, 5)
+        if others:
+            raise ProtocolError(f"{1 + len(others)} images in place of one")
+        return [self.clip.sequence(tile_CHW, first=self.first) for tile_CHW in tiles_NCHW]
+
+    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+        """See `VisionTower.arrange`: without what shows the margins that were added to the image."""
+        ((height, width),) = array_of(tensors, "image_sizes", np.int64, 2).tolist()
+        side = self.clip.side
+        rows, columns = (pixels // self.clip.image_size for pixels in best_size((height, width), self.sizes))
+        if len(rows_RD) != (1 + rows * columns) * (side**2 + self.clip.has_class_token - self.first):
+            raise ProtocolError(f"{len(rows_RD)} rows of an image of {rows} x {columns} tiles")
+        overview_RD, tiles_RD = np.split(rows_RD, [len(rows_RD) // (1 + rows * columns)])
+        tiles = tiles_RD.reshape(rows, columns, side, side, -1).swapaxes(1, 2)
+        inner = without_margins(tiles.reshape(rows * side, columns * side, -1), (height, width))
+        inner = self._limited(inner)
+        newlines = np.broadcast_to(self.newline_D.float().numpy(), (len(inner), 1, inner.shape[2]))
+        lines = np.concatenate([inner, newlines], axis=1)
+        return np.concatenate([overview_RD, lines.reshape(-1, lines.shape[2])])
+
+    def _limited(self, rows: Floats) -> Floats:
+        """Return rows that lie on a plane, shape (height, width, D), or fewer that are interpolated between them."""
+        if not self.max_tiles:
+            return rows
+        height, width, _ = rows.shape
+        ratio = float((height * width / (self.max_tiles * self.clip.side**2)) ** 0.5)
+        if ratio <= _MAX_STRETCH:
+            return rows
+        planes = torch.from_numpy(np.ascontiguousarray(rows)).permute(2, 0, 1)[None]
+        size = int(height // ratio), int(width // ratio)
+        fewer: Floats = torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).numpy()
+        return fewer
+
+
+def best_size(size: Size, sizes: Sequence[Size]) -> Size:
+    """Return the size that shows most of an image's pixels, with the smallest margins; the first of equal ones."""
+
+    def merits(one: Size) -> tuple[int, int]:
+        scale = min(one[1] / size[1], one[0] / size[0])
+        shown = min(int(size[1] * scale) * int(size[0] * scale), size[0] * size[1])
+        return shown, shown - one[0] * one[1]
+
+    return max(sizes, key=merits)
+
+
+def without_margins(rows: Floats, size: Size) -> Floats:
+    """Return rows of a plane, shape (height, width, D), without those of the margins around an image of some size."""
+    height, width = rows.shape[:2]
+    if size[1] / size[0] > width / height:
+        margin = (height - int(round(size[0] * (width / size[1]), 7))) // 2
+        return rows[margin : height - margin]
+    margin = (width - int(round(size[1] * (height / size[0]), 7))) // 2
+    return rows[:, margin : width - margin]
+
+
+def _sizes(config: CheckedConfig, tile_size: int) -> list[Size]:
+    given: list[Any] = required(config, "image_grid_pinpoints", list)
+    sizes = [(height, width) for height, width in given]
+    if not sizes or any(pixels % tile_size or pixels < tile_size for size in sizes for pixels in size):
+        raise ConfigError(f"config.json: 'image_grid_pinpoints' is {given!r}; expected multiples of {tile_size}")
+    return sizes
+
+
+def build(spec: TowerSpec) -> TiledTower:
+    """Make the tower; its parameters are uninitialized.
+
+    Raises:
+        ConfigError: something in the configuration is not supported.
+    """
+    config = CheckedConfig(spec.facts.hf_config)
+    is_onevision = spec.facts.architecture.startswith("LlavaOnevision")
+    tower = assemble(TiledTower, spec, config, -1 if is_onevision else -2)
+    tower.newline_D = tower.parameters.new("image_newline", spec.width)
+    tower.sizes = _sizes(config, tower.clip.image_size)
+    form = optional(config, "vision_aspect_ratio", "anyres_max_9" if is_onevision else "anyres")
+    limit = form.removeprefix("anyres_max_") if is_onevision else "0"
+    if not limit.isdecimal():
+        raise ConfigError(f"config.json: 'vision_aspect_ratio' is {form!r}; expected anyres_max_ and a number")
+    tower.max_tiles = int(limit)
+    config.reject_unread(spec.facts.architecture)
+    return tower
