@@ -160,6 +160,7 @@ def test_a_processor_that_cannot_be_loaded(path: Path, tmp_path: Path) -> None:
     run(tmp_path, work)
 
 
+# long: one process serves all checks
 def test_prompts(path: Path) -> None:
     """Rows are where the text had its placeholders; errors name the image; memory is counted while a prompt lives."""
 

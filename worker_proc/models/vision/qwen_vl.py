@@ -162,6 +162,7 @@ MakeNorm = Callable[[Parameters, str], Norm]
 MakeMlp = Callable[[Parameters, str], MlpBlock]
 
 
+# long: arguments take a line each
 def assemble(
     kind: type[Tower],
     spec: TowerSpec,
