@@ -68,6 +68,11 @@ class HttpCall:
         return found if isinstance(found, cls) else None
 
     @property
+    def owner(self) -> str | None:
+        """See `Call.owner`."""
+        return None if self.tenant is None else self.tenant.name
+
+    @property
     def priority(self) -> int | None:
         """See `Call`."""
         return None if self.tenant is None else self.tenant.priority

@@ -12,6 +12,7 @@ from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.parts import MediaOptions
 from octavo.frontend.media.wire import Job, Result, Setup
+from octavo.frontend.metrics.call import current_owner
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.media import DIGEST_BYTES
 
@@ -110,8 +111,9 @@ class MediaProcessor:
 
 
 def name_of(uuid: str, options: MediaOptions) -> bytes:
-    """Return the name of an image in all caches, if the caller names it: one for each uuid, salt and processing."""
-    named = msgspec.msgpack.encode([uuid, options.cache_salt, dict(options.processor_kwargs)])
+    """Return the name of an image in all caches, if the caller names it: one for each uuid, tenant, salt and
+    processing. A tenant must not see the images of another one by their uuids."""
+    named = msgspec.msgpack.encode([uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
     return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"uuid").digest()
 
 

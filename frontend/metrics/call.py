@@ -20,6 +20,10 @@ class Call(Protocol):
     def priority(self) -> int | None:
         """The priority of its requests; None: what they ask for."""
 
+    @property
+    def owner(self) -> str | None:
+        """The tenant whose call it is; None: there are none, or it has none."""
+
     def on_finished(self, record: RequestRecord) -> None:
         """A request of this call finished, for whatever reason. Called on the event loop: must not block."""
 
@@ -38,3 +42,9 @@ def effective_priority(asked: int) -> int:
     """Return the priority of a request that asks for one: its tenant's, if that has one."""
     call = CURRENT_CALL.get()
     return asked if call is None or call.priority is None else call.priority
+
+
+def current_owner() -> str | None:
+    """Return the tenant whose call the present task answers; None: it answers none of a tenant."""
+    call = CURRENT_CALL.get()
+    return None if call is None else call.owner

@@ -8,7 +8,8 @@ import struct
 import zlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -22,6 +23,7 @@ from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.prompts import FIELD, MediaPrompts, _pixels_of, sources_of
+from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.text.messages import MessageForm
 from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
@@ -207,7 +209,7 @@ def test_prompts(path: Path) -> None:
             assert found.value.param
 
     async def check_uuids(prompts: MediaPrompts, source: MediaSource, digest: bytes) -> None:
-        """A uuid is in place of the contents, apart for each salt and processing; a known one needs no image."""
+        """A uuid is in place of the contents, apart for each tenant, salt and processing; a known one needs no image."""
 
         async def digest_of(value: Any, uuid: str, *options: Any) -> bytes:
             named = MediaSource(value, "content[1]", uuid)
@@ -223,6 +225,11 @@ def test_prompts(path: Path) -> None:
         for unknown in (("c",), ("a", {}, "another")):
             with pytest.raises(InvalidRequestError, match=r"content\[1\]: .* send the image"):
                 await digest_of(None, *unknown)
+        token = CURRENT_CALL.set(cast(Call, SimpleNamespace(owner="a tenant")))
+        with pytest.raises(InvalidRequestError, match="send the image"):
+            await digest_of(None, "a")
+        assert await digest_of(source.value, "a") not in (first, digest)
+        CURRENT_CALL.reset(token)
 
     asyncio.run(main())
 
