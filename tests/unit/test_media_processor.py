@@ -209,7 +209,7 @@ def test_prompts(path: Path) -> None:
             assert found.value.param
 
     async def check_uuids(prompts: MediaPrompts, source: MediaSource, digest: bytes) -> None:
-        """A uuid is in place of the contents, apart for each tenant, salt and processing; a known one needs no image."""
+        """A uuid replaces the contents, one for each tenant, salt and processing; a known one needs no image."""
 
         async def digest_of(value: Any, uuid: str, *options: Any) -> bytes:
             named = MediaSource(value, "content[1]", uuid)
