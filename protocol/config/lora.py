@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
+from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
 MAX_RANK = 256
@@ -59,11 +60,11 @@ class ResolvedLoRA(Struct, frozen=True, kw_only=True):
     is_fully_sharded: bool = False
 
 
-def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName) -> ResolvedLoRA | None:
+def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) -> ResolvedLoRA | None:
     """Return the settings of an engine with adapters, None for one without.
 
     Raises:
-        ConfigError: settings contradict each other.
+        ConfigError: settings contradict each other, or the model takes no adapters.
     """
     if not config.enable_lora:
         for name in config.__struct_fields__:
@@ -73,6 +74,12 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName) -> ResolvedLoRA | Non
                     f"{name} needs enable_lora", phase="configuration", hint=f"use --enable-lora, or leave out {flag}"
                 )
         return None
+    if facts.media is not None and facts.media.attended_rows:
+        raise ConfigError(
+            f"--enable-lora: {facts.media.architecture} transcribes audio, and octavo has no adapters for it",
+            phase="configuration",
+            hint="leave --enable-lora out, and serve the merged weights",
+        )
     max_loras = config.max_loras or 1
     max_cpu_loras = max_loras if config.max_cpu_loras is None else config.max_cpu_loras
     if max_cpu_loras < max_loras:

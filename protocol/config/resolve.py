@@ -363,7 +363,7 @@ def resolve(
         engine_authorized_clients=config.remote.engine_authorized_clients,
         chat_template=config.model.chat_template,
         enable_prompt_embeds=takes_prompt_embeds(config, facts, dtype, steps.max_num_batched_tokens),
-        lora=resolve_lora(config.lora, dtype),
+        lora=resolve_lora(config.lora, dtype, facts),
         media=resolve_media(
             config.media,
             facts,

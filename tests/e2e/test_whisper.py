@@ -207,6 +207,7 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
         ({"pipeline_parallel_size": 2}, "is 2: cross-attention, which Whisper.* is not divided among workers"),
         ({"tensor_parallel_size": 3}, "is 3: cross-attention"),
         ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one sound takes 50"),
+        ({"enable_lora": True}, "has no adapters for it"),
         ({"limit_mm_per_prompt": {"audio": 0}}, "limit_mm_per_prompt: audio is 0"),
         ({"limit_mm_per_prompt": {"audio": 1, "image": 2}}, "reads no media of kind 'image'"),
     ],
