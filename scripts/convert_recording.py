@@ -1,4 +1,4 @@
-"""The program behind `scripts/convert_recording`: converts a recording of protocol version 2 to version 4.
+"""The program behind `scripts/convert_recording`: converts a recording of protocol version 2 to version 5.
 
 Works on msgpack values, because the versions differ in the positions of values, and the message types of version 2 no
 longer exist.
@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-VERSION = 4
+VERSION = 5
 
 NEW_SETTINGS: dict[str, Any] = {"step_time_target_s": 0.0, "logits_processors": []}
 """Fields added to `ResolvedConfig` since, with the values under which the scheduler behaves as before."""
@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("<I")
 
 
 def convert(recording: bytes) -> bytes:
-    """Return a recording of version 2 in the form of version 4, without a truncated last entry."""
+    """Return a recording of version 2 in the form of version 5, without a truncated last entry."""
     frames = []
     for body in _bodies(recording):
         converted = msgspec.msgpack.encode(_entry(msgspec.msgpack.decode(body)))

@@ -11,7 +11,8 @@ from waiting import join
 
 
 def test_every_stall_is_reported_once_and_the_engine_recovers(model: Path) -> None:
-    with serve(model, "--watchdog-timeout", "1.0", "--served-model-name", "m") as server:
+    # Its own fork server: the watchdog describes the processes below it.
+    with serve(model, "--watchdog-timeout", "1.0", "--served-model-name", "m", is_warm=False) as server:
         server.wait_until_ready()
         for num_stalls, which in enumerate(["octavo.worker_proc", "octavo.core_proc"], 1):
             check_stall(server, which, num_stalls)
