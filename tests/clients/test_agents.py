@@ -93,7 +93,7 @@ def test_agent(model: Path, name: str, tmp_path: Path) -> None:
     workspace, home = tmp_path / "workspace", tmp_path / "home"
     workspace.mkdir()
     home.mkdir()
-    with serve(model, *FLAGS, *TOOLS, environment=variables) as server:
+    with serve(model, *FLAGS, *TOOLS, environment=variables, is_warm=False) as server:
         url = server.wait_until_ready().url
         done = subprocess.run(
             [environment.path / "node_modules" / ".bin" / agent.executable]
