@@ -86,13 +86,20 @@ def check_thread(for_pytest: list[str]) -> bool:
     return _test_sanitized("libtsan.so", SANITIZE_THREADS, [Processor.read().levels()[0].name], options, for_pytest)
 
 
+def _path_of(library: str) -> str:
+    """Return where g++ has a library."""
+    done = subprocess.run(["g++", f"-print-file-name={library}"], capture_output=True, text=True, check=True)
+    return str(Path(done.stdout.strip()).resolve())
+
+
 def _test_sanitized(
     runtime: str, flags: str, levels: list[str], options: dict[str, str], for_pytest: list[str]
 ) -> bool:
     """Run the kernels' tests with a sanitizer, whose runtime Python itself lacks."""
     for level in levels:  # before the runtime is preloaded, which the compiler would run with
         build(Toolchain(compiler="g++", flags=tuple(flags.split())), level)
-    path = subprocess.run(["g++", f"-print-file-name={runtime}"], capture_output=True, text=True, check=True)
+    # torch throws exceptions while it is imported: the runtime must find the function that it replaces.
+    paths = [_path_of(name) for name in (runtime, "libstdc++.so")]
     with tempfile.TemporaryDirectory() as folder:
         # pytest's capture would lose what a sanitizer prints before it ends the process.
         log = f":log_path={folder}/report"
@@ -100,7 +107,7 @@ def _test_sanitized(
             "OCTAVO_TEST_FLAGS": flags,
             "OCTAVO_TEST_CXX": "g++",
             "OCTAVO_TEST_LEVELS": " ".join(levels),
-            "LD_PRELOAD": path.stdout.strip(),
+            "LD_PRELOAD": ":".join(paths),
             **{name: value + log if name.endswith("SAN_OPTIONS") else value for name, value in options.items()},
         }
         is_good = _test(environment, for_pytest)
