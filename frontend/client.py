@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.calls.trace_observer import TraceObserver, traces_to
 from octavo.frontend.connected_engine import ConnectedEngine
 from octavo.frontend.engine_connection import (
@@ -29,6 +28,7 @@ from octavo.frontend.engines_client import EnginesClient
 from octavo.frontend.generation.chat_prompt import chat_prompt
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.generation.media import open_media
 from octavo.frontend.generation.preparation import RequestPreparer
 from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.generation.scoring import score_tokens
@@ -37,7 +37,7 @@ from octavo.frontend.launch import ProgressCallback
 from octavo.frontend.live_weights import LiveWeights
 from octavo.frontend.lora.registry import AdapterRegistry
 from octavo.frontend.lora.request import LoRARequest
-from octavo.frontend.media.prompts import MediaPrompts, PromptMaker
+from octavo.frontend.media.prompts import PromptMaker
 from octavo.frontend.outputs import RequestOutput
 from octavo.frontend.pooling.client import PoolingClient
 from octavo.frontend.pooling.pooler import Pooler
@@ -415,10 +415,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         link = ModelLink(self._link, self._link.identity)
         grammars = GrammarMaker(link, self.tokenizer, self.config, self.run_in_thread)
         if self.media is None and self.config.media is not None:
-            if self.config.media.attended_rows:
-                self.media = AudioPrompts(self.config, self.tokenize)
-            else:
-                self.media = MediaPrompts(self.config, self.tokenize, self._on_media_query)
+            self.media = open_media(self.config, self.tokenize, self._on_media_query)
         self.preparer = RequestPreparer(
             link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
         )

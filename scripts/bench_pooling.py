@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import fetch_embedding_model
+from bench_child import BenchChild
 from bench_report import report, write
 
 NUM_COMPARED = 20
@@ -31,39 +32,6 @@ _OCTAVO = {"octavo": {}, "octavo-float32": {"dtype": "float32"}, "octavo-int8": 
 """Settings of the engine."""
 _LIBRARIES = {"sentence-transformers": "float32", "sentence-transformers-bf16": "bfloat16"}
 SYSTEMS = (*_OCTAVO, *_LIBRARIES, "onnxruntime", "llama.cpp", "vllm", "vllm-float32")
-
-
-class Engine:
-    """A child process that embeds."""
-
-    def __init__(self, name: str, python: str, driver: str, options: dict[str, Any]) -> None:
-        self.name = name
-        command = [python, "-P", str(_DRIVERS), driver, json.dumps(options)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_environment()
-        )
-        self._answer()
-
-    def measure(self, task: dict[str, Any]) -> dict[str, Any]:
-        """Return the times of a task, and some vectors."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(task) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # libraries print too
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise SystemExit(f"{self.name} has ended")
 
 
 def main() -> None:
@@ -114,23 +82,27 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> Engine:
+def _child(name: str, python: str, driver: str, options: dict[str, Any]) -> BenchChild:
+    return BenchChild(name, [python, "-P", str(_DRIVERS), driver, json.dumps(options)], _environment())
+
+
+def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> BenchChild:
     threads = len(os.sched_getaffinity(0))
     options: dict[str, Any] = {"model": args.model, "threads": threads}
     if name in _OCTAVO:
-        engine = Engine(name, sys.executable, "octavo", {**options, "settings": _OCTAVO[name]})
+        engine = _child(name, sys.executable, "octavo", {**options, "settings": _OCTAVO[name]})
     elif name in _LIBRARIES:
         python = _needed(args.library_python, "--library-python")
-        engine = Engine(name, python, "sentence_transformers", {**options, "dtype": _LIBRARIES[name]})
+        engine = _child(name, python, "sentence_transformers", {**options, "dtype": _LIBRARIES[name]})
     elif name == "onnxruntime":
         folder = stack.enter_context(tempfile.TemporaryDirectory())
         python = _needed(args.library_python, "--library-python")
-        engine = Engine(name, python, "onnxruntime", {**options, "onnx": f"{folder}/model.onnx"})
+        engine = _child(name, python, "onnxruntime", {**options, "onnx": f"{folder}/model.onnx"})
     elif name == "llama.cpp":
-        engine = Engine(name, sys.executable, "http", {"url": _llama_server(args, threads, stack)})
+        engine = _child(name, sys.executable, "http", {"url": _llama_server(args, threads, stack)})
     else:
         settings = {"dtype": "float32"} if name.endswith("float32") else {}
-        engine = Engine(name, _needed(args.vllm_python, "--vllm-python"), "vllm", {**options, "settings": settings})
+        engine = _child(name, _needed(args.vllm_python, "--vllm-python"), "vllm", {**options, "settings": settings})
     stack.callback(engine.close)
     return engine
 

@@ -13,7 +13,6 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import wave
@@ -24,6 +23,7 @@ from typing import Any
 import fetch_speech_model
 import make_speech
 import numpy as np
+from bench_child import BenchChild
 from bench_report import report, write
 
 _DRIVERS = Path(__file__).parent / "bench_transcription_parts" / "drivers.py"
@@ -40,40 +40,6 @@ _SENTENCES = (
     "In the evening the wind turned to the west, and all of them left before the moon came up.",
     "He stayed on the wall for another hour.",
 )
-
-
-class Engine:
-    """A child process that transcribes."""
-
-    def __init__(self, name: str, python: str, driver: str, options: dict[str, Any]) -> None:
-        self.name = name
-        command = [python, "-P", str(_DRIVERS), driver, json.dumps(options)]
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-        )
-        self._answer()
-
-    def measure(self, files: list[str]) -> dict[str, Any]:
-        """Return the seconds that the files took, all sent at once, and their texts."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(files) + "\n")
-        self._process.stdin.flush()
-        return self._answer()
-
-    def close(self) -> None:
-        """End the process."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait()
-
-    def _answer(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:  # libraries print too
-            if line.startswith("{"):
-                answer: dict[str, Any] = json.loads(line)
-                return answer
-        raise SystemExit(f"{self.name} has ended")
 
 
 class Sounds:
@@ -130,7 +96,7 @@ def main() -> None:
     write(report("bench_transcription", {"model": fetch_speech_model.NAME, "rounds": args.rounds}, results), args.json)
 
 
-def _round(engines: list[Engine], files: list[str], seconds: float) -> dict[str, float]:
+def _round(engines: list[BenchChild], files: list[str], seconds: float) -> dict[str, float]:
     """Return the seconds of sound that each engine transcribes in a second."""
     answers = {engine.name: engine.measure(files) for engine in engines}
     texts = {name: answer["texts"] for name, answer in answers.items()}
@@ -160,14 +126,20 @@ def _arguments() -> argparse.Namespace:
     return args
 
 
-def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> Engine:
+def _child(name: str, python: str, driver: str, options: dict[str, Any]) -> BenchChild:
+    return BenchChild(
+        name, [python, "-P", str(_DRIVERS), driver, json.dumps(options)], {**os.environ, "HF_HUB_OFFLINE": "1"}
+    )
+
+
+def _open(name: str, args: argparse.Namespace, stack: ExitStack) -> BenchChild:
     model, threads = fetch_speech_model.fetch(), len(os.sched_getaffinity(0))
     if name in _OCTAVO:
-        engine = Engine(name, sys.executable, "octavo", {"model": str(model), "settings": _OCTAVO[name]})
+        engine = _child(name, sys.executable, "octavo", {"model": str(model), "settings": _OCTAVO[name]})
     else:
         packed = str(model / fetch_speech_model.PACKED)
         options = {"model": packed, "compute_type": _LIBRARY[name], "threads": threads}
-        engine = Engine(name, args.faster_whisper_python, "faster_whisper", options)
+        engine = _child(name, args.faster_whisper_python, "faster_whisper", options)
     stack.callback(engine.close)
     return engine
 

@@ -1,5 +1,6 @@
 """The form of `/v1/audio/transcriptions` and `/v1/audio/translations`: its fields, checked, and its file."""
 
+from importlib.util import find_spec
 from typing import Any
 
 from starlette.datastructures import FormData
@@ -68,10 +69,8 @@ async def read_audio_form(http_request: ApiRequest, task: str) -> AudioForm:
     Raises:
         InvalidRequestError: the form is invalid; `param` names the field.
     """
-    try:
-        import python_multipart  # noqa: F401
-    except ImportError:
-        raise InvalidRequestError("file: this server needs pip install 'octavo[audio]'", "file") from None
+    if find_spec("python_multipart") is None:
+        raise InvalidRequestError("file: this server needs pip install 'octavo[audio]'", "file")
     async with form_with_file(http_request, max_fields=32) as (form, file):
         return AudioForm(await file.read(), _fields(form), task)
 

@@ -43,7 +43,9 @@ def completion_body(request: GenerateRequest, max_model_len: int) -> tuple[Compl
         InvalidRequestError: a parameter is wrong; `param` is its path.
     """
     if request.features is not None:
-        raise InvalidRequestError("features is not supported here: octavo has no multimodal inputs", "features")
+        raise InvalidRequestError(
+            "features is not supported: send images in chat completions, which read them", "features"
+        )
     params = _sampling_params(request.sampling_params)
     if request.stream and params.prompt_logprob_token_ids is not None:
         name = ERROR_NAMES["prompt_logprob_token_ids"]

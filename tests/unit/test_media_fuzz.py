@@ -3,6 +3,7 @@
 import asyncio
 import io
 import random
+import struct
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 
@@ -54,7 +55,7 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
                 changed[start : start + length] = rng.randbytes(length)
             case _:
                 number = rng.choice([0, 1, 2**15, 2**16 - 1, 2**31 - 1, 2**31, 2**32 - 1])
-                changed[start : start + 4] = number.to_bytes(4, rng.choice(["big", "little"]))  # type: ignore[arg-type]
+                changed[start : start + 4] = struct.pack(rng.choice([">I", "<I"]), number)
         if not changed:
             break
     return bytes(changed)

@@ -25,7 +25,7 @@ class GenerateRequest(Struct, kw_only=True):
     priority: Priority = 0
     kv_transfer_params: dict[str, Any] | None = None
     features: Any = None
-    """Rejected: octavo has no multimodal inputs."""
+    """Rejected: media are read in conversations only."""
 
 
 class GenerateChoice(Struct, kw_only=True):

@@ -71,7 +71,9 @@ def with_kwargs(client: "AsyncClient", prompts: Sequence[Any], kwargs: dict[str,
     if client.media is None:
         raise InvalidRequestError(f"{KWARGS}: the model reads text only: leave it out", KWARGS)
     return [
-        {**one, KWARGS: {**kwargs, **(one.get(KWARGS) or {})}} if isinstance(one, dict) and FIELD in one else one
+        {**one, KWARGS: {**kwargs, **(one.get(KWARGS) or {})}}
+        if isinstance(one, dict) and one.keys() & {FIELD, UUIDS}
+        else one
         for one in prompts
     ]
 
