@@ -1,5 +1,6 @@
 """Families of models that read images: each against `transformers`, and in a storm with preemptions."""
 
+import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,10 @@ from media_compare import GREEDY, compare, prompt, result, run
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.protocol.config import ModelConfig
+from octavo.protocol.env import Env
+from octavo.protocol.errors import ConfigError
 
 
 class Case(NamedTuple):
@@ -113,3 +118,26 @@ def _assert_images_are_told_apart(llm: LLM, mark: str) -> None:
     assert result(again) == result(first) != result(other)
     start = (first.prompt_token_ids or []).index(tiny_media.VOCAB_SIZE)
     assert (other.num_cached_tokens or 0) <= start < (again.num_cached_tokens or 0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"enable_prompt_embeds": True}, "--enable-prompt-embeds: Qwen3VL.* reads rows of images in several layers"),
+        ({"pipeline_parallel_size": 2}, "the first 2 layers read rows of images, and the first stage has 1"),
+    ],
+)
+def test_what_cannot_add_rows_in_deeper_layers_does_not_start(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        LLM(str(tiny_media.make_qwen3_vl(tmp_path)), **SETTINGS, **settings)
+
+
+@pytest.mark.parametrize(("text", "window"), [({"sliding_window": None}, None), ({"sliding_window": 8}, 8)])
+def test_a_text_model_has_the_window_that_its_file_gives(tmp_path: Path, text: dict[str, Any], window: Any) -> None:
+    path = tiny_media.make_mistral3(tmp_path)
+    config = json.loads((path / "config.json").read_text())
+    config["text_config"] |= text
+    (path / "config.json").write_text(json.dumps(config))
+    assert read_model_facts(ModelConfig(model=str(path)), Env.read()).hf_config["sliding_window"] == window
