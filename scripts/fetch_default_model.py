@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 from octavo.protocol.env import Env
@@ -29,15 +30,25 @@ def fetch() -> Path:
     Raises:
         SystemExit: it cannot be downloaded, or has the wrong checksum.
     """
-    folder = Env.read().cache_dir / "models"
-    path = folder / FILE_NAME
-    if _is_complete(path):
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{FILE_NAME}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not _is_complete(path):
-            _download(path)
+    return once(Env.read().cache_dir / "models" / FILE_NAME, _download, _is_complete)
+
+
+def once(path: Path, make: Callable[[Path], None], is_complete: Callable[[Path], bool] = Path.exists) -> Path:
+    """Return a path of the cache, made if it is not complete.
+
+    Blocks until another process that makes it has finished.
+
+    Args:
+        path: of a file or a directory.
+        make: makes it; gives it this name when it is complete.
+        is_complete: whether it is there.
+    """
+    if not is_complete(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with (path.parent / f".{path.name}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not is_complete(path):
+                make(path)
     return path
 
 

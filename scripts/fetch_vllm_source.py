@@ -3,12 +3,13 @@
 Nothing of it is compiled, installed or committed.
 """
 
-import fcntl
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from fetch_default_model import once
 
 from octavo.protocol.env import Env
 
@@ -23,16 +24,7 @@ def fetch() -> Path:
     Raises:
         SystemExit: it cannot be downloaded.
     """
-    folder = Env.read().cache_dir / "sources"
-    path = folder / f"vllm-{VERSION}"
-    if path.is_dir():  # it takes this name when it is complete
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".vllm.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_dir():
-            _download(path)
-    return path
+    return once(Env.read().cache_dir / "sources" / f"vllm-{VERSION}", _download)
 
 
 def _download(path: Path) -> None:

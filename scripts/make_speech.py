@@ -4,7 +4,6 @@ The synthesizer is a shared library inside a package of the Python registry, whi
 """
 
 import ctypes
-import fcntl
 import hashlib
 import sys
 import tempfile
@@ -12,7 +11,7 @@ import wave
 import zipfile
 from pathlib import Path
 
-from fetch_default_model import download_wheel
+from fetch_default_model import download_wheel, once
 
 from octavo.protocol.env import Env
 
@@ -29,35 +28,28 @@ def speak(text: str) -> Path:
     Raises:
         SystemExit: the synthesizer cannot be downloaded, or fails.
     """
-    folder = Env.read().cache_dir / "speech"
-    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.wav"
-    if path.is_file():  # it takes this name when it is complete
-        return path
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not path.is_file():
-            rate, samples = _synthesize(text, _fetch(folder))
-            part = path.with_suffix(".part")
-            with wave.open(str(part), "wb") as file:
-                file.setnchannels(1)
-                file.setsampwidth(2)
-                file.setframerate(rate)
-                file.writeframes(samples)
-            part.rename(path)
-    return path
+    path = Env.read().cache_dir / "speech" / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.wav"
+    return once(path, lambda path: _write(text, path))
 
 
-def _fetch(folder: Path) -> Path:
-    """Return the synthesizer's directory, downloading it if it is not in the cache."""
-    path = folder / NAME
-    if not path.is_dir():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            wheel = download_wheel(REQUIREMENT, Path(scratch), f"Put espeak-ng into {path} yourself")
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(scratch)
-            (Path(scratch) / "espeakng_loader").rename(path)
-    return path
+def _write(text: str, path: Path) -> None:
+    rate, samples = _synthesize(text, once(path.parent / NAME, _fetch))
+    part = path.with_suffix(".part")
+    with wave.open(str(part), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(samples)
+    part.rename(path)
+
+
+def _fetch(path: Path) -> None:
+    """Download the synthesizer into a directory."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+        wheel = download_wheel(REQUIREMENT, Path(scratch), f"Put espeak-ng into {path} yourself")
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(scratch)
+        (Path(scratch) / "espeakng_loader").rename(path)
 
 
 def _synthesize(text: str, home: Path) -> tuple[int, bytes]:
