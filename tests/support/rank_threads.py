@@ -1,13 +1,14 @@
 """The ranks of a group as threads of this process, over the same shared memory as processes would have."""
 
 import contextlib
+import faulthandler
 import functools
 import itertools
 import mmap
 import os
 import socket
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 from unittest import mock
 
@@ -55,9 +56,18 @@ def on_ranks(
                     groups.append(SharedMemoryGroup(library, descriptor, rank, size, area_bytes, links=links))
         threads = ThreadPoolExecutor(size)
         try:
-            return [future.result(TIMEOUT_S) for future in [threads.submit(compute, group) for group in groups]]
+            return _results([threads.submit(compute, group) for group in groups])
         finally:
             threads.shutdown(wait=False)
+
+
+def _results(ranks: list[Future[Result]]) -> list[Result]:
+    """Return what the ranks return. A rank that raises leaves the others waiting for it: its error is raised."""
+    done, waiting = wait(ranks, TIMEOUT_S, FIRST_EXCEPTION)
+    failed = next((rank for rank in done if rank.exception()), None)
+    if waiting and failed is None:
+        faulthandler.dump_traceback(2)
+    return [rank.result(timeout=0) for rank in ([failed] if failed else ranks)]
 
 
 def _connected(num_nodes: int, stack: contextlib.ExitStack) -> list[dict[int, socket.socket]]:
