@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
+from octavo.frontend.audio.wire import FILE, MAX_RATE, MODEL_RATE, AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child import Decoder, serve
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaTensor, digest_of
 
 FEATURES = "input_features"
 """The tensor of an item."""
-MAX_RATE = 768_000
 MAX_CHANNELS = 32
 BYTES_PER_SECOND = 300_000
 """Memory that a second of audio takes, at most: samples at 16 kHz, and spectrograms, some copies of each."""
@@ -48,38 +47,48 @@ class AudioReader:
 
         transformers.logging.set_verbosity_error()
         self._setup = setup
-        self._extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
+        self.extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
             setup.processor_path, local_files_only=True
         )
-        self._rate: int = self._extractor.sampling_rate
-        self._window: int = self._extractor.n_samples
+        self.rate: int = self.extractor.sampling_rate
+        self.window: int = self.extractor.n_samples
 
     def read(self, job: AudioJob) -> AudioResult:
         """Return the windows of a sound."""
-        samples = self._decode(job)
+        samples = self.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return samples
-        if not len(samples):
-            return AudioResult("it has no samples")
-        if not np.isfinite(samples).all():
-            return AudioResult("it has samples that are not finite")
         bounds = self._cut(samples)
         if job.max_windows and len(bounds) > job.max_windows:
-            most_s = job.max_windows * self._window / self._rate
+            most_s = job.max_windows * self.window / self.rate
             return AudioResult(f"it is longer than the {most_s:g} seconds that the model reads at once")
         windows = [self._features(samples, start, end) for start, end in bounds]
-        return AudioResult(duration_s=len(samples) / self._rate, windows=windows)
+        return AudioResult(duration_s=len(samples) / self.rate, windows=windows)
 
-    def _decode(self, job: AudioJob) -> Samples | AudioResult:
-        """Return one channel at the rate of the model, or why there is none."""
+    def decode(self, data: bytes, rate: int) -> Samples | AudioResult:
+        """Return one channel at the rate of the model, or why there is none.
+
+        Args:
+            data: a file, or float32 samples of one channel.
+            rate: samples per second; `FILE`, `MODEL_RATE`.
+        """
+        found = self._of_file(data) if rate == FILE else self._of_samples(data, rate)
+        if isinstance(found, AudioResult):
+            return found
+        if not len(found):
+            return AudioResult("it has no samples")
+        return found if np.isfinite(found).all() else AudioResult("it has samples that are not finite")
+
+    def _of_samples(self, data: bytes, rate: int) -> Samples | AudioResult:
+        rate = self.rate if rate == MODEL_RATE else rate
+        whole = np.frombuffer(data, dtype=np.float32)
+        return self._too_long(len(whole) / rate) or self._resampled([whole], rate)
+
+    def _of_file(self, data: bytes) -> Samples | AudioResult:
         import soundfile
 
-        if job.rate:
-            whole = np.frombuffer(job.data, dtype=np.float32)
-            too_long = self._too_long(len(whole) / job.rate)
-            return too_long or self._resampled([whole], job.rate)
         try:
-            file = soundfile.SoundFile(io.BytesIO(job.data))
+            file = soundfile.SoundFile(io.BytesIO(data))
         except soundfile.LibsndfileError as error:
             return AudioResult(f"it is not audio in a format of libsndfile, such as WAV, FLAC, Ogg and MP3: {error}")
         with file:
@@ -105,9 +114,9 @@ class AudioReader:
     def _resampled(self, blocks: list[Samples], rate: int) -> Samples:
         import soxr
 
-        if rate == self._rate:
+        if rate == self.rate:
             return np.concatenate(blocks) if blocks else np.zeros(0, dtype=np.float32)
-        stream = soxr.ResampleStream(rate, self._rate, 1, dtype="float32")
+        stream = soxr.ResampleStream(rate, self.rate, 1, dtype="float32")
         parts = [stream.resample_chunk(block) for block in blocks]
         parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
         return np.concatenate(parts)
@@ -115,10 +124,10 @@ class AudioReader:
     def _cut(self, samples: Samples) -> list[tuple[int, int]]:
         """Return the bounds of windows: a long sound is cut where it is quiet."""
         bounds, start = [], 0
-        size = max(1, int(_QUIET_S * self._rate))
-        while len(samples) - start > self._window:
-            end = start + self._window
-            first = end - int(_SEARCHED * self._window)
+        size = max(1, int(_QUIET_S * self.rate))
+        while len(samples) - start > self.window:
+            end = start + self.window
+            first = end - int(_SEARCHED * self.window)
             energies = np.convolve(samples[first:end].astype(np.float64) ** 2, np.ones(size), mode="valid")
             cut = first + int(energies.argmin()) + size // 2
             bounds.append((start, cut))
@@ -126,16 +135,21 @@ class AudioReader:
         return [*bounds, (start, len(samples))]
 
     def _features(self, samples: Samples, start: int, end: int) -> Window:
-        made = self._extractor(samples[start:end], sampling_rate=self._rate, return_tensors="np")
+        made = self.extractor(samples[start:end], sampling_rate=self.rate, return_tensors="np")
         (features,) = made[FEATURES]
         features = np.ascontiguousarray(features, dtype=np.float32)
         shape, data = list(features.shape), features.tobytes()
         digest = digest_of({FEATURES: MediaTensor("float32", shape, Buffer(data))})
-        return Window(start / self._rate, (end - start) / self._rate, shape, data, digest)
+        return Window(start / self.rate, (end - start) / self.rate, shape, data, digest)
+
+
+def num_spare_bytes(max_seconds: float) -> int:
+    """Return the memory that decoding a sound may take, besides what a process has loaded."""
+    return int(max_seconds * BYTES_PER_SECOND) + SPARE_BYTES
 
 
 def _load(setup: AudioSetup) -> Decoder:
-    return Decoder(AudioReader(setup).read, int(setup.max_seconds * BYTES_PER_SECOND) + SPARE_BYTES)
+    return Decoder(AudioReader(setup).read, num_spare_bytes(setup.max_seconds))
 
 
 if __name__ == "__main__":

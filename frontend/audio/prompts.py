@@ -2,16 +2,16 @@
 
 import os
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
-from octavo.frontend.audio.process import FEATURES, MAX_RATE
+from octavo.frontend.audio.process import FEATURES
+from octavo.frontend.audio.samples import samples_of
 from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import MediaOptions, MediaSource, has_media
+from octavo.frontend.media.parts import Kind, MediaOptions, MediaSource, has_media
 from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
@@ -19,7 +19,6 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MediaItem, MediaTensor
 
 _NO_OPTIONS = MediaOptions()
-_EXPECTED = "expected the bytes of a file, or a pair of float samples of one channel and their whole number per second"
 
 
 class AudioPrompts:
@@ -29,6 +28,8 @@ class AudioPrompts:
         config: of the engine.
         encode: tokenizes: see `AsyncClient.tokenize`.
     """
+
+    kind: Kind = "audio"
 
     def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
         assert config.media is not None and config.model.media is not None, "a model that transcribes speech"
@@ -90,7 +91,7 @@ class AudioPrompts:
             ConfigError: the processes that decode audio do not start.
         """
         try:
-            job = _job_of(source.value, max_windows)
+            job = AudioJob(*samples_of(source.value), max_windows)
             result = await self._processes.ask(msgspec.msgpack.encode(job), AudioResult)
             if result.fault:
                 raise MediaError(result.fault)
@@ -112,23 +113,3 @@ class AudioPrompts:
     async def close(self) -> None:
         """End the processes that decode audio."""
         await self._processes.close()
-
-
-def _job_of(value: Any, max_windows: int) -> AudioJob:
-    """Return what the process decodes.
-
-    Raises:
-        MediaError: the value is no sound.
-    """
-    if isinstance(value, bytes):
-        return AudioJob(value, 0, max_windows)
-    samples: Any = None
-    rate: Any = None
-    if isinstance(value, tuple | list) and len(value) == 2:
-        samples, rate = value
-    dtype = str(getattr(samples, "dtype", ""))
-    if samples is None or len(getattr(samples, "shape", ())) != 1 or not dtype.startswith("float"):
-        raise MediaError(f"it is a {type(value).__name__}; {_EXPECTED}")
-    if type(rate) not in (int, float) or not 1 <= rate <= MAX_RATE or int(rate) != rate:
-        raise MediaError(f"its sampling rate is {rate!r}; {_EXPECTED}")
-    return AudioJob(samples.astype("float32").tobytes(), int(rate), max_windows)

@@ -2,6 +2,12 @@
 
 import msgspec
 
+FILE, MODEL_RATE = 0, -1
+"""In place of a rate: the data are a file; the rate is the model's."""
+
+MAX_RATE = 768_000
+"""Samples per second."""
+
 
 class AudioSetup(msgspec.Struct, array_like=True):
     """The first message to the process; answered by `Ready`."""
@@ -18,7 +24,7 @@ class AudioJob(msgspec.Struct, array_like=True):
     data: bytes
     """A file, or float32 samples of one channel."""
     rate: int
-    """Samples per second; 0: `data` is a file."""
+    """Samples per second; `FILE`, `MODEL_RATE`."""
     max_windows: int
     """Longer sounds are refused; 0: there is no limit but that of the setup."""
 
@@ -41,3 +47,23 @@ class AudioResult(msgspec.Struct, array_like=True):
     """Why it cannot be used, for the caller; "": it can."""
     duration_s: float = 0.0
     windows: list[Window] = []
+
+
+class SoundSetup(msgspec.Struct, array_like=True):
+    """The first message to a process that decodes sounds for rows of prompts; answered by `Ready`."""
+
+    parent: int
+    processor_path: str
+    trusts_remote_code: bool
+    token_id: int
+    max_seconds: float
+    """Of a file."""
+
+
+class SoundJob(msgspec.Struct, array_like=True):
+    """A sound; answered by `octavo.frontend.media.wire.Result`."""
+
+    data: bytes
+    """A file, or float32 samples of one channel."""
+    rate: int
+    """Samples per second; `FILE`, `MODEL_RATE`."""

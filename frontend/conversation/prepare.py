@@ -134,7 +134,7 @@ class _Parts:
 
 @dataclass(frozen=True, slots=True)
 class _Prompt:
-    """A prompt as tokens, with placeholders where there are rows of images or of prompt embeddings."""
+    """A prompt as tokens, with placeholders where there are rows of media or of prompt embeddings."""
 
     token_ids: list[int]
     media: tuple[MediaItem, ...] = ()
@@ -142,7 +142,7 @@ class _Prompt:
 
 
 async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: ChatRequest) -> tuple[ChatInput, _Parts]:
-    """Return what the template turns into a prompt, with marks in place of images and embeddings, and these."""
+    """Return what the template turns into a prompt, with marks in place of media and embeddings, and these."""
     messages, embeds = take_embeds(shown.messages)
     if embeds and request.prompt_token_ids is not None:
         raise InvalidRequestError(
@@ -154,10 +154,10 @@ async def _take_parts(shown: ChatInput, media: PromptMaker | None, request: Chat
         return replace(shown, messages=messages), _Parts(embeds=embeds)
     messages, sources = await media.take(messages)
     if sources and embeds:
-        raise InvalidRequestError("a request with images cannot have prompt_embeds: leave them out", embeds[0].path)
+        raise InvalidRequestError("a request with media cannot have prompt_embeds: leave them out", embeds[0].path)
     for name, given in (("chat_template", shown.template), ("prompt_token_ids", request.prompt_token_ids)):
         if sources and given is not None:
-            raise InvalidRequestError(f"a request with images cannot bring {name}: leave it out", name)
+            raise InvalidRequestError(f"a request with media cannot bring {name}: leave it out", name)
     return replace(shown, messages=messages), _Parts(sources, embeds)
 
 

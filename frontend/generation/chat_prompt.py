@@ -1,4 +1,4 @@
-"""The prompt of a conversation, with its images, as `AsyncClient.chat` and `LLM.chat` need it."""
+"""The prompt of a conversation, with its media, as `AsyncClient.chat` and `LLM.chat` need it."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, TypeVar
@@ -35,13 +35,13 @@ async def chat_prompt(
         **variables: of the template; see `ChatTemplate.render`.
 
     Raises:
-        InvalidRequestError: the template rejects the messages, or an image has no URL.
+        InvalidRequestError: the template rejects the messages, or an item of media has no URL.
     """
     if client.media is not None:
         messages, sources = await client.media.take(messages)
         if sources:
             text = await client.run_in_thread(lambda: template.render(messages, **variables))
-            return {"prompt": text, "add_special_tokens": False, FIELD: {"image": sources}}
+            return {"prompt": text, "add_special_tokens": False, FIELD: {client.media.kind: sources}}
     messages, parts = take_embeds(messages)
     if parts:
         text = await client.run_in_thread(lambda: template.render(messages, **variables))

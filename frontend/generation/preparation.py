@@ -66,7 +66,7 @@ class RequestPreparer:
         grammars: builds the grammars of structured outputs.
         encode: tokenizes a text, in a thread if it is long: see `AsyncClient.tokenize`.
         live: the client's requests; each generation is one of them while it is entered.
-        media: makes prompts with images; None: the model reads text only.
+        media: makes prompts with media; None: the model reads text only.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class RequestPreparer:
         if tokenized.embeds is not None:
             raise InvalidRequestError("a beam search takes no prompt_embeds: send text or token ids", "prompt_embeds")
         if tokenized.media:
-            raise InvalidRequestError("a beam search takes no images: leave them out", FIELD)
+            raise InvalidRequestError("a beam search takes no media: leave them out", FIELD)
         if adapter is not None and adapter.is_soft_prompt:
             raise InvalidRequestError(f"a beam search takes no soft prompt, as {adapter.name!r} is", "model")
         search = BeamSearch(params, () if params.ignore_eos else self._config.model.eos_token_ids)
@@ -247,16 +247,16 @@ class RequestPreparer:
         return TokenizedPrompt(text, token_ids), cache_salt
 
     async def media_prompt(self, prompt: dict[str, Any], cache_salt: str | None = None) -> TokenizedPrompt:
-        """Return a prompt with images, whose tokens are those of its text if it has both.
+        """Return a prompt with media, whose tokens are those of its text if it has both.
 
         Raises:
-            InvalidRequestError: the model reads text only, or an image cannot be used.
-            OverloadedError: live requests hold as many images as they may.
+            InvalidRequestError: the model reads text only, or an item cannot be used.
+            OverloadedError: live requests hold as much as they may.
         """
         vocab_size = self._config.model.vocab_size
         if self._media is None:
             raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
-        sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS))
+        sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS), self._media.kind)
         options = MediaOptions(prompt.get(KWARGS) or {}, cache_salt)
         text = prompt.get("prompt")
         if isinstance(text, str):

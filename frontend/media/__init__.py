@@ -1,1 +1,1 @@
-"""Images of requests: where they come from, and what the model's processor makes of them."""
+"""Images and sounds of requests: where they come from, and what the model's processor makes of them."""

@@ -29,7 +29,7 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 class MediaError(Exception):
-    """Why an image cannot be used. The message goes to the caller."""
+    """Why an item of media cannot be used. The message goes to the caller."""
 
 
 def read_url(url: str, media: ResolvedMedia) -> bytes:
@@ -46,7 +46,7 @@ def read_url(url: str, media: ResolvedMedia) -> bytes:
             return _download(url, media)
         case "file":
             return _read_file(url, media)
-    raise MediaError("the URL of an image begins with data:, http://, https:// or file://")
+    raise MediaError("the URL of media begins with data:, http://, https:// or file://")
 
 
 def _decode_data(url: str, max_bytes: int) -> bytes:
@@ -71,7 +71,7 @@ def _read_file(url: str, media: ResolvedMedia) -> bytes:
     try:
         parts = urlsplit(url)
         if parts.netloc not in ("", "localhost"):
-            raise MediaError("a file URL names no host: file:///directory/picture.png")
+            raise MediaError("a file URL names no host: file:///directory/name")
         allowed, path = Path(media.allowed_local_path).resolve(), Path(unquote_to_bytes(parts.path).decode()).resolve()
         if not path.is_relative_to(allowed) or not path.is_file():
             raise FileNotFoundError
@@ -159,7 +159,7 @@ def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int) -> by
     """Return the body of the answer, or where it redirects to. A connection that is shut down ends the body."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    connection.request("GET", target, headers={"User-Agent": f"octavo/{__version__}", "Accept": "image/*"})
+    connection.request("GET", target, headers={"User-Agent": f"octavo/{__version__}", "Accept": "image/*, audio/*"})
     response = connection.getresponse()
     if response.status in _REDIRECTS and (location := response.getheader("Location")):
         return location

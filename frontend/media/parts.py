@@ -1,31 +1,44 @@
-"""Takes the images out of a conversation: what the template sees is a mark where each of them was."""
+"""Takes the media out of a conversation: what the template sees is a mark where each of them was."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from octavo.frontend.text.messages import MediaPart, Message, part_path
 from octavo.protocol.errors import InvalidRequestError
 
-_IMAGE_PARTS = {"image_url": "image_url", "input_image": "image_url", "image": "image", "image_pil": "image_pil"}
-"""Types of parts that are images, and the key that has the image: a URL, an object with one, or a picture."""
+Kind = Literal["image", "audio"]
+"""The key of `multi_modal_data` and of `--limit-mm-per-prompt`."""
+NOUNS: dict[Kind, str] = {"image": "image", "audio": "sound"}
+
+_PARTS: dict[str, tuple[Kind, str]] = {
+    "image_url": ("image", "image_url"),
+    "input_image": ("image", "image_url"),
+    "image": ("image", "image"),
+    "image_pil": ("image", "image_pil"),
+    "audio_url": ("audio", "audio_url"),
+    "input_audio": ("audio", "input_audio"),
+    "audio": ("audio", "audio"),
+}
+"""Types of parts that are media: their kind, and the key that has the item: a URL, an object with one, or data."""
+_EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,...", "audio": "data:audio/wav;base64,..."}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaSource:
-    """An image of a request."""
+    """An image or a sound of a request."""
 
     value: Any
-    """A URL, the bytes of a file, a picture of Pillow or an array of numpy."""
+    """A URL, the bytes of a file, or what `MediaKind.job` takes besides."""
     path: str
     """Where the request has it, for errors."""
     uuid: str | None = None
-    """The caller's name for it. Images of equal names count as equal, so a known one needs no `value`."""
+    """The caller's name for it. Items of equal names count as equal, so a known one needs no `value`."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaOptions:
-    """What a request says about all of its images."""
+    """What a request says about all of its media."""
 
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the model's processor (`mm_processor_kwargs`)."""
@@ -34,21 +47,22 @@ class MediaOptions:
 
 
 def has_media(messages: Sequence[Message]) -> bool:
-    """Return whether any part of a conversation is an image."""
+    """Return whether any part of a conversation is an image or a sound."""
     contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
     parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
-    return any(_image_key(part) for part in parts)
+    return any(_kind_and_key(part) for part in parts)
 
 
-def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Message], list[MediaSource]]:
-    """Return the messages with marks in place of images, and the images in order.
+def take_media(messages: Sequence[Message], kind: Kind, placeholder: str) -> tuple[list[Message], list[MediaSource]]:
+    """Return the messages with marks in place of media, and the media in order.
 
     Args:
         messages: of the caller; not changed.
-        placeholder: the text that stands for an image where a template takes strings.
+        kind: that the model reads.
+        placeholder: the text that stands for an item where a template takes strings.
 
     Raises:
-        InvalidRequestError: an image has no URL.
+        InvalidRequestError: an item has no URL, or is of another kind.
     """
     sources: list[MediaSource] = []
     taken: list[Message] = []
@@ -60,20 +74,24 @@ def take_media(messages: Sequence[Message], placeholder: str) -> tuple[list[Mess
         parts: list[Any] = []
         for index, part in enumerate(content):
             path = part_path(part, f"messages[{place}].content[{index}]")
-            if (key := _image_key(part)) is not None:
-                uuid = _uuid_of(part, path)
-                sources.append(MediaSource(_value_of(part, key, path, is_optional=uuid is not None), path, uuid))
-                parts.append(MediaPart(placeholder))
-            else:
+            if (found := _kind_and_key(part)) is None:
                 parts.append(part)
+                continue
+            if found[0] != kind:
+                raise InvalidRequestError(
+                    f"{path}.type: this model reads {NOUNS[kind]}s and no {NOUNS[found[0]]}s: leave it out", path
+                )
+            uuid = _uuid_of(part, path)
+            sources.append(MediaSource(_value_of(part, *found, path, is_optional=uuid is not None), path, uuid))
+            parts.append(MediaPart(kind, placeholder))
         taken.append({**message, "content": parts})
     return taken, sources
 
 
-def _image_key(part: Any) -> str | None:
-    """Return the key under which a part has its image; None: it is none."""
-    kind = part.get("type") if isinstance(part, Mapping) else None
-    return _IMAGE_PARTS.get(kind) if isinstance(kind, str) else None
+def _kind_and_key(part: Any) -> tuple[Kind, str] | None:
+    """Return the kind of a part and the key under which it has its item; None: it is no media."""
+    name = part.get("type") if isinstance(part, Mapping) else None
+    return _PARTS.get(name) if isinstance(name, str) else None
 
 
 def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
@@ -83,10 +101,20 @@ def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
     return uuid
 
 
-def _value_of(part: Mapping[str, Any], key: str, path: str, *, is_optional: bool) -> Any:
+def _value_of(part: Mapping[str, Any], kind: Kind, key: str, path: str, *, is_optional: bool) -> Any:
     value = part.get(key)
+    if key == "input_audio" and value is not None:
+        return _data_url(value, f"{path}.{key}", path)
     if isinstance(value, Mapping):
         key, value = f"{key}.url", value.get("url")
-    if not is_optional and (value is None or value == ""):
-        raise InvalidRequestError(f"{path}.{key} is missing: send a URL, such as data:image/png;base64,...", path)
+    if not is_optional and (value is None or (isinstance(value, str) and not value)):
+        raise InvalidRequestError(f"{path}.{key} is missing: send a URL, such as {_EXAMPLES[kind]}", path)
     return value or None if isinstance(value, str) else value
+
+
+def _data_url(value: Any, field: str, path: str) -> str:
+    """Return the URL of a sound in OpenAI's form: base64, and a format, which the file says too."""
+    data = value.get("data") if isinstance(value, Mapping) else None
+    if not isinstance(data, str) or not data:
+        raise InvalidRequestError(f'{field} must be {{"data": the base64 of a file, "format": "wav"}}', path)
+    return f"data:audio;base64,{data}"

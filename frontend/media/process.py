@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.pixels import in_rgb
 from octavo.frontend.media.pixtral import allow_pixtral
+from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_videos import leave_out_videos
-from octavo.protocol.buffers import Buffer
-from octavo.protocol.media import MediaTensor, digest_of
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -24,8 +23,6 @@ FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
 SPARE_BYTES = 2**28
-_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
-"""Results of a processor that are not about images."""
 _NOT_OF_REQUESTS = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 """Arguments of processors that are about their own arrays."""
 
@@ -76,21 +73,7 @@ class ImageProcessor:
             return_text_replacement_offsets=True,
             **{**self._setup.processor_kwargs, **job.processor_kwargs},
         )
-        tensors = {
-            name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
-            for name, value in inputs.items()
-            if name not in _OF_TEXT
-        }
-        ((offsets, *_), *_) = inputs["text_replacement_offsets"]
-        token_ids = inputs["input_ids"][0].tolist()
-        return Result(
-            replacement=offsets["replacement"],
-            token_ids=token_ids,
-            num_rows=token_ids.count(self._setup.image_token_id),
-            digest=digest_of(tensors),
-            tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
-            grid=self._grid(inputs),
-        )
+        return result_of(inputs, self._setup.token_id, self._grid(inputs))
 
     def _grid(self, inputs: Any) -> list[int]:
         """Return the grid of an image's rows; []: the model's positions have one axis."""

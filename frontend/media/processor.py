@@ -1,54 +1,40 @@
-"""`MediaProcessor`: images to tensors and placeholders, through processes that may be killed."""
+"""`MediaProcessor`: images or sounds to tensors and placeholders, through processes that may be killed."""
 
 import hashlib
-import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.kinds import KINDS
 from octavo.frontend.media.parts import MediaOptions
-from octavo.frontend.media.wire import Job, Result, Setup
+from octavo.frontend.media.wire import Result
 from octavo.frontend.metrics.call import current_owner
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.media import DIGEST_BYTES
 
 
 class MediaProcessor:
-    """Processes that decode the images of one model. They start when they are needed. Belongs to one event loop.
+    """Processes that decode the media of one model. They start when they are needed. Belongs to one event loop.
 
     Args:
-        config: of an engine whose model reads images.
-        on_query: called for each image that is looked up in the cache; True: its tensors were there.
+        config: of an engine whose model reads media.
+        on_query: called for each item that is looked up in the cache; True: its tensors were there.
     """
 
     def __init__(self, config: ResolvedConfig, on_query: Callable[[bool], None] = lambda is_hit: None) -> None:
-        assert config.media is not None and config.model.media is not None, "a model that reads images"
+        assert config.media is not None and config.model.media is not None, "a model that reads media"
         self._media = config.media
-        assert config.model.media.image_token_id is not None, "a model that reads images"
-        setup = Setup(
-            os.getpid(),
-            config.model.media.processor_path,
-            config.model.trust_remote_code,
-            config.model.media.image_token_id,
-            config.media.max_image_pixels,
-            config.media.processor_kwargs,
-        )
-        self._processes = ChildProcesses(
-            "octavo.frontend.media.process",
-            setup,
-            config.media.decode_timeout_s,
-            "images need pip install 'octavo[image]', and the model's processor files",
-        )
+        kind = KINDS[config.model.media.kind]
+        self._processes = ChildProcesses(kind.module, kind.setup(config), config.media.decode_timeout_s, kind.hint)
         self._results: OrderedDict[bytes, Result] = OrderedDict()
         self._num_cached_bytes = 0
         self._on_query = on_query
 
     async def placeholder(self) -> str:
-        """Return the text that stands for an image in a prompt.
+        """Return the text that stands for an item in a prompt.
 
         Raises:
             ConfigError: the processor cannot be loaded.
@@ -56,41 +42,33 @@ class MediaProcessor:
         return (await self._processes.ready()).placeholder
 
     async def placeholder_id(self) -> int:
-        """Return the token that stands for an image in a prompt; raises as `placeholder`."""
+        """Return the token that stands for an item in a prompt; raises as `placeholder`."""
         return (await self._processes.ready()).placeholder_id
 
     def known(self, name: bytes) -> Result | None:
-        """Return what is kept of an image under a name; see `name_of`. Counts a query if there is something."""
+        """Return what is kept of an item under a name; see `name_of`. Counts a query if there is something."""
         if (result := self._results.get(name)) is not None:
             self._results.move_to_end(name)
             self._on_query(True)
         return result
 
-    async def process(
-        self,
-        data: bytes,
-        size: tuple[int, int] | None,
-        processor_kwargs: Mapping[str, Any],
-        name: bytes | None = None,
-    ) -> Result:
-        """Return what the model's processor makes of an image.
+    async def process(self, job: msgspec.Struct, name: bytes | None = None) -> Result:
+        """Return what the model's processor makes of an item.
 
         Args:
-            data: a file, or the pixels of a picture of `size` in RGB.
-            size: width and height; None: `data` is a file.
-            processor_kwargs: of the request.
-            name: is in place of the image's contents for all caches; see `name_of`.
+            job: about the item: see `MediaKind.job`.
+            name: is in place of the item's contents for all caches; see `name_of`.
 
         Raises:
-            MediaError: the image is damaged, or exceeds a limit of size, memory or time.
+            MediaError: the item is damaged, or exceeds a limit of size, memory or time.
             ConfigError: the processor cannot be loaded.
         """
-        job = msgspec.msgpack.encode(Job(data, size, dict(processor_kwargs)))
-        key = name or hashlib.blake2b(job, digest_size=DIGEST_BYTES).digest()
+        data = msgspec.msgpack.encode(job)
+        key = name or hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
         if (known := self.known(key)) is not None:
             return known
         self._on_query(False)
-        result = await self._processes.ask(job, Result)
+        result = await self._processes.ask(data, Result)
         if result.fault:
             raise MediaError(result.fault)
         if name is not None:
@@ -111,14 +89,14 @@ class MediaProcessor:
 
 
 def name_of(uuid: str, options: MediaOptions) -> bytes:
-    """Return the name of an image in all caches, if the caller names it: one for each uuid, tenant, salt and
-    processing. A tenant must not see the images of another one by their uuids."""
+    """Return the name of an item in all caches, if the caller names it: one for each uuid, tenant, salt and
+    processing. A tenant must not see the media of another one by their uuids."""
     named = msgspec.msgpack.encode([uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
     return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"uuid").digest()
 
 
 def _digest_of_named(name: bytes, result: Result) -> bytes:
-    """Return the digest of an image with a name. Another image of this name has another one if its rows differ in
+    """Return the digest of an item with a name. Another item of this name has another one if its rows differ in
     number: workers must never look for rows that are not there."""
     shapes = [(key, dtype, shape) for key, (dtype, shape, _) in sorted(result.tensors.items())]
     sizes = msgspec.msgpack.encode([result.num_rows, result.grid, shapes])

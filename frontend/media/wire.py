@@ -1,4 +1,4 @@
-"""Messages between a frontend and the process that decodes its images, over pipes."""
+"""Messages between a frontend and the processes that decode its media, over pipes."""
 
 import struct
 from typing import Any
@@ -10,12 +10,12 @@ LENGTH = struct.Struct("<I")
 
 
 class Setup(msgspec.Struct, array_like=True):
-    """The first message to the process; answered by `Ready`."""
+    """The first message to a process that decodes images; answered by `Ready`."""
 
     parent: int
     processor_path: str
     trusts_remote_code: bool
-    image_token_id: int
+    token_id: int
     max_pixels: int
     processor_kwargs: dict[str, Any]
 
@@ -24,7 +24,7 @@ class Ready(msgspec.Struct, array_like=True):
     """The process has its processor, or says why not."""
 
     placeholder: str
-    """The text of the token that stands for an image in a prompt."""
+    """The text of the token that stands for an item in a prompt."""
     fault: str = ""
     placeholder_id: int = -1
     """That token; -1: nothing stands for an item."""
@@ -41,7 +41,7 @@ class Job(msgspec.Struct, array_like=True):
 
 
 class Result(msgspec.Struct, array_like=True):
-    """What the processor makes of an image."""
+    """What the processor makes of an image or a sound."""
 
     fault: str = ""
     """Why it cannot be used, for the caller; "": it can."""

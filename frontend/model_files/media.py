@@ -1,7 +1,7 @@
-"""Models that read images: their language model's part of `config.json`, and what else the other processes need."""
+"""Models that read media: their language model's part of `config.json`, and what else the other processes need."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
@@ -24,6 +24,8 @@ ARCHITECTURES = (
     "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
+AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration",)
+"""Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""
 
@@ -58,6 +60,16 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "vocab_size": 32000,
         "max_position_embeddings": 2048,
+    },
+    "qwen2": {
+        "hidden_size": 4096,
+        "intermediate_size": 22016,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+        "vocab_size": 151936,
+        "max_position_embeddings": 32768,
+        "rms_norm_eps": 1e-6,
     },
     "mistral": {
         "hidden_size": 4096,
@@ -104,15 +116,15 @@ def split_config(
         text = _flat_text_config(hf_config)
     if not isinstance(text, dict) or not any(key in hf_config for key in ("vision_config", "audio_config")):
         return hf_config, architecture, None
-    if architecture not in ARCHITECTURES:
+    if architecture not in (*ARCHITECTURES, *AUDIO_ARCHITECTURES):
         raise ConfigError(
             f"{architecture} reads images or audio, and octavo has no encoder for it",
             phase=PHASE,
-            hint=f"use a text model, or one of {', '.join(ARCHITECTURES)}",
+            hint=f"use a text model, or one of {', '.join((*ARCHITECTURES, *AUDIO_ARCHITECTURES))}",
         )
     if config.model_impl == "transformers" or config.runner == "pooling":
         setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
-        raise ConfigError(f"{setting}: {architecture} reads images", phase=PHASE, hint="leave it out")
+        raise ConfigError(f"{setting}: {architecture} reads media", phase=PHASE, hint="leave it out")
     kind = str(text.get("model_type"))
     if kind not in _TEXT_ARCHITECTURES:
         raise ConfigError(
@@ -134,15 +146,12 @@ def split_config(
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True
-    token_id = hf_config.get("image_token_id", hf_config.get("image_token_index"))
-    if type(token_id) is not int or not 0 <= token_id < own.get("vocab_size", 0):
-        raise ConfigError(
-            f"config.json: image_token_index is {token_id!r}; expected a token of the vocabulary", phase=PHASE
-        )
+    media_kind: Literal["image", "audio"] = "audio" if architecture in AUDIO_ARCHITECTURES else "image"
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        image_token_id=token_id,
+        kind=media_kind,
+        token_id=_token_id(hf_config, media_kind, own.get("vocab_size", 0)),
         processor_path=str(home),
         has_any_size=_has_any_size(hf_config, architecture),
         deeper_rows=_num_deeper(hf_config) if kind.startswith("qwen3_vl") else 0,
@@ -151,9 +160,24 @@ def split_config(
     return own, _TEXT_ARCHITECTURES[kind], media
 
 
+def _token_id(hf_config: dict[str, Any], kind: str, vocab_size: int) -> int:
+    """Return the placeholder of the rows of media.
+
+    Raises:
+        ConfigError: the file names none.
+    """
+    key = f"{kind}_token_index"
+    token_id = hf_config.get(f"{kind}_token_id", hf_config.get(key))
+    if type(token_id) is not int or not 0 <= token_id < vocab_size:
+        raise ConfigError(f"config.json: {key} is {token_id!r}; expected a token of the vocabulary", phase=PHASE)
+    return token_id
+
+
 def _has_any_size(hf_config: dict[str, Any], architecture: str) -> bool:
     """Return whether the tower takes whole images, not tiles of a size of its own."""
-    return architecture.startswith(("Qwen", "Mistral3")) or hf_config["vision_config"].get("model_type") == "pixtral"
+    if (vision := hf_config.get("vision_config")) is None:
+        return False
+    return architecture.startswith(("Qwen", "Mistral3")) or vision.get("model_type") == "pixtral"
 
 
 def _num_deeper(hf_config: dict[str, Any]) -> int:
@@ -188,7 +212,8 @@ def _split_speech(
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        image_token_id=None,
+        kind="audio",
+        token_id=None,
         processor_path=str(home),
         attended_rows=hf_config["max_source_positions"],
     )

@@ -16,7 +16,8 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 """Types of content parts that are text, and the key each keeps its text under."""
 _MEDIA_PARTS = {
     "image_url": "images", "input_image": "images", "image": "images",
-    "input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "files", "input_file": "files",
+    "input_audio": "audio", "audio_url": "audio", "audio": "audio",
+    "video_url": "video", "file": "files", "input_file": "files",
 }  # fmt: skip
 """Types of parts that other servers support, and their content."""
 
@@ -35,14 +36,17 @@ class ImagePart(dict[str, Any]):
 
 
 class MediaPart(dict[str, Any]):
-    """Stands for an image that was taken out of a message; made by the server only.
+    """Stands for an item of media that was taken out of a message; made by the server only.
 
     Args:
+        kind: of the item: "image" or "audio".
         placeholder: the text that stands for it where a template takes strings.
     """
 
-    def __init__(self, placeholder: str) -> None:
-        super().__init__(type="image")
+    def __init__(self, kind: str, placeholder: str) -> None:
+        super().__init__(type=kind)
+        if kind == "audio":  # the template of Qwen2-Audio looks for this key
+            self["audio_url"] = ""
         self.placeholder = placeholder
 
 

@@ -15,8 +15,10 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     """Of the whole model, as in `config.json`: "LlavaForConditionalGeneration"."""
     hf_config: dict[str, Any]
     """All of `config.json`."""
-    image_token_id: int | None
-    """The placeholder of an image's rows; None: the model reads no images."""
+    kind: Literal["image", "audio"] = "image"
+    """What it reads."""
+    token_id: int | None
+    """The placeholder of the rows of media; None: the rows are attended to."""
     processor_path: str
     """Local directory with the files of the processor."""
     attended_rows: int = 0

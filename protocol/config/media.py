@@ -19,11 +19,13 @@ DEFAULT_ITEM_TOKENS = 4096
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Images in prompts, for models that read them."""
+    """Images and sounds in prompts, for models that read them."""
 
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | str | None,
-        Meta(description=f'JSON: most items of each kind in a prompt: {{"image": 4}}. Default: {MAX_ITEMS}.'),
+        Meta(
+            description=f'JSON: most items of a kind in a prompt: {{"image": 4}}, {{"audio": 2}}. Default: {MAX_ITEMS}.'
+        ),
     ] = None
     mm_processor_kwargs: Annotated[
         dict[str, Any] | str | None,
@@ -32,7 +34,7 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Tokens of images that one step encodes at most. A larger image of up to 4096 tokens is "
+            description="Tokens of media that one step encodes at most. A larger item of up to 4096 tokens is "
             "encoded alone; others are refused. Default: --max-num-batched-tokens."
         ),
     ] = None
@@ -40,8 +42,8 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         int,
         Meta(
             ge=1,
-            description="Tokens of encoded images that workers keep, so that an image that comes again is not encoded "
-            "again. An image of more is refused.",
+            description="Tokens of encoded media that workers keep, so that an item that comes again is not encoded "
+            "again. An item of more is refused.",
         ),
     ] = DEFAULT_CACHE_TOKENS
     allowed_local_media_path: Annotated[
@@ -58,30 +60,33 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         ),
     ] = False
     media_fetch_timeout: Annotated[
-        Annotated[float, Meta(gt=0, le=600)], Meta(description="Seconds that the download of an image may take.")
+        Annotated[float, Meta(gt=0, le=600)],
+        Meta(description="Seconds that a download of media may take."),
     ] = 10.0
     media_decode_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)],
-        Meta(description="Seconds that decoding and processing an image may take; the process is killed then."),
+        Meta(
+            description="Seconds that decoding and processing an image or a sound may take; the process is killed then."
+        ),
     ] = 30.0
     max_media_file_bytes: Annotated[
-        int, Meta(ge=1, description="Longest image file (32M), in a request, a download or on disk.")
+        int, Meta(ge=1, description="Largest file of an image or a sound (32M), in a request, a download or on disk.")
     ] = 32 * 2**20
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="Most pixels of an image; checked before it is decoded.")
     ] = 2**25
     max_audio_seconds: Annotated[
-        float, Meta(gt=0, le=86_400, description="Longest audio file (3600 seconds); checked while it is decoded.")
+        float, Meta(gt=0, le=86_400, description="Longest sound (3600 seconds); checked while it is decoded.")
     ] = 3600.0
     mm_processor_cache_gb: Annotated[
         float,
-        Meta(ge=0, description="GiB of processed images that an HTTP process keeps for later requests; 0: none."),
+        Meta(ge=0, description="GiB of processed media that an HTTP process keeps for later requests; 0: none."),
     ] = 0.25
     max_media_bytes: Annotated[
         int,
         Meta(
             ge=1,
-            description="Most bytes of processed images of all live requests of an HTTP process (1G); further requests "
+            description="Most bytes of processed media of all live requests of an HTTP process (1G); further requests "
             "are rejected with 503.",
         ),
     ] = 2**30
@@ -161,8 +166,8 @@ def resolve_media(
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
     largest = max(max_encoded, DEFAULT_ITEM_TOKENS) if facts.media.has_any_size else config.encoder_cache_tokens
     return ResolvedMedia(
-        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), "audio" if rows else "image"),
-        processor_kwargs=_json("mm_processor_kwargs", config.mm_processor_kwargs),
+        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), facts.media),
+        processor_kwargs=_processor_kwargs(config, facts.media),
         max_num_encoder_tokens=max_encoded,
         encoder_cache_tokens=config.encoder_cache_tokens,
         max_item_tokens=min(config.encoder_cache_tokens, largest),
@@ -213,13 +218,25 @@ def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
     return found
 
 
-def _limits(given: dict[str, Any], kind: str) -> dict[str, int]:
+def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
+    given = _json("mm_processor_kwargs", config.mm_processor_kwargs)
+    if given and media.kind == "audio":
+        raise ConfigError(
+            f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments",
+            phase="configuration",
+            hint="leave it out",
+        )
+    return given
+
+
+def _limits(given: dict[str, Any], media: MediaFacts) -> dict[str, int]:
     """Return the limit of what the model reads; a value may be an object with a "count", as in vLLM.
 
     A model that attends to audio takes one sound in each prompt, whatever the limit.
     """
-    limits = {kind: 1 if kind == "audio" else MAX_ITEMS}
-    least = 1 if kind == "audio" else 0
+    kind: str = media.kind
+    limits = {kind: 1 if media.attended_rows else MAX_ITEMS}
+    least = 1 if media.attended_rows else 0
     for name, value in given.items():
         count = value.get("count") if isinstance(value, dict) else value
         if type(count) is not int or count < 0 or (name == kind and not least <= count <= MAX_ITEMS):

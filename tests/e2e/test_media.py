@@ -123,7 +123,7 @@ def test_what_is_refused(llm: LLM) -> None:
     ):
         with pytest.raises(InvalidRequestError, match=message):
             run(llm, one)
-    with pytest.raises(InvalidRequestError, match="beam search takes no images"):
+    with pytest.raises(InvalidRequestError, match="beam search takes no media"):
         llm.beam_search([prompt(f"{IMAGE} a", 1)], BeamSearchParams(beam_width=2, max_tokens=3))
     assert len(run(llm, [5, 6, 7])[0].outputs[0].token_ids) == 6
 

@@ -1,4 +1,4 @@
-"""Families of models that read images: each against `transformers`, and in a storm with preemptions."""
+"""Families of models that read images or sounds: each against `transformers`, and in a storm with preemptions."""
 
 import json
 from collections.abc import Callable
@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import tiny_media
+import tiny_sounds
 import transformers
-from media_compare import GREEDY, compare, prompt, result, run
+from media_compare import GREEDY, compare, prompt, result, run, sound_prompt
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.pixtral import allow_pixtral
@@ -27,16 +28,22 @@ class Case(NamedTuple):
     kind: str
     """Its class in `transformers`."""
     mark: str = tiny_media.IMAGE
-    """Where an image is in a prompt."""
-    sizes: tuple[tuple[int, int], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
-    """Of pictures."""
+    """Where an item is in a prompt."""
+    sizes: tuple[tuple[Any, ...], ...] = ((44, 33), (20, 60), (90, 20), (30, 30))
+    """Of pictures, or the seconds of sounds."""
     num_blocks: int = 17
     """Of the cache: requests are preempted, and find some of their blocks again."""
     has_hits: bool = True
     """Whether some requests of the storm surely find cached blocks; windows need room for more of them."""
+    prompt: Callable[..., dict[str, Any]] = prompt
+    """Makes one, of a text and items: each a seed and its size."""
 
 
+_SOUNDS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "prompt": sound_prompt}
 CASES = {
+    "qwen2_audio": Case(
+        tiny_sounds.make_qwen2_audio, "Qwen2AudioForConditionalGeneration", tiny_sounds.SOUND, num_blocks=22, **_SOUNDS
+    ),
     "qwen3_vl_moe": Case(tiny_media.make_qwen3_vl_moe, "Qwen3VLMoeForConditionalGeneration", "<|image_pad|>"),
     "gemma3": Case(
         tiny_media.make_gemma3, "Gemma3ForConditionalGeneration", "<start_of_image>", num_blocks=40, has_hits=False
@@ -81,14 +88,14 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Tokens and logprobs are those of `transformers`, and have the same bits alone and among others."""
     monkeypatch.setenv("OCTAVO_CHECK", "1")
     case = CASES[name]
-    path, mark, sizes = case.make(tmp_path), case.mark, case.sizes
+    path, mark, sizes, prompt = case.make(tmp_path), case.mark, case.sizes, case.prompt
     with LLM(str(path), **SETTINGS, num_gpu_blocks_override=case.num_blocks) as llm:
         prompts = [
             prompt(f"look at {mark} here", (1, *sizes[0])),
             prompt(f"{mark}, and {mark} again", (2, *sizes[1]), (2, *sizes[1])),
             prompt(f"one {mark} and {mark}, a third {mark} of them", *[(n, *sizes[n]) for n in (1, 2, 3)]),
             prompt(f"ends with {mark}", (4, *sizes[0])),
-            prompt("no image at all"),
+            prompt("no item at all"),
         ]
         compare(llm, path, getattr(transformers, case.kind), prompts)
         storm = [
@@ -103,17 +110,17 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
         assert list(map(result, together)) == alone
         assert not case.has_hits or any(output.num_cached_tokens for output in together)
         assert llm.stats().num_preemptions > 0
-        _assert_images_are_told_apart(llm, mark)
+        _assert_items_are_told_apart(llm, case)
         assert len({str(one) for one in alone}) == len(alone)
         assert [result(one) for one in run(llm, *prompts)] == [
             result(run(llm, one, params=GREEDY)[0]) for one in prompts
         ]
 
 
-def _assert_images_are_told_apart(llm: LLM, mark: str) -> None:
-    """The prefix cache finds the blocks of an equal image, and not those of another one behind equal tokens."""
-    text = f"{'the same words ' * 4}{mark}{'and then some more of them ' * 3}"
-    first, again, other = (run(llm, prompt(text, (seed, 30, 30)))[0] for seed in (31, 31, 32))
+def _assert_items_are_told_apart(llm: LLM, case: Case) -> None:
+    """The prefix cache finds the blocks of an equal item, and not those of another one behind equal tokens."""
+    text = f"{'the same words ' * 4}{case.mark}{'and then some more of them ' * 3}"
+    first, again, other = (run(llm, case.prompt(text, (seed, *case.sizes[-1])))[0] for seed in (31, 31, 32))
     assert first.prompt_token_ids == other.prompt_token_ids
     assert result(again) == result(first) != result(other)
     start = (first.prompt_token_ids or []).index(tiny_media.VOCAB_SIZE)

@@ -135,7 +135,7 @@ def test_sounds_that_cannot_be_used(llm: LLM) -> None:
     for value, message in audio:
         with pytest.raises(InvalidRequestError, match=message) as caught:
             run(llm, {"prompt": START, "multi_modal_data": {"audio": value}})
-        assert caught.value.param == "multi_modal_data['audio']"
+        assert caught.value.param == "multi_modal_data['audio'][0]"
     with pytest.raises(InvalidRequestError, match="audio"):
         run(llm, START)
     assert run(llm, prompt(1)), "the engine goes on"

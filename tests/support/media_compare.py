@@ -1,4 +1,4 @@
-"""Compares prompts with images, their tokens and logprobs, with what `transformers` gives."""
+"""Compares prompts with images or sounds, their tokens and logprobs, with what `transformers` gives."""
 
 from pathlib import Path
 from typing import Any
@@ -7,6 +7,7 @@ import torch
 import transformers
 from tiny_media import picture
 from tiny_models import VOCAB_SIZE
+from tiny_whisper import RATE, sound
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.outputs import RequestOutput
@@ -25,6 +26,11 @@ def prompt(text: str, *images: Any) -> dict[str, Any]:
     return {"prompt": text, "multi_modal_data": {"image": pictures}}
 
 
+def sound_prompt(text: str, *sounds: tuple[int, float]) -> dict[str, Any]:
+    """Return a prompt with sounds, given by their seeds and seconds."""
+    return {"prompt": text, "multi_modal_data": {"audio": [(sound(*one), RATE) for one in sounds]}}
+
+
 def result(output: RequestOutput) -> object:
     return [(one.token_ids, one.logprobs, one.finish_reason) for one in output.outputs]
 
@@ -38,8 +44,7 @@ def compare(llm: LLM, path: Path, kind: Any, prompts: list[dict[str, Any]]) -> N
     processor = transformers.AutoProcessor.from_pretrained(path)
     model = kind.from_pretrained(path, dtype=torch.float32).eval()
     for one, output in zip(prompts, run(llm, *prompts), strict=True):
-        images = one["multi_modal_data"].get("image") or None
-        inputs = processor(text=one["prompt"], images=images, return_tensors="pt")
+        inputs = processor(text=one["prompt"], return_tensors="pt", **_media(one["multi_modal_data"]))
         length = inputs.input_ids.shape[1]
         assert output.prompt_token_ids == inputs.input_ids[0].tolist()
         assert output.prompt == one["prompt"]
@@ -57,3 +62,10 @@ def compare(llm: LLM, path: Path, kind: Any, prompts: list[dict[str, Any]]) -> N
         assert len(output.outputs[0].logprobs or []) >= len(tokens) > 0
         for row, token, reported in zip(logprobs, tokens, output.outputs[0].logprobs or [], strict=False):
             assert abs(float(row[token]) - reported[token].logprob) < 1e-4
+
+
+def _media(data: dict[str, Any]) -> dict[str, Any]:
+    """Return media as processors take them."""
+    if sounds := data.get("audio"):
+        return {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
+    return {"images": data.get("image") or None}

@@ -21,6 +21,7 @@ from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.wire import AudioJob, AudioResult
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.processor import MediaProcessor
+from octavo.frontend.media.wire import Job
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
 from octavo.protocol.env import Env
@@ -109,7 +110,7 @@ def test_damaged_images(tmp_path: Path, rounds: int) -> None:
         processor = MediaProcessor(config_of(make_llava(tmp_path)))
 
         async def read(data: bytes) -> object:
-            return (await processor.process(data, None, {})).digest
+            return (await processor.process(Job(data, None, {}))).digest
 
         try:
             num_read, num_refused = await survive(read, files, lambda: processor._processes._idle[0].pid, rounds)

@@ -20,9 +20,11 @@ from tiny_media import IMAGE, make_llava, picture
 from tiny_models import VOCAB_SIZE
 
 from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.images import pixels_of
 from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
-from octavo.frontend.media.prompts import FIELD, MediaPrompts, _pixels_of, sources_of
+from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
+from octavo.frontend.media.wire import Job
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.text.messages import MessageForm
@@ -71,31 +73,31 @@ def test_files_and_pixels(path: Path) -> None:
 
     async def work(processor: MediaProcessor) -> None:
         assert await processor.placeholder() == IMAGE
-        expected = await processor.process(image.tobytes(), image.size, {})
+        expected = await processor.process(Job(image.tobytes(), image.size, {}))
         assert (expected.num_rows, expected.token_ids) == (25, [VOCAB_SIZE] * 25)
         for kind in ("PNG", "BMP"):
-            assert (await processor.process(encoded(image, kind), None, {})).digest == expected.digest
-        assert (await processor.process(encoded(picture(2)), None, {})).digest != expected.digest
+            assert (await processor.process(Job(encoded(image, kind), None, {}))).digest == expected.digest
+        assert (await processor.process(Job(encoded(picture(2)), None, {}))).digest != expected.digest
         (process,) = processor._processes._idle
         clear = image.convert("RGBA")
         clear.putalpha(0)
-        white = await processor.process(encoded(Image.new("RGB", image.size, "white")), None, {})
-        assert (await processor.process(encoded(clear), None, {})).digest == white.digest
+        white = await processor.process(Job(encoded(Image.new("RGB", image.size, "white")), None, {}))
+        assert (await processor.process(Job(encoded(clear), None, {}))).digest == white.digest
         frames = [picture(3), picture(4)]
         animated = encoded(frames[0], "WEBP", save_all=True, append_images=frames[1:], lossless=True)
-        first = await processor.process(frames[0].tobytes(), frames[0].size, {})
-        assert (await processor.process(animated, None, {})).digest == first.digest
+        first = await processor.process(Job(frames[0].tobytes(), frames[0].size, {}))
+        assert (await processor.process(Job(animated, None, {}))).digest == first.digest
         for data, message in BAD_FILES:
             with pytest.raises(MediaError, match=message):
-                await processor.process(data, None, {})
+                await processor.process(Job(data, None, {}))
         with pytest.raises(MediaError, match="cannot be decoded"):
-            await processor.process(encoded(image), None, {"do_resize": "?", "size": 3})
+            await processor.process(Job(encoded(image), None, {"do_resize": "?", "size": 3}))
         assert processor._processes._idle == [process], "no image has ended it"
         with pytest.raises(MediaError, match=r"mm_processor_kwargs has sizes, .* knows .*crop_size"):
-            await processor.process(encoded(image), None, {"sizes": 3})
+            await processor.process(Job(encoded(image), None, {"sizes": 3}))
         queries.clear()
-        assert (await processor.process(encoded(image), None, {})).digest == expected.digest
-        darker = await processor.process(encoded(image), None, {"rescale_factor": 0.001})
+        assert (await processor.process(Job(encoded(image), None, {}))).digest == expected.digest
+        darker = await processor.process(Job(encoded(image), None, {"rescale_factor": 0.001}))
         assert (darker.digest != expected.digest, queries) == (True, [True, False])
 
     run(path, work, queries.append)
@@ -103,8 +105,8 @@ def test_files_and_pixels(path: Path) -> None:
 
 def test_a_picture_is_read_like_its_file() -> None:
     """What is transparent becomes white, also in pictures that no file holds."""
-    assert _pixels_of(Image.new("RGBA", (2, 1), (9, 9, 9, 0)), 10) == (b"\xff" * 6, (2, 1))
-    assert _pixels_of(Image.new("L", (1, 1), 7), 10) == (b"\x07" * 3, (1, 1))
+    assert pixels_of(Image.new("RGBA", (2, 1), (9, 9, 9, 0)), 10) == (b"\xff" * 6, (2, 1))
+    assert pixels_of(Image.new("L", (1, 1), 7), 10) == (b"\x07" * 3, (1, 1))
 
 
 def _chunk(kind: bytes, data: bytes) -> bytes:
@@ -138,13 +140,13 @@ def test_a_process_that_is_too_slow_or_dies_is_replaced(path: Path) -> None:
         (first,) = processor._processes._idle
         os.kill(first.pid, signal.SIGSTOP)
         with pytest.raises(MediaError, match="media-decode-timeout"):
-            await processor.process(image.tobytes(), image.size, {})
+            await processor.process(Job(image.tobytes(), image.size, {}))
         assert first.returncode is not None
-        assert (await processor.process(image.tobytes(), image.size, {})).num_rows == 25
+        assert (await processor.process(Job(image.tobytes(), image.size, {}))).num_rows == 25
         (second,) = processor._processes._idle
         os.kill(second.pid, signal.SIGKILL)
         await second.wait()
-        assert (await processor.process(picture(2).tobytes(), image.size, {})).num_rows == 25
+        assert (await processor.process(Job(picture(2).tobytes(), image.size, {}))).num_rows == 25
 
     # A stopped process takes any time; the others need a fraction of this.
     run(path, work, decode_timeout_s=5.0)
@@ -236,20 +238,21 @@ def test_prompts(path: Path) -> None:
 
 def test_images_are_taken_out_of_messages() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,x"}}, "b"]
-    messages, sources = take_media([{"role": "user", "content": parts}, {"role": "user", "content": "c"}], IMAGE)
+    conversation = [{"role": "user", "content": parts}, {"role": "user", "content": "c"}]
+    messages, sources = take_media(conversation, "image", IMAGE)
     assert [(source.value, source.path) for source in sources] == [("data:,x", "messages[0].content[1]")]
     as_parts = MessageForm(wants_parts=True, wraps_strings=False, knows_developer=True).convert(messages)
     assert [part["type"] for part in as_parts[0]["content"]] == ["text", "image", "text"]
     as_text = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True).convert(messages)
     assert as_text[0]["content"] == f"a\n{IMAGE}\nb"
     known = {"type": "image_url", "image_url": None, "uuid": "a"}
-    _, (source,) = take_media([{"role": "user", "content": [known]}], IMAGE)
+    _, (source,) = take_media([{"role": "user", "content": [known]}], "image", IMAGE)
     assert (source.value, source.uuid) == (None, "a")
     with pytest.raises(InvalidRequestError, match="uuid must be a string"):
-        take_media([{"role": "user", "content": [{**known, "uuid": 3}]}], IMAGE)
+        take_media([{"role": "user", "content": [{**known, "uuid": 3}]}], "image", IMAGE)
     for part in ({"type": "image_url"}, {"type": "image_url", "image_url": {"url": ""}}):
         with pytest.raises(InvalidRequestError, match=r"messages\[0\].content\[0\].image_url"):
-            take_media([{"role": "user", "content": [part]}], IMAGE)
+            take_media([{"role": "user", "content": [part]}], "image", IMAGE)
 
 
 def test_conversations_without_images_start_no_process(path: Path) -> None:
@@ -269,16 +272,18 @@ def test_conversations_without_images_start_no_process(path: Path) -> None:
 
 
 def test_multi_modal_data() -> None:
-    assert [source.path for source in sources_of({"image": [1, 2]})] == [f"{FIELD}['image'][{n}]" for n in (0, 1)]
-    assert sources_of({}) == []
-    assert [source.uuid for source in sources_of({"image": [1, None]}, {"image": [None, "a"]})] == [None, "a"]
-    assert [(source.value, source.uuid) for source in sources_of({}, {"image": "a"})] == [(None, "a")]
+    assert [source.path for source in sources_of({"image": [1, 2]}, None, "image")] == [
+        f"{FIELD}['image'][{n}]" for n in (0, 1)
+    ]
+    assert sources_of({}, None, "image") == []
+    assert [source.uuid for source in sources_of({"image": [1, None]}, {"image": [None, "a"]}, "image")] == [None, "a"]
+    assert [(source.value, source.uuid) for source in sources_of({}, {"image": "a"}, "image")] == [(None, "a")]
     for uuids in ({"image": ["a"]}, {"image": ["a", 1]}, {"image": ["", "a"]}, {"audio": ["a", "b"]}):
         with pytest.raises(InvalidRequestError, match="multi_modal_uuids"):
-            sources_of({"image": [1, 2]}, uuids)
+            sources_of({"image": [1, 2]}, uuids, "image")
     for data in ({"video": 1}, [1]):
         with pytest.raises(InvalidRequestError, match=FIELD):
-            sources_of(data)
+            sources_of(data, None, "image")
 
 
 def test_models_without_a_tower_say_so(path: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints of models that read images: the tensors of the language model, and those of the tower."""
+"""Checkpoints of models that read images or audio: the tensors of the language model, and those of the tower."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +18,8 @@ from octavo.worker_proc.weights.reader import Wants, read_weights
 
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.")
 _TOWER = re.compile(
-    r"^(model\.)?(vision_tower|vision_model|visual|encoder|multi_modal_projector|connector|image_newline)\b"
+    r"^(model\.)?"
+    r"(vision_tower|vision_model|visual|audio_tower|encoder|multi_modal_projector|connector|image_newline)\b"
 )
 
 
@@ -32,7 +33,7 @@ def text_name(name: str) -> str | None:
 def read_text_weights(
     facts: ModelFacts, report: Callable[[float], None], wants: Wants
 ) -> Iterator[tuple[str, Tensor | QuantizedMatrix]]:
-    """Yield the weights of a model, or of the language model of one that reads images: see `read_weights`."""
+    """Yield the weights of a model, or of the language model of one that reads media: see `read_weights`."""
     if facts.media is None:
         yield from read_weights(facts, report, wants)
         return
@@ -57,7 +58,7 @@ def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
     """
     if config.media is None or not model.stage.is_first:
         return None
-    assert config.model.media is not None, "a model that reads images"
+    assert config.model.media is not None, "a model that reads media"
     tower = build_tower(
         TowerSpec(
             facts=config.model.media,

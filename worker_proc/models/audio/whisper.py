@@ -1,7 +1,9 @@
 """Whisper's encoder: two convolutions over a spectrogram, and layers whose attention has both directions."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -13,18 +15,62 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed
-from octavo.worker_proc.models.hf_config import CheckedConfig
+from octavo.worker_proc.models.hf_config import CheckedConfig, reject_unless, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
 from octavo.worker_proc.models.layers.attention import SelfAttention
 from octavo.worker_proc.models.layers.decoder import PreNormLayer
 from octavo.worker_proc.models.layers.mlp import Mlp
 from octavo.worker_proc.models.layers.norm import LayerNorm
 from octavo.worker_proc.models.parameters import Parameters
-from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower, array_of
+from octavo.worker_proc.models.vision.tower import (
+    Floats,
+    MergedProjection,
+    Patches,
+    TowerSpec,
+    VisionTower,
+    array_of,
+)
 
 FEATURES = "input_features"
 """The tensor of an item: a spectrogram in float32, mel bands by frames."""
-_EPS = 1e-5
+EPS = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSizes:
+    """Sizes of an encoder."""
+
+    width: int
+    inner_width: int
+    num_layers: int
+    num_heads: int
+    num_rows: int
+    """Of the longest sound: a row for two frames."""
+    num_mels: int
+    activation: str
+
+    @classmethod
+    def read(cls, config: CheckedConfig) -> "EncoderSizes":
+        """Read the keys that Whisper has.
+
+        Raises:
+            ConfigError: one is missing, or a value is not supported.
+        """
+        reject_unless(config, "scale_embedding", [False])
+        read = cls(
+            width=required(config, "d_model", int),
+            inner_width=required(config, "encoder_ffn_dim", int),
+            num_layers=required(config, "encoder_layers", int),
+            num_heads=required(config, "encoder_attention_heads", int),
+            num_rows=required(config, "max_source_positions", int),
+            num_mels=required(config, "num_mel_bins", int),
+            activation=activation(config, "gelu", PLAIN, key="activation_function"),
+        )
+        if read.width % read.num_heads:
+            raise ConfigError(
+                f"config.json: d_model is {read.width}, which encoder_attention_heads ({read.num_heads}) do not divide"
+            )
+        return read
 
 
 class WhisperEncoder(VisionTower):
@@ -45,11 +91,21 @@ class WhisperEncoder(VisionTower):
         num_rows = self.max_item_rows
         if frames_CF.shape != (self.num_mels, 2 * num_rows):
             raise ProtocolError(f"{FEATURES} of shape {frames_CF.shape}, not {(self.num_mels, 2 * num_rows)}")
+        return [sequence_of(self.convolved(frames_CF))]
+
+    def convolved(self, frames_CF: Floats) -> Floats:
+        """Return what the convolutions make of a spectrogram: a row for two frames."""
         x = torch.from_numpy(frames_CF.copy()).unsqueeze(0)
         for (weight, bias), stride in zip(self.convolutions, (1, 2), strict=True):
             x = gelu(conv1d(x, weight.float(), bias.float(), stride=stride, padding=1))
-        positions_T = np.arange(num_rows)
-        return [Patches(np.ascontiguousarray(x[0].T.numpy()), positions_T, positions_T)]
+        rows_TP: Floats = np.ascontiguousarray(x[0].T.numpy())
+        return rows_TP
+
+
+def sequence_of(rows_TP: Floats) -> Patches:
+    """Return rows from the first position on as a sequence of the encoder, with all its results."""
+    positions_T = np.arange(len(rows_TP))
+    return Patches(rows_TP, positions_T, positions_T)
 
 
 def whisper_rules() -> list[Rule]:
@@ -64,46 +120,73 @@ def _with_key_bias(name: str, values: Values) -> Iterator[tuple[str, Values]]:
         yield name.removesuffix("weight") + "bias", torch.zeros(values.shape[0])
 
 
-def build(spec: TowerSpec) -> WhisperEncoder:
-    """Make the encoder; its parameters are uninitialized.
+Encoder = TypeVar("Encoder", bound=WhisperEncoder)
 
-    Raises:
-        ConfigError: something in the configuration is not supported.
+
+def assemble(
+    kind: type[Encoder],
+    spec: TowerSpec,
+    sizes: EncoderSizes,
+    parameters: Parameters,
+    *,
+    project: Callable[[Tensor], Tensor],
+    merged: MergedProjection | None = None,
+) -> Encoder:
+    """Make an encoder of this family; its parameters are uninitialized.
+
+    Args:
+        kind: its class.
+        spec: what it is built for.
+        sizes: of its layers.
+        parameters: of all parts.
+        project: see `VisionTower`.
+        merged: see `VisionTower`.
     """
-    width = spec.width
-    config = CheckedConfig(spec.facts.hf_config)  # the decoder's keys are checked with the decoder
-    num_layers, num_heads = config["encoder_layers"], config["encoder_attention_heads"]
-    num_rows, num_mels = config["max_source_positions"], config["num_mel_bins"]
-    if width % num_heads:
-        raise ConfigError(f"config.json: d_model is {width}, which encoder_attention_heads ({num_heads}) do not divide")
-    shape = AttentionShape(num_heads, num_heads, width // num_heads, (width // num_heads) ** -0.5, is_causal=False)
-    parameters = Parameters(spec.placement, prefixes=["model.encoder.", "encoder."], rules=whisper_rules())
+    width, head_dim = sizes.width, sizes.width // sizes.num_heads
+    shape = AttentionShape(sizes.num_heads, sizes.num_heads, head_dim, head_dim**-0.5, is_causal=False)
     convolutions = tuple(
         (parameters.new(f"conv{number}.weight", width, inputs, 3), parameters.new(f"conv{number}.bias", width))
-        for number, inputs in ((1, num_mels), (2, width))
+        for number, inputs in ((1, sizes.num_mels), (2, width))
     )
-    positions_LD = parameters.new("embed_positions.weight", num_rows, width)
-    norm = partial(LayerNorm.new, parameters, width=width, eps=_EPS)
-    function = activation(config, "gelu", PLAIN, key="activation_function")
+    positions_LD = parameters.new("embed_positions.weight", sizes.num_rows, width)
+    norm = partial(LayerNorm.new, parameters, width=width, eps=EPS)
 
     def layer(index: int) -> PreNormLayer:
         name = f"layers.{index}"
         attention = SelfAttention(
             parameters, f"{name}.self_attn", index, shape, width, rotary=None, has_qkv_bias=True, has_output_bias=True
         )
-        mlp = Mlp(parameters, name, width, config["encoder_ffn_dim"], activation=function, has_bias=True)
+        mlp = Mlp(parameters, name, width, sizes.inner_width, activation=sizes.activation, has_bias=True)
         return PreNormLayer(norm(f"{name}.self_attn_layer_norm"), attention, norm(f"{name}.final_layer_norm"), mlp)
 
-    tower = WhisperEncoder(
+    tower = kind(
         parameters,
-        [shape] * num_layers,
+        [shape] * sizes.num_layers,
         width=width,
         patch_width=width,
-        max_item_rows=num_rows,
+        max_item_rows=sizes.num_rows,
         embed=lambda rows_TD, positions_T: rows_TD + embedding(positions_T, positions_LD),
-        layers=[layer(index) for index in range(num_layers)],
-        project=norm("layer_norm"),
+        layers=[layer(index) for index in range(sizes.num_layers)],
+        project=project,
         library=spec.library,
+        merged=merged,
     )
-    tower.num_mels, tower.convolutions = num_mels, convolutions
+    tower.num_mels, tower.convolutions = sizes.num_mels, convolutions
     return tower
+
+
+def build(spec: TowerSpec) -> WhisperEncoder:
+    """Make the encoder; its parameters are uninitialized.
+
+    Raises:
+        ConfigError: something in the configuration is not supported.
+    """
+    sizes = EncoderSizes.read(CheckedConfig(spec.facts.hf_config))  # the decoder's keys are checked with the decoder
+    parameters = Parameters(spec.placement, prefixes=["model.encoder.", "encoder."], rules=whisper_rules())
+    return assemble(
+        WhisperEncoder,
+        spec,
+        sizes,
+        parameters,
+        project=LayerNorm.new(parameters, "layer_norm", sizes.width, EPS),
+    )

@@ -5,7 +5,10 @@ from importlib import import_module
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
-_AUDIO = {"WhisperForConditionalGeneration": "whisper"}
+_AUDIO = {
+    "Qwen2AudioForConditionalGeneration": "qwen2_audio",
+    "WhisperForConditionalGeneration": "whisper",
+}
 """The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
     "Gemma3ForConditionalGeneration": "gemma3",

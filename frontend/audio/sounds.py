@@ -1,0 +1,75 @@
+"""Decodes sounds of requests and runs the model's processor, in a process that may be killed.
+
+See `octavo.frontend.media.process`, which does the same for images.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from octavo.frontend.audio.process import FEATURES, AudioReader, num_spare_bytes
+from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
+from octavo.frontend.media.child import Decoder, serve
+from octavo.frontend.media.result import result_of
+from octavo.frontend.media.wire import Result
+
+MASK = "feature_attention_mask"
+_SEEN_FRAMES = 2
+"""Frames behind the end of a sound that its last row depends on, through the convolutions of the encoder."""
+
+
+class SoundProcessor:
+    """The processor of one model."""
+
+    def __init__(self, setup: SoundSetup) -> None:
+        """Load it.
+
+        Raises:
+            ImportError: soundfile or soxr is missing.
+            OSError, ValueError: the files of the processor are missing or invalid.
+        """
+        self._reader = AudioReader(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
+        import transformers
+
+        self._setup = setup
+        self._processor: Any = transformers.AutoProcessor.from_pretrained(
+            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
+        )
+        self.placeholder: str = self._processor.audio_token
+        self.placeholder_id: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+
+    def process(self, job: SoundJob) -> Result:
+        """Return what the processor makes of a sound."""
+        samples = self._reader.decode(job.data, job.rate)
+        if isinstance(samples, AudioResult):
+            return Result(samples.fault)
+        if len(samples) > self._reader.window:
+            most_s = self._reader.window / self._reader.rate
+            return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")
+        inputs = dict(
+            self._processor(
+                audio=[samples],
+                text=[self.placeholder],
+                add_special_tokens=False,
+                return_tensors="np",
+                return_text_replacement_offsets=True,
+                sampling_rate=self._reader.rate,
+            )
+        )
+        # The encoder reads nothing of the silence that fills the window, which is most of it for short sounds.
+        num_seen = 2 * ((int(inputs[MASK].sum()) + 1) // 2) + _SEEN_FRAMES
+        for name in (FEATURES, MASK):
+            inputs[name] = np.ascontiguousarray(inputs[name][..., :num_seen])
+        inputs[MASK] = inputs[MASK].astype(np.int64)
+        result = result_of(inputs, self._setup.token_id)
+        return result if result.num_rows else Result(f"it has {len(samples)} samples, too few for a token")
+
+
+def _load(setup: SoundSetup) -> Decoder:
+    processor = SoundProcessor(setup)
+    num_bytes = num_spare_bytes(setup.max_seconds)
+    return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
+
+
+if __name__ == "__main__":
+    serve(SoundSetup, SoundJob, _load, Result)

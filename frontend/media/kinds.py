@@ -1,0 +1,83 @@
+"""Kinds of media that become rows of a prompt: what differs between images and sounds."""
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from octavo.frontend.audio.samples import is_pair, samples_of
+from octavo.frontend.audio.wire import SoundJob, SoundSetup
+from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.images import image_job
+from octavo.frontend.media.parts import Kind
+from octavo.frontend.media.wire import Setup
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.media import ResolvedMedia
+
+
+@dataclass(frozen=True, slots=True)
+class MediaKind:
+    """How one kind of media is decoded and processed."""
+
+    module: str
+    """What the processes run."""
+    hint: str
+    """For the operator, if they cannot load what they need."""
+    setup: Callable[[ResolvedConfig], msgspec.Struct]
+    """Returns their first message."""
+    job: Callable[[Any, Mapping[str, Any], ResolvedMedia], msgspec.Struct]
+    """Returns the message about an item: its value, further arguments of the processor, and limits. May take long.
+
+    Raises:
+        MediaError: it is no such item.
+    """
+    is_one: Callable[[Any], bool] = lambda value: not isinstance(value, list | tuple)
+    """Whether a value of `multi_modal_data` is one item, not several."""
+
+
+def _of_images(config: ResolvedConfig) -> Setup:
+    assert config.media is not None and config.model.media is not None and config.model.media.token_id is not None
+    return Setup(
+        os.getpid(),
+        config.model.media.processor_path,
+        config.model.trust_remote_code,
+        config.model.media.token_id,
+        config.media.max_image_pixels,
+        config.media.processor_kwargs,
+    )
+
+
+def _of_sounds(config: ResolvedConfig) -> SoundSetup:
+    assert config.media is not None and config.model.media is not None and config.model.media.token_id is not None
+    return SoundSetup(
+        os.getpid(),
+        config.model.media.processor_path,
+        config.model.trust_remote_code,
+        config.model.media.token_id,
+        config.media.max_audio_s,
+    )
+
+
+def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> SoundJob:
+    if processor_kwargs:
+        raise MediaError(f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and sounds take none")
+    return SoundJob(*samples_of(value))
+
+
+KINDS: dict[Kind, MediaKind] = {
+    "image": MediaKind(
+        "octavo.frontend.media.process",
+        "images need pip install 'octavo[image]', and the model's processor files",
+        _of_images,
+        image_job,
+    ),
+    "audio": MediaKind(
+        "octavo.frontend.audio.sounds",
+        "audio needs pip install 'octavo[audio]', and the model's processor files",
+        _of_sounds,
+        _sound_job,
+        lambda value: not isinstance(value, list | tuple) or is_pair(value),
+    ),
+}

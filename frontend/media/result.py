@@ -1,0 +1,36 @@
+"""`result_of`: what a processor of `transformers` has made of one item, as a message."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from octavo.frontend.media.wire import Result
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.media import MediaTensor, digest_of
+
+_OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
+"""Results of a processor that are not about media."""
+
+
+def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()) -> Result:
+    """Return the result of an item.
+
+    Args:
+        inputs: of the model: arrays of numpy, for a text that is the item's placeholder alone.
+        token_id: the placeholder of a row.
+        grid: see `MediaItem.grid`.
+    """
+    tensors = {
+        name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
+        for name, value in inputs.items()
+        if name not in _OF_TEXT
+    }
+    ((offsets, *_), *_) = inputs["text_replacement_offsets"]
+    token_ids = inputs["input_ids"][0].tolist()
+    return Result(
+        replacement=offsets["replacement"],
+        token_ids=token_ids,
+        num_rows=token_ids.count(token_id),
+        digest=digest_of(tensors),
+        tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
+        grid=list(grid),
+    )
