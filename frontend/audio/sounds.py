@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from octavo.frontend.audio.process import FEATURES, AudioReader, num_spare_bytes
+from octavo.frontend.audio.voxtral import PLACEHOLDER, windowed_inputs
 from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
 from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.result import result_of
@@ -32,17 +33,24 @@ class SoundProcessor:
         import transformers
 
         self._setup = setup
-        self._processor: Any = transformers.AutoProcessor.from_pretrained(
+        self._processor: Any = None
+        if setup.rows_per_window:
+            self.placeholder, self.placeholder_id = PLACEHOLDER, setup.token_id
+            return
+        self._processor = transformers.AutoProcessor.from_pretrained(
             setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
         )
-        self.placeholder: str = self._processor.audio_token
-        self.placeholder_id: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+        self.placeholder = str(self._processor.audio_token)
+        self.placeholder_id = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: SoundJob) -> Result:
         """Return what the processor makes of a sound."""
         samples = self._reader.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return Result(samples.fault)
+        if self._setup.rows_per_window:
+            inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, self._setup.rows_per_window)
+            return result_of(inputs, self._setup.token_id)
         if len(samples) > self._reader.window:
             most_s = self._reader.window / self._reader.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")

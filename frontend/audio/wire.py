@@ -58,6 +58,8 @@ class SoundSetup(msgspec.Struct, array_like=True):
     token_id: int
     max_seconds: float
     """Of a file."""
+    rows_per_window: int
+    """Of the prompt, if the model reads sounds of any length in whole windows; 0: the model's processor tells."""
 
 
 class SoundJob(msgspec.Struct, array_like=True):

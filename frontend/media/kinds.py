@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from octavo.frontend.audio.samples import is_pair, samples_of
+from octavo.frontend.audio.voxtral import rows_per_window
 from octavo.frontend.audio.wire import SoundJob, SoundSetup
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import image_job
@@ -57,6 +58,7 @@ def _of_sounds(config: ResolvedConfig) -> SoundSetup:
         config.model.trust_remote_code,
         config.model.media.token_id,
         config.media.max_audio_s,
+        rows_per_window(config.model.media),
     )
 
 

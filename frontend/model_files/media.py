@@ -24,7 +24,7 @@ ARCHITECTURES = (
     "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
-AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration",)
+AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
 """Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""

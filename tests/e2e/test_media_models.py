@@ -35,14 +35,23 @@ class Case(NamedTuple):
     """Of the cache: requests are preempted, and find some of their blocks again."""
     has_hits: bool = True
     """Whether some requests of the storm surely find cached blocks; windows need room for more of them."""
+    make_processor: Callable[[Path], Any] | None = None
+    """See `compare`."""
     prompt: Callable[..., dict[str, Any]] = prompt
     """Makes one, of a text and items: each a seed and its size."""
 
 
-_SOUNDS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "prompt": sound_prompt}
+_SOUNDS: dict[str, Any] = {"sizes": ((0.8,), (0.53,), (1.0,), (0.3,)), "num_blocks": 22, "prompt": sound_prompt}
 CASES = {
     "qwen2_audio": Case(
-        tiny_sounds.make_qwen2_audio, "Qwen2AudioForConditionalGeneration", tiny_sounds.SOUND, num_blocks=22, **_SOUNDS
+        tiny_sounds.make_qwen2_audio, "Qwen2AudioForConditionalGeneration", tiny_sounds.SOUND, **_SOUNDS
+    ),
+    "voxtral": Case(
+        tiny_sounds.make_voxtral,
+        "VoxtralForConditionalGeneration",
+        "[AUDIO]",
+        make_processor=tiny_sounds.VoxtralInputs,
+        **{**_SOUNDS, "sizes": ((0.8,), (1.5,), (1.0,), (0.3,)), "num_blocks": 34},
     ),
     "qwen3_vl_moe": Case(tiny_media.make_qwen3_vl_moe, "Qwen3VLMoeForConditionalGeneration", "<|image_pad|>"),
     "gemma3": Case(
@@ -97,7 +106,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
             prompt(f"ends with {mark}", (4, *sizes[0])),
             prompt("no item at all"),
         ]
-        compare(llm, path, getattr(transformers, case.kind), prompts)
+        compare(llm, path, getattr(transformers, case.kind), prompts, case.make_processor)
         storm = [
             prompt(f"about {mark}{'.' * (n // 2)} {mark}?", (n % 3, *sizes[n % 2]), (n // 2, *sizes[n // 2 % 4]))
             for n in (place % 6 for place in range(12))

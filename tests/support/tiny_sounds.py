@@ -6,7 +6,8 @@ from typing import Any
 import transformers
 from tiny_media import CHAT_TEMPLATE, _tokenizer, _write
 from tiny_models import MAX_POSITIONS, VOCAB_SIZE
-from tiny_whisper import SECONDS
+from tiny_whisper import RATE, SECONDS
+from transformers.models.voxtral.processing_voxtral import VoxtralProcessor
 
 SOUND = "<|AUDIO|>"
 ENCODER: dict[str, Any] = {
@@ -29,6 +30,11 @@ TEXT: dict[str, Any] = {
 }
 
 
+def template(mark: str) -> str:
+    """Return a chat template with a mark for each sound."""
+    return CHAT_TEMPLATE.replace("part['type'] == 'image'", "part['type'] == 'audio'").replace("<image>", mark)
+
+
 def make_qwen2_audio(directory: Path) -> Path:
     """Write a Qwen2-Audio: two results of its encoder, each of two frames, are a row."""
     tokenizer = _tokenizer("<|audio_bos|>", "<|audio_eos|>", image=SOUND)
@@ -40,8 +46,40 @@ def make_qwen2_audio(directory: Path) -> Path:
     processor = transformers.Qwen2AudioProcessor(
         feature_extractor=transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS),
         tokenizer=tokenizer,
-        chat_template=CHAT_TEMPLATE.replace("part['type'] == 'image'", "part['type'] == 'audio'").replace(
-            "<image>", f"<|audio_bos|>{SOUND}<|audio_eos|>"
-        ),
+        chat_template=template(f"<|audio_bos|>{SOUND}<|audio_eos|>"),
     )
     return _write(directory, transformers.Qwen2AudioForConditionalGeneration(config), processor)
+
+
+def make_voxtral(directory: Path) -> Path:
+    """Write a Voxtral: two results of its encoder, side by side, are a row; a sound is whole windows."""
+    tokenizer = _tokenizer("[BEGIN_AUDIO]", "[TRANSCRIBE]", image="[AUDIO]")
+    own = {"num_mel_bins": 20, "max_source_positions": ENCODER["max_source_positions"]}
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
+    config = transformers.VoxtralConfig(
+        audio_config=transformers.VoxtralEncoderConfig(**own, **sizes),
+        text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer), head_dim=16),
+        audio_token_id=VOCAB_SIZE,
+    )
+    transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=SECONDS).save_pretrained(directory)
+    tokenizer.chat_template = template("[BEGIN_AUDIO][AUDIO]")
+    return _write(directory, transformers.VoxtralForConditionalGeneration(config), tokenizer)
+
+
+class VoxtralInputs:
+    """Makes inputs as `VoxtralProcessor` does, with its code for sounds; that for text needs `mistral-common`."""
+
+    def __init__(self, path: Path) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.feature_extractor = transformers.WhisperFeatureExtractor.from_pretrained(path)
+
+    def __call__(self, text: str, audio: Any = (), **_: Any) -> transformers.BatchFeature:
+        made: Any = VoxtralProcessor
+        arguments = {**made.audio_kwargs, "max_source_positions": 100 * SECONDS, "pad_to_multiple_of": RATE * SECONDS}
+        first, *others = text.split("[AUDIO]")
+        windows = [-(-len(one) // (RATE * SECONDS)) for one in audio]
+        expanded = first + "".join("[AUDIO]" * 25 * num + piece for num, piece in zip(windows, others, strict=True))
+        inputs = self.tokenizer(expanded, return_tensors="pt")
+        if windows:
+            inputs["input_features"] = made._retrieve_input_features(self, audio, **arguments)
+        return inputs

@@ -7,8 +7,10 @@ from source_tree import ROOT
 from tool_notations import NOTATIONS
 
 from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.messages import MediaPart
 from octavo.frontend.tools.detection import MARKS, detect_tool_parser
 from octavo.frontend.tools.registry import parser_names, tool_parser
+from octavo.protocol.errors import InvalidRequestError
 
 TOOLS = [
     {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {"x": {}}}}}
@@ -35,7 +37,26 @@ HEADS = {"hermes": "<|im_start|>assistant\n", "llama3_json": "<|start_header_id|
 
 
 def template(name: str) -> ChatTemplate:
-    return ChatTemplate((ROOT / "docs" / "templates" / f"{name}.jinja").read_text(), {"bos_token": "<|begin_of_text|>"})
+    special_tokens = {"bos_token": "<|begin_of_text|>", "eos_token": "</s>"}
+    return ChatTemplate((ROOT / "docs" / "templates" / f"{name}.jinja").read_text(), special_tokens)
+
+
+def test_voxtral_as_mistral_common_writes_it() -> None:
+    """Read in its `InstructTokenizerV7`: no spaces, and audio tokens where the sound is."""
+    sound, text = MediaPart("audio", "[AUDIO]"), {"type": "text", "text": "What?"}
+    messages = [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {"role": "user", "content": [sound, text, sound]},
+        {"role": "assistant", "content": "Rain."},
+        {"role": "user", "content": "Sure?"},
+    ]
+    expected = (
+        "<|begin_of_text|>[SYSTEM_PROMPT]Be brief.[/SYSTEM_PROMPT][INST][BEGIN_AUDIO][AUDIO]What?[BEGIN_AUDIO][AUDIO]"
+        "[/INST]Rain.</s>[INST]Sure?[/INST]"
+    )
+    assert template("voxtral").render(messages) == expected
+    with pytest.raises(InvalidRequestError, match="has no role tool"):
+        template("voxtral").render([{"role": "tool", "content": "1"}])
 
 
 @pytest.mark.parametrize("name", ENDS)

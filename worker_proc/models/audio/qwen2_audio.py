@@ -28,7 +28,10 @@ from octavo.worker_proc.models.vision.tower import MergedProjection, Patches, To
 MASK = "feature_attention_mask"
 """The tensor of an item that counts the frames of its sound: int64, ones."""
 PREFIXES = [f"{outer}{inner}." for outer in ("", "model.") for inner in ("audio_tower", "multi_modal_projector")]
-READ_ELSEWHERE = ("text_config", "audio_config", "audio_token_index", "audio_token_id", "tie_word_embeddings")
+READ_ELSEWHERE = (
+    *("text_config", "audio_config", "audio_token_index", "audio_token_id", "tie_word_embeddings"),
+    *("ignore_index", "hidden_size", "vocab_size"),
+)
 UNUSED = ("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "layerdrop")
 """Keys of `audio_config` that only training reads."""
 _NUM_MERGED = 2

@@ -7,6 +7,7 @@ from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
 _AUDIO = {
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
+    "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",
 }
 """The same for `octavo.worker_proc.models.audio`."""
