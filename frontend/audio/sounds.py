@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.frontend.audio.process import FEATURES, AudioReader, num_spare_bytes
+from octavo.frontend.audio.process import FEATURES, AudioReader, Samples, num_spare_bytes
 from octavo.frontend.audio.voxtral import PLACEHOLDER, windowed_inputs
 from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
 from octavo.frontend.media.child import Decoder, serve
@@ -48,12 +48,18 @@ class SoundProcessor:
         samples = self._reader.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return Result(samples.fault)
-        if self._setup.rows_per_window:
-            inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, self._setup.rows_per_window)
-            return result_of(inputs, self._setup.token_id)
+        duration_s = len(samples) / self._reader.rate
+        if self._processor is None:
+            rows = self._setup.rows_per_window
+            inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, rows)
+            return result_of(inputs, self._setup.token_id, duration_s=duration_s)
         if len(samples) > self._reader.window:
             most_s = self._reader.window / self._reader.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")
+        result = result_of(self._inputs(samples), self._setup.token_id, duration_s=duration_s)
+        return result if result.num_rows else Result(f"it has {len(samples)} samples, too few for a token")
+
+    def _inputs(self, samples: Samples) -> dict[str, Any]:
         inputs = dict(
             self._processor(
                 audio=[samples],
@@ -69,8 +75,7 @@ class SoundProcessor:
         for name in (FEATURES, MASK):
             inputs[name] = np.ascontiguousarray(inputs[name][..., :num_seen])
         inputs[MASK] = inputs[MASK].astype(np.int64)
-        result = result_of(inputs, self._setup.token_id)
-        return result if result.num_rows else Result(f"it has {len(samples)} samples, too few for a token")
+        return inputs
 
 
 def _load(setup: SoundSetup) -> Decoder:

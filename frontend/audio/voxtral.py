@@ -6,12 +6,13 @@ import numpy as np
 
 from octavo.protocol.config.facts import MediaFacts
 
+ARCHITECTURE = "VoxtralForConditionalGeneration"
 PLACEHOLDER = "[AUDIO]"
 
 
 def rows_per_window(facts: MediaFacts) -> int:
     """Return the rows of the prompt that a window of a sound has; 0: the model is another one."""
-    if facts.architecture != "VoxtralForConditionalGeneration":
+    if facts.architecture != ARCHITECTURE:
         return 0
     audio: dict[str, Any] = {"max_source_positions": 1500, **facts.hf_config["audio_config"]}
     return int(audio["max_source_positions"] * audio.get("hidden_size", 1280) // audio.get("intermediate_size", 5120))

@@ -33,6 +33,8 @@ class MediaPrompt:
     token_ids: list[int]
     """With a placeholder for each row."""
     items: tuple[MediaItem, ...]
+    duration_s: float = 0.0
+    """Of all its sounds together."""
 
 
 class PromptMaker(Protocol):
@@ -215,7 +217,7 @@ class MediaPrompts:
         if next(places, None) is not None:
             raise InvalidRequestError("the prompt has more placeholders than rows of media", FIELD)
         self._live.hold(items, FIELD)
-        return MediaPrompt(token_ids, tuple(items))
+        return MediaPrompt(token_ids, tuple(items), sum([result.duration_s for result in results]))
 
 
 def sources_of(data: Any, uuids: Any, kind: Kind) -> list[MediaSource]:

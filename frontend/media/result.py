@@ -11,13 +11,14 @@ _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 """Results of a processor that are not about media."""
 
 
-def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()) -> Result:
+def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = (), *, duration_s: float = 0.0) -> Result:
     """Return the result of an item.
 
     Args:
         inputs: of the model: arrays of numpy, for a text that is the item's placeholder alone.
         token_id: the placeholder of a row.
         grid: see `MediaItem.grid`.
+        duration_s: of a sound.
     """
     tensors = {
         name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
@@ -33,4 +34,5 @@ def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()
         digest=digest_of(tensors),
         tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
         grid=list(grid),
+        duration_s=duration_s,
     )

@@ -56,3 +56,5 @@ class Result(msgspec.Struct, array_like=True):
     """By name: type, shape and bytes."""
     grid: list[int] = []
     """See `MediaItem.grid`."""
+    duration_s: float = 0.0
+    """Of a sound."""

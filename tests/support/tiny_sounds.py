@@ -53,7 +53,7 @@ def make_qwen2_audio(directory: Path) -> Path:
 
 def make_voxtral(directory: Path) -> Path:
     """Write a Voxtral: two results of its encoder, side by side, are a row; a sound is whole windows."""
-    tokenizer = _tokenizer("[BEGIN_AUDIO]", "[TRANSCRIBE]", image="[AUDIO]")
+    tokenizer = _tokenizer("[BEGIN_AUDIO]", "[TRANSCRIBE]", "[INST]", "[/INST]", image="[AUDIO]")
     own = {"num_mel_bins": 20, "max_source_positions": ENCODER["max_source_positions"]}
     sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3}
     config = transformers.VoxtralConfig(

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from octavo.frontend.audio.open import AnyTranscriber, TranscribedSound
 from octavo.frontend.audio.subtitles import subrip, webvtt
 from octavo.frontend.audio.text import JoinedText
-from octavo.frontend.audio.transcriber import Sound, Transcriber
 from octavo.frontend.http.audio_form import WITH_TIMESTAMPS, AudioForm
 from octavo.frontend.http.render.logprobs import LOWEST, TokenNames
 from octavo.frontend.http.request import JSON
@@ -33,7 +33,9 @@ from octavo.protocol.params import OutputKind
 _CHUNKS = {"transcribe": "transcription.chunk", "translate": "translation.chunk"}
 
 
-async def whole_transcription(transcriber: Transcriber, sound: Sound, form: AudioForm, names: TokenNames) -> Response:
+async def whole_transcription(
+    transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames
+) -> Response:
     """Return the answer in the form that the caller asks for.
 
     Raises:
@@ -54,7 +56,11 @@ async def whole_transcription(transcriber: Transcriber, sound: Sound, form: Audi
 
 
 def _with_segments(
-    transcriber: Transcriber, sound: Sound, form: AudioForm, outputs: Sequence[RequestOutput], usage: DurationUsage
+    transcriber: AnyTranscriber,
+    sound: TranscribedSound,
+    form: AudioForm,
+    outputs: Sequence[RequestOutput],
+    usage: DurationUsage,
 ) -> Response:
     segments = transcriber.segments(sound, outputs)
     if form.format == "srt":
@@ -91,7 +97,7 @@ def _with_segments(
 
 # long: one stream from its first event to its last
 async def transcription_events(
-    transcriber: Transcriber, sound: Sound, form: AudioForm, names: TokenNames, model: str
+    transcriber: AnyTranscriber, sound: TranscribedSound, form: AudioForm, names: TokenNames, model: str
 ) -> AsyncGenerator[bytes]:
     """Yield the events of a stream: new text as it comes, and at the end the whole.
 

@@ -2,7 +2,7 @@
 
 from starlette.responses import Response
 
-from octavo.frontend.audio.transcriber import Transcriber
+from octavo.frontend.audio.open import open_transcriber
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.audio_form import read_audio_form
 from octavo.frontend.http.dependencies import CurrentState
@@ -30,7 +30,7 @@ async def _answer(state: AppState, http_request: ApiRequest, task: str) -> Respo
     model, adapter = await state.choose_model(form.model)
     if adapter is not None:
         raise InvalidRequestError("model: transcriptions take no LoRA adapters: name the model itself", "model")
-    transcriber = Transcriber(state.client)
+    transcriber = open_transcriber(state.client)
     sound = await transcriber.read(form.request, f"audio-{http_request.choose_id(None)}")
     names = TokenNames(state.client.tokenizer)
     if form.streams:

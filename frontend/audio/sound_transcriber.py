@@ -1,0 +1,87 @@
+"""`SoundTranscriber`: from a file to its text, with a language model that reads the sound in its prompt."""
+
+import re
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from octavo.frontend.audio.segments import Segment
+from octavo.frontend.audio.transcriber import SpeechRequest
+from octavo.frontend.audio.voxtral import ARCHITECTURE, PLACEHOLDER
+from octavo.frontend.client import AsyncClient
+from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
+from octavo.frontend.media.parts import MediaSource
+from octavo.frontend.media.prompts import MediaPrompts
+from octavo.frontend.outputs import RequestOutput
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.params import OutputKind, SamplingParams
+
+_MARK = "[TRANSCRIBE]"
+_LANGUAGE = re.compile("[a-z]{2}")
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSound:
+    """A decoded sound in the prompt that asks for its text."""
+
+    prompt: TokenizedPrompt
+    duration_s: float
+    language: str
+    """"": the model finds out."""
+    params: SamplingParams
+    request_id: str
+
+
+class SoundTranscriber:
+    """Transcribes the sounds of one engine, each in one request.
+
+    Raises:
+        InvalidRequestError: the model does not transcribe.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        facts = client.config.model.media
+        is_known = facts is not None and facts.architecture == ARCHITECTURE
+        if not isinstance(client.media, MediaPrompts) or not is_known:
+            raise InvalidRequestError(
+                "the model of this engine does not transcribe audio: use Whisper or Voxtral", "model"
+            )
+        if client.tokenizer.token_id(_MARK) is None:
+            raise InvalidRequestError(f"the model's tokenizer has no {_MARK}: it cannot transcribe", "model")
+        self._client, self._prompts = client, client.media
+
+    async def read(self, request: SpeechRequest, request_id: str) -> WholeSound:
+        """Return a sound that can be transcribed.
+
+        Raises:
+            OctavoError: the file or a parameter is invalid.
+        """
+        if request.task != "transcribe":
+            raise InvalidRequestError("this model transcribes and does not translate: use Whisper", "model")
+        if request.has_timestamps:
+            raise _no_times()
+        if request.prompt.strip():
+            raise InvalidRequestError("prompt: this model takes none: leave it out", "prompt")
+        if request.language is not None and not _LANGUAGE.fullmatch(request.language):
+            raise InvalidRequestError(f"language is {request.language!r}; expected two letters, such as en", "language")
+        language = f"lang:{request.language}" if request.language else ""
+        text = f"[INST][BEGIN_AUDIO]{PLACEHOLDER}[/INST]{language}{_MARK}"
+        made = await self._prompts.of_text(text, [MediaSource(request.file, "file")], adds_special_tokens=True)
+        vocab_size = self._client.facts.vocab_size
+        prompt = TokenizedPrompt(None, packed_prompt(made.token_ids, vocab_size), media=made.items)
+        return WholeSound(prompt, made.duration_s, request.language or "", request.params, request_id)
+
+    async def outputs(self, sound: WholeSound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        """Yield the outputs, each with 0: a sound is one window; see `Transcriber.outputs`."""
+        params = sound.params.clone(output_kind=kind)
+        async with aclosing(self._client.generate(sound.prompt, params, request_id=sound.request_id)) as outputs:
+            async for output in outputs:
+                yield 0, output
+
+    def segments(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Segment]:
+        """Raise `InvalidRequestError`: there are none."""
+        raise _no_times()
+
+
+def _no_times() -> InvalidRequestError:
+    return InvalidRequestError("response_format: this model gives no times: use json or text", "response_format")
