@@ -27,7 +27,11 @@ from bench_child import BenchChild
 from bench_report import report, write
 
 _DRIVERS = Path(__file__).parent / "bench_transcription_parts" / "drivers.py"
-_OCTAVO: dict[str, dict[str, Any]] = {"octavo-float32": {"dtype": "float32"}, "octavo-bfloat16": {"dtype": "bfloat16"}}
+_OCTAVO: dict[str, dict[str, Any]] = {
+    "octavo-float32": {"dtype": "float32"},
+    "octavo-bfloat16": {"dtype": "bfloat16"},
+    "octavo-w8a8": {"dtype": "bfloat16", "quantization": "w8a8"},
+}
 """Settings of the engine."""
 _LIBRARY = {"faster-whisper-float32": "float32", "faster-whisper-int8": "int8"}
 SYSTEMS = (*_OCTAVO, *_LIBRARY)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.wire import FILE, MAX_RATE, MODEL_RATE, AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child import Decoder, serve
 from octavo.protocol.buffers import Buffer
@@ -50,6 +51,7 @@ class AudioReader:
         self.extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
             setup.processor_path, local_files_only=True
         )
+        self._spectrogram = Spectrogram(self.extractor)
         self.rate: int = self.extractor.sampling_rate
         self.window: int = self.extractor.n_samples
 
@@ -135,9 +137,7 @@ class AudioReader:
         return [*bounds, (start, len(samples))]
 
     def _features(self, samples: Samples, start: int, end: int) -> Window:
-        made = self.extractor(samples[start:end], sampling_rate=self.rate, return_tensors="np")
-        (features,) = made[FEATURES]
-        features = np.ascontiguousarray(features, dtype=np.float32)
+        features = self._spectrogram(samples[start:end])
         shape, data = list(features.shape), features.tobytes()
         digest = digest_of({FEATURES: MediaTensor("float32", shape, Buffer(data))})
         return Window(start / self.rate, (end - start) / self.rate, shape, data, digest)

@@ -9,6 +9,7 @@ import msgspec
 
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.wire import LENGTH, Ready
+from octavo.protocol.env import child_environment
 from octavo.protocol.errors import ConfigError
 
 MAX_PROCESSES = 2
@@ -85,6 +86,8 @@ class ChildProcesses:
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
+            # The threads of numpy's products would spin on cores that the engine computes with.
+            env=child_environment({"OPENBLAS_NUM_THREADS": "1"}),
         )
         try:
             async with asyncio.timeout(START_TIME_S):

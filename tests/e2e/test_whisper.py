@@ -16,9 +16,17 @@ from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.wire import AudioResult
 from octavo.frontend.media.parts import MediaSource
+from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.outputs import RequestOutput
+from octavo.kernels.linear import PackedLinear
+from octavo.kernels.linear.native import NativeProduct
+from octavo.kernels.native.library import load
 from octavo.protocol import restarts
+from octavo.protocol.config import resolve
+from octavo.protocol.config.sources import engine_config
+from octavo.protocol.env import Env
 from octavo.protocol.errors import ConfigError, InvalidRequestError
+from octavo.worker_proc.weights.load import load_model
 
 SETTINGS: dict[str, Any] = {
     "dtype": "float32",
@@ -98,6 +106,22 @@ def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Pat
     with LLM(str(path), **SETTINGS, num_gpu_blocks_override=6, enable_prefix_caching=False) as small:
         assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
         assert small.stats().num_preemptions > 0
+
+
+def test_w8a8_quantizes_the_encoder_too(path: Path) -> None:
+    settings = {**SETTINGS, "dtype": "bfloat16", "quantization": "w8a8"}
+    user_config = engine_config({"model": str(path), **settings})
+    config = resolve(user_config, read_model_facts(user_config.model, Env.read()), device="cpu", num_cores=1)
+    tower = load_model(config, lambda fraction: None, library=load()).tower
+    assert tower is not None and {kind_of(weight.packed) for weight in tower.parameters.linears} == {"u8_channel"}
+    with LLM(str(path), **settings) as llm:
+        prompts = [prompt(seed) for seed in range(3)]
+        assert [result(run(llm, one)[0]) for one in prompts] == list(map(result, run(llm, *prompts)))
+
+
+def kind_of(packed: PackedLinear) -> str:
+    assert isinstance(packed.product, NativeProduct)
+    return packed.product.packed.kind
 
 
 def test_speech_rules_hold(llm: LLM, path: Path) -> None:

@@ -7,9 +7,12 @@ from contextlib import aclosing
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import transformers
 
 from octavo.frontend.audio.segments import Segment, segments_of
+from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.subtitles import subrip, webvtt
 from octavo.frontend.audio.text import JoinedText
@@ -160,3 +163,14 @@ def test_fields_that_contradict_each_other_are_named(fields: dict[str, Any], par
     with pytest.raises(InvalidRequestError) as caught:
         AudioForm(b"", fields, "transcribe")
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("num_samples", [1, 333, 7_000, 15_600, 15_601, 15_999, 16_000])
+def test_a_spectrogram_equals_that_of_transformers(num_samples: int) -> None:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=1)
+    samples = np.random.default_rng(num_samples).normal(size=num_samples).astype(np.float32)
+    samples *= np.sin(np.arange(num_samples) / 900)
+    expected = extractor(samples, sampling_rate=16_000, return_tensors="np")["input_features"][0]
+    found = Spectrogram(extractor)(samples)
+    assert found.dtype == np.float32 and found.shape == expected.shape
+    np.testing.assert_allclose(found, expected, atol=2e-5)

@@ -49,7 +49,10 @@ def read_text_weights(
 
 
 def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
-    """Return the tower of a model, with the weights of its checkpoint as precise as they are there; None: it has none.
+    """Return the tower of a model; None: it has none.
+
+    Its weights are as precise as in the checkpoint, but w8a8 quantizes an encoder that is attended to: it has many
+    rows, and other quantizations make only steps with few rows faster.
 
     Every rank has all of it, and the first pipeline stage alone.
 
@@ -75,5 +78,6 @@ def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
         tower.load_weights(
             read_weights(config.model, lambda fraction: None, lambda name: text_name(name) is None and wants(name))
         )
-    tower.pack(Packer(model.device, native=model.library))
+    is_quantized = config.quantization == "w8a8" and config.model.media.attended_rows > 0
+    tower.pack(Packer(model.device, native=model.library, quantization="w8a8" if is_quantized else None))
     return tower

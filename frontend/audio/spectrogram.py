@@ -1,0 +1,55 @@
+"""`Spectrogram`: what Whisper's encoder reads of a window of samples."""
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_FRAMES_AT_ONCE = 128
+"""Their samples and frequencies stay in the second-level cache."""
+_FLOOR = 1e-10
+_DYNAMIC_RANGE = 8.0
+"""Decades below the loudest band of the window; what is quieter counts as so loud."""
+
+
+class Spectrogram:
+    """The loudness of mel bands over time, as `WhisperFeatureExtractor` computes it, which loops over frames in Python.
+
+    Args:
+        extractor: a `WhisperFeatureExtractor`, whose sizes and filters are used.
+
+    Raises:
+        ValueError: it adds noise, or pads with something else than silence.
+    """
+
+    def __init__(self, extractor: Any) -> None:
+        if extractor.dither or extractor.padding_value:
+            raise ValueError("preprocessor_config.json: dither and padding_value must be 0")
+        self._num_samples, self._hop, self._size = extractor.n_samples, extractor.hop_length, extractor.n_fft
+        self._window = np.hanning(self._size + 1)[:-1]
+        self._filters = np.asarray(extractor.mel_filters, dtype=np.float64)
+        """Frequencies by bands."""
+
+    def __call__(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Return bands by frames, of a whole window.
+
+        Args:
+            samples: of one channel; at most those of a window. Silence follows them.
+        """
+        margin = self._size // 2
+        padded = np.zeros(self._num_samples, dtype=np.float64)
+        padded[: len(samples)] = samples
+        padded = np.pad(padded, margin, mode="reflect")
+        num_frames = self._num_samples // self._hop
+        # Frames behind the last sample are silent, unless they reach the end of the window, where it is reflected.
+        num_heard = num_frames
+        if len(samples) <= self._num_samples - self._size:
+            num_heard = min(num_frames, (len(samples) + margin) // self._hop + 1)
+        frames = np.lib.stride_tricks.sliding_window_view(padded, self._size)[:: self._hop][:num_heard]
+        powers = np.full((num_frames, self._filters.shape[1]), _FLOOR)
+        for first in range(0, num_heard, _FRAMES_AT_ONCE):
+            waves = np.fft.rfft(frames[first : first + _FRAMES_AT_ONCE] * self._window)
+            powers[first : first + len(waves)] = (waves.real**2 + waves.imag**2) @ self._filters
+        loudness = np.log10(np.maximum(powers, _FLOOR))
+        loudness = (np.maximum(loudness, loudness.max() - _DYNAMIC_RANGE) + 4.0) / 4.0
+        return np.ascontiguousarray(loudness.T, dtype=np.float32)
