@@ -17,6 +17,8 @@ from octavo.frontend.media.wire import Result
 MASK = "feature_attention_mask"
 _SEEN_FRAMES = 2
 """Frames behind the end of a sound that its last row depends on, through the convolutions of the encoder."""
+_WINDOWED_BYTES_PER_SECOND = 700_000
+"""Further memory that a second of audio takes where windows are processed together."""
 
 
 class SoundProcessor:
@@ -50,7 +52,9 @@ class SoundProcessor:
             return Result(samples.fault)
         duration_s = len(samples) / self._reader.rate
         if self._processor is None:
-            rows = self._setup.rows_per_window
+            rows, most = self._setup.rows_per_window, self._setup.max_rows
+            if (needed := rows * -(-len(samples) // self._reader.window)) > most:  # before the work is done
+                return Result(f"it has {needed} tokens, and the limit is {most} (--encoder-cache-tokens)")
             inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, rows)
             return result_of(inputs, self._setup.token_id, duration_s=duration_s)
         if len(samples) > self._reader.window:
@@ -81,6 +85,8 @@ class SoundProcessor:
 def _load(setup: SoundSetup) -> Decoder:
     processor = SoundProcessor(setup)
     num_bytes = num_spare_bytes(setup.max_seconds)
+    if setup.rows_per_window:
+        num_bytes += int(setup.max_seconds * _WINDOWED_BYTES_PER_SECOND)
     return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
 
 

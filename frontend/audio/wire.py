@@ -60,6 +60,8 @@ class SoundSetup(msgspec.Struct, array_like=True):
     """Of a file."""
     rows_per_window: int
     """Of the prompt, if the model reads sounds of any length in whole windows; 0: the model's processor tells."""
+    max_rows: int
+    """Of a sound."""
 
 
 class SoundJob(msgspec.Struct, array_like=True):

@@ -59,6 +59,7 @@ def _of_sounds(config: ResolvedConfig) -> SoundSetup:
         config.model.media.token_id,
         config.media.max_audio_s,
         rows_per_window(config.model.media),
+        config.media.max_item_tokens,
     )
 
 

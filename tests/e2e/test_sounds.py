@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import transformers
 from engine_kills import assert_deaths_change_nothing
 from media_compare import GREEDY, compare, result, run, sound_prompt
 from servers import Server, serve
+from source_tree import ROOT
 from tiny_sounds import SOUND, make_qwen2_audio
 from tiny_whisper import RATE, sound, wav
 
@@ -181,3 +183,13 @@ def test_chat_completions(server: Server, file: Path) -> None:
         error = refused.json()["error"]
         assert message in error["message"]
         assert error["param"] == f"messages[1].content[{where}]"
+
+
+def test_the_examples_of_the_documentation(server: Server, llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    section = (ROOT / "docs/multimodal.md").read_text().partition("## Sounds in conversations")[2].partition("\n## ")[0]
+    first, second = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    names: dict[str, Any] = {"LLM": lambda model: llm}
+    code = first.replace("Qwen/Qwen2-Audio-7B-Instruct", "tiny").replace("http://127.0.0.1:8000", server.url)
+    exec(compile(code, "first", "exec"), names)
+    exec(compile(second, "second", "exec"), names)
+    assert len(capsys.readouterr().out.splitlines()) >= 2

@@ -14,7 +14,12 @@ from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.http.app import create_app
 from octavo.protocol.config import ServerConfig
 
-SETTINGS: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 4, "served_model_name": ["v"]}
+SETTINGS: dict[str, Any] = {
+    "dtype": "float32",
+    "max_num_seqs": 4,
+    "served_model_name": ["v"],
+    "encoder_cache_tokens": 100,
+}
 FILE = {"file": ("a.wav", wav(sound(1, 2.4)))}
 
 
@@ -40,6 +45,11 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
     ):
         refused = await post(http, name, **fields)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+    long = await http.post(
+        "/v1/audio/transcriptions", files={"file": ("a.wav", wav(sound(1, 4.2)))}, data={"model": "v"}
+    )
+    assert (long.status_code, long.json()["error"]["param"]) == (400, "file")
+    assert "it has 125 tokens, and the limit is 100 (--encoder-cache-tokens)" in long.json()["error"]["message"]
     return {language: one["text"] for language, one in answers.items()}
 
 

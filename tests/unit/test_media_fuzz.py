@@ -14,11 +14,12 @@ import soundfile
 from media_settings import media
 from msgspec.structs import replace
 from tiny_media import make_llava, picture
+from tiny_sounds import make_qwen2_audio
 from tiny_whisper import RATE, make_whisper, sound
 
 from octavo.frontend.audio.process import FEATURES
 from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.audio.wire import AudioJob, AudioResult
+from octavo.frontend.audio.wire import FILE, AudioJob, AudioResult, SoundJob
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.wire import Job
@@ -121,7 +122,7 @@ def test_damaged_images(tmp_path: Path, rounds: int) -> None:
     asyncio.run(main())
 
 
-def test_damaged_sounds(tmp_path: Path, rounds: int) -> None:
+def sound_files() -> list[bytes]:
     files = []
     for kind, subtype in (
         ("WAV", "PCM_16"),
@@ -133,7 +134,28 @@ def test_damaged_sounds(tmp_path: Path, rounds: int) -> None:
         file = io.BytesIO()
         soundfile.write(file, sound(1, 0.3), RATE, format=kind, subtype=subtype)
         files.append(file.getvalue())
+    return files
 
+
+def test_damaged_sounds_of_prompts(tmp_path: Path, rounds: int) -> None:
+    async def main() -> None:
+        processor = MediaProcessor(config_of(make_qwen2_audio(tmp_path)))
+
+        async def read(data: bytes) -> object:
+            return (await processor.process(SoundJob(data, FILE))).digest
+
+        try:
+            num_read, num_refused = await survive(
+                read, sound_files(), lambda: processor._processes._idle[0].pid, rounds // 3
+            )
+        finally:
+            await processor.close()
+        assert min(num_read, num_refused) > rounds // 60, "damage of both kinds"
+
+    asyncio.run(main())
+
+
+def test_damaged_sounds(tmp_path: Path, rounds: int) -> None:
     async def main() -> None:
         processes = AudioPrompts(config_of(make_whisper(tmp_path)), _no_text)._processes
 
@@ -146,7 +168,7 @@ def test_damaged_sounds(tmp_path: Path, rounds: int) -> None:
             return [window.digest for window in answer.windows]
 
         try:
-            num_read, num_refused = await survive(read, files, lambda: processes._idle[0].pid, rounds)
+            num_read, num_refused = await survive(read, sound_files(), lambda: processes._idle[0].pid, rounds)
         finally:
             await processes.close()
         assert min(num_read, num_refused) > rounds // 20, "damage of both kinds"
