@@ -14,7 +14,7 @@ from octavo.frontend.http.schemas.chat import (
 )
 from octavo.frontend.http.schemas.messages import MessagePrompt, MessagesRequest, MessageTool, MessageToolChoice
 from octavo.frontend.http.schemas.structured import JsonSchema, JsonSchemaFormat
-from octavo.frontend.text.messages import ImagePart, joined_content
+from octavo.frontend.text.messages import SourcePart, joined_content
 from octavo.protocol.errors import InvalidRequestError
 
 ERROR_NAMES = {
@@ -91,7 +91,7 @@ def _messages(request: MessagePrompt) -> Iterator[dict[str, Any]]:
 
 def _from_user(role: str, blocks: Sequence[Any], path: str) -> Iterator[dict[str, Any]]:
     """Yield the texts and images of a user as one message, and each result of a tool as its own."""
-    parts: list[str | ImagePart] = []
+    parts: list[str | SourcePart] = []
     for place, block in enumerate(blocks):
         at = f"{path}[{place}]"
         if (kind := _type(block, at)) != "tool_result":
@@ -107,14 +107,14 @@ def _from_user(role: str, blocks: Sequence[Any], path: str) -> Iterator[dict[str
         yield {"role": role, "content": joined_content(parts)}
 
 
-def _image(block: Mapping[str, Any], path: str) -> ImagePart:
+def _image(block: Mapping[str, Any], path: str) -> SourcePart:
     """Return an image: base64 of a file, or a URL."""
     source = block.get("source")
     match source:
         case {"type": "base64", "media_type": str(kind), "data": str(data)}:
-            return ImagePart(f"data:{kind};base64,{data}", path)
+            return SourcePart(path, type="image_url", image_url=f"data:{kind};base64,{data}")
         case {"type": "url", "url": str(url)}:
-            return ImagePart(url, path)
+            return SourcePart(path, type="image_url", image_url=url)
     raise InvalidRequestError(
         f'{path}.source must be {{"type": "base64", "media_type": "image/png", "data": ...}} or {{"type": "url", '
         '"url": ...}',

@@ -15,7 +15,7 @@ from octavo.frontend.http.schemas.chat import (
 )
 from octavo.frontend.http.schemas.responses import ResponsesRequest
 from octavo.frontend.http.schemas.structured import JsonObjectFormat, JsonSchema, JsonSchemaFormat, ResponseFormat
-from octavo.frontend.text.messages import ImagePart, joined_content
+from octavo.frontend.text.messages import SourcePart, joined_content
 from octavo.protocol.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ def _messages(items: Sequence[Mapping[str, Any]], first_own: int) -> Iterator[di
             yield turn
             turn = None
         if kind == "message":
-            content = _content(item.get("content"), f"{path}.content", has_images=True)
+            content = _content(item.get("content"), f"{path}.content", has_media=True)
             yield {"role": item.get("role", "user"), "content": content}
         elif kind == "function_call_output":
             content = _content(item.get("output"), f"{path}.output")
@@ -189,22 +189,25 @@ def _add_to_turn(turn: dict[str, Any], item: Mapping[str, Any], kind: str, path:
             turn["content"] = _content(item.get("content"), f"{path}.content")
 
 
-def _content(content: object, path: str, *, has_images: bool = False) -> str | list[Any]:
-    """Return a content: its text, or a list of texts and images, which only users send."""
+def _content(content: object, path: str, *, has_media: bool = False) -> str | list[Any]:
+    """Return a content: its text, or a list of texts and media, which only users send."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
         raise InvalidRequestError(f"{path} must be a string or a list of parts", path)
-    parts: list[str | ImagePart] = []
+    parts: list[str | SourcePart] = []
     for place, part in enumerate(content):
         at = f"{path}[{place}]"
         if not isinstance(part, dict):
             raise InvalidRequestError(f'{at} must be an object with a "type"', at)
         kind = part.get("type")
-        if kind == "input_image" and has_images:
+        if kind == "input_image" and has_media:
             if part.get("file_id") is not None:
                 raise InvalidRequestError(f"{at}.file_id is not supported here: send image_url", f"{at}.file_id")
-            parts.append(ImagePart(_string(part, "image_url", at), at))
+            parts.append(SourcePart(at, type="image_url", image_url=_string(part, "image_url", at)))
+            continue
+        if kind == "input_audio" and has_media:
+            parts.append(SourcePart(at, type=kind, input_audio=part.get("input_audio")))
             continue
         if kind not in ("input_text", "output_text", "text", "refusal"):
             raise InvalidRequestError(f"{at}.type: parts of type {kind!r} are not supported here", f"{at}.type")

@@ -103,7 +103,7 @@ def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
 
 def _value_of(part: Mapping[str, Any], kind: Kind, key: str, path: str, *, is_optional: bool) -> Any:
     value = part.get(key)
-    if key == "input_audio" and value is not None:
+    if key == "input_audio" and not (value is None and is_optional):
         return _data_url(value, f"{path}.{key}", path)
     if isinstance(value, Mapping):
         key, value = f"{key}.url", value.get("url")

@@ -22,16 +22,16 @@ _MEDIA_PARTS = {
 """Types of parts that other servers support, and their content."""
 
 
-class ImagePart(dict[str, Any]):
-    """An image of another API, as chat completions have it.
+class SourcePart(dict[str, Any]):
+    """An image or a sound of another API, as chat completions have it.
 
     Args:
-        url: of the image.
         path: where the request has it, for errors.
+        **fields: of the part.
     """
 
-    def __init__(self, url: str, path: str) -> None:
-        super().__init__(type="image_url", image_url=url)
+    def __init__(self, path: str, **fields: Any) -> None:
+        super().__init__(fields)
         self.path = path
 
 
@@ -105,16 +105,16 @@ class MessageForm:
         ]
 
 
-def joined_content(parts: Sequence[str | ImagePart]) -> str | list[Any]:
-    """Return the content of a message: its texts as one, or a list if it has images."""
-    if any(isinstance(part, ImagePart) for part in parts):
+def joined_content(parts: Sequence[str | SourcePart]) -> str | list[Any]:
+    """Return the content of a message: its texts as one, or a list if it has media."""
+    if any(isinstance(part, SourcePart) for part in parts):
         return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
     return "\n".join([part for part in parts if isinstance(part, str)])
 
 
 def part_path(part: object, path: str) -> str:
     """Return where the request has a part: at `path`, unless its API has other names."""
-    return part.path if isinstance(part, ImagePart) else path
+    return part.path if isinstance(part, SourcePart) else path
 
 
 def _part_text(part: object, path: str) -> str:

@@ -167,6 +167,18 @@ def test_chat_completions(server: Server, file: Path) -> None:
     assert twice > answers[0]["usage"]["prompt_tokens"] + 10
     metrics = server.get("/metrics").text
     assert float(metrics.partition("octavo:mm_cache_hits_total{")[2].split()[1]) >= 3
+    asked = {
+        "model": "tiny",
+        "max_output_tokens": 16,
+        "temperature": 0,
+        "input": [{"role": "user", "content": [given]}],
+    }
+    response = server.post("/v1/responses", asked).json()
+    same = chat(server, given, max_tokens=16, messages=[{"role": "user", "content": [given]}]).json()
+    assert response["output"][0]["content"][0]["text"] == same["choices"][0]["message"]["content"]
+    asked["input"] = [{"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_audio"}]}]
+    refused = server.post("/v1/responses", asked)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "input[0].content[1]")
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
     for parts, where, message in (
         ([QUESTION, {**given, "input_audio": {"data": "AAAA", "format": "wav"}}], 1, "not audio"),
