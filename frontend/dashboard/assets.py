@@ -23,7 +23,8 @@ _MEDIA_TYPES = {
 _HEADERS = {
     "cache-control": "no-cache",  # revalidate every time: the response is a 304 until octavo is updated
     "content-security-policy": (
-        "default-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'self'; img-src 'self' data:; media-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
     ),
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",

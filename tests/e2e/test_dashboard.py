@@ -14,6 +14,7 @@ from browser import Browser, browser
 from default_model import default_model
 from servers import Server
 from tiny_media import make_llava, picture
+from tiny_sounds import make_qwen2_audio
 from tiny_whisper import make_whisper, sound, wav
 from waiting import join, wait_until
 
@@ -173,6 +174,23 @@ def test_a_sound_is_written_down(page, tmp_path_factory):
         form = {"files": {"file": ("a.wav", speech)}, "data": {"model": "media"}}
         written = httpx.post(running.url + "/v1/audio/transcriptions", **form, timeout=60).json()["text"]
         assert page.run("document.querySelector('.message.assistant .text').textContent") == written != ""
+        assert page.problems == []
+
+
+def test_a_sound_goes_with_the_next_message(page, tmp_path_factory):
+    speech = wav(sound(1))
+    with visited(page, make_qwen2_audio(tmp_path_factory.mktemp("qwen2_audio")), *ENGINE) as running:
+        fill(page, temperature="0", max_tokens="8", extra='{"ignore_eos": true}')
+        drop(page, "a.wav", "audio/wav", speech)
+        assert "a.wav" in page.wait_for("document.querySelector('#attached').textContent")
+        ask(page, "What is this?")
+        answered(page, 1)
+        url = f"data:audio/wav;base64,{base64.b64encode(speech).decode()}"
+        parts = [{"type": "audio_url", "audio_url": {"url": url}}, {"type": "text", "text": "What is this?"}]
+        body = {"messages": [{"role": "user", "content": parts}], "temperature": 0, "max_tokens": 8, "ignore_eos": True}
+        answer = running.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+        assert page.run("document.querySelector('.message.assistant .text').textContent") == answer
+        assert page.wait_for("document.querySelector('.message.user audio').duration > 0.7")
         assert page.problems == []
 
 

@@ -1,14 +1,16 @@
-// Files for the conversation: images wait for the next message, a sound is written down at once.
+// Files for the conversation: images wait for the next message, and so do sounds if the model reads them there.
 import { byId, element } from "./element.js";
 
 /** Takes files from the button, from a drop and from the clipboard. */
 export class Attachments {
-  #images = []; // {name, url} with the file as a data URL
+  #files = []; // {name, kind, url} with the file as a data URL
+  #readsSounds;
   #onSound;
   #onRefusal;
 
-  /** `onSound` gets an audio file, `onRefusal` a sentence about a file that is neither. */
-  constructor({ onSound, onRefusal }) {
+  /** `readsSounds` tells whether sounds are parts of messages; else `onSound` gets them. `onRefusal` gets a sentence about a file that is neither. */
+  constructor({ readsSounds, onSound, onRefusal }) {
+    this.#readsSounds = readsSounds;
     this.#onSound = onSound;
     this.#onRefusal = onRefusal;
     const chooser = byId("files");
@@ -37,35 +39,41 @@ export class Attachments {
     });
   }
 
-  /** Return the images as parts of a message, and forget them. */
+  /** Return the files as parts of a message, and forget them. */
   take() {
-    const parts = this.#images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+    const parts = this.#files.map(({ kind, url }) => ({ type: kind, [kind]: { url } }));
     this.clear();
     return parts;
   }
 
   clear() {
-    this.#images = [];
+    this.#files = [];
     this.#show();
   }
 
   async #add(files) {
     for (const file of files) {
-      if (file.type.startsWith("image/")) this.#images.push({ name: file.name, url: await dataUrl(file) });
-      else if (file.type.startsWith("audio/")) this.#onSound(file);
-      else this.#onRefusal(`${file.name}: only images and sounds can be attached`);
+      if (file.type.startsWith("image/")) await this.#keep(file, "image_url");
+      else if (!file.type.startsWith("audio/")) this.#onRefusal(`${file.name}: only images and sounds can be attached`);
+      else if (await this.#readsSounds()) await this.#keep(file, "audio_url");
+      else this.#onSound(file);
     }
     this.#show();
   }
 
+  async #keep(file, kind) {
+    this.#files.push({ name: file.name, kind, url: await dataUrl(file) });
+  }
+
   #show() {
-    byId("attached").replaceChildren(...this.#images.map((image) => {
-      const remove = element("button", { type: "button", class: "quiet", ariaLabel: `Remove ${image.name}` }, "×");
+    byId("attached").replaceChildren(...this.#files.map((file) => {
+      const remove = element("button", { type: "button", class: "quiet", ariaLabel: `Remove ${file.name}` }, "×");
       remove.addEventListener("click", () => {
-        this.#images = this.#images.filter((other) => other !== image);
+        this.#files = this.#files.filter((other) => other !== file);
         this.#show();
       });
-      return element("span", {}, element("img", { src: image.url, alt: image.name }), remove);
+      const shown = file.kind === "image_url" ? element("img", { src: file.url, alt: file.name }) : file.name;
+      return element("span", {}, shown, remove);
     }));
   }
 }

@@ -1,6 +1,6 @@
 // The conversation: sends the input, shows the answer, and keeps both for the next turn.
 import { Answer } from "./answer.js";
-import { postForm } from "./api.js";
+import { getJson, postForm } from "./api.js";
 import { Attachments } from "./attachments.js";
 import { byId, element } from "./element.js";
 import { MessageView } from "./message_view.js";
@@ -12,6 +12,7 @@ export class Chat {
   #openCalls = 0;
   #running = null;
   #attachments = new Attachments({
+    readsSounds: async () => (await getJson("dashboard/state")).engine.reads === "audio",
     onSound: (file) => this.#transcribe(file),
     onRefusal: (problem) => {
       byId("stats").textContent = problem;
@@ -46,11 +47,11 @@ export class Chat {
 
   #say(text) {
     if (this.#running) return;
-    const images = this.#attachments.take();
-    if (!text.trim() && !images.length) return;
+    const files = this.#attachments.take();
+    if (!text.trim() && !files.length) return;
     byId("input").value = "";
-    const parts = text.trim() ? [...images, { type: "text", text }] : images;
-    this.#add({ role: "user", content: images.length ? parts : text });
+    const parts = text.trim() ? [...files, { type: "text", text }] : files;
+    this.#add({ role: "user", content: files.length ? parts : text });
     this.#answer();
   }
 

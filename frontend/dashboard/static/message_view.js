@@ -1,11 +1,16 @@
-// The view of one message: a bubble that is updated while an answer streams. Its images are data URLs.
+// The view of one message: a bubble that is updated while an answer streams. Its images and sounds are data URLs.
 import { element } from "./element.js";
 import { tokenSpans } from "./tokens.js";
 
 const NAMES = { user: "You", assistant: "Model", tool: "Tool result" };
 
+const SHOWN = {
+  image_url: (src) => element("img", { src, alt: "" }),
+  audio_url: (src) => element("audio", { src, controls: true }),
+};
+
 export class MessageView {
-  #images = element("div", { class: "images" });
+  #media = element("div", { class: "images" });
   #text = element("div", { class: "text" });
   #calls = element("div");
   #reasoning = element("details", { hidden: true }, element("summary", {}, "Reasoning"), element("pre"));
@@ -15,10 +20,9 @@ export class MessageView {
   constructor(role, content = "") {
     const parts = typeof content === "string" ? [{ type: "text", text: content }] : content;
     this.#who = element("div", { class: "who" }, NAMES[role]);
-    this.root = element("div", { class: `message ${role}` }, this.#who, this.#reasoning, this.#images, this.#text, this.#calls);
+    this.root = element("div", { class: `message ${role}` }, this.#who, this.#reasoning, this.#media, this.#text, this.#calls);
     this.text = parts.filter(({ type }) => type === "text").map(({ text }) => text).join("\n");
-    const urls = parts.filter(({ type }) => type === "image_url").map((part) => part.image_url.url);
-    this.#images.replaceChildren(...urls.map((src) => element("img", { src, alt: "" })));
+    this.#media.replaceChildren(...parts.filter(({ type }) => type in SHOWN).map((part) => SHOWN[part.type](part[part.type].url)));
   }
 
   set text(text) {
