@@ -15,8 +15,11 @@ MIN_GAIN = 0.05
 FIRST_NOT_AHEAD_PRICE = 0.15
 """The part of a step's time that is lost if it is not planned ahead, as long as nothing is measured."""
 
-REQUESTS_PER_REST = 16
+REQUESTS_PER_REST = 8
 """Guesses from grammars take the core's time: after they were not worth it, a step is left out for so many requests."""
+
+MAX_RESTS = 16
+"""Each further time that they are not worth it, twice as many steps are left out, up to so many."""
 
 PROBE_STEPS = 64
 """After so many steps without drafts, the workers draft one token: the text may have become easier to guess."""

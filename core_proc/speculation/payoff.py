@@ -23,8 +23,15 @@ FIRST_REST_STEPS = 512
 MAX_REST_STEPS = 8192
 """Each time that guessing does not pay off, the next comparison is twice as far away, up to so many steps."""
 
-MAX_SIZE_CHANGE = 0.25
-"""A batch that has changed by a larger part of its size is another one, and compared anew."""
+MIN_GAIN = 0.02
+"""Guessing must deliver this much more: a comparison cannot tell less from chance, and must not lose by chance."""
+
+MAX_SIZE_FACTOR = 4 / 3
+"""A batch whose size has changed by a larger factor is another one, and compared anew."""
+
+MAX_RESTING_SIZE_FACTOR = 2.0
+"""The same while it does without guesses: a batch that shrinks as its requests end would be compared most of the time,
+and loses in each comparison."""
 
 MAX_STEP_FACTOR = 3.0
 """A step that took so many times as long as the mean counts as if it had not: something else disturbed it."""
@@ -38,6 +45,8 @@ class Payoff:
         """Whether the next steps may have guesses."""
         self._num_requests = 0
         """Of the batch that is compared or was judged; 0: none is."""
+        self._verdict = True
+        """Whether guessing paid off in the batch that was judged."""
         self._window = 0
         """Of `WINDOWS`; beyond the last: the batch is judged."""
         self._num_steps = 0
@@ -57,13 +66,16 @@ class Payoff:
             has_guesses: whether it has verified any.
         """
         if num_requests < MIN_REQUESTS:
-            self.may_guess, self._num_requests = True, 0
+            if not self._is_judged:
+                self._compare(0)
+            self.may_guess = True  # the verdict is kept: batches of one size often follow each other
             return
-        if not self._num_requests or abs(num_requests / self._num_requests - 1.0) > MAX_SIZE_CHANGE:
+        if self._is_other_batch(num_requests):
             self._compare(num_requests if has_guesses else 0)  # without guesses there is nothing to compare
             return
         self._num_steps += 1
-        if self._window == len(WINDOWS):
+        if self._is_judged:
+            self.may_guess = self._verdict
             if self._num_steps >= self._rest_steps:
                 self._compare(0)
             return
@@ -71,10 +83,21 @@ class Payoff:
             self._count(num_tokens, period_s)
         if self._num_steps == WINDOW_STEPS:
             self._window, self._num_steps = self._window + 1, 0
-            if self._window == len(WINDOWS):
+            if self._is_judged:
                 self._judge()
             else:
                 self.may_guess = WINDOWS[self._window]
+
+    @property
+    def _is_judged(self) -> bool:
+        return self._window == len(WINDOWS)
+
+    def _is_other_batch(self, num_requests: int) -> bool:
+        if not self._num_requests:
+            return True
+        is_resting = self._is_judged and not self._verdict
+        limit = MAX_RESTING_SIZE_FACTOR if is_resting else MAX_SIZE_FACTOR
+        return max(num_requests, self._num_requests) > limit * min(num_requests, self._num_requests)
 
     def _compare(self, num_requests: int) -> None:
         """Begin a comparison with the next step, or with the next guess if `num_requests` is 0."""
@@ -93,5 +116,6 @@ class Payoff:
     def _judge(self) -> None:
         """Compare tokens per second with and without guesses."""
         with_guesses = self._num_tokens[True] * self._elapsed_s[False]
-        self.may_guess = with_guesses >= self._num_tokens[False] * self._elapsed_s[True]
+        without_guesses = self._num_tokens[False] * self._elapsed_s[True]
+        self.may_guess = self._verdict = with_guesses >= (1.0 + MIN_GAIN) * without_guesses
         self._rest_steps = FIRST_REST_STEPS if self.may_guess else min(2 * self._rest_steps, MAX_REST_STEPS)

@@ -10,6 +10,7 @@ from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.speculation.depth import (
+    MAX_RESTS,
     PROBE_STEPS,
     REQUESTS_PER_REST,
     Depth,
@@ -61,6 +62,8 @@ class Speculation:
         """Of the other requests, meanwhile."""
         self._num_rests = 0
         """Steps that are left out before grammars are asked again."""
+        self._rest_steps = 0
+        """Steps that were left out after grammars were last asked; 0: what they guessed was worth it."""
 
     def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
         """Return the guesses for requests that the next step extends; there are no further ones for them."""
@@ -140,8 +143,9 @@ class Speculation:
         self._proposals.clear()
         num_guessed = sum(num_guesses > 0 for *_, num_guesses in chosen)
         is_worth_it = gain > min(num_guessed, self._max_held)
-        if guesses and not is_worth_it:
-            self._num_rests = self._batch.num_decoding // REQUESTS_PER_REST
+        if guesses:
+            rest_steps = max(self._batch.num_decoding // REQUESTS_PER_REST, 2 * self._rest_steps)
+            self._num_rests = self._rest_steps = 0 if is_worth_it else min(rest_steps, MAX_RESTS)
         for request, depth, guess, num_guesses in chosen:
             if is_worth_it and num_guesses > 0 and not request.num_pending_tokens:
                 self._guesses[request] = until_stop(request, guess[:num_guesses])

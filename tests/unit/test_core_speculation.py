@@ -367,12 +367,16 @@ def test_a_batch_that_is_slower_with_guesses_does_without_them() -> None:
     assert not payoff.may_guess
     num_guessing = run(10 * FIRST_REST_STEPS, 16, gain=0.9)
     assert num_guessing < 0.02 * 10 * FIRST_REST_STEPS, "comparisons become seldom"
-    assert run(1, 8, gain=0.9) == 0 and payoff.may_guess, "another batch is compared anew"
+    assert run(100, MIN_REQUESTS - 1, gain=0.9) >= 99, "small batches always guess"
+    assert run(100, 8, gain=0.9) <= 1, "the verdict holds for what is left of a batch, and for the next batch"
+    assert run(1, 33, gain=0.9) == 0 and payoff.may_guess, "another batch is compared anew"
+    run(comparison, 33, gain=1.01)
+    assert not payoff.may_guess, "a tie is none"
+    run(1, 8, gain=1.2)
     run(comparison, 8, gain=1.2)
     assert payoff.may_guess
     assert run(FIRST_REST_STEPS, 8, gain=1.2) >= FIRST_REST_STEPS - WINDOW_STEPS * len(WINDOWS)
-    run(MIN_REQUESTS, MIN_REQUESTS - 1, gain=0.5)
-    assert payoff.may_guess, "small batches always guess"
+    assert run(1, 11, gain=0.9) == 1 and run(2 * comparison, 11, gain=0.9) < comparison, "one that grows is compared"
 
 
 def test_a_batch_without_guesses_is_not_compared_and_one_slow_step_decides_nothing() -> None:
