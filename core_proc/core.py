@@ -136,7 +136,6 @@ class EngineCore:
             workers.warm_up(self._stop)
         for line in memory_table(config, workers.facts, plan).splitlines():
             logger.info("%s", line)
-        _warn_of_states(plan)
         scheduler = self._make_scheduler(config, plan)
         if config.kv_events is not None:
             self._publish_events(config.kv_events, scheduler)
@@ -344,14 +343,6 @@ class EngineCore:
         if self._watch:
             self._watch.close()
         self._context.term()
-
-
-def _warn_of_states(plan: CachePlan) -> None:
-    if plan.has_states and plan.num_host_blocks:
-        logger.warning(
-            "--kv-offloading-size: blocks of this hybrid model are kept in host memory, checkpoints of its states are "
-            "not: a prefix is found only as far as the cache has a checkpoint"
-        )
 
 
 def _digest_of_weights(config: ResolvedConfig) -> str:

@@ -239,8 +239,8 @@ def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
 
 
 def _check_host(cache: PrefixCache) -> None:
-    if cache.host is not None:
-        fault = cache.host.check()
+    for tier in cache.host_tiers:
+        fault = tier.check()
         _require(not fault, fault)
 
 

@@ -3,7 +3,7 @@
 A worker keeps a persistent row ("slot") for every running request: all its token ids, its block
 tables and its sampling state. A plan says what changed since the plan before. The order in which a
 worker applies a plan is fixed: `released` slots, then `adapter_loads`, then `admitted` requests, then `appended`
-blocks, then `copies_out`, then `copies_in`, then the forward pass over `scheduled`.
+blocks, then `copies_out`, then `copies_in`, both with those of states, then the forward pass over `scheduled`.
 
 Layers whose caches need the same blocks form a KV cache group (`config.facts.CacheGroupSpec`). A request has a
 list of blocks in each group; lists of lists of block ids are in the order of `DeviceFacts.cache_groups`.
@@ -123,6 +123,10 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     the latest ones: the state before the guesses stays as it is until they are verified. Applied after `appended`."""
     media: StepMedia | None = None
     """What the first stage encodes before this step, and the rows of media at scheduled positions."""
+    state_copies_out: list[BlockCopy] = []
+    """Like `copies_out`, of the slots of recurrent states: (slot, state in host memory)."""
+    state_copies_in: list[BlockCopy] = []
+    """Like `copies_in`: (state in host memory, slot)."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -223,6 +227,8 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     max_model_len: int
     num_host_blocks: int = 0
     """Blocks in host memory, for contents that blocks of the device lose to others."""
+    num_host_states: int = 0
+    """Recurrent states in host memory, for checkpoints that slots of the device lose to others."""
 
 
 class WarmUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm_up"):

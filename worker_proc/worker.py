@@ -349,6 +349,7 @@ class Worker:
                 num_blocks=num_blocks,
                 num_states=num_states,
                 num_host_blocks=command.num_host_blocks,
+                num_host_states=command.num_host_states,
                 rank=self._spec.rank,
                 max_model_len=command.max_model_len,
                 processors=self._processors,
@@ -356,8 +357,8 @@ class Worker:
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
-                f"no memory for {num_blocks} KV blocks, {num_states} states and {command.num_host_blocks} blocks in "
-                f"host memory: {error}",
+                f"no memory for {num_blocks} KV blocks, {num_states} states, and {command.num_host_blocks} blocks and "
+                f"{command.num_host_states} states in host memory: {error}",
                 hint="use a smaller --gpu-memory-utilization, --num-gpu-blocks-override or --kv-offloading-size",
             ) from error
         for fd in self._executor.filenos:

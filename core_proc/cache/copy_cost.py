@@ -30,11 +30,13 @@ class CopyCost:
     Args:
         host_block_s: seconds in which a block is copied from host memory; 0: unknown, so everything is copied.
         block_size: tokens of a block.
+        host_state_s: seconds in which a recurrent state is copied from host memory.
     """
 
-    def __init__(self, host_block_s: float, block_size: int) -> None:
+    def __init__(self, host_block_s: float, block_size: int, host_state_s: float = 0.0) -> None:
         self.has_changed = False
         """True once prices have changed; the reader resets it."""
+        self._host_state_s = host_state_s
         self._host_block_s = host_block_s
         self._block_size = block_size
         self._measured = self._used = (0.0, 0.0, host_block_s)
@@ -60,7 +62,9 @@ class CopyCost:
         is_first = file_s == self._host_block_s
         self._update(token_s, key_s, measured_s if is_first else file_s + LEARNING_RATE * (measured_s - file_s))
 
-    def best_end(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> int:
+    def best_end(
+        self, first: int, num_host: Sequence[int], num_files: Sequence[int], *, copies_state: bool = False
+    ) -> int:
         """Return at which block to stop copying and to compute the rest, so that both together take the least time.
 
         A token that is computed costs the more the more keys are before it, so this is the beginning or the end of a
@@ -70,6 +74,7 @@ class CopyCost:
             first: index of the first block.
             num_host: of each block from there on, over all groups, how many must come from host memory.
             num_files: likewise from files.
+            copies_state: whether the state after the last block must come from host memory.
         """
         token_s, key_s, file_s = self._used
         saved_s = best_s = 0.0
@@ -78,6 +83,8 @@ class CopyCost:
             num_keys = (index + 0.5) * self._block_size
             saved_s += self._block_size * (token_s + key_s * num_keys)
             saved_s -= from_host * self._host_block_s + from_files * file_s
+            if copies_state and index + 1 == first + len(num_host):
+                saved_s -= self._host_state_s
             if saved_s >= best_s:
                 best, best_s = index + 1, saved_s
         return best

@@ -26,7 +26,7 @@ class Hits(NamedTuple):
     keys: Sequence[bytes]
     """The keys in the pools on which the result depends."""
     state: BlockId = NULL_BLOCK
-    """The slot of the state after them."""
+    """The slot of the state after them; `NULL_BLOCK` if it is elsewhere, or the model has none."""
 
 
 NO_HITS = Hits(0, (), (), ())
@@ -74,13 +74,21 @@ class HitFinder:
         if partial or first != request.num_blocks or end <= first:
             return NO_HITS
         hits = self._find_until(request, first, end)
-        if self._copy_cost.is_known and any(NULL_BLOCK in block_ids for block_ids in hits.block_ids):
+        while self._copy_cost.is_known and self._has_absent(hits):
             end = self._end_of_copies(request, first, hits)
-            if end < first + hits.num_blocks:
-                keys = hits.keys  # on which the decision depends too
-                hits = self._find_until(request, first, end) if end > first else NO_HITS
-                hits = hits._replace(keys=[*keys, *hits.keys])
+            if end == first + hits.num_blocks:
+                break
+            keys = hits.keys  # on which the decision depends too
+            hits = self._find_until(request, first, end) if end > first else NO_HITS
+            hits = hits._replace(keys=[*keys, *hits.keys])
         return hits
+
+    def _has_absent(self, hits: Hits) -> bool:
+        """Return whether anything of these hits must be copied to the device."""
+        return self._lacks_state(hits) or any(NULL_BLOCK in block_ids for block_ids in hits.block_ids)
+
+    def _lacks_state(self, hits: Hits) -> bool:
+        return self._states is not None and hits.num_blocks > 0 and hits.state == NULL_BLOCK
 
     def _end_of_copies(self, request: Request, first: int, hits: Hits) -> int:
         """Return at which block copies of hits end, and the rest is computed."""
@@ -89,7 +97,7 @@ class HitFinder:
         for index, group in absent_places(first + hits.num_blocks, hits.block_ids, NULL_BLOCK):
             is_in_host = self._host is not None and request.block_hashes[index] + suffixes[group] in self._host
             (num_host if is_in_host else num_files)[index - first] += 1
-        return self._copy_cost.best_end(first, num_host, num_files)
+        return self._copy_cost.best_end(first, num_host, num_files, copies_state=self._lacks_state(hits))
 
     def _find_until(self, request: Request, first: int, end: int) -> Hits:
         """Return the cached blocks from `first` on, at most up to `end`."""

@@ -56,23 +56,30 @@ class PrefixCache:
         *,
         num_states: int = 0,
         num_host_blocks: int = 0,
+        num_host_states: int = 0,
         has_files: bool = False,
         host_block_s: float = 0.0,
+        host_state_s: float = 0.0,
         is_enabled: bool,
     ) -> None:
         self.pool = pool
         self.groups = groups
         self.num_groups = groups.num_groups
-        self.states = None if groups.state is None else StateSlots(groups.state, num_states, bytes([self.num_groups]))
+        self.states = None
         """None: the model has no recurrent states."""
+        if groups.state is not None:
+            self.states = StateSlots(groups.state, num_states, bytes([self.num_groups]), num_host_states)
         self.host = HostTier(num_host_blocks) if num_host_blocks and is_enabled else None
-        """None: nothing is kept in host memory."""
+        """None: no blocks are kept in host memory."""
+        tiers = (self.host, None if self.states is None else self.states.host)
+        self.host_tiers = [tier for tier in tiers if tier is not None]
+        """That of blocks and that of states."""
         if self.host is not None:
             pool.on_evicted = self.host.on_evicted
         self.files = FileTier() if has_files and is_enabled else None
         """None: nothing is kept in files."""
         self.loads = BlockLoads(pool, self.host, self.files)
-        self.copy_cost = CopyCost(host_block_s, groups.block_size)
+        self.copy_cost = CopyCost(host_block_s, groups.block_size, host_state_s)
         """Whether hits that are elsewhere are worth their copies."""
         self._finder = HitFinder(pool, groups, self.states, self.host, self.files, self.copy_cost)
         self.num_loaded_tokens = 0
@@ -118,14 +125,14 @@ class PrefixCache:
             return False
         for pool in self.pools:
             pool.reset_contents()
-        if self.host is not None:
-            self.host.clear()
+        for tier in self.host_tiers:
+            tier.clear()
         return True
 
     def lose_contents(self) -> bool:
         """Drop everything that workers had, host memory included; rejected (False) while any block is in use."""
-        if self.host is not None:
-            self.host.reset()
+        for tier in self.host_tiers:
+            tier.reset()
         return self.reset_contents()
 
     def forget_contents(self) -> None:
@@ -134,8 +141,8 @@ class PrefixCache:
         self.loads.invalidate()
         for pool in self.pools:
             pool.forget_contents()
-        if self.host is not None:
-            self.host.clear()
+        for tier in self.host_tiers:
+            tier.clear()
         if self.files is not None:
             self.files.close()
         if self.states is not None:
@@ -190,7 +197,7 @@ class PrefixCache:
         keys = frozenset(hits.keys)
         for pool in self.pools:
             pool.watch(keys)
-        for tier in (self.host, self.files):
+        for tier in (*self.host_tiers, self.files):
             if tier is not None:
                 tier.watch(keys)
         self.copy_cost.has_changed = False
@@ -207,7 +214,7 @@ class PrefixCache:
         has_changed = self.pool.has_watched_changed or self.copy_cost.has_changed
         if has_changed or self._counted != (request, len(request.token_ids)):
             return False
-        places = self.host, self.files, None if self.states is None else self.states.pool
+        places = *self.host_tiers, self.files, None if self.states is None else self.states.pool
         return not any(place is not None and place.has_watched_changed for place in places)
 
     def attach_hits(self, request: Request) -> int:
@@ -235,6 +242,8 @@ class PrefixCache:
         if self.host is not None:
             self.num_loaded_tokens += self._copy_in(self.host, request, hits)
         if self.states is not None:
+            if hits.state == NULL_BLOCK:
+                self.num_loaded_tokens = hits.num_blocks * self.block_size
             self.states.attach(request, hits.num_blocks, hits.state)
         request.num_blocks += hits.num_blocks
         num_tokens = hits.num_blocks * self.block_size
@@ -291,6 +300,10 @@ class PrefixCache:
     def take_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
         """Return the copies that workers make before the step that is planned: see `StepPlan`."""
         return ([], []) if self.host is None else self.host.take_copies()
+
+    def take_state_copies(self) -> tuple[list[BlockCopy], list[BlockCopy]]:
+        """Return those of states. Without a step they wait for the next one, which is the first that may write."""
+        return ([], []) if self.states is None or self.states.host is None else self.states.host.take_copies()
 
     def extend(self, request: Request, num_tokens: int) -> None:
         """Allocate blocks so that the request can hold `num_tokens` tokens.

@@ -10,7 +10,7 @@ import msgspec
 from octavo.core_proc.cache import state_sizing
 from octavo.core_proc.cache.groups import CacheGroups, checkpoint_interval
 from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.errors import NotEnoughMemoryError, StartupError
+from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
 """Upper limit of the automatic cache size on a CPU, unless one request of `max_model_len` needs more.
@@ -40,6 +40,7 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
     max_request_states = groups.state.max_held if groups.state else 0
     tightest = min(facts, key=lambda fact: _num_blocks(config, fact, num_states))
     num_blocks = _num_blocks(config, tightest, num_states)
+    num_host_blocks, num_host_states = _host_sizes(config, facts, groups)
     longest = groups.longest_request(num_blocks, config.max_model_len)
     is_short = longest < config.max_model_len and not (config.fits_model_len and longest)
     if is_short or num_states < max_request_states:
@@ -52,9 +53,12 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         cache_groups=specs,
         max_request_blocks=groups.max_request_blocks(longest) if groups.num_groups > 1 or groups.windowed else 0,
         max_request_states=max_request_states,
-        num_host_blocks=_num_host_blocks(config, facts),
+        num_host_blocks=num_host_blocks,
         host_block_bytes=sum(fact.kv_block_bytes for fact in facts),
         host_block_s=max(fact.host_block_s for fact in facts),
+        num_host_states=num_host_states,
+        host_state_bytes=sum(fact.state_bytes for fact in facts),
+        host_state_s=max(_host_state_s(fact) for fact in facts),
     )
 
 
@@ -72,6 +76,7 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
             *([("KV cache", cache_bytes)] if cache_bytes or not state_bytes else []),
             *([("states", state_bytes)] if state_bytes else []),
             *([("offloaded blocks", plan.num_host_blocks * fact.kv_block_bytes)] if plan.num_host_blocks else []),
+            *([("offloaded states", plan.num_host_states * fact.state_bytes)] if plan.num_host_states else []),
             ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes - _host_bytes(config, fact, plan)),
             ("free at start", fact.free_bytes),
         ]
@@ -90,8 +95,14 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _host_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
-    """Return the bytes of blocks in host memory, if that is also the memory of the device."""
-    return plan.num_host_blocks * fact.kv_block_bytes if config.device == "cpu" else 0
+    """Return the bytes of blocks and states in host memory, if that is also the memory of the device."""
+    num_bytes = plan.num_host_blocks * fact.kv_block_bytes + plan.num_host_states * fact.state_bytes
+    return num_bytes if config.device == "cpu" else 0
+
+
+def _host_state_s(fact: DeviceFacts) -> float:
+    """Return how long a state takes from host memory, if its bytes are copied as fast as those of blocks."""
+    return fact.host_block_s * fact.state_bytes / fact.kv_block_bytes if fact.kv_block_bytes else 0.0
 
 
 def _groups_of_model(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> list[CacheGroupSpec]:
@@ -136,26 +147,27 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
     return lines
 
 
-def _num_host_blocks(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> int:
-    """Return the blocks that each worker keeps in host memory.
+def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: CacheGroups) -> tuple[int, int]:
+    """Return the blocks and the states that each worker keeps in host memory.
 
     Raises:
-        NotEnoughMemoryError: the size holds no block.
-        StartupError: the model has no blocks.
+        NotEnoughMemoryError: the size does not hold one of each.
     """
+    if not (host_bytes := config.kv_offloading_bytes):
+        return 0, 0
     block_bytes = sum(fact.kv_block_bytes for fact in facts)
-    if not config.kv_offloading_bytes:
-        return 0
-    if not block_bytes:
-        message = (
-            "--kv-offloading-size keeps KV blocks, and this model has none: all of its layers have recurrent states"
-        )
-        raise StartupError(message, phase=_PHASE, hint="leave it out")
-    if not (num_blocks := config.kv_offloading_bytes // block_bytes):
-        message = f"one KV block takes {_shown(block_bytes)}, but --kv-offloading-size is "
-        message += _shown(config.kv_offloading_bytes)
+    interval = groups.state.interval if groups.state else 0
+    state_bytes = sum(fact.state_bytes for fact in facts) if interval else 0
+    if host_bytes < block_bytes + state_bytes:
+        parts = [("one KV block", block_bytes), ("one recurrent state", state_bytes)]
+        takes = " and ".join(f"{name} takes {_shown(num_bytes)}" for name, num_bytes in parts if num_bytes)
+        message = f"{takes}, but --kv-offloading-size is {_shown(host_bytes)}"
         raise NotEnoughMemoryError(message, phase=_PHASE, hint="use a larger --kv-offloading-size, or 0 for none")
-    return num_blocks
+    num_states = state_sizing.num_host_states(
+        host_bytes, state_bytes, block_bytes * groups.num_groups * interval // config.block_size
+    )
+    num_blocks = (host_bytes - num_states * state_bytes) // block_bytes if block_bytes else 0
+    return num_blocks, num_states
 
 
 def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:

@@ -6,6 +6,10 @@ from octavo.protocol.config import DeviceFacts, ResolvedConfig
 CHECKPOINTS_PER_REQUEST = 2
 """Slots for checkpoints, for each request that may run, beside those that it holds."""
 
+HOST_CHECKPOINTS_PER_INTERVAL = 2
+"""Checkpoints in host memory for the keys and values of an interval: that at its end, and about one at the end of a
+prompt."""
+
 CPU_REQUESTS = 32
 """On a CPU the automatic size has room for the states of as many requests if the memory is there, even above the
 ceiling of the cache: states of large models are so large that otherwise few could run."""
@@ -49,3 +53,19 @@ def ceiling_bytes(config: ResolvedConfig, fact: DeviceFacts) -> int:
         return 0
     state_bytes = min(CPU_REQUESTS, config.max_num_seqs) * group.max_held * fact.state_bytes
     return int(state_bytes / MAX_SHARE) if fact.has_blocks else state_bytes
+
+
+def num_host_states(host_bytes: int, state_bytes: int, interval_bytes: int) -> int:
+    """Return how many checkpoints are kept in host memory, at least one if the model has states.
+
+    Args:
+        host_bytes: for checkpoints and blocks together, enough for one of each.
+        state_bytes: of a state; 0: no checkpoints are kept.
+        interval_bytes: of the keys and values of the tokens between two checkpoints; 0: there are none.
+    """
+    if not state_bytes:
+        return 0
+    if not interval_bytes:
+        return host_bytes // state_bytes
+    together = HOST_CHECKPOINTS_PER_INTERVAL * state_bytes + interval_bytes
+    return max(1, HOST_CHECKPOINTS_PER_INTERVAL * host_bytes // together)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
 from octavo.core_proc.cache.hashes import hash_of_block
+from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
@@ -41,11 +42,24 @@ class StateSlots:
 
     A step that verifies guesses writes to another slot than it reads. If a guess is wrong, the request goes back to the
     state before all of them, and its next step computes what was right again.
+
+    Checkpoints whose slots go to others stay in host memory, if there is some for states, and are copied into a free
+    slot for a request that can continue from them. Workers make these copies before the step.
+
+    Args:
+        group: of the model.
+        num_slots: in the pool.
+        key_suffix: what the keys of states have behind the hashes of blocks.
+        num_host_states: in host memory.
     """
 
-    def __init__(self, group: StateGroup, num_slots: int, key_suffix: bytes) -> None:
+    def __init__(self, group: StateGroup, num_slots: int, key_suffix: bytes, num_host_states: int = 0) -> None:
         self.group = group
         self.pool = BlockPool(num_slots)
+        self.host = HostTier(num_host_states) if num_host_states and group.interval > 0 else None
+        """None: no checkpoints are kept in host memory."""
+        if self.host is not None:
+            self.pool.on_evicted = self.host.on_evicted
         self.max_requests = num_slots // group.max_held
         """The most requests that may run at the same time."""
         self._key_suffix = key_suffix
@@ -104,13 +118,31 @@ class StateSlots:
         )
 
     def attach(self, request: Request, num_new: int, slot: BlockId) -> None:
-        """Continue from a checkpoint that is `num_new` blocks further on than the request."""
+        """Continue from a checkpoint that is `num_new` blocks further on than the request.
+
+        Args:
+            request: has an entry for each block before the new ones.
+            num_new: blocks.
+            slot: of the checkpoint; `NULL_BLOCK`: host memory has it.
+        """
         slots = request.block_ids[self.group.index]
         if slots:
             self._drop(request, len(slots) - 1)
-        self.pool.incref(slot)
+        if slot == NULL_BLOCK:
+            slot = self._copy_in(self._key(request, len(slots) + num_new))
+        else:
+            self.pool.incref(slot)
         slots += [NULL_BLOCK] * (num_new - 1)
         slots.append(slot)
+
+    def _copy_in(self, key: bytes) -> BlockId:
+        """Have a checkpoint copied from host memory to a slot, in which it can be found from now on."""
+        assert self.host is not None, "a checkpoint is elsewhere"
+        self.host.pin([key])  # the slot allocated now may lose a state, which must not take the place of this one
+        slot = self.pool.allocate()
+        self.host.copy_in(key, slot)
+        self.pool.set_hash(slot, key)
+        return slot
 
     def max_guesses(self, request: Request, position: int) -> int:
         """Return how many guesses a step may verify after `position`: none of them comes to a checkpoint."""
@@ -217,12 +249,13 @@ class StateSlots:
         return found
 
     def checkpoint(self, request: Request, num_blocks: int) -> BlockId:
-        """Return the slot of the checkpoint after so many blocks of a request, which must be cached."""
-        return self.pool.find_cached(self._key(request, num_blocks))
+        """Return the slot of a checkpoint after so many blocks of a request, `NULL_BLOCK` if host memory has it."""
+        slot = self.pool.find(self._key(request, num_blocks))
+        return NULL_BLOCK if slot is None else slot
 
     def _has_checkpoint(self, request: Request, num_blocks: int, keys: list[bytes]) -> bool:
-        keys.append(self._key(request, num_blocks))
-        return self.pool.find(keys[-1]) is not None
+        keys.append(key := self._key(request, num_blocks))
+        return self.pool.find(key) is not None or (self.host is not None and key in self.host)
 
     def _key(self, request: Request, num_blocks: int) -> bytes:
         """Return the key in the pool of the state after so many blocks, whose tokens must be known."""
@@ -232,6 +265,8 @@ class StateSlots:
         """Remove everything that the request has computed or shared from the cache, now and when it ends."""
         for block_hash in request.block_hashes:
             self.pool.drop_hash(block_hash + self._key_suffix)
+            if self.host is not None:
+                self.host.drop(block_hash + self._key_suffix)
         self._written.pop(request, None)
         if request.block_ids:  # it has not been released yet
             self._invalid.add(request)

@@ -104,6 +104,8 @@ class StepDraft:
         self.adapter_loads: list[AdapterLoad] = []
         self.copies_out: list[BlockCopy] = []
         self.copies_in: list[BlockCopy] = []
+        self.state_copies_out: list[BlockCopy] = []
+        self.state_copies_in: list[BlockCopy] = []
         self.media: StepMedia | None = None
         self.has_preempted = False
         self.num_spare_blocks = 0
@@ -205,6 +207,8 @@ class StepDraft:
             num_drafts=self.num_drafts,
             state_moves=self.state_moves,
             media=self.media,
+            state_copies_out=self.state_copies_out,
+            state_copies_in=self.state_copies_in,
         )
         record = StepRecord(
             sequence=sequence,

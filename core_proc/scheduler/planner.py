@@ -214,6 +214,7 @@ class StepPlanner:
             draft.media = self._encoder.take_step()
         if self._cache.states is not None:
             draft.state_moves = self._cache.states.take_moves(draft.requests)
+            draft.state_copies_out, draft.state_copies_in = self._cache.take_state_copies()
         plan, record = draft.finish(self._num_planned, self._table.take_released(), grown, self._sampled)
         self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
         self._sampled = []

@@ -58,14 +58,16 @@ class Scheduler:
             groups,
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
+            num_host_states=cache_plan.num_host_states,
             has_files=config.stores_blocks and cache_plan.num_states == 0,
             host_block_s=cache_plan.host_block_s,
+            host_state_s=cache_plan.host_state_s,
             is_enabled=config.enable_prefix_caching,
         )
         self.adapters = AdapterSlots(config.lora.max_loras if config.lora else 0)
         self.batch = RunningBatch(self.cache, awaits_tokens=config.pipeline_parallel_size > 1)
         self.counters = EngineStats(num_blocks=cache_plan.num_blocks, num_host_blocks=cache_plan.num_host_blocks)
-        self._host_block_bytes = cache_plan.host_block_bytes
+        self._host_block_bytes, self._host_state_bytes = cache_plan.host_block_bytes, cache_plan.host_state_bytes
         self._speculation = (
             None if config.speculation is None else Speculation(config.speculation, self.batch, self.counters)
         )
@@ -246,10 +248,13 @@ class Scheduler:
         self.counters.num_waiting = len(self.waiting) + len(self.cache.loads.swapped)
         self.counters.waiting_reason = self.waiting_reason
         self.counters.num_free_blocks = self.cache.main_pool.num_free
-        if (host := self.cache.host) is not None:
-            self.counters.num_offloaded_blocks = len(host)
-            self.counters.kv_offload_stored_bytes = host.num_stored * self._host_block_bytes
-            self.counters.kv_offload_loaded_bytes = host.num_loaded * self._host_block_bytes
+        if self.cache.host is not None:
+            self.counters.num_offloaded_blocks = len(self.cache.host)
+        states = None if self.cache.states is None else self.cache.states.host
+        tiers = [(self.cache.host, self._host_block_bytes), (states, self._host_state_bytes)]
+        present = [(tier, num_bytes) for tier, num_bytes in tiers if tier is not None]
+        self.counters.kv_offload_stored_bytes = sum([tier.num_stored * num_bytes for tier, num_bytes in present])
+        self.counters.kv_offload_loaded_bytes = sum([tier.num_loaded * num_bytes for tier, num_bytes in present])
         self.counters.running_adapters, self.counters.waiting_adapters = self.adapters.names(self.waiting.heads())
         return self.counters
 

@@ -326,9 +326,8 @@ class WeightsControl:
         if tag == "weights":
             return (yield from self._command(RestoreWeights))
         plan = self._workers.cache_plan
-        answer = yield from self._command(
-            lambda sequence: AllocateCache(sequence, plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks)
-        )
+        sizes = plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks, plan.num_host_states
+        answer = yield from self._command(lambda sequence: AllocateCache(sequence, *sizes))
         return answer if answer.fault else (yield from self._command(WarmUp))
 
     def _restore(self) -> Job:

@@ -224,7 +224,7 @@ class StartingGroup(ABC):
             raise StartupError(f"the workers did not become ready in time{reason}", phase=phase)
 
     def _send_allocation(self, plan: CachePlan) -> None:
-        sizes = plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks
+        sizes = plan.blocks_per_group, plan.max_model_len, plan.num_host_blocks, plan.num_host_states
         self.broadcast(AllocateCache(self.next_sequence, *sizes))
         self._awaited, self._num_answered = CacheReady, 0
 

@@ -165,6 +165,12 @@ class CachePlan(Struct, frozen=True, kw_only=True):
     """Of one of them, in all workers together."""
     host_block_s: float = 0.0
     """See `DeviceFacts.host_block_s`; of the slowest worker."""
+    num_host_states: int = 0
+    """Recurrent states in the host memory of each worker, for checkpoints that slots lose to others."""
+    host_state_bytes: int = 0
+    """Of one of them, in all workers together."""
+    host_state_s: float = 0.0
+    """Seconds in which one of them is copied from host memory; 0: unknown."""
 
     @property
     def has_states(self) -> bool:

@@ -87,6 +87,8 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         max_request_states=state.max_held if (state := CacheGroups.of(config, groups).state) else 0,
         num_host_blocks=num_host_blocks,
         host_block_bytes=MAX_COPIED_BYTES // num_copied if num_copied else 1000,
+        num_host_states=num_host_blocks if any(group.kind == "state" for group in groups) else 0,
+        host_state_bytes=1000,
     )
 
 

@@ -71,7 +71,7 @@ class SmallEngine:
         num_blocks: of its cache, and slots of states.
         compiler: of grammars.
         groups: of its cache; None: as the model has them.
-        num_host_blocks: in host memory, for contents that blocks lose to others.
+        num_host_blocks: in host memory, for contents that blocks lose to others; as many states if the model has any.
     """
 
     def __init__(
@@ -91,12 +91,15 @@ class SmallEngine:
             kv_cache_bytes=0,
             cache_groups=groups,
             num_host_blocks=num_host_blocks,
+            num_host_states=num_host_blocks if groups[-1].kind == "state" else 0,
         )
         self.depth = 2 if config.async_scheduling else 1
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
         self.masks = SuppliedMasks()
         self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
-        self.executor = HostExecutor(model, config, num_blocks, num_host_blocks=num_host_blocks)
+        self.executor = HostExecutor(
+            model, config, num_blocks, num_host_blocks=num_host_blocks, num_host_states=plan.num_host_states
+        )
 
     def run(self, requests: Sequence[TimedRequest]) -> list[Result]:
         """Run the requests and return their results in order."""

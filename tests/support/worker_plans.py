@@ -98,6 +98,7 @@ class HostExecutor:
         num_blocks: int,
         adapters: AdapterLoader | None = None,
         num_host_blocks: int = 0,
+        num_host_states: int = 0,
     ) -> None:
         self._results: list[StepResult] = []
         self._executor = open_executor(
@@ -108,6 +109,7 @@ class HostExecutor:
             num_blocks=num_blocks,
             num_states=num_blocks,
             num_host_blocks=num_host_blocks,
+            num_host_states=num_host_states,
             max_model_len=config.max_model_len,
             adapters=adapters,
         )

@@ -7,7 +7,6 @@ import pytest
 from torch import Tensor
 
 from octavo.protocol.config import CacheGroupSpec
-from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.cache import copy_speed
 from octavo.worker_proc.cache.copy_speed import SAMPLE_BYTES, measure_block_copy
 from octavo.worker_proc.device.cpu import CpuDevice
@@ -29,8 +28,9 @@ def test_the_largest_block_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         def copy_out(self, pairs: list[tuple[int, int]]) -> None:
             clock_s[0] += 100.0  # not measured
 
-        def apply(self, plan: StepPlan) -> None:
-            assert plan.copies_in == [(block_id, block_id) for block_id in range(5)]
+        def apply(self, copies_out: list[tuple[int, int]], copies_in: list[tuple[int, int]]) -> None:
+            assert not copies_out
+            assert copies_in == [(block_id, block_id) for block_id in range(5)]
             clock_s[0] += copies_s.pop(0)
 
     monkeypatch.setattr(copy_speed, "HostBlocks", FakeHostBlocks)

@@ -25,6 +25,7 @@ MIXES = {
     "windows": [WINDOW, FULL, WINDOW],
     "window": [WINDOW],
     "states": [FULL, STATE],
+    "states only": [STATE],
 }
 
 
@@ -64,11 +65,27 @@ def test_an_evicted_prefix_comes_back() -> None:
     assert stats.kv_offload_stored_bytes >= stats.kv_offload_loaded_bytes == 1000 * engine.worker.num_copied_in
 
 
+@pytest.mark.parametrize("mix", ["states", "states only"])
+def test_an_evicted_checkpoint_comes_back(mix: str) -> None:
+    engine = offloading(num_blocks=32, num_host_blocks=40, groups=MIXES[mix])
+    names = ["a", "b", "c", "d"] * (1 + 4 * (mix == "states only"))
+    for number, _ in enumerate(names):
+        engine.submit(f"{number}", [number + 1] * 33, 1)
+        engine.run()
+    slots = engine.scheduler.cache.states.pool
+    again = engine.submit("again", [1] * 33)
+    is_elsewhere = len(slots.cached_hashes()) < 2 * len(names)
+    engine.run()
+    assert again.token_ids == alone([1] * 33).token_ids
+    assert again.num_cached_tokens == 32
+    assert (engine.worker.num_states_copied_in > 0) == is_elsewhere
+
+
 @pytest.mark.parametrize("mix", MIXES)
 @pytest.mark.parametrize(("num_host_blocks", "max_copied"), [(1, 0), (7, 1), (300, 0), (300, 1), (300, 3)])
 def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int, max_copied: int) -> None:
     rng = random.Random(num_host_blocks)
-    path = "/files" if max_copied == 3 and mix != "states" else ""
+    path = "/files" if max_copied == 3 and STATE not in MIXES[mix] else ""
     changes = {"max_num_batched_tokens": 24, "kv_offloading_path": path}
     engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_copied, **changes)
     turns = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))] for _ in range(8)]

@@ -8,7 +8,7 @@ from core_fakes import core_config
 
 from octavo.core_proc.cache.sizing import CPU_CACHE_CEILING_BYTES, memory_table, plan_cache
 from octavo.protocol.config import CacheGroupSpec, DeviceFacts
-from octavo.protocol.errors import NotEnoughMemoryError, StartupError
+from octavo.protocol.errors import NotEnoughMemoryError
 
 MIB = 2**20
 
@@ -289,11 +289,22 @@ def test_host_memory_is_divided_among_the_workers():
         plan_cache(on_gpu(kv_offloading_bytes=MIB), facts)
 
 
-def test_host_memory_for_blocks_is_rejected_for_a_model_without_any():
-    states = device(cache_groups=[CacheGroupSpec(kind="state", num_layers=2, block_bytes=MIB)])
-    with pytest.raises(StartupError, match="all of its layers have recurrent states"):
-        plan_cache(on_gpu(kv_offloading_bytes=100 * MIB), [states])
-    assert plan_cache(on_gpu(), [states]).num_host_blocks == 0
+def test_host_memory_is_divided_between_blocks_and_checkpoints():
+    hybrid = [device(cache_groups=[KEYS, state(8 * MIB)], host_block_s=0.25)]
+    config = on_gpu(kv_offloading_bytes=400 * MIB)
+    plan = plan_cache(config, hybrid)
+    num_blocks = plan.cache_groups[-1].window // config.block_size
+    assert plan.host_state_bytes == 8 * MIB
+    assert plan.host_state_s == 0.25 * 8 * MIB / hybrid[0].kv_block_bytes
+    assert abs(plan.num_host_states - 2 * plan.num_host_blocks / num_blocks) <= 1, "two checkpoints for each interval"
+    taken = plan.num_host_states * 8 * MIB + plan.num_host_blocks * plan.host_block_bytes
+    assert 0 <= 400 * MIB - taken < plan.host_block_bytes
+    assert "offloaded states" in memory_table(config, hybrid, plan)
+    with pytest.raises(NotEnoughMemoryError, match=r"one recurrent state takes 8.0 MiB, but .* is 8.0 MiB"):
+        plan_cache(on_gpu(kv_offloading_bytes=8 * MIB), hybrid)
+    states_only = plan_cache(config, [device(cache_groups=[state(8 * MIB)])])
+    assert (states_only.num_host_blocks, states_only.num_host_states) == (0, 50)
+    assert plan_cache(on_gpu(enable_prefix_caching=False, kv_offloading_bytes=400 * MIB), hybrid).num_host_states == 0
 
 
 def test_the_slowest_worker_decides_what_a_copy_takes():

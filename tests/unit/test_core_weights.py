@@ -46,7 +46,9 @@ class Workers:
 
     @property
     def cache_plan(self):
-        return type("Plan", (), {"blocks_per_group": [4], "max_model_len": 64, "num_host_blocks": 0})
+        return type(
+            "Plan", (), {"blocks_per_group": [4], "max_model_len": 64, "num_host_blocks": 0, "num_host_states": 0}
+        )
 
     def command(self, make, on_done) -> None:
         self.sent.append(make(len(self.sent)))

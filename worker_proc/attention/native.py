@@ -38,6 +38,9 @@ class NativeCacheAttention:
         scales: by layer, of keys and values that are stored in 8-bit floats; those of other layers are 1.
     """
 
+    state_buffers: Sequence[Tensor] = ()
+    """It computes no recurrences."""
+
     def __init__(
         self,
         library: NativeLibrary,

@@ -54,6 +54,11 @@ class PagedCacheAttention:
         """The buffers of keys and values, layer by layer of a group."""
         return self._storage.buffers
 
+    @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """Recurrent states, layer by layer."""
+        return self._states.buffers if self._states is not None else ()
+
     def plan(self, inputs: StepInputs) -> None:
         """Prepare the next step. Call once, before the layers."""
         query_starts, context_lens = inputs.query_starts.tolist(), inputs.context_lens.tolist()

@@ -7,7 +7,6 @@ import torch
 
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import CacheGroupSpec
-from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.base import Device
 
@@ -42,13 +41,12 @@ def measure_block_copy(
     host = HostBlocks(buffers, num_blocks, num_blocks, library, num_threads, stream)
     pairs = [(block_id, block_id) for block_id in range(num_blocks)]
     host.copy_out(pairs)  # host memory is found when it is first written
-    plan = StepPlan(0, [], [], [], [], copies_in=pairs)
     fastest_s = float("inf")
     for _ in range(NUM_COPIES):
         if stream is not None:
             stream.record_event().wait()
         started_s = time.perf_counter()
-        host.apply(plan)
+        host.apply([], pairs)
         if stream is not None:
             stream.record_event().wait()
         fastest_s = min(fastest_s, time.perf_counter() - started_s)

@@ -12,7 +12,7 @@ from octavo.kernels import copy_blocks
 from octavo.kernels.copy_blocks import native
 from octavo.kernels.native import memory
 from octavo.kernels.native.library import NativeLibrary
-from octavo.protocol.steps import BlockCopy, LoadBlocks, StepPlan
+from octavo.protocol.steps import BlockCopy
 from octavo.worker_proc.cache.prefault import IDLE_MS
 from octavo.worker_proc.device.stream import Stream
 
@@ -26,7 +26,8 @@ class HostBlocks:
     A GPU copies on the stream of its steps, so copies and steps are done in the order of the plans.
 
     Args:
-        buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
+        buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any. Or those of
+            recurrent states, whose slots are copied like blocks.
         num_blocks: of the cache.
         num_host_blocks: in host memory.
         library: copies on several threads; None: torch or a GPU copies.
@@ -87,10 +88,10 @@ class HostBlocks:
                 self._unpopulated.clear()
             wait_ms = 0
 
-    def apply(self, plan: StepPlan | LoadBlocks) -> None:
+    def apply(self, copies_out: Sequence[BlockCopy], copies_in: Sequence[BlockCopy]) -> None:
         """Make the copies of a plan, which come before its step. On a GPU: begin them."""
-        self._copy_out(plan.copies_out)
-        self._copy_in(plan.copies_in)
+        self._copy_out(copies_out)
+        self._copy_in(copies_in)
 
     def copy_out(self, copies: Sequence[BlockCopy]) -> None:
         """Copy blocks to host memory as they are after the steps before. On a GPU: begin to."""

@@ -26,6 +26,11 @@ class StateStorage:
         self.num_bytes = num_slots * group.num_bytes
         """Bytes of all layers."""
 
+    @property
+    def buffers(self) -> list[Tensor]:
+        """The tensors of all layers, one after the other, slot by slot."""
+        return [part for layer in self._layers.values() for part in layer]
+
     def layer(self, index: int) -> tuple[Tensor, ...]:
         """Return the tensors of a layer, in the order of its `StateShape`; the first dimension is that of slots."""
         return self._layers[index]

@@ -46,6 +46,7 @@ class PipelinedExecutor:
         adapters: fills the slots of LoRA adapters; None: the engine has none.
         pooler: makes vectors or scores of prompts; None: the engine generates tokens.
         host_blocks: keeps contents of blocks in host memory; None: the engine keeps none.
+        host_states: keeps checkpoints of recurrent states there; None: the engine keeps none.
         store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
         encoder: makes rows of images; None: this worker encodes none.
@@ -63,6 +64,7 @@ class PipelinedExecutor:
         pooler: Pooler | None = None,
         *,
         host_blocks: HostBlocks | None = None,
+        host_states: HostBlocks | None = None,
         store: ContentStore | None = None,
         drafter: Drafter | None = None,
         encoder: MediaEncoder | None = None,
@@ -73,7 +75,7 @@ class PipelinedExecutor:
         self._processors = processors
         self._adapters = adapters
         self._pooler = pooler
-        self._host_blocks = host_blocks
+        self._host_blocks, self._host_states = host_blocks, host_states
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
@@ -127,7 +129,11 @@ class PipelinedExecutor:
         if plan.copies_out or plan.copies_in:
             if self._host_blocks is None:
                 raise ProtocolError("a plan copies blocks to or from host memory, but no block of it was allocated")
-            self._host_blocks.apply(plan)
+            self._host_blocks.apply(plan.copies_out, plan.copies_in)
+        if plan.state_copies_out or plan.state_copies_in:
+            if self._host_states is None:
+                raise ProtocolError("a plan copies states to or from host memory, but none was allocated there")
+            self._host_states.apply(plan.state_copies_out, plan.state_copies_in)
         self.runner.on_plan(plan, self._batch)
         if self._processors is not None:
             for admitted in plan.admitted:
@@ -156,7 +162,7 @@ class PipelinedExecutor:
         if isinstance(command, StoreBlocks):
             self.loader.store(command, self.runner.record_event)
         else:
-            self._host_blocks.apply(command)
+            self._host_blocks.apply(command.copies_out, command.copies_in)
             self.loader.load(command, self.runner.record_event())
 
     @torch.inference_mode()
@@ -205,8 +211,9 @@ class PipelinedExecutor:
         """Prepare for later steps when no command has come for a moment, and stop as soon as one comes."""
         if not self._in_flight:
             self.runner.on_idle(wait_for_command)
-            if self._host_blocks is not None:
-                self._host_blocks.on_idle(wait_for_command)
+            for memory in (self._host_blocks, self._host_states):
+                if memory is not None:
+                    memory.on_idle(wait_for_command)
 
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch

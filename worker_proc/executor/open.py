@@ -40,6 +40,7 @@ def open_executor(
     max_model_len: int,
     num_states: int = 0,
     num_host_blocks: int = 0,
+    num_host_states: int = 0,
     rank: int = 0,
     processors: Processors | None = None,
     adapters: AdapterLoader | None = None,
@@ -55,6 +56,7 @@ def open_executor(
         max_model_len: longest request, in tokens.
         num_states: slots for recurrent states.
         num_host_blocks: in host memory, for contents that blocks of the cache lose to others.
+        num_host_states: likewise, for checkpoints of recurrent states.
         rank: names its files of blocks.
         processors: of logits.
         adapters: fills the slots of LoRA adapters; None: the engine has none.
@@ -75,6 +77,11 @@ def open_executor(
         host_blocks = _open_host_blocks(
             buffers, config, model, stream, num_blocks, num_host_blocks, has_store=store is not None
         )
+    host_states = None
+    if num_host_states:
+        host_states = HostBlocks(
+            runner.state_buffers, num_states, num_host_states, model.library, config.num_threads, stream
+        )
     executor = PipelinedExecutor(
         batch,
         runner,
@@ -83,6 +90,7 @@ def open_executor(
         adapters,
         pooler,
         host_blocks=host_blocks,
+        host_states=host_states,
         store=store,
         drafter=drafter,
         encoder=open_encoder(model, config),

@@ -232,6 +232,10 @@ class Runner(Protocol):
         of them."""
 
     @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """Recurrent states of each layer, slot by slot; (): the model has none."""
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """Native programs whose operations a trace records; None: torch's profiler sees everything."""
 

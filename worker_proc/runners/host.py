@@ -34,6 +34,10 @@ class Forward(Protocol):
         """See `octavo.worker_proc.executor.runner.Runner`; as bytes if the memory is native."""
 
     @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
@@ -152,6 +156,11 @@ class HostRunner:
     def cache_buffers(self) -> Sequence[Tensor]:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self.forward.cache_buffers
+
+    @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return self.forward.state_buffers
 
     @property
     def programs(self) -> Sequence[Program] | None:

@@ -112,7 +112,7 @@ class Admitter:
             request.time_scheduled = self._clock()
             if self._cache.is_enabled and request.reads_prefix_cache:
                 counters.prefix_cache_queries += request.num_prompt_tokens
-                if self._cache.host is not None or self._cache.files is not None:
+                if self._cache.host_tiers or self._cache.files is not None:
                     num_missed = request.num_prompt_tokens + num_local_hits - counters.prefix_cache_hits
                     counters.external_prefix_cache_queries += num_missed
         self._batch.add(request)

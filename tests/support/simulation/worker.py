@@ -103,7 +103,9 @@ class SimulatedWorker:
         """The state in each slot, block after block."""
         self._host: list[list[int | None] | None] = [None] * num_host_blocks
         """The states in each block of host memory; None: it was never written."""
-        self.num_copied_in = 0
+        self._host_states: list[int | None] = [None] * num_host_blocks
+        """That of each slot for recurrent states."""
+        self.num_copied_in = self.num_states_copied_in = 0
         self._loading: dict[int, LoadBlocks] = {}
 
     def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
@@ -117,6 +119,7 @@ class SimulatedWorker:
         faults = self._load_adapters(plan)
         self._change_rows(plan)
         self._copy_blocks(plan)
+        self._copy_states(plan)
         self._check_size(plan)
         self._check_embeds(plan)
         self._add_guesses(plan)
@@ -240,6 +243,20 @@ class SimulatedWorker:
             self._host[host_id] = self._cache[block_id * size : (block_id + 1) * size]
         for host_id, block_id in plan.copies_in:
             self._copy_in(host_id, block_id)
+
+    def _copy_states(self, plan: StepPlan) -> None:
+        """Make the copies of recurrent states of a plan."""
+        states, targets = self._states or {}, [slot for _, slot in plan.state_copies_in]
+        written = [place for _, place in plan.state_copies_out]
+        require(len(set(written)) == len(written), "two states are copied to one place in host memory")
+        require(len(set(targets)) == len(targets), "two states are copied to one slot")
+        for slot, place in plan.state_copies_out:
+            self._host_states[place] = states[slot]
+        for place, slot in plan.state_copies_in:
+            state = self._host_states[place]
+            assert state is not None, f"state {place} in host memory is read before it is written"
+            states[slot] = state
+        self.num_states_copied_in += len(targets)
 
     def _check_size(self, plan: StepPlan) -> None:
         num_tokens = sum([part.num_tokens for part in plan.scheduled])

@@ -100,7 +100,15 @@ def open_runner(
     changes_logits = bool(config.logits_processors)
     cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
     return CudaGraphRunner(
-        table, graphs, stream, cache_bytes, storage.buffers, max_size, model.given_rows, changes_logits=changes_logits
+        table,
+        graphs,
+        stream,
+        cache_bytes,
+        storage.buffers,
+        max_size,
+        model.given_rows,
+        changes_logits=changes_logits,
+        state_buffers=states.buffers if states else (),
     )
 
 

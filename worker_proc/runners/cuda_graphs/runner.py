@@ -78,6 +78,7 @@ class CudaGraphRunner:
         max_size: of any step.
         given_rows: of the model.
         changes_logits: whether `sample` may be given `change_logits`.
+        state_buffers: of recurrent states.
     """
 
     max_in_flight = NUM_HOST_BUFFERS
@@ -96,8 +97,10 @@ class CudaGraphRunner:
         given_rows: GivenRows | None = None,
         *,
         changes_logits: bool = False,
+        state_buffers: Sequence[Tensor] = (),
     ) -> None:
         self.graphs = graphs
+        self.state_buffers = state_buffers
         self.cache_bytes = cache_bytes
         self.cache_buffers = cache_buffers
         self._table = table

@@ -115,6 +115,11 @@ class NativePrograms:
         return buffers_of(self._caches)
 
     @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self._states.buffers if self._states is not None else ()
+
+    @property
     def num_bytes(self) -> int:
         """Bytes of all activations, if every row is used."""
         return sum(program.num_bytes for program in self.programs) + (

@@ -29,6 +29,11 @@ class TorchForward:
         """See `octavo.worker_proc.runners.host.Forward`."""
         return self._attention.caches
 
+    @property
+    def state_buffers(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self._attention.state_buffers
+
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
         self._model = model
