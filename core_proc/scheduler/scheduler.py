@@ -49,6 +49,7 @@ class Scheduler:
     take its id from their own row. Results are committed in plan order.
     """
 
+    # long: the parts of a scheduler, one after another
     def __init__(self, config: ResolvedConfig, cache_plan: CachePlan, clock: Callable[[], float]) -> None:
         self.config = config
         self.max_model_len = cache_plan.max_model_len
