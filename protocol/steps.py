@@ -124,9 +124,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     media: StepMedia | None = None
     """What the first stage encodes before this step, and the rows of media at scheduled positions."""
     state_copies_out: list[BlockCopy] = []
-    """Like `copies_out`, of the slots of recurrent states: (slot, state in host memory)."""
     state_copies_in: list[BlockCopy] = []
-    """Like `copies_in`: (state in host memory, slot)."""
+    """Like `copies_out` and `copies_in`, of slots of recurrent states and of states in host memory."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -226,9 +225,8 @@ class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag=
     recurrent states, if the model has any."""
     max_model_len: int
     num_host_blocks: int = 0
-    """Blocks in host memory, for contents that blocks of the device lose to others."""
     num_host_states: int = 0
-    """Recurrent states in host memory, for checkpoints that slots of the device lose to others."""
+    """Blocks and recurrent states in host memory, for contents that those of the device lose to others."""
 
 
 class WarmUp(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="warm_up"):

@@ -357,8 +357,7 @@ class Worker:
             )
         except (RuntimeError, MemoryError) as error:  # raised by torch's allocator and by the native one
             raise NotEnoughMemoryError(
-                f"no memory for {num_blocks} KV blocks, {num_states} states, and {command.num_host_blocks} blocks and "
-                f"{command.num_host_states} states in host memory: {error}",
+                f"no memory for {num_blocks} KV blocks, {num_states} states, or evicted ones in host memory: {error}",
                 hint="use a smaller --gpu-memory-utilization, --num-gpu-blocks-override or --kv-offloading-size",
             ) from error
         for fd in self._executor.filenos:

@@ -4,7 +4,8 @@ Knows no clock. The time of a copy from host memory is measured at the start and
 steps and of loads from files come with their results. So a recording holds them and replays to the same plans.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 LEARNING_RATE = 0.2
 """The weight of a new load from files."""
@@ -62,9 +63,7 @@ class CopyCost:
         is_first = file_s == self._host_block_s
         self._update(token_s, key_s, measured_s if is_first else file_s + LEARNING_RATE * (measured_s - file_s))
 
-    def best_end(
-        self, first: int, num_host: Sequence[int], num_files: Sequence[int], *, copies_state: bool = False
-    ) -> int:
+    def best_end(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> int:
         """Return at which block to stop copying and to compute the rest, so that both together take the least time.
 
         A token that is computed costs the more the more keys are before it, so this is the beginning or the end of a
@@ -74,20 +73,33 @@ class CopyCost:
             first: index of the first block.
             num_host: of each block from there on, over all groups, how many must come from host memory.
             num_files: likewise from files.
-            copies_state: whether the state after the last block must come from host memory.
         """
+        best, best_s = first, 0.0
+        for index, saved_s in enumerate(self._saved_s(first, num_host, num_files), first):
+            if saved_s >= best_s:
+                best, best_s = index + 1, saved_s
+        return best
+
+    def is_worth_it(self, first: int, num_host: Sequence[int], *, copies_state: bool) -> bool:
+        """Return whether copying all of these blocks, see `best_end`, is faster than computing them.
+
+        Args:
+            first: index of the first block.
+            num_host: of each block.
+            copies_state: whether the recurrent state after the last block must come from host memory too.
+        """
+        saved_s = sum(deque(self._saved_s(first, num_host, [0] * len(num_host)), maxlen=1))
+        return saved_s >= (self._host_state_s if copies_state else 0.0)
+
+    def _saved_s(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> Iterator[float]:
+        """Yield the seconds that are saved by not computing the first 1, 2, ... blocks: see `best_end`."""
         token_s, key_s, file_s = self._used
-        saved_s = best_s = 0.0
-        best = first
+        saved_s = 0.0
         for index, (from_host, from_files) in enumerate(zip(num_host, num_files, strict=True), first):
             num_keys = (index + 0.5) * self._block_size
             saved_s += self._block_size * (token_s + key_s * num_keys)
             saved_s -= from_host * self._host_block_s + from_files * file_s
-            if copies_state and index + 1 == first + len(num_host):
-                saved_s -= self._host_state_s
-            if saved_s >= best_s:
-                best, best_s = index + 1, saved_s
-        return best
+            yield saved_s
 
     def _update(self, *measured: float) -> None:
         self._measured = (measured[0], measured[1], measured[2])

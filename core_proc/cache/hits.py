@@ -97,7 +97,11 @@ class HitFinder:
         for index, group in absent_places(first + hits.num_blocks, hits.block_ids, NULL_BLOCK):
             is_in_host = self._host is not None and request.block_hashes[index] + suffixes[group] in self._host
             (num_host if is_in_host else num_files)[index - first] += 1
-        return self._copy_cost.best_end(first, num_host, num_files, copies_state=self._lacks_state(hits))
+        if self._states is None:
+            return self._copy_cost.best_end(first, num_host, num_files)
+        if self._copy_cost.is_worth_it(first, num_host, copies_state=self._lacks_state(hits)):
+            return first + hits.num_blocks
+        return first + hits.num_blocks // 2  # few tries: at most to the last checkpoint before it
 
     def _find_until(self, request: Request, first: int, end: int) -> Hits:
         """Return the cached blocks from `first` on, at most up to `end`."""

@@ -8,6 +8,7 @@ import pytest
 from core_fakes import CLIENT, FakeEngine, alone, cache_plan, core_config
 from simulation.worker import SimulatedWorker
 
+from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups, checkpoint_interval
 from octavo.core_proc.recorder import Recorder, read_recording, replay
 from octavo.core_proc.scheduler.observed import ObservedScheduler
@@ -50,6 +51,33 @@ def test_a_prefix_is_found_at_the_last_checkpoint_that_it_has(mix: str) -> None:
     assert again.token_ids == alone(PROMPT, 2).token_ids
     assert run(engine, "common start", [*PROMPT[:20], *PROMPT]).num_cached_tokens == 16
     assert run(engine, "shorter than a block", PROMPT[:3]).num_cached_tokens == 0
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_checkpoint_that_was_evicted_comes_back(mix: str) -> None:
+    """Each prompt leaves two checkpoints, and the slots hold those of nine prompts."""
+    engine = FakeEngine(18, MIXES[mix], max_num_seqs=1, max_num_batched_tokens=64, kv_offloading_bytes=400_000)
+    prompts = [[number, *PROMPT[1:]] for number in range(10, 26)]
+    for number, prompt in enumerate(prompts):
+        run(engine, f"first {number}", prompt)
+    assert not engine.worker.num_states_copied_in
+    for number, prompt in enumerate(prompts):
+        again = run(engine, f"again {number}", prompt)
+        assert again.num_cached_tokens == 32
+        assert again.token_ids == alone(prompt, 2).token_ids
+    assert engine.worker.num_states_copied_in > len(prompts) - 9
+    assert engine.scheduler.stats().external_prefix_cache_hits >= 32 * engine.worker.num_states_copied_in
+    engine.replace_worker()
+    assert run(engine, "lost", PROMPT).num_cached_tokens == 0
+
+
+def test_a_checkpoint_is_copied_only_if_that_is_faster_than_computing() -> None:
+    cost = CopyCost(1.0, BLOCK, host_state_s=100.0)
+    cost.observe_step(token_s=1.0, key_s=0.0)
+    assert cost.is_worth_it(0, [0] * 26, copies_state=True), "104 tokens take longer than a state"
+    assert not cost.is_worth_it(0, [0] * 24, copies_state=True)
+    assert not cost.is_worth_it(0, [1] * 26, copies_state=True), "blocks that are copied too save less"
+    assert cost.is_worth_it(0, [1] * 26, copies_state=False)
 
 
 @pytest.mark.parametrize("mix", MIXES)
