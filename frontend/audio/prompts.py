@@ -11,7 +11,7 @@ from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import Kind, MediaOptions, MediaSource, has_media
+from octavo.frontend.media.parts import Kind, MediaOptions, MediaSource, first_media_path
 from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
@@ -48,9 +48,9 @@ class AudioPrompts:
         Raises:
             InvalidRequestError: it has media.
         """
-        if has_media(messages):
+        if (path := first_media_path(messages)) is not None:
             raise InvalidRequestError(
-                "this model transcribes audio, and holds no conversations about media", "messages"
+                f"{path}: this model transcribes audio, and holds no conversations about media", path
             )
         return list(messages), []
 

@@ -46,11 +46,14 @@ class MediaOptions:
     """Of the request: uuids of another salt are other ones."""
 
 
-def has_media(messages: Sequence[Message]) -> bool:
-    """Return whether any part of a conversation is an image or a sound."""
-    contents = [message.get("content") for message in messages if isinstance(message, Mapping)]
-    parts = [part for content in contents if isinstance(content, list | tuple) for part in content]
-    return any(_kind_and_key(part) for part in parts)
+def first_media_path(messages: Sequence[Message]) -> str | None:
+    """Return the path of the first part of a conversation that is an image or a sound; None: none is."""
+    for place, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for index, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            if _kind_and_key(part):
+                return part_path(part, f"messages[{place}].content[{index}]")
+    return None
 
 
 def take_media(messages: Sequence[Message], kind: Kind, placeholder: str) -> tuple[list[Message], list[MediaSource]]:

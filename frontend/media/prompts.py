@@ -11,7 +11,7 @@ import msgspec
 from octavo.frontend.media.download import MediaError, read_url
 from octavo.frontend.media.kinds import KINDS
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import NOUNS, Kind, MediaOptions, MediaSource, has_media, take_media
+from octavo.frontend.media.parts import NOUNS, Kind, MediaOptions, MediaSource, first_media_path, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
@@ -92,7 +92,7 @@ class MediaPrompts:
         Raises:
             InvalidRequestError: an item has no URL, or is of another kind.
         """
-        if not has_media(messages):  # needs no process that decodes any
+        if first_media_path(messages) is None:  # needs no process that decodes any
             return list(messages), []
         return take_media(messages, self.kind, await self.processor.placeholder())
 

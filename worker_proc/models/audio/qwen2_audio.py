@@ -1,6 +1,7 @@
 """Qwen2-Audio: the means of two results of Whisper's encoder, each through a linear layer, are rows of the prompt."""
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -32,8 +33,15 @@ READ_ELSEWHERE = (
     *("text_config", "audio_config", "audio_token_index", "audio_token_id", "tie_word_embeddings"),
     *("ignore_index", "hidden_size", "vocab_size"),
 )
-UNUSED = ("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop", "layerdrop")
-"""Keys of `audio_config` that only training reads."""
+_DEFAULTS = {
+    "d_model": 1280,
+    "encoder_ffn_dim": 5120,
+    "encoder_layers": 32,
+    "encoder_attention_heads": 20,
+    "max_source_positions": 1500,
+    "num_mel_bins": 128,
+}
+"""What `transformers` leaves out of `audio_config`."""
 _NUM_MERGED = 2
 
 
@@ -63,6 +71,23 @@ def num_encoded(num_frames: int) -> int:
     return (num_frames + 1) // 2
 
 
+def read_sizes(section: Mapping[str, Any], architecture: str) -> EncoderSizes:
+    """Return the sizes that `audio_config` gives.
+
+    Args:
+        section: with the names of Whisper.
+        architecture: of the model, for errors.
+
+    Raises:
+        ConfigError: a value is not supported.
+    """
+    audio = CheckedConfig({**_DEFAULTS, **section})
+    ignore(audio, "encoder_layerdrop")  # of training
+    sizes = EncoderSizes.read(audio)
+    audio.reject_unread(architecture, section="audio_config")
+    return sizes
+
+
 def build(spec: TowerSpec) -> Qwen2AudioTower:
     """Make the encoder; its parameters are uninitialized.
 
@@ -71,10 +96,7 @@ def build(spec: TowerSpec) -> Qwen2AudioTower:
     """
     config = CheckedConfig(spec.facts.hf_config)
     ignore(config, *READ_ELSEWHERE)
-    audio = CheckedConfig(config["audio_config"])
-    ignore(audio, *UNUSED)
-    sizes = EncoderSizes.read(audio)
-    audio.reject_unread(spec.facts.architecture, section="audio_config")
+    sizes = read_sizes(config["audio_config"], spec.facts.architecture)
     config.reject_unread(spec.facts.architecture)
     rules = [*whisper_rules(), renamed({r"^linear\.": "projector."})]
     parameters = Parameters(spec.placement, prefixes=PREFIXES, rules=rules)

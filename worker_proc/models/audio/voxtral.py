@@ -6,11 +6,10 @@ import numpy as np
 
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
-from octavo.worker_proc.models.audio.qwen2_audio import PREFIXES, READ_ELSEWHERE, UNUSED
+from octavo.worker_proc.models.audio.qwen2_audio import PREFIXES, READ_ELSEWHERE, read_sizes
 from octavo.worker_proc.models.audio.whisper import (
     EPS,
     FEATURES,
-    EncoderSizes,
     WhisperEncoder,
     assemble,
     sequence_of,
@@ -58,10 +57,8 @@ def build(spec: TowerSpec) -> VoxtralTower:
     """
     config = CheckedConfig(spec.facts.hf_config)
     ignore(config, *READ_ELSEWHERE)
-    audio = CheckedConfig({_OF_WHISPER.get(key, key): value for key, value in config["audio_config"].items()})
-    ignore(audio, *UNUSED, "vocab_size")
-    sizes = EncoderSizes.read(audio)
-    audio.reject_unread(spec.facts.architecture, section="audio_config")
+    renamed_keys = {_OF_WHISPER.get(key, key): value for key, value in config["audio_config"].items()}
+    sizes = read_sizes(renamed_keys, spec.facts.architecture)
     num_merged, rest = divmod(sizes.inner_width, sizes.width)
     if rest or sizes.num_rows % num_merged:
         raise ConfigError(
