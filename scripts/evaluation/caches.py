@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import transformers
-from evaluation.formats import added, octavo_reading, reference_losses, reference_of
+from formats import added, octavo_reading, reference_losses, reference_of
 from torch import Tensor, nn
 
 from octavo.frontend.evaluation.quality import fixed_text

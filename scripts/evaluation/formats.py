@@ -7,7 +7,8 @@ costs; the difference to octavo's loss is what our kernels add, for example by r
 not exceed 1e-3 nats. Where a format rounds activations to 8 bits, the reference does so too, with the functions of the
 format's tool. Such a reference is sensitive: a sum in another order moves a number to the next integer, and each layer
 has more of them. `--with-float64` shows how far the reference moves from itself when it computes in float64. Formats
-that `octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas.
+that `octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas;
+GGUF's types with blocks of 256 from ggml (`ggml_types.py`).
 """
 
 import argparse
@@ -22,8 +23,11 @@ from typing import Any
 
 import torch
 import transformers
+from ggml_types import TYPES as GGML_TYPES
+from ggml_types import write as write_by_ggml
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from transformers_gguf import from_gguf
 
 from octavo import LLM
 from octavo.frontend.cli.quantize import do
@@ -156,7 +160,7 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
     """Return the original model with the dequantized weights of a checkpoint, float32."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     if path is not None and path.suffix == ".gguf":
-        return load(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+        return from_gguf(transformers.AutoModelForCausalLM, path, dtype=torch.float32).eval()
     model: nn.Module = load(original, dtype=torch.float32).eval().requires_grad_(False)
     if path is None and not settings:
         return model
@@ -277,6 +281,15 @@ def by_octavo(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, A
     return out, {"quantization": "gguf" if gguf_type else kind if kind in CALIBRATED else "compressed-tensors"}
 
 
+def by_ggml(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
+    """Return a GGUF file that ggml writes."""
+    kind = name.partition(" ")[2]
+    out = options.work / f"{kind}.gguf"
+    if not out.exists():
+        write_by_ggml(options.model, kind, out)
+    return out, {"quantization": "gguf"}
+
+
 def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
     """Return a checkpoint that transformers writes with bitsandbytes, in a process of its own."""
     kind = name.partition(" ")[2]
@@ -322,8 +335,9 @@ def at_load(options: argparse.Namespace, name: str) -> tuple[None, dict[str, Any
 FORMATS: dict[str, Callable[[argparse.Namespace, str], tuple[Path | None, dict[str, Any]]]] = {
     **dict.fromkeys(("int8", "int4", "fp8", "gptq", "awq"), by_octavo),
     **{f"gguf {kind}": by_octavo for kind in GGUF_TYPES},
+    **{f"gguf {kind}": by_ggml for kind in GGML_TYPES},
     **dict.fromkeys(("bitsandbytes nf4", "bitsandbytes fp4", "bitsandbytes int8"), by_bitsandbytes),
-    **dict.fromkeys(("nvfp4", "mxfp4", "fp8-blocks", "w8a8-float"), by_tool),
+    **dict.fromkeys(("nvfp4", "mxfp4", "mxfp8", "fp8-tensor", "fp8-blocks", "w8a8-float"), by_tool),
     **dict.fromkeys(("torchao-int8", "torchao-int8-dynamic", "torchao-float8"), by_tool),
     **dict.fromkeys(("--quantization=int8", "--quantization=int4", "--quantization=w8a8"), at_load),
 }

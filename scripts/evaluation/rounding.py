@@ -6,7 +6,7 @@ so what they add grows with the square of their size: with 6 bits it is 17 times
 error 4 times. Each line has the estimates for 8 and 12 bits that follow. A model of transformers in float32 computes
 all of it; kernels of octavo compute with the same levels (`tests/kernels/test_quantize.py`).
 
-    PYTHONPATH=scripts:tests/support .venv/bin/python -P scripts/evaluation/rounding.py --model MODEL --text TEXT
+    PYTHONPATH=tests/support .venv/bin/python scripts/evaluation/rounding.py --model MODEL --text TEXT
 """
 
 import argparse

@@ -7,7 +7,7 @@ outputs twice from the same inputs: by the formula (levels and scales by the for
 by octavo's kernels. If all of them are equal, the kernels add nothing to the loss. What else octavo computes
 differently, in float32, is what it adds to the loss of the original model; `formats.py` prints that.
 
-    PYTHONPATH=scripts:tests/support .venv/bin/python -P scripts/evaluation/rows.py --model MODEL --work DIRECTORY
+    PYTHONPATH=tests/support .venv/bin/python scripts/evaluation/rows.py --model MODEL --work DIRECTORY
 """
 
 import argparse
