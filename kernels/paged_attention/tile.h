@@ -141,7 +141,9 @@ inline void quantize_weights(int64_t num_groups, const float* weights, float lar
     for (int64_t i = 0; i < num_groups * kLanes; i += kQuad * kLanes) {
         __m512i high[kQuad], low[kQuad];
         OCTAVO_UNROLL for (int j = 0; j < kQuad; ++j) {
-            const __m512i level = _mm512_cvtps_epi32((load(weights + i + j * kLanes) * inverse).v);
+            // NaN becomes the lowest integer, whose sums and negation overflow.
+            const __m512i level = _mm512_max_epi32(
+                _mm512_cvtps_epi32((load(weights + i + j * kLanes) * inverse).v), _mm512_setzero_si512());
             sums = _mm512_add_epi32(sums, level);
             high[j] = _mm512_srai_epi32(_mm512_add_epi32(level, _mm512_set1_epi32(64)), 7);
             low[j] = _mm512_sub_epi32(level, _mm512_slli_epi32(high[j], 7));
