@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from typing import Annotated, Any
 
 from msgspec import Meta, Struct
@@ -13,6 +14,7 @@ logger = logging.getLogger(__name__)
 
 MAX_ITEMS = 64
 """Of one prompt: the buffers of a message are limited."""
+_OLD_COUNTS = re.compile(r"[a-z]+=\d+(,[a-z]+=\d+)*")
 DEFAULT_CACHE_TOKENS = 16_384
 DEFAULT_ITEM_TOKENS = 4096
 """Most tokens of an image, unless a step encodes more: the workers plan the memory of the largest one."""
@@ -166,7 +168,7 @@ def resolve_media(
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
     largest = max(max_encoded, DEFAULT_ITEM_TOKENS) if facts.media.has_any_size else config.encoder_cache_tokens
     return ResolvedMedia(
-        limits=_limits(_json("limit_mm_per_prompt", config.limit_mm_per_prompt), facts.media),
+        limits=_limits(_counts(config.limit_mm_per_prompt), facts.media),
         processor_kwargs=_processor_kwargs(config, facts.media),
         max_num_encoder_tokens=max_encoded,
         encoder_cache_tokens=config.encoder_cache_tokens,
@@ -227,6 +229,13 @@ def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
             hint="leave it out",
         )
     return given
+
+
+def _counts(value: dict[str, Any] | str | None) -> dict[str, Any]:
+    """Return limits by kind; "image=4,audio=2", which earlier releases of vLLM take, means the same as JSON."""
+    if isinstance(value, str) and _OLD_COUNTS.fullmatch(value):
+        return {kind: int(count) for kind, _, count in (one.partition("=") for one in value.split(","))}
+    return _json("limit_mm_per_prompt", value)
 
 
 def _limits(given: dict[str, Any], media: MediaFacts) -> dict[str, int]:

@@ -9,6 +9,8 @@ import torch
 from octavo.frontend.audio.voxtral import rows_per_window
 from octavo.frontend.model_files.media import split_config
 from octavo.protocol.config import ModelConfig
+from octavo.protocol.config.facts import MediaFacts
+from octavo.protocol.config.media import _counts, _limits
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.vision.registry import build_tower
 from octavo.worker_proc.models.vision.tower import TowerSpec
@@ -94,6 +96,24 @@ VOXTRAL: dict[str, Any] = {
     "torch_dtype": "bfloat16",
     "vocab_size": 131072,
 }
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        (None, {"audio": 64}),
+        ('{"audio": 2}', {"audio": 2}),
+        ({"audio": {"count": 3, "length": 9}}, {"audio": 3}),
+        ("audio=2", {"audio": 2}),
+        ("audio=5,image=0", {"audio": 5}),
+    ],
+)
+def test_limits(given: Any, limits: dict[str, int]) -> None:
+    media = MediaFacts(architecture="A", hf_config={}, kind="audio", token_id=1, processor_path="")
+    assert _limits(_counts(given), media) == limits
+    for wrong in ("audio=", "audio=2;", "image=1", '{"audio": 65}', "[2]"):
+        with pytest.raises(ConfigError, match="limit_mm_per_prompt"):
+            _limits(_counts(wrong), media)
 
 
 @pytest.mark.parametrize(
