@@ -36,6 +36,9 @@ TEXT = (
     "bell is rung in fog. Fishermen sell their catch on the stone quay each morning, while the ferry to Marrow Island "
     "leaves at eight and returns at dusk. A storm in 1921 broke the southern pier, and it was rebuilt within a year."
 )
+MISSPELT = {"piers": "piars", "morning": "mornning", "bell": "bel", "ferry": "fery", "storm": "storme"}
+"""What is wrong in the text to edit. A model of this size changes some of it, but replaces no word when told to."""
+
 CASES = ("repeat", "edit", "chat", "random", "json", "json-batch")
 COUNTING_CASES = ("repeat", "edit", "chat", "random")
 """Those of a model that counts: it cannot follow a schema."""
@@ -165,7 +168,7 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     question = {
         "json": f"Invent an order in a web shop. Answer with JSON that follows this schema: {json.dumps(ORDER_SCHEMA)}",
         "repeat": f"Repeat this text word by word:\n\n{TEXT}",
-        "edit": f"Write this text again, with Lindwick replaced by Aldermouth:\n\n{TEXT}",
+        "edit": f"Repeat this text word by word, but correct the spelling:\n\n{_misspelt(TEXT)}",
         "chat": "What should I see on a first visit to Lisbon, and why?",
     }[name.removesuffix("-batch")]
     (output,) = llm.chat(
@@ -176,6 +179,12 @@ def _case(name: str, llm: LLM, args: argparse.Namespace) -> Case:
     return Case(
         [list(output.prompt_token_ids)] * num_requests, [params.clone(seed=seed) for seed in range(num_requests)]
     )
+
+
+def _misspelt(text: str) -> str:
+    for word, wrong in MISSPELT.items():
+        text = text.replace(word, wrong)
+    return text
 
 
 def _counting_prompt(name: str, output_len: int) -> list[int]:
