@@ -13,7 +13,7 @@ from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import IllegalTransition
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import BlockId, IdArray, SlotId, TokenId, pack_ids
-from octavo.protocol.params import PoolingSpec, SamplingSpec
+from octavo.protocol.params import SamplingSpec
 from octavo.protocol.prefix_hash import extra_keys_of
 from octavo.protocol.requests import Submit
 from octavo.protocol.steps import NO_TOKEN, POOLED
@@ -58,7 +58,7 @@ def _shared_stop_tokens(eos: tuple[TokenId, ...], stop: tuple[TokenId, ...]) -> 
 
 
 _ONE_RESULT = SamplingSpec(max_tokens=1, seed=0)
-"""Of a request with a `PoolingSpec`: its result takes the place of the first token."""
+"""Of a request that generates nothing: its result takes the place of the first token."""
 
 NO_LIST: Any = ()
 """perf: stands for an empty list in the many requests that wait; it cannot be changed."""
@@ -125,7 +125,7 @@ class Request:
         self.request_id = submit.request_id
         self.params = submit.params
         """What it computes."""
-        self.sampling = _ONE_RESULT if isinstance(submit.params, PoolingSpec) else submit.params
+        self.sampling = submit.params if isinstance(submit.params, SamplingSpec) else _ONE_RESULT
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
         self.adapter = submit.adapter

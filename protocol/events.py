@@ -76,7 +76,7 @@ class StreamedTokens(msgspec.Struct, array_like=True, gc=False, frozen=True, tag
 
 
 class PooledOutput(msgspec.Struct, array_like=True, gc=False, frozen=True):
-    """The result of a `PoolingSpec`: one array, row by row."""
+    """The result of a `PoolingSpec` or an `AlignmentSpec`: one array, row by row."""
 
     data: Buffer
     shape: tuple[int, ...]

@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling import PoolingTask, PoolingType
 from octavo.protocol.repetition import RepetitionDetectionParams, RepetitionSpec
@@ -392,5 +393,5 @@ class PoolingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="p
     """Always True if the result needs the hidden states of all tokens: cached ones have none."""
 
 
-RequestParams: TypeAlias = SamplingSpec | PoolingSpec
+RequestParams: TypeAlias = SamplingSpec | PoolingSpec | AlignmentSpec
 """What a request computes. Each member of the union has its own tag: a new kind of request is a new member."""

@@ -31,7 +31,7 @@ class Submit(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="submit
     request_id: RequestId
     prompt_token_ids: IdArray
     params: RequestParams
-    """What is computed: sampled tokens, or a pooled result."""
+    """What is computed: sampled tokens, a pooled result, or an alignment."""
     priority: int = 0
     """Lower runs earlier, under the priority policy."""
     cache_salt: str | None = None

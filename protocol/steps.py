@@ -307,7 +307,7 @@ NO_TOKEN = -1
 """Nothing could be sampled: the largest logit is NaN or infinite. This request fails, and no other."""
 
 POOLED = -2
-"""Stands for the one token of a request with a `PoolingSpec`: its result is in `StepResult.pooled`."""
+"""Stands for the one token of a request that generates none: its result is in `StepResult.pooled`."""
 
 
 class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):

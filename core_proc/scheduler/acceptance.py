@@ -86,9 +86,7 @@ class Acceptance:
         for request in record.unsampled:
             request.num_in_flight -= 1
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
-        if result.pooled:
-            events += self._accept_pooled(record, result)
-        elif record.guesses or result.counts or result.logprobs or result.faults:
+        if record.guesses or result.counts or result.logprobs or result.faults or result.pooled:
             events += self._accept_all(record, result)
         else:
             events += self._accept_each(record, result)
@@ -111,22 +109,9 @@ class Acceptance:
         self._counters.generation_tokens += len(streamed)
         return streamed_events(streamed) + events
 
-    def _accept_pooled(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """Take the result of a step with vectors or scores in place of tokens, each of which ends its request."""
-        events, outputs = [], iter(result.pooled)
-        for request, token_id in zip(record.sampling, result.token_ids, strict=True):
-            request.num_in_flight -= 1
-            request.num_pending_tokens -= 1
-            output = next(outputs) if token_id == POOLED else None
-            if output is None:
-                events += self._accept(request, [token_id], [])
-            elif request.state is not RequestState.FINISHED:
-                request.time_first_token = self._clock()
-                events += self._finish(request, FinishCause(FinishReason.STOP), output)
-        return events
-
     def _accept_all(self, record: StepRecord, result: StepResult) -> list[ClientEvent]:
-        """Take the result of a step with several tokens of one request, logprobs or faults."""
+        """Take the result of a step with several tokens of one request, logprobs, faults or pooled results."""
+        outputs = iter(result.pooled)
         sampling = [chunk for chunk in record.chunks if chunk[1].num_samples]
         counts = result.counts or [1] * len(sampling)
         events = self._fail_faulty(record, result)
@@ -146,10 +131,21 @@ class Acceptance:
             if is_short:
                 self._batch.withdraw(request)
                 request.num_computed_tokens -= num_wrong
-            events += self._accept(request, list(result.token_ids[start:end]), result.logprobs[start:end])
+            token_ids = list(result.token_ids[start:end])
+            if token_ids == [POOLED]:
+                events += self._accept_pooled(request, next(outputs))
+            else:
+                events += self._accept(request, token_ids, result.logprobs[start:end])
             if is_short and request.state is RequestState.RUNNING:
                 self._batch.update(request)
         return events
+
+    def _accept_pooled(self, request: Request, output: PooledOutput) -> list[ClientEvent]:
+        """End a request with a result in place of tokens."""
+        if request.state is RequestState.FINISHED:
+            return []
+        request.time_first_token = self._clock()
+        return self._finish(request, FinishCause(FinishReason.STOP), output)
 
     def _accept(
         self, request: Request, token_ids: list[TokenId], logprobs: Sequence[TokenLogprobs | None]

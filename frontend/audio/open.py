@@ -7,6 +7,7 @@ from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.segments import Segment
 from octavo.frontend.audio.sound_transcriber import SoundTranscriber
 from octavo.frontend.audio.transcriber import SpeechRequest, Transcriber
+from octavo.frontend.audio.words import Word
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.params import OutputKind, SamplingParams
@@ -43,6 +44,9 @@ class AnyTranscriber(Protocol):
 
     def segments(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Segment]:
         """Return the segments of a sound that was transcribed with timestamps."""
+
+    def words(self, sound: Any, outputs: Sequence[RequestOutput]) -> list[Word]:
+        """Return the words of a sound that was transcribed with words."""
 
 
 def open_transcriber(client: AsyncClient) -> AnyTranscriber:

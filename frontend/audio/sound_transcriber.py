@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from octavo.frontend.audio.segments import Segment
 from octavo.frontend.audio.transcriber import SpeechRequest
 from octavo.frontend.audio.voxtral import ARCHITECTURE, PLACEHOLDER
+from octavo.frontend.audio.words import Word
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.media.parts import MediaSource
@@ -80,6 +81,10 @@ class SoundTranscriber:
 
     def segments(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Segment]:
         """Raise `InvalidRequestError`: there are none."""
+        raise _no_times()
+
+    def words(self, sound: WholeSound, outputs: Sequence[RequestOutput]) -> list[Word]:
+        """Raise `InvalidRequestError`: there are no times of them."""
         raise _no_times()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.model_files.json_file import read_json
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.speech_rules import SpeechRules
 
@@ -31,6 +32,10 @@ class SpeechTokens:
     """Not drawn as the first token."""
     max_initial_timestamp: int | None = None
     """Steps of 0.02 seconds; None: no limit."""
+    alignment_heads: tuple[tuple[int, int], ...] = ()
+    """Layers and heads of cross-attention that follow the sound; (): the checkpoint names none."""
+    filter_width: int = 7
+    """Rows over which the median of their weights is taken."""
     no_speech: int = 0
     """Its probability after `start` is that of a window without speech."""
 
@@ -64,6 +69,8 @@ class SpeechTokens:
             suppressed=tuple(made.get("suppress_tokens") or ()),
             suppressed_first=tuple(made.get("begin_suppress_tokens") or ()),
             max_initial_timestamp=made.get("max_initial_timestamp_index"),
+            alignment_heads=tuple((layer, head) for layer, head in made.get("alignment_heads") or ()),
+            filter_width=sizes.get("median_filter_width", 7),
             # The vocabulary has it before the token of no timestamps; no file names it.
             no_speech=found["no_timestamps_token_id"] - 1,
         )
@@ -122,6 +129,20 @@ class SpeechTokens:
         if self.previous is None:
             raise InvalidRequestError(f"prompt: the model's {_FILE} has no prev_sot_token_id: leave it out", "prompt")
         return [self.previous, *before[-(max_model_len // 2 - 1) :], *asked]
+
+    def alignment(self, num_prompt_tokens: int, num_rows: int) -> AlignmentSpec:
+        """Return what an engine needs to align a text of so many tokens, and those after them.
+
+        Raises:
+            InvalidRequestError: the checkpoint does not say which heads follow the sound.
+        """
+        if not self.alignment_heads:
+            raise InvalidRequestError(
+                f"timestamp_granularities[]: the model's {_FILE} has no alignment_heads, which words need: ask for "
+                "segment",
+                "timestamp_granularities[]",
+            )
+        return AlignmentSpec(self.alignment_heads, num_prompt_tokens, num_rows, self.filter_width)
 
     def no_speech_params(self, prompt: Sequence[int]) -> dict[str, Any]:
         """Return the fields of `SamplingParams` that report the logprob of `no_speech` after `start`.

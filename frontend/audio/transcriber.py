@@ -2,17 +2,19 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.audio.segments import Segment, segments_of
+from octavo.frontend.audio.segments import STEP_S, Segment, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.windows import in_order
 from octavo.frontend.audio.wire import Window
+from octavo.frontend.audio.words import Word, words_of
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.media.parts import MediaSource
+from octavo.frontend.media.prompts import MediaPrompt
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
@@ -38,6 +40,8 @@ class SpeechRequest:
     has_timestamps: bool = False
     has_segment_logprobs: bool = False
     """Segments have `avg_logprob` and `no_speech_prob`."""
+    has_words: bool = False
+    """It is asked when each word is spoken; needs `has_timestamps`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,10 @@ class Sound:
     """Of each window."""
     params: SamplingParams
     request_id: str
+    words_language: str | None = None
+    """Of the text whose words are found; None: the caller does not ask for them."""
+    rows: dict[int, list[float]] = field(default_factory=dict)
+    """By window, if there are words: see `words_of`."""
 
 
 class Transcriber:
@@ -82,6 +90,8 @@ class Transcriber:
             )
 
         prompt_of(language)  # before the file is decoded
+        if request.has_words:
+            self._tokens.alignment(1, 1)
         found = await self._prompts.read(MediaSource(request.file, "file"))
         if language is None and self._tokens.languages:
             language = await self._detect(found.windows[0], request_id)
@@ -90,7 +100,9 @@ class Transcriber:
         if request.has_segment_logprobs:
             self._require_raw_logprobs()
             params = params.clone(**self._tokens.no_speech_params(asked))
-        return Sound(found.windows, found.duration_s, language or "en", asked, params, request_id)
+        language = language or "en"
+        words_language = None if not request.has_words else "en" if request.task == "translate" else language
+        return Sound(found.windows, found.duration_s, language, asked, params, request_id, words_language)
 
     async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
         """Yield the outputs of the windows, with the index of the window and in their order. Some run at the same time.
@@ -116,6 +128,16 @@ class Transcriber:
             segment
             for window, output in zip(sound.windows, outputs, strict=True)
             for segment in segments_of(window, output, self._tokens, decode)
+        ]
+
+    def words(self, sound: Sound, outputs: Sequence[RequestOutput]) -> list[Word]:
+        """Return the words of a sound that was transcribed with words: see `segments`."""
+        assert sound.words_language is not None, "words were asked for"
+        decode, language = self._client.tokenizer.decode, sound.words_language
+        return [
+            word
+            for index, (window, output) in enumerate(zip(sound.windows, outputs, strict=True))
+            for word in words_of(window, output.outputs[0].token_ids, sound.rows[index], self._tokens, decode, language)
         ]
 
     def _require_raw_logprobs(self) -> None:
@@ -151,4 +173,18 @@ class Transcriber:
         request_id = f"{sound.request_id}-{index}"
         async with aclosing(self._client.generate(prompt, sound.params, request_id=request_id)) as outputs:
             async for output in outputs:
+                if sound.words_language is not None and output.outputs[0].finish_reason is not None:
+                    sound.rows[index] = await self._aligned(sound, index, made, output.outputs[0].token_ids)
                 yield output
+
+    async def _aligned(self, sound: Sound, index: int, made: MediaPrompt, token_ids: Sequence[int]) -> list[float]:
+        """Return `rows` of a window whose tokens are known."""
+        text = [token for token in token_ids if token != self._tokens.end]
+        if not text:
+            return []
+        # Two rows of the spectrogram, of a hundredth of a second each, are one of the encoder.
+        num_rows = max(1, min(int(sound.windows[index].duration_s / STEP_S), made.items[0].attended_rows))
+        spec = self._tokens.alignment(len(made.token_ids), num_rows)
+        result = await self._client.pooler.align([*made.token_ids, *text], made.items, spec)
+        rows: list[float] = result.array().tolist()
+        return rows

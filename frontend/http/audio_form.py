@@ -41,7 +41,9 @@ class AudioForm:
         self.streams: bool = fields.get("stream", False)
         self.has_logprobs = bool(fields.get("include[]"))
         has_timestamps = self.format in WITH_TIMESTAMPS
-        if fields.get("timestamp_granularities[]") and self.format != "verbose_json":
+        granularities = fields.get("timestamp_granularities[]", [])
+        self.has_words, self.has_segments = "word" in granularities, granularities != ["word"]
+        if granularities and self.format != "verbose_json":
             raise _contradiction("timestamp_granularities[]", "response_format verbose_json")
         if self.has_logprobs and self.format != "json":
             raise _contradiction("include[]", "response_format json")
@@ -60,6 +62,7 @@ class AudioForm:
             prompt=fields.get("prompt", ""),
             has_timestamps=has_timestamps,
             has_segment_logprobs=self.format == "verbose_json",
+            has_words=self.has_words,
         )
 
 

@@ -17,8 +17,11 @@ from octavo.frontend.routing.base import RequestLink
 from octavo.frontend.text.threads import TextThreads
 from octavo.frontend.text.tokenizer import Tokenizer
 from octavo.protocol.adapters import Adapter
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.media import MediaItem
 from octavo.protocol.pooling import PoolingTask
 from octavo.protocol.pooling_params import PoolingParams
 from octavo.protocol.requests import Submit
@@ -113,6 +116,28 @@ class Pooler:
             self._link, self._live, request_id or self._next_id("pool"), chunks, max(window, CHUNK), on_progress
         )
         return await batch.run()
+
+    async def align(self, token_ids: Sequence[int], items: Sequence[MediaItem], spec: AlignmentSpec) -> PooledResult:
+        """Return when the tokens of a text are spoken: see `AlignmentSpec`.
+
+        Args:
+            token_ids: of the text.
+            items: the sound that it attends to.
+            spec: of the alignment.
+
+        Raises:
+            OctavoError: the engine rejected the text or gave up on it.
+        """
+        if self._link.failure:
+            raise self._link.failure
+        submit = Submit(self._next_id(self._prefix), pack_ids(token_ids), spec, is_continued=True, media=list(items))
+
+        async def chunks() -> AsyncIterator[list[Submit]]:
+            yield [submit]
+
+        batch = PoolingBatch(self._link, self._live, self._next_id("align"), chunks(), CHUNK)
+        (result,) = await batch.run()
+        return result
 
     async def _chunks(
         self,

@@ -89,6 +89,25 @@ class CacheLayout:
         """Bytes of a block of one layer, keys and values."""
         return (2 if self.key_value_dim is None else 1) * self.block_size * self.slot_bytes
 
+    def keys(self, buffer: Tensor, first: int, count: int) -> Tensor:
+        """Return a copy of the keys of consecutive slots in float32, shape SKH.
+
+        Args:
+            buffer: of a layer's keys.
+            first: slot.
+            count: of slots.
+
+        Raises:
+            ValueError: the cache holds numbers of 8 bits.
+        """
+        if self.dtype.itemsize == 1:
+            raise ValueError(f"the keys of a cache of {self.dtype} are not read back")
+        step = 2 if self.dtype == torch.bfloat16 else 1
+        begin, end = first // GROUP_SLOTS, -(-(first + count) // GROUP_SLOTS)
+        tiles = buffer.view(self.dtype).view(-1, self.num_kv_heads, self.padded_dim // step, GROUP_SLOTS, step)
+        rows_SKH = tiles[begin:end].permute(0, 3, 1, 2, 4).reshape(-1, self.num_kv_heads, self.padded_dim)
+        return rows_SKH[first - begin * GROUP_SLOTS :][:count, :, : self.head_dim].float()
+
     def allocate(self, num_blocks: int, index: int = 0, num_layers: int = 1) -> tuple[Tensor, Tensor]:
         """Return the buffers of one layer's keys and values. Their pages are allocated on the first write.
 

@@ -155,11 +155,34 @@ async def formats(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
         model="w", file=("a.wav", LONG), response_format="verbose_json", timestamp_granularities=["segment"]
     )
     assert parsed.segments and parsed.usage is not None and parsed.usage.seconds == 4
+    await words(http, body)
     for form, kind, mark in (("srt", "application/x-subrip", ","), ("vtt", "text/vtt; charset=utf-8", ".")):
         answer = await http.post(PATH, files={"file": LONG}, data={**SAMPLED, "response_format": form})
         assert answer.headers["content-type"].startswith(kind.split(";")[0])
         times = [line for line in answer.text.splitlines() if " --> 00:00:0" in line]
         assert len(times) == len(segments) and times[0].startswith(f"00:00:0{int(segments[0]['start'])}{mark}")
+
+
+async def words(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    """Words are those of the text, with rising times; other requests of their steps change nothing."""
+    fields = {**SAMPLED, "response_format": "verbose_json", "timestamp_granularities[]": ["word"]}
+
+    async def ask(file: bytes) -> dict[str, Any]:
+        answer = await http.post(PATH, files={"file": file}, data=fields)
+        assert answer.status_code == 200, answer.text
+        found: dict[str, Any] = answer.json()
+        return found
+
+    files = [LONG, *(wav(sound(seed, 0.7)) for seed in range(3))]
+    alone = [await ask(file) for file in files]
+    assert await asyncio.gather(*map(ask, files)) == alone
+    assert "segments" not in alone[0] and alone[0]["text"] == body["text"] and len(alone[0]["words"]) > 4
+    spoken = "".join("".join(one["word"].split()) for one in alone[0]["words"])
+    assert spoken == "".join(alone[0]["text"].split())
+    last = 0.0
+    for one in alone[0]["words"]:
+        assert last <= one["start"] + 1e-6 and one["start"] <= one["end"] <= 3.6 + 1e-6
+        last = one["start"]
 
 
 async def streams(api: openai.AsyncOpenAI, http: httpx.AsyncClient) -> None:
@@ -211,7 +234,8 @@ async def bad_forms(http: httpx.AsyncClient) -> None:
         ({"stream": "maybe"}, "stream", "expected a JSON boolean"),
         ({"temperature": "hot"}, "temperature", "expected a JSON number"),
         ({"temperature": "-1"}, "temperature", "temperature"),
-        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "expected segment"),
+        ({"timestamp_granularities[]": "line"}, "timestamp_granularities[]", "expected word or segment"),
+        ({"timestamp_granularities[]": "word"}, "timestamp_granularities[]", "needs response_format verbose_json"),
         ({"to_language": "en"}, "to_language", "not supported"),
         ({"prompt": "<|de|> words"}, "prompt", "special tokens"),
     ):
@@ -241,7 +265,9 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
             assert client.num_live_requests == 0
 
         async def ask(form: str, file: bytes) -> bytes:
-            fields = {**SAMPLED, "max_completion_tokens": "60", "response_format": form}
+            fields: dict[str, Any] = {**SAMPLED, "max_completion_tokens": "60", "response_format": form}
+            if form == "verbose_json":
+                fields["timestamp_granularities[]"] = ["segment", "word"]
             return (await http.post(PATH, files={"file": file}, data=fields)).raise_for_status().content
 
         expected = [await ask("verbose_json", LONG), await ask("json", short)]

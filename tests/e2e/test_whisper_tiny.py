@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import soxr
 import torch
 import transformers
 from default_model import speech
+from transformers.generation import GenerateEncoderDecoderOutput
 from transformers.generation.logits_process import (
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
@@ -20,6 +22,7 @@ from transformers.generation.logits_process import (
 
 from octavo import AsyncClient, SamplingParams
 from octavo.frontend.audio.prompts import AudioPrompts
+from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.http.app import create_app
 from octavo.frontend.media.parts import MediaSource
 from octavo.frontend.outputs import RequestOutput
@@ -79,6 +82,18 @@ class Reference:
         with torch.no_grad():
             return list(self.model.generate(features, do_sample=False, num_beams=1)[0].tolist())
 
+    def rows(self, heard: Any, prompt: Sequence[int], tokens: Sequence[int], num_rows: int) -> list[int]:
+        """Return the row of the sound at which the token after each one begins."""
+        rules, ids = self.model.generation_config, torch.tensor([[*prompt, *tokens]])
+        self.model.set_attn_implementation("eager")
+        with torch.no_grad():
+            found = self.model(encoder_outputs=heard, decoder_input_ids=ids, output_attentions=True)
+        outputs = GenerateEncoderDecoderOutput(sequences=ids, cross_attentions=(found.cross_attentions,))
+        times = self.model._extract_token_timestamps(
+            outputs, rules.alignment_heads, num_frames=2 * num_rows, num_input_ids=len(prompt)
+        )
+        return [round(float(time) / 0.02) for time in times[0, len(prompt) : -1]]
+
     def text(self, tokens: list[int]) -> str:
         return str(self.tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
@@ -100,6 +115,8 @@ def test_tokens_and_words_equal_transformers(whisper_tiny: Path) -> None:
                         texts.append(reference.text(tokens))
                 if mode == "text":
                     assert reference.generated(fox) == outputs[0].outputs[0].token_ids[:-1]
+                else:
+                    await assert_aligned(client, reference, (fox, *story), heard, outputs)
             assert "over the la" in texts[0] and "painted green" in texts[1], "it was understood"
             transport = httpx.ASGITransport(app=create_app(client, ServerConfig(allowed_origins=[])))
             async with httpx.AsyncClient(transport=transport, base_url="http://octavo.test", timeout=120) as http:
@@ -109,6 +126,26 @@ def test_tokens_and_words_equal_transformers(whisper_tiny: Path) -> None:
                     assert answer.json()["text"] == " ".join(expected)
 
     asyncio.run(main())
+
+
+async def assert_aligned(
+    client: AsyncClient, reference: Reference, sounds: Sequence[Any], heard: Sequence[Any], outputs: list[RequestOutput]
+) -> None:
+    """Each token is spoken when `transformers` says, also if several texts are aligned at once."""
+    found = await asyncio.gather(*map(partial(aligned, client), sounds, outputs))
+    for samples, encoded, output, rows in zip(sounds, heard, outputs, found, strict=True):
+        tokens = output.outputs[0].token_ids[:-1]
+        assert rows == reference.rows(encoded, output.prompt_token_ids, tokens, len(samples) // 320)
+        assert rows == await aligned(client, samples, output)
+
+
+async def aligned(client: AsyncClient, samples: Any, output: RequestOutput) -> list[int]:
+    assert isinstance(client.media, AudioPrompts)
+    prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids[:-1]
+    made = await client.media.of_tokens(prompt, [MediaSource((samples, RATE), "file")])
+    assert client.config.model.media is not None
+    spec = SpeechTokens.of(client.config.model.media.processor_path).alignment(len(prompt), len(samples) // 320)
+    return list(map(int, (await client.pooler.align([*prompt, *tokens], made.items, spec)).array()))
 
 
 async def windows_of(client: AsyncClient, text: str) -> list[Any]:

@@ -1,6 +1,7 @@
 """At least one message of every kind that crosses a socket, with the codec that carries it."""
 
 from octavo.protocol import adapters, admin, codec, events, media, prompt_embeds, requests, snapshot, steps, weights
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.kv_transfer import KVTransfer
@@ -62,6 +63,7 @@ EMBEDS = prompt_embeds.PromptEmbeds.pack([(0, 17), (18, 1)], LARGE[: 18 * 8])
 PIXELS = {"pixel_values": media.MediaTensor("float32", [1, 2], Buffer(LARGE))}
 IMAGE = media.MediaItem([(1, 3), (5, 1)], media.digest_of(PIXELS), PIXELS)
 GRID = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [1, 2, 3])
+SOUND = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50)
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
@@ -72,6 +74,7 @@ _REQUESTS = [
     requests.Submit("grid", pack_ids([0] * 8), SPEC, media=[GRID]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
+    requests.Submit("align", pack_ids([1, 2]), AlignmentSpec(((0, 1), (1, 0)), 1, 40, 5), media=[SOUND]),
     requests.Submit("prefill", pack_ids([1]), SPEC, kv_transfer=KVTransfer(leaves=True)),
     requests.Submit(
         "decode", pack_ids([1]), SPEC, kv_transfer=KVTransfer(False, True, "e", "0" * 32, "10.0.0.1", 5, 64)

@@ -22,6 +22,8 @@ class Trait(IntFlag):
     REPORTS_PROMPT_LOGPROBS = 8
     IS_MASKED = 16
     """Its next token has a mask of its own."""
+    IS_ALIGNED = 32
+    """It has an `AlignmentSpec`."""
 
 
 class SlotColumns:

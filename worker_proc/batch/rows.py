@@ -5,6 +5,7 @@ Decides nothing: the core decides which tokens are computed and when a request e
 
 from dataclasses import dataclass, field
 
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.prompt_embeds import tokens_beside
 from octavo.protocol.steps import Admitted
@@ -29,8 +30,10 @@ class Row:
     """Of the batch; what changes with every step is there."""
     pooling: PoolingSpec | None = None
     """What it asks for instead of tokens; `sampling` then means nothing."""
+    alignment: AlignmentSpec | None = None
+    """The same of an alignment."""
     collected: Collected = field(default_factory=Collected)
-    """What is known of a pooled result."""
+    """What is known of such a result."""
     later_masks: dict[int, bytes | memoryview] = field(default_factory=dict)
     """Masks of draws after guesses, by the number of guesses before the draw."""
 
@@ -50,7 +53,7 @@ class Row:
     def traits(self) -> Trait:
         """What steps must do for this request."""
         spec, bad_words, speech = self.sampling.spec, self.sampling.bad_words, self.sampling.speech
-        traits = Trait(0)
+        traits = Trait.IS_ALIGNED if self.alignment is not None else Trait(0)
         if any(one is not None for one in (self.sampling.penalties, bad_words, speech)):
             traits |= Trait.TRACKS_TOKENS
         if bad_words is not None and bad_words.depends_on_output:
@@ -68,6 +71,7 @@ class Row:
         prompt = tokens_beside(admitted.embed_spans, admitted.token_ids[: admitted.num_prompt_tokens])
         output = admitted.token_ids[admitted.num_prompt_tokens :].tolist()
         pooling = admitted.params if isinstance(admitted.params, PoolingSpec) else None
+        alignment = admitted.params if isinstance(admitted.params, AlignmentSpec) else None
         spec = admitted.params if isinstance(admitted.params, SamplingSpec) else _NOT_SAMPLED
         return cls(
             slot=admitted.slot,
@@ -77,4 +81,5 @@ class Row:
             sampling=SamplingState.prepare(spec, prompt, output, vocab_size),
             columns=columns,
             pooling=pooling,
+            alignment=alignment,
         )

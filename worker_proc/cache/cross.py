@@ -47,6 +47,7 @@ class CrossCache:
         num_blocks = num_items * self._blocks_per_item
         self.layout = CacheLayout.of(shape, dtype, block_size, group)
         """Of the native cache of a layer."""
+        self._is_native = library is not None
         self.layers: list[tuple[Tensor, Tensor]]
         """Keys and values of each layer."""
         if library is not None:
@@ -65,6 +66,13 @@ class CrossCache:
     def slots_of(self, place: int) -> Ints:
         """Return where the keys of an item go."""
         return place * self._blocks_per_item * self.block_size + np.arange(self.num_keys)
+
+    def keys(self, layer: int, place: int) -> Tensor:
+        """Return a copy of the keys of an item in one layer: float32, shape SKH."""
+        first = place * self._blocks_per_item * self.block_size
+        if self._is_native:
+            return self.layout.keys(self.layers[layer][0], first, self.num_keys)
+        return self.layers[layer][0].flatten(0, 1)[first : first + self.num_keys].float()
 
     def inputs(self, places_R: Ints) -> GroupInputs:
         """Return what a step whose requests attend to the items at these places needs."""

@@ -25,6 +25,7 @@ from octavo.worker_proc.executor.results import StepTimes, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
 from octavo.worker_proc.executor.runner import Accepted, Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
@@ -50,6 +51,7 @@ class PipelinedExecutor:
         store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
         encoder: makes rows of images; None: this worker encodes none.
+        aligner: computes steps with requests that align; None: the model attends to no sounds.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -68,6 +70,7 @@ class PipelinedExecutor:
         store: ContentStore | None = None,
         drafter: Drafter | None = None,
         encoder: MediaEncoder | None = None,
+        aligner: Aligner | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner
@@ -79,7 +82,7 @@ class PipelinedExecutor:
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
-        self._encoder = encoder
+        self._encoder, self._aligner = encoder, aligner
         self._batch = batch
         self._deliver = deliver
         self._in_flight: deque[InFlightStep] = deque()
@@ -225,7 +228,11 @@ class PipelinedExecutor:
                 batch.columns.attended_S[slot] = place
         inputs = batch.step_inputs(entries, embeds)
         samples = Samples(entries, inputs, batch)
-        self.runner.run(inputs, samples)
+        alignments = None
+        if self._aligner is not None and batch.columns.traits_S[entries.slots_R].max() >= Trait.IS_ALIGNED:
+            alignments = self._aligner.run(plan.scheduled, inputs, batch)
+        else:
+            self.runner.run(inputs, samples)
         if not self._answers:
             _append_pending(batch, samples)
             return InFlightStep(
@@ -266,6 +273,7 @@ class PipelinedExecutor:
         faults = () if self._processors is None else self._processors.take_faults()
         num_tokens = int(inputs.query_starts[-1])
         step = InFlightStep(plan.sequence, started_s, num_tokens, samples, output, prompts, event, faults)
+        step.alignments = alignments
         step.is_known_N = rounds.is_dependent_N if rounds else None
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         return step
@@ -295,6 +303,8 @@ class PipelinedExecutor:
         accepted = None
         if step.samples is not None and step.output is not None:
             token_ids = step.output.token_ids()
+            if step.alignments is not None:
+                step.pooled = step.alignments.put_into(token_ids, step.samples)
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
         drafts: Drafts = []
         sampled_s = time.perf_counter()

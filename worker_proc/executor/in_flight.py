@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.protocol.adapters import AdapterFault
+from octavo.protocol.events import PooledOutput
 from octavo.protocol.steps import StepFault
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, Samples
+from octavo.worker_proc.media.aligner import Alignments
 
 
 @dataclass(slots=True, eq=False)
@@ -48,6 +50,10 @@ class InFlightStep:
     entries: StepEntries | None = None
     """What the step computes, for the drafter."""
     query_starts: Ints | None = None
+    alignments: Alignments | None = None
+    """Of requests that align; None: the step has none."""
+    pooled: Sequence[PooledOutput] = ()
+    """In the order of what was sampled, once that is known."""
     num_drafts: int = 0
     """See `StepPlan`."""
 

@@ -17,9 +17,11 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.runner import Deliver, Runner
 from octavo.worker_proc.lora.loader import AdapterLoader
+from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.open import open_encoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
+from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.open import open_drafter
@@ -94,11 +96,19 @@ def open_executor(
         store=store,
         drafter=drafter,
         encoder=open_encoder(model, config),
+        aligner=_open_aligner(model, runner),
         answers=model.stage.is_last,
     )
     if config.kv_transfer is not None:
         executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
     return executor
+
+
+def _open_aligner(model: Model, runner: Runner) -> Aligner | None:
+    if model.cross_cache is None:
+        return None
+    assert isinstance(runner, HostRunner), "models with cross-attention run on CPUs"
+    return Aligner(runner.forward, model.cross_cache)
 
 
 def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:

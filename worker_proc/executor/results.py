@@ -52,7 +52,7 @@ def step_result(
         counts=[] if accepted is None else accepted.counts,
         faults=list(step.faults),
         adapter_faults=list(step.adapter_faults),
-        pooled=step.output.outputs if isinstance(step.output, PendingPooled) else [],
+        pooled=step.output.outputs if isinstance(step.output, PendingPooled) else list(step.pooled),
         drafts=list(drafts),
         drafts_s=times.drafts_s,
         idle_s=times.idle_s,

@@ -44,6 +44,12 @@ class Forward(Protocol):
     def run(self, inputs: StepInputs) -> None:
         """Compute the hidden states of all rows and put their keys and values into the cache."""
 
+    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
+        """`run`, and return the queries of each layer with cross-attention: float32, a row for each row of the step.
+
+        The bits of everything else are those of `run`.
+        """
+
     def join_step(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
 

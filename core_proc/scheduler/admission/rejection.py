@@ -6,6 +6,7 @@ When an accepted request starts is decided in `rules.py`.
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.adapters import Adapter
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
@@ -16,6 +17,7 @@ from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from octavo.protocol.sampling_table import ROWS
 
+_MAX_FILTER_WIDTH = 63
 _ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is not None]
 """Of parameters whose value may be one that no worker can compute with."""
 
@@ -31,7 +33,7 @@ class RejectionRules:
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
         self._embedding_bytes = config.embedding_bytes if config.enable_prompt_embeds else 0
-        self._media = config.media
+        self._media, self._num_layers, self._num_heads = config.media, config.model.num_layers, config.model.num_heads
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
@@ -41,8 +43,10 @@ class RejectionRules:
             return Failed(submit.request_id, FailureKind.OVERLOADED, message + "; try again later", limit)
         if isinstance(submit.params, SamplingSpec):
             fault = self._generation_fault(submit, submit.params)
-        else:
+        elif isinstance(submit.params, PoolingSpec):
             fault = self._pooling_fault(submit, submit.params)
+        else:
+            fault = self._alignment_fault(submit, submit.params)
         fault = fault or self._adapter_fault(submit.adapter)
         return fault and Failed(submit.request_id, FailureKind.INVALID, fault[0], fault[1])
 
@@ -117,9 +121,28 @@ class RejectionRules:
             return message, "skip_reading_prefix_cache"
         if submit.media:
             return "images cannot be pooled by this model: send text", "prompt"
-        if submit.grammar is not None or submit.prompt_embeds is not None or submit.resume_output_token_ids:
-            return "a request without output tokens has no grammar, no prompt embeddings and no outputs", "prompt"
-        return None
+        return _output_fault(submit)
+
+    def _alignment_fault(self, submit: Submit, spec: AlignmentSpec) -> tuple[str, str] | None:
+        if self._media is None or not self._media.attended_rows:
+            return "the model of this engine attends to no sounds, so no text can be aligned with one", "model"
+        if fault := self._prompt_fault(submit):
+            return fault
+        num_tokens, limit = len(submit.prompt_token_ids), min(self._max_model_len, self._num_cache_tokens)
+        if num_tokens > limit:
+            return f"the text has {num_tokens} tokens, and the limit is {limit} (--max-model-len)", "prompt"
+        are_there = [0 <= layer < self._num_layers and 0 <= head < self._num_heads for layer, head in spec.heads]
+        if not are_there or not all(are_there):
+            return f"heads must be of {self._num_layers} layers with {self._num_heads} heads each", "heads"
+        if not 0 <= spec.first < num_tokens:
+            return f"first must be below the {num_tokens} tokens of the text", "first"
+        if not 0 < spec.num_rows <= self._media.attended_rows:
+            return f"num_rows must be from 1 to {self._media.attended_rows}", "num_rows"
+        if not (0 < spec.filter_width <= _MAX_FILTER_WIDTH and spec.filter_width % 2):
+            return f"filter_width must be odd, and at most {_MAX_FILTER_WIDTH}", "filter_width"
+        if message := self._media_fault(submit.media, submit):
+            return message, "multi_modal_data"
+        return _output_fault(submit)
 
     def _prompt_fault(self, submit: Submit) -> tuple[str, str] | None:
         if not submit.prompt_token_ids:
@@ -178,3 +201,9 @@ class RejectionRules:
         if sampling.repetition is not None and (fault := sampling.repetition.fault):
             return f"repetition_detection: {fault}", "repetition_detection"
         return None
+
+
+def _output_fault(submit: Submit) -> tuple[str, str] | None:
+    if submit.grammar is not None or submit.prompt_embeds is not None or submit.resume_output_token_ids:
+        return "a request without output tokens has no grammar, no prompt embeddings and no outputs", "prompt"
+    return None

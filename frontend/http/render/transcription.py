@@ -24,6 +24,7 @@ from octavo.frontend.http.schemas.audio import (
     Transcription,
     TranscriptionLogprob,
     TranscriptionSegment,
+    TranscriptionWord,
     VerboseTranscription,
 )
 from octavo.frontend.http.sse import events
@@ -89,10 +90,19 @@ def _with_segments(
             language=sound.language,
             duration=sound.duration_s,
             text="".join(joined.add(one.seek, one.text) for one in shown),
-            segments=shown,
+            segments=shown if form.has_segments else None,
+            words=_words(transcriber, sound, outputs) if form.has_words else None,
             usage=usage,
         )
     )
+
+
+def _words(
+    transcriber: AnyTranscriber, sound: TranscribedSound, outputs: Sequence[RequestOutput]
+) -> list[TranscriptionWord]:
+    return [
+        TranscriptionWord(word=one.text, start=one.start_s, end=one.end_s) for one in transcriber.words(sound, outputs)
+    ]
 
 
 # long: one stream from its first event to its last

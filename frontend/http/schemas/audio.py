@@ -57,15 +57,25 @@ class TranscriptionSegment(Struct, kw_only=True):
     no_speech_prob: float
 
 
-class VerboseTranscription(Struct, kw_only=True):
-    """The text of a file with its segments."""
+class TranscriptionWord(Struct, kw_only=True):
+    """A word with its punctuation."""
+
+    word: str
+    start: float
+    """Seconds from the beginning of the file."""
+    end: float
+
+
+class VerboseTranscription(Struct, kw_only=True, omit_defaults=True):
+    """The text of a file with its segments or words, or both."""
 
     task: Literal["transcribe", "translate"]
     language: str
     """Code."""
     duration: float
     text: str
-    segments: list[TranscriptionSegment]
+    segments: list[TranscriptionSegment] | None = None
+    words: list[TranscriptionWord] | None = None
     usage: DurationUsage
 
 
@@ -106,7 +116,7 @@ FORM_FIELDS: dict[str, dict[str, Any]] = {
     "language": {"type": "string"},
     "prompt": {"type": "string"},
     "response_format": {"type": "string", "enum": ["json", "text", "verbose_json", "srt", "vtt"]},
-    "timestamp_granularities[]": {"type": "array", "items": {"type": "string", "enum": ["segment"]}},
+    "timestamp_granularities[]": {"type": "array", "items": {"type": "string", "enum": ["word", "segment"]}},
     "include[]": {"type": "array", "items": {"type": "string", "enum": ["logprobs"]}},
     "stream": {"type": "boolean"},
     "temperature": {"type": "number"},

@@ -1,6 +1,7 @@
 """Runs a model as recorded native programs: arrays go in, the logits of chosen rows come out."""
 
 from collections.abc import Sequence
+from copy import copy
 
 from torch import Tensor
 
@@ -48,13 +49,18 @@ class NativePrograms:
         self._no_rows = step_without_rows(len(layouts) + (states is not None))
         self._is_lock_step = model.parameters.placement.engines is not None
         self._caches = allocate_caches(model.cache_groups, layouts, num_blocks)
+        self._model: Model | None = None
         self._parts: tuple[Program, ...] = ()
         """`layers`, and `head` if there is one; empty while there is no model."""
         self._logits_RV: Tensor | None = None
         self._features: Sequence[Tensor] = ()
-        self._record(model)
+        self._with_queries: NativePrograms | None = None
+        """The same programs, which keep queries too, over the same cache; recorded when they are first needed."""
+        self._last: NativePrograms | None = None
+        """What has run the last step; None: this."""
+        self.use_model(model)
 
-    def _record(self, model: Model) -> None:
+    def _record(self, model: Model, *, keeps_queries: bool = False) -> None:
         model.prepare(self._bounds.max_context)
         self._given_rows, self._step_angles = model.given_rows, model.step_angles
         recorder = ProgramRecorder(model.dtype)
@@ -79,6 +85,7 @@ class NativePrograms:
             return
         logits = value_of(model.logits(hidden).float())
         features = [value_of(one_TD) for one_TD in model.features.results] if model.features is not None else []
+        features += [value_of(q_TNH) for q_TNH in attention.cross_queries] if keeps_queries else []
         halves = split(fuse(recorder.nodes, [logits, *features]), features)
         layers = Program(library, halves.all_rows, [*halves.passed, *features], bounds.max_rows)
         self._features = layers.results[len(halves.passed) :]
@@ -90,6 +97,7 @@ class NativePrograms:
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
         self._parts, self._logits_RV, self._features, self.attention = (), None, (), None
+        self._model, self._with_queries, self._last = model, None, None
         if model is not None:
             self._record(model)
 
@@ -126,8 +134,20 @@ class NativePrograms:
             self.attention.workspace_bytes if self.attention else 0
         )
 
+    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._model is not None, "a step without a model"
+        if self._with_queries is None:
+            self._with_queries = copy(self)
+            self._with_queries._record(self._model, keeps_queries=True)
+        self._with_queries.run(inputs)
+        self._last = self._with_queries
+        num_queries = len(self._model.cross_layers)
+        return self._with_queries._features[-num_queries:]
+
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        self._last = None
         if self._given_rows is not None:
             self._given_rows.put(inputs.given)
         if inputs.axes_AT is not None and self._step_angles is not None:
@@ -142,6 +162,8 @@ class NativePrograms:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
+        if self._last is not None:
+            return self._last.logits(rows)
         head = self.head
         assert head is not None and self._logits_RV is not None, "the last stage has the logits"
         step = StepArguments(num_rows=len(rows), token_ids=address(rows))

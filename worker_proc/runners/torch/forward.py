@@ -53,6 +53,15 @@ class TorchForward:
         token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
         self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)
 
+    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert isinstance(self._attention, PagedCacheAttention), "a model with cross-attention"
+        queries: list[Tensor] = []
+        self._attention.cross_queries = queries
+        self.run(inputs)
+        self._attention.cross_queries = None
+        return [q_TNH.float() for q_TNH in queries]
+
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None and self._hidden_TD is not None, "run() comes before logits(), on the last stage"

@@ -1,0 +1,88 @@
+"""Words of transcriptions: how tokens become words, and the alignment of texts with sounds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
+
+from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.frontend.audio.wire import Window
+from octavo.frontend.audio.words import words_of
+from octavo.kernels.native.arguments import GroupArguments, Matrix, StepArguments
+from octavo.kernels.native.direct import run
+from octavo.kernels.native.library import load
+from octavo.kernels.paged_attention import AttentionShape
+from octavo.kernels.paged_attention.layout import LayoutArguments
+from octavo.kernels.store_kv.native import StoreKvArguments
+from octavo.worker_proc.batch.step_arguments import address
+from octavo.worker_proc.cache.cross import CrossCache
+from octavo.worker_proc.media.time_warping import first_rows
+
+TOKENS = SpeechTokens(101, 100, 104, None, {}, {}, ())
+MARK = TOKENS.first_timestamp
+WINDOW = Window(30.0, 4.0, [], b"", b"")
+
+
+def spoken(pieces: Sequence[str | bytes | None], language: str = "en") -> list[tuple[str, float, float]]:
+    """Return the words of tokens with these texts, None being a timestamp; token k begins at row 10 k."""
+    texts = [b"" if piece is None else piece.encode() if isinstance(piece, str) else piece for piece in pieces]
+    token_ids = [MARK + 1 if piece is None else index for index, piece in enumerate(pieces)]
+
+    def decode(ids: Sequence[int]) -> str:
+        return b"".join(texts[token] for token in ids).decode(errors="replace")
+
+    rows = [10.0 * (index + 1) for index in range(len(pieces))]
+    found = words_of(WINDOW, [*token_ids, TOKENS.end], rows, TOKENS, decode, language)
+    return [(one.text, one.start_s, one.end_s) for one in found]
+
+
+def test_words_begin_with_spaces_and_take_their_punctuation() -> None:
+    assert spoken([None, " The", " sh", "ips", "."]) == [("The", 30.2, 30.4), ("ships.", 30.4, 31.0)]
+    assert spoken([" (", "well", ")", ",", " no"]) == [("(well),", 30.0, 30.8), ("no", 30.8, 31.0)]
+    assert spoken([" don", "'t", ' "', "go", '"']) == [("don't", 30.0, 30.4), ('"go"', 30.4, 31.0)]
+
+
+def test_words_end_with_their_segment_and_their_window() -> None:
+    assert spoken([None, " a", None, None, "b"]) == [("a", 30.2, 30.4), ("b", 30.8, 31.0)]
+    assert spoken([" a"] * 25)[-1] == ("a", 34.0, 34.0)
+    assert spoken([]) == [] and spoken([None]) == []
+
+
+def test_languages_without_spaces_have_a_word_for_each_character() -> None:
+    found = spoken(["\u4f60", *(bytes([byte]) for byte in "\u597d".encode()), "\u3002"], "zh")
+    assert found == [("\u4f60", 30.0, 30.2), ("\u597d\u3002", 30.2, 31.0)]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows", "width"), [(1, 5, 3), (2, 3, 7), (7, 40, 7), (30, 90, 1)])
+def test_alignments_equal_those_of_transformers(num_tokens: int, num_rows: int, width: int) -> None:
+    random = np.random.default_rng(num_tokens)
+    weights = np.exp(3 * random.normal(size=(4, num_tokens, num_rows))).astype(np.float32)
+    found = first_rows(weights, width)
+    values = torch.from_numpy(weights)
+    normal = (values - values.mean(-2, keepdim=True)) / values.std(-2, keepdim=True, unbiased=False)
+    smooth = _median_filter(torch.nan_to_num(normal)[None], width)[0].mean(0)
+    texts, times = _dynamic_time_warping(-smooth.double().numpy())
+    expected = times[np.pad(np.diff(texts), (1, 0), constant_values=1).astype(bool)]
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_keys_of_sounds_are_read_back(dtype: torch.dtype, block_size: int) -> None:
+    library = load()
+    assert library is not None
+    shape = AttentionShape(2, 2, 20, 1.0, is_causal=False)
+    sizes: dict[str, Any] = {"num_items": 3, "num_keys": 21, "block_size": block_size, "dtype": dtype, "group": 0}
+    cache = CrossCache(shape, 2, **sizes, library=library)
+    expected = torch.randn(3, 21, 2, 20).to(dtype).float()
+    for place, keys_SKH in enumerate(expected):
+        slots, rows = cache.slots_of(place), Matrix.of(keys_SKH.flatten(1))
+        step = StepArguments(num_rows=len(slots), groups=(GroupArguments * 1)(GroupArguments(slots=address(slots))))
+        buffers = (buffer.data_ptr() for buffer in cache.layers[1])
+        call = StoreKvArguments(rows, rows, *buffers, LayoutArguments.of(cache.layout), 1.0, 1.0)
+        run(library, "store_kv", call, step=step)
+    for place, keys_SKH in enumerate(expected):
+        assert torch.equal(cache.keys(1, place), keys_SKH)

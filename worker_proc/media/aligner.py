@@ -1,0 +1,80 @@
+"""`Aligner`: when the tokens of a text are spoken, in the sound that they attend to."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.protocol.alignment import AlignmentSpec
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.events import PooledOutput
+from octavo.protocol.steps import POOLED, Scheduled
+from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.rows import Row
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.cache.cross import CrossCache
+from octavo.worker_proc.executor.runner import Samples
+from octavo.worker_proc.media.time_warping import first_rows
+from octavo.worker_proc.runners.host import Forward
+
+Floats = npt.NDArray[np.float32]
+
+
+class Alignments:
+    """What a step has found: the results of the requests whose texts end in it."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, PooledOutput] = {}
+
+    def add(self, slot: int, output: PooledOutput) -> None:
+        """Take a result."""
+        self._by_slot[slot] = output
+
+    def put_into(self, token_ids: list[int], samples: Samples) -> list[PooledOutput]:
+        """Replace what was sampled for these requests by `POOLED`; returns the results in this order."""
+        places = [place for place, slot in enumerate(samples.slots_N.tolist()) if slot in self._by_slot]
+        for place in places:
+            token_ids[place] = POOLED
+        return [self._by_slot[samples.slots_N[place]] for place in places]
+
+
+class Aligner:
+    """Aligns texts of one model.
+
+    Args:
+        forward: of the model.
+        cache: the keys of sounds.
+    """
+
+    def __init__(self, forward: Forward, cache: CrossCache) -> None:
+        self._forward, self._cache = forward, cache
+
+    def run(self, scheduled: Sequence[Scheduled], inputs: StepInputs, batch: BatchState) -> Alignments:
+        """Compute a step some of whose requests have an `AlignmentSpec`, in place of `Forward.run`."""
+        queries = self._forward.run_with_queries(inputs)
+        found = Alignments()
+        for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):
+            row = batch.rows[entry.slot]
+            if (spec := row.alignment) is None:
+                continue
+            end = first + entry.num_tokens
+            head_dim = self._cache.shape.head_dim
+            chosen = [queries[layer][first:end].flatten(1) for layer, _ in spec.heads]
+            parts = [one[:, head * head_dim :][:, :head_dim] for one, (_, head) in zip(chosen, spec.heads, strict=True)]
+            row.collected.add(np.concatenate([one.numpy() for one in parts], axis=1), keeps_all=True)
+            if entry.num_samples:
+                rows_T = self._aligned(spec, row, int(batch.columns.attended_S[entry.slot]))
+                found.add(entry.slot, PooledOutput(Buffer(rows_T.tobytes()), rows_T.shape, "float32"))
+        return found
+
+    def _aligned(self, spec: AlignmentSpec, row: Row, place: int) -> Floats:
+        """Return the first row of the sound for each token."""
+        queries_TC = np.concatenate(row.collected.chunks)[spec.first :]
+        queries_HTD = queries_TC.reshape(len(queries_TC), len(spec.heads), -1).transpose(1, 0, 2)
+        weights = np.empty((len(spec.heads), len(queries_TC), self._cache.num_keys), dtype=np.float32)
+        keys = {layer: self._cache.keys(layer, place).numpy() for layer, _ in spec.heads}
+        for scores_TS, queries_TD, (layer, head) in zip(weights, queries_HTD, spec.heads, strict=True):
+            np.matmul(queries_TD * self._cache.shape.scale, keys[layer][:, head].T, out=scores_TS)
+            np.exp(scores_TS - scores_TS.max(axis=1, keepdims=True), out=scores_TS)
+            scores_TS /= scores_TS.sum(axis=1, keepdims=True)
+        return first_rows(weights[..., : spec.num_rows], spec.filter_width)
