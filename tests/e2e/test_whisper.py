@@ -22,6 +22,7 @@ from octavo.kernels.linear import PackedLinear
 from octavo.kernels.linear.native import NativeProduct
 from octavo.kernels.native.library import load
 from octavo.protocol import restarts
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.config import resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
@@ -239,3 +240,26 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
 def test_what_cannot_hear_a_sound_does_not_start(path: Path, setting: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         LLM(str(path), **{**SETTINGS, **setting})
+
+
+def test_a_text_is_aligned_with_a_sound_by_both_kernels(path: Path) -> None:
+    async def main(kernels: str) -> list[float]:
+        async with await AsyncClient.launch(str(path), **SETTINGS, cpu_kernels=kernels) as client:
+            assert isinstance(client.media, AudioPrompts)
+            text = list(range(20, 40))
+            made = await client.media.of_tokens(text, [MediaSource((sound(1), RATE), "file")])
+            heads = ((0, 1), (1, 0), (1, 2))
+            for spec, message in (
+                (AlignmentSpec(((2, 0),), 2, 40), "heads must be of 2 layers with 3 heads each"),
+                (AlignmentSpec(heads, 20, 40), "first must be below the 20 tokens"),
+                (AlignmentSpec(heads, 2, 51), "num_rows must be from 1 to 50"),
+                (AlignmentSpec(heads, 2, 40, 4), "filter_width must be odd"),
+            ):
+                with pytest.raises(InvalidRequestError, match=message):
+                    await client.pooler.align(text, made.items, spec)
+            found = (await client.pooler.align(text, made.items, AlignmentSpec(heads, 2, 40))).array()
+            return [float(row) for row in found]
+
+    rows = asyncio.run(main("native"))
+    assert len(rows) == 18 and rows == sorted(rows) and rows[-1] <= 39
+    assert asyncio.run(main("torch")) == rows
