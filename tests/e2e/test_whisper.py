@@ -107,6 +107,28 @@ def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Pat
     with LLM(str(path), **SETTINGS, num_gpu_blocks_override=6, enable_prefix_caching=False) as small:
         assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
         assert small.stats().num_preemptions > 0
+    ngrams = {"method": "ngram", "num_speculative_tokens": 3}
+    with LLM(
+        str(path), **SETTINGS, num_gpu_blocks_override=6, speculative_config=ngrams, kv_offloading_size=0.01
+    ) as tiers:
+        for _ in range(2):  # the second time with blocks from host memory
+            assert list(map(result, tiers.generate(prompts, params, use_tqdm=False))) == alone
+
+
+def test_blocks_of_a_transcript_move_to_another_engine_that_has_its_sound(llm: LLM, path: Path) -> None:
+    text = "<|startofprev|>some words before and more " + START
+    connector = {"kv_connector": "OctavoConnector"}
+    heard, other = prompt(1, text), prompt(2, text)
+    first = GREEDY.clone(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+    with (
+        LLM(str(path), **SETTINGS, kv_transfer_config={**connector, "kv_role": "kv_producer"}) as giver,
+        LLM(str(path), **SETTINGS, kv_transfer_config={**connector, "kv_role": "kv_consumer"}) as taker,
+    ):
+        for asked, num_cached in ((heard, 16), (other, 0)):
+            (output,) = run(giver, heard, params=first)
+            given = GREEDY.clone(extra_args={"kv_transfer_params": output.kv_transfer_params})
+            (moved,) = run(taker, asked, params=given)
+            assert (result(moved), moved.num_cached_tokens) == (result(run(llm, asked)[0]), num_cached)
 
 
 def test_w8a8_quantizes_the_encoder_too(path: Path) -> None:
@@ -233,11 +255,14 @@ def test_deaths_of_the_worker_and_the_core(path: Path, monkeypatch: pytest.Monke
         ({"tensor_parallel_size": 3}, "is 3: cross-attention"),
         ({"encoder_cache_tokens": 49}, "encoder_cache_tokens 49: one sound takes 50"),
         ({"enable_lora": True}, "has no adapters for it"),
+        ({"speculative_config": {"method": "draft_model", "model": "PATH"}}, "method draft_model reads tokens"),
         ({"limit_mm_per_prompt": {"audio": 0}}, "limit_mm_per_prompt: audio is 0"),
         ({"limit_mm_per_prompt": {"audio": 1, "image": 2}}, "reads no media of kind 'image'"),
     ],
 )
 def test_what_cannot_hear_a_sound_does_not_start(path: Path, setting: dict[str, Any], message: str) -> None:
+    if drafts := setting.get("speculative_config"):
+        drafts["model"] = str(path)
     with pytest.raises(ConfigError, match=message):
         LLM(str(path), **{**SETTINGS, **setting})
 
