@@ -19,9 +19,12 @@
 namespace octavo {
 namespace {
 
-// How long a thread spins before it sleeps: longer than the imbalance of an operation and the time between two decode
-// steps, but below 100 us, so that an idle process uses no processor time.
-constexpr int64_t kSpinNs = 60'000;
+// How long a thread looks before it sleeps: longer than the imbalance of an operation and the time between two decode
+// steps, which a virtual machine's wake-up call would prolong, and so short that an idle process uses no processor time.
+constexpr int64_t kSpinNs = 400'000;
+// From then on it offers its core between two looks: to the core's process, which plans between steps, or to a thread
+// of its own step that has lost its core.
+constexpr int64_t kYieldNs = 30'000;
 // Reads of the value between two reads of the clock, which cost 20 to 30 ns each.
 constexpr int kLooks = 16;
 constexpr int64_t kMaxThreads = 512;
@@ -155,6 +158,7 @@ void Signal<kScope>::wait_while(uint32_t old) {
         const int64_t now = now_ns();
         if (start_ns == 0) start_ns = now;
         if (now - start_ns > kSpinNs) break;
+        if (now - start_ns > kYieldNs) sched_yield();
     }
     num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (value_.load(std::memory_order_seq_cst) == old) sleep_while<kScope>(value_, old);

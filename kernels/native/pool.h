@@ -9,7 +9,8 @@ namespace octavo {
 enum class Scope { process, machine };
 
 // A number whose change threads wait for. They first spin for as long as a step usually makes them wait, because
-// sleeping and waking takes ten times as long as a barrier, and then sleep in the kernel (futex).
+// sleeping and waking takes ten times as long as a barrier, then let others run between two looks, and then sleep in
+// the kernel (futex).
 template <Scope kScope>
 class Signal {
    public:
