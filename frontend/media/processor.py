@@ -81,6 +81,8 @@ class MediaProcessor:
         await self._processes.close()
 
     def _keep(self, key: bytes, result: Result) -> None:
+        if (same := self._results.pop(key, None)) is not None:  # two requests have processed it at the same time
+            self._num_cached_bytes -= _num_bytes(same)
         self._results[key] = result
         self._num_cached_bytes += _num_bytes(result)
         while self._num_cached_bytes > self._media.processor_cache_bytes:

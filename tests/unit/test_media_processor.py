@@ -24,7 +24,7 @@ from octavo.frontend.media.images import pixels_of
 from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
-from octavo.frontend.media.wire import Job
+from octavo.frontend.media.wire import Job, Result
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.text.messages import MessageForm
@@ -150,6 +150,27 @@ def test_a_process_that_is_too_slow_or_dies_is_replaced(path: Path) -> None:
 
     # A stopped process takes any time; the others need a fraction of this.
     run(path, work, decode_timeout_s=5.0)
+
+
+def test_an_item_that_is_processed_twice_at_once_is_kept_once(path: Path) -> None:
+    """Its bytes count once too: two of three items fit."""
+    queries = list[bool]()
+    result = Result(tensors={"pixels": ("uint8", [100], bytes(100))})
+
+    async def process(data: bytes, kind: type[Result]) -> Result:
+        await asyncio.sleep(0)
+        return result
+
+    async def work(processor: MediaProcessor) -> None:
+        processor._processes.ask = process  # type: ignore[assignment]
+        for name in (b"1", b"2", b"3"):
+            await asyncio.gather(*(processor.process(Job(name, None, {})) for _ in range(2)))
+        queries.clear()
+        for name in (b"3", b"2", b"1"):
+            await processor.process(Job(name, None, {}))
+        assert queries == [True, True, False]
+
+    run(path, work, queries.append, processor_cache_bytes=250)
 
 
 def test_a_processor_that_cannot_be_loaded(path: Path, tmp_path: Path) -> None:
