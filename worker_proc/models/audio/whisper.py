@@ -1,6 +1,6 @@
 """Whisper's encoder: two convolutions over a spectrogram, and layers whose attention has both directions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -81,7 +81,7 @@ class WhisperEncoder(VisionTower):
     convolutions: Sequence[tuple[Tensor, Tensor]]
     """Weights and biases."""
 
-    def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
+    def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
         """See `VisionTower.patches`: what the convolutions make of a spectrogram, a row for two frames.
 
         Raises:

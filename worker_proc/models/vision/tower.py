@@ -5,7 +5,7 @@ tokens.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,15 +119,15 @@ class VisionTower(LayeredModel):
         self._tables = [self._memory(width, torch.float32) for width in table_widths]
 
     @abstractmethod
-    def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """Return the sequences of an image.
+    def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
+        """Return the sequences of an item.
 
         Raises:
             ProtocolError: these are not tensors of the model's processor.
         """
 
     def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
-        """Return the rows of the prompt of an image, made of those of all its sequences one after the other."""
+        """Return the rows of the prompt of an item, made of those of all its sequences one after the other."""
         return rows_RD
 
     def put(self, sequences: Sequence[Patches]) -> None:
