@@ -60,6 +60,12 @@ def segments_of(
         )
 
 
+def num_spoken_rows(duration_s: float, most: int) -> int:
+    """Return how many of the encoder's rows a window fills, at least one and at most `most`."""
+    # 0.58 / 0.02 is 28.999..., and a sample is a 320th of a row.
+    return max(1, min(int(duration_s / STEP_S + 1e-6), most))
+
+
 def _pieces(
     token_ids: Sequence[int], tokens: SpeechTokens, duration_s: float
 ) -> Iterator[tuple[float, float, list[int]]]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.audio.segments import STEP_S, Segment, segments_of
+from octavo.frontend.audio.segments import Segment, num_spoken_rows, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.windows import in_order
 from octavo.frontend.audio.wire import Window
@@ -182,8 +182,7 @@ class Transcriber:
         text = [token for token in token_ids if token != self._tokens.end]
         if not text:
             return []
-        # Two rows of the spectrogram, of a hundredth of a second each, are one of the encoder.
-        num_rows = max(1, min(int(sound.windows[index].duration_s / STEP_S), made.items[0].attended_rows))
+        num_rows = num_spoken_rows(sound.windows[index].duration_s, made.items[0].attended_rows)
         spec = self._tokens.alignment(len(made.token_ids), num_rows)
         result = await self._client.pooler.align([*made.token_ids, *text], made.items, spec)
         rows: list[float] = result.array().tolist()

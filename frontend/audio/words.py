@@ -83,7 +83,7 @@ def _characters(
         first = first if begun else place
         begun.append(token)
         text = decode(begun)
-        if _INCOMPLETE not in text:
+        if not text.endswith(_INCOMPLETE):  # one further in front stands for bytes that are no character
             yield _Piece(text, first, place + 1, is_after_mark)
             begun, is_after_mark = [], False
 

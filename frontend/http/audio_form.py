@@ -42,7 +42,7 @@ class AudioForm:
         self.has_logprobs = bool(fields.get("include[]"))
         has_timestamps = self.format in WITH_TIMESTAMPS
         granularities = fields.get("timestamp_granularities[]", [])
-        self.has_words, self.has_segments = "word" in granularities, granularities != ["word"]
+        self.has_words, self.has_segments = "word" in granularities, set(granularities) != {"word"}
         if granularities and self.format != "verbose_json":
             raise _contradiction("timestamp_granularities[]", "response_format verbose_json")
         if self.has_logprobs and self.format != "json":

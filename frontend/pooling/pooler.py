@@ -130,7 +130,14 @@ class Pooler:
         """
         if self._link.failure:
             raise self._link.failure
-        submit = Submit(self._next_id(self._prefix), pack_ids(token_ids), spec, is_continued=True, media=list(items))
+        submit = Submit(
+            self._next_id(self._prefix),
+            pack_ids(token_ids),
+            spec,
+            effective_priority(0),
+            is_continued=True,
+            media=list(items),
+        )
 
         async def chunks() -> AsyncIterator[list[Submit]]:
             yield [submit]

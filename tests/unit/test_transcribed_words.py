@@ -8,6 +8,7 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+from octavo.frontend.audio.segments import num_spoken_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.wire import Window
 from octavo.frontend.audio.words import words_of
@@ -51,9 +52,18 @@ def test_words_end_with_their_segment_and_their_window() -> None:
     assert spoken([]) == [] and spoken([None]) == []
 
 
+def test_bytes_that_are_no_character_end_with_the_next_one() -> None:
+    assert spoken([" a", b"\xff", "b", " c"]) == [("a\ufffdb", 30.0, 30.6), ("c", 30.6, 30.8)]
+
+
 def test_languages_without_spaces_have_a_word_for_each_character() -> None:
     found = spoken(["\u4f60", *(bytes([byte]) for byte in "\u597d".encode()), "\u3002"], "zh")
     assert found == [("\u4f60", 30.0, 30.2), ("\u597d\u3002", 30.2, 31.0)]
+
+
+def test_a_window_fills_the_rows_that_it_has_samples_for() -> None:
+    assert all(num_spoken_rows(count / 16_000, 1500) == count // 320 for count in range(320, 40_000, 7))
+    assert [num_spoken_rows(duration_s, 1500) for duration_s in (0.001, 0.58, 31.0)] == [1, 29, 1500]
 
 
 @pytest.mark.parametrize(("num_tokens", "num_rows", "width"), [(1, 5, 3), (2, 3, 7), (7, 40, 7), (30, 90, 1)])

@@ -165,6 +165,16 @@ def test_fields_that_contradict_each_other_are_named(fields: dict[str, Any], par
     assert caught.value.param == param
 
 
+@pytest.mark.parametrize(
+    ("granularities", "has"),
+    [([], (True, False)), (["word", "word"], (False, True)), (["word", "segment"], (True, True))],
+)
+def test_what_an_answer_with_times_has(granularities: list[str], has: tuple[bool, bool]) -> None:
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": granularities}
+    form = AudioForm(b"", fields, "transcribe")
+    assert (form.has_segments, form.has_words) == has
+
+
 @pytest.mark.parametrize("num_samples", [1, 333, 7_000, 15_600, 15_601, 15_999, 16_000])
 def test_a_spectrogram_equals_that_of_transformers(num_samples: int) -> None:
     extractor = transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=1)

@@ -22,15 +22,17 @@ def first_rows(weights_HTS: Floats, filter_width: int) -> Floats:
     scale_H1S = weights_HTS.std(axis=1, keepdims=True)
     # A row that all tokens attend to alike says nothing.
     normal_HTS = np.divide(deviations_HTS, scale_H1S, out=np.zeros_like(deviations_HTS), where=scale_H1S > 0)
-    return _begins(-_smoothed(normal_HTS, filter_width).mean(axis=0, dtype=np.float32).astype(np.float64))
+    for values_TS in normal_HTS:  # one head after the other: a filter takes `filter_width` times its memory
+        values_TS[...] = _smoothed(values_TS, filter_width)
+    return _begins(-normal_HTS.mean(axis=0, dtype=np.float32).astype(np.float64))
 
 
-def _smoothed(values_HTS: Floats, width: int) -> Floats:
+def _smoothed(values_TS: Floats, width: int) -> Floats:
     """Return the medians around each number, along the last axis, which is reflected at its ends."""
     margin = width // 2
-    if margin == 0 or values_HTS.shape[-1] <= margin:
-        return values_HTS
-    padded = np.pad(values_HTS, ((0, 0), (0, 0), (margin, margin)), mode="reflect")
+    if margin == 0 or values_TS.shape[-1] <= margin:
+        return values_TS
+    padded = np.pad(values_TS, ((0, 0), (margin, margin)), mode="reflect")
     around = np.lib.stride_tricks.sliding_window_view(padded, width, axis=-1)
     smoothed: Floats = np.partition(around, margin, axis=-1)[..., margin]
     return smoothed

@@ -58,8 +58,10 @@ class TorchForward:
         assert isinstance(self._attention, PagedCacheAttention), "a model with cross-attention"
         queries: list[Tensor] = []
         self._attention.cross_queries = queries
-        self.run(inputs)
-        self._attention.cross_queries = None
+        try:
+            self.run(inputs)
+        finally:
+            self._attention.cross_queries = None
         return [q_TNH.float() for q_TNH in queries]
 
     def logits(self, rows: Ints) -> Tensor:
