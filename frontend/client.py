@@ -75,7 +75,7 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         self._text = TextThreads()
         self._live = LiveRequests()
         self.media: PromptMaker | None = None
-        """Makes prompts with images; None: the model reads text only."""
+        """Makes prompts with media; None: the model reads text only."""
         self.tokenizer = connections[0].tokenizer
         first = dict(zip(range(len(connections)) if indices is None else indices, connections, strict=True))
         self.engine_set = EngineSet(first, self, self._live.has_users)

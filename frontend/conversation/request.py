@@ -57,6 +57,6 @@ class ChatRequest:
     prompt_token_ids: Sequence[int] | None = None
     """The prompt, if another engine has rendered it already: `input` is not rendered then."""
     processor_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the processor of the model's images."""
+    """Further arguments of the processor of the model's media."""
     add_special_tokens: bool = False
     """Let the tokenizer add its special tokens; chat templates usually write them."""

@@ -8,7 +8,7 @@ from octavo.protocol.config import ResolvedConfig
 
 
 def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool], None]) -> PromptMaker:
-    """Return the prompts of images, or of sounds that are attended to.
+    """Return what makes prompts with rows of media, or with sounds that are attended to.
 
     Args:
         config: of an engine whose model reads media.

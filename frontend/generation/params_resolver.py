@@ -67,13 +67,13 @@ class ParamsResolver:
             request: of the caller.
             text: of the prompt, if there is one.
             token_ids: of the prompt, truncated already.
-            media: images of the prompt.
+            media: images or sounds of the prompt.
 
         Raises:
             InvalidRequestError: a parameter or a token id is out of range; `param` names it.
         """
         if media:
-            _refuse_tokens_only(request, "images")
+            _refuse_tokens_only(request, "media")
         params = self._resolve(request, len(token_ids))
         beam_params = None
         if request.beam is not None:

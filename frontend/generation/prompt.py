@@ -23,7 +23,7 @@ class TokenizedPrompt:
     embeds: PromptEmbeds | None = None
     """Rows at some positions, whose token ids mean nothing."""
     media: tuple[MediaItem, ...] = ()
-    """Images; the token ids at their rows are placeholders."""
+    """Images or sounds; the token ids at their rows are placeholders."""
 
     @property
     def tokens(self) -> Sequence[int]:
@@ -39,7 +39,8 @@ class TokenizedPrompt:
 Prompt: TypeAlias = str | Sequence[int] | dict[str, Any] | TokenizedPrompt
 """Text, token ids, or vLLM's forms {"prompt": text}, {"prompt_token_ids": [...]} and {"prompt_embeds": tensor}.
 
-Models that read images take {"multi_modal_data": {"image": pictures}} beside a text or token ids."""
+Models that read images take {"multi_modal_data": {"image": pictures}} beside a text or token ids, and models that read
+sounds {"multi_modal_data": {"audio": sounds}}."""
 
 
 def parts_of(prompt: Prompt, vocab_size: int) -> tuple[str | None, IdArray | None]:

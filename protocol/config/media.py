@@ -36,8 +36,9 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Tokens of media that one step encodes at most. A larger item of up to 4096 tokens is "
-            "encoded alone; others are refused. Default: --max-num-batched-tokens."
+            description="Tokens of media that one step encodes at most. A larger item is encoded alone: an image "
+            "that is encoded as a whole up to 4096 tokens, and others up to --encoder-cache-tokens. Default: "
+            "--max-num-batched-tokens."
         ),
     ] = None
     encoder_cache_tokens: Annotated[

@@ -209,7 +209,7 @@ def check_head_engine(
         raise _error(f"model: --tensor-parallel-size {num_ranks} {problem} that drafts", "use another number of ranks")
     if has_embeds:
         raise _error(
-            f"method {method} reads tokens, and prompts of this engine may have embeddings or images",
+            f"method {method} reads tokens, and prompts of this engine may have embeddings or media",
             'use {"method": "suffix"}, or leave --enable-prompt-embeds out',
         )
 

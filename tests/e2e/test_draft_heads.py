@@ -208,7 +208,7 @@ def test_a_head_that_knows_its_model_is_right(tmp_path: Path) -> None:
         ({"vocab_size": 999}, {}, "vocab_size is 999, the model's is 320"),
         ({}, {"pipeline_parallel_size": 2}, "across pipeline stages"),
         ({"num_attention_heads": 5, "num_key_value_heads": 5}, {"tensor_parallel_size": 2}, "--tensor-parallel-size 2"),
-        ({}, {"enable_prompt_embeds": True}, "may have embeddings or images"),
+        ({}, {"enable_prompt_embeds": True}, "may have embeddings or media"),
         ({"hidden_act": "gelu"}, {}, "'hidden_act' is 'gelu'"),
         (
             {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [2, 3, 9]}},

@@ -128,7 +128,7 @@ def test_keys_that_lack_are_computed_when_drafts_are_wanted(target: Path) -> Non
         ({"model": None}, {}, "needs a smaller model"),
         ({"draft_tensor_parallel_size": 1}, {"tensor_parallel_size": 2}, "draft_tensor_parallel_size is 1"),
         ({}, {"pipeline_parallel_size": 2}, "across pipeline stages"),
-        ({}, {"enable_prompt_embeds": True}, "may have embeddings or images"),
+        ({}, {"enable_prompt_embeds": True}, "may have embeddings or media"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(

@@ -50,7 +50,7 @@ class PipelinedExecutor:
         host_states: keeps checkpoints of recurrent states there; None: the engine keeps none.
         store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
-        encoder: makes rows of images; None: this worker encodes none.
+        encoder: makes rows of media; None: this worker encodes none.
         aligner: computes steps with requests that align; None: the model attends to no sounds.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.

@@ -120,7 +120,7 @@ class RejectionRules:
             message = f"{spec.pooling!r} needs the hidden states of all tokens, which the prefix cache does not have"
             return message, "skip_reading_prefix_cache"
         if submit.media:
-            return "images cannot be pooled by this model: send text", "prompt"
+            return "media cannot be pooled by this model: send text", "prompt"
         return _output_fault(submit)
 
     def _alignment_fault(self, submit: Submit, spec: AlignmentSpec) -> tuple[str, str] | None:
