@@ -296,6 +296,8 @@ def check_loss(scheduler: Scheduler) -> None:
     for pool in scheduler.cache.pools:
         _require(not pool.cached_blocks(), "contents of lost blocks can still be found")
         _require(pool.num_free == pool.num_blocks, "blocks are held without workers")
+    for tier in scheduler.cache.host_tiers:
+        _require(not len(tier) and not tier.has_copies, "host memory has contents or copies without workers")
     _require(len(scheduler.free_slots) == scheduler.config.max_num_seqs, "slots are held without workers")
 
 

@@ -144,8 +144,10 @@ class Speculation:
         num_guessed = sum(num_guesses > 0 for *_, num_guesses in chosen)
         is_worth_it = gain > min(num_guessed, self._max_held)
         if guesses:
-            rest_steps = max(self._batch.num_decoding // REQUESTS_PER_REST, 2 * self._rest_steps)
-            self._num_rests = self._rest_steps = 0 if is_worth_it else min(rest_steps, MAX_RESTS)
+            rest_steps = self._batch.num_decoding // REQUESTS_PER_REST
+            if rest_steps:  # a small batch has none, whatever the batch before it had
+                rest_steps = min(max(rest_steps, 2 * self._rest_steps), MAX_RESTS)
+            self._num_rests = self._rest_steps = 0 if is_worth_it else rest_steps
         for request, depth, guess, num_guesses in chosen:
             if is_worth_it and num_guesses > 0 and not request.num_pending_tokens:
                 self._guesses[request] = until_stop(request, guess[:num_guesses])

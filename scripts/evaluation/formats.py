@@ -8,7 +8,7 @@ not exceed 1e-3 nats. Where a format rounds activations to 8 bits, the reference
 format's tool. Such a reference is sensitive: a sum in another order moves a number to the next integer, and each layer
 has more of them. `--with-float64` shows how far the reference moves from itself when it computes in float64. Formats
 that `octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas;
-GGUF's types with blocks of 256 from ggml (`ggml_types.py`).
+the GGUF types that its package cannot write from ggml (`ggml_types.py`).
 """
 
 import argparse

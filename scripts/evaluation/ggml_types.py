@@ -1,9 +1,9 @@
 """Writes GGUF files with the types that only ggml itself writes: K-quants, IQ types, ternary ones and MXFP4.
 
 ggml's function is called in the library of the `xllamacpp` package, which is installed into an environment of its own.
-These types have blocks of 256 inputs. A Llama whose sizes are no multiples of it, such as SmolLM2-135M with its 576, is
-padded with zeros, so that it still computes the same: its norms divide by the root of a larger mean, which their
-weights and epsilon make up for, and further heads have queries, keys, values and outputs of zero.
+Most of these types have blocks of 256 inputs. A Llama whose sizes are no multiples of it, such as SmolLM2-135M with its
+576, is padded with zeros, so that it still computes the same: its norms divide by the root of a larger mean, which
+their weights and epsilon make up for, and further heads have queries, keys, values and outputs of zero.
 """
 
 import ctypes

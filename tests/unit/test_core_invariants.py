@@ -6,6 +6,7 @@ import pytest
 from core_fakes import FakeEngine
 
 from octavo.core_proc import invariants
+from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.invariants import InvariantBroken
 from octavo.core_proc.request import RequestState
 from octavo.core_proc.scheduler.admission.rules import AdmissionRules, Candidate
@@ -91,6 +92,16 @@ def test_state_that_outlives_lost_workers_is_detected(scheduler: Scheduler):
     pool.set_hash(block_id, b"stale")
     pool.release([block_id])
     with pytest.raises(InvariantBroken, match="contents of lost blocks"):
+        invariants.check_loss(scheduler)
+    pool.forget_contents()
+    tier = HostTier(1)
+    scheduler.cache.host_tiers.append(tier)
+    invariants.check_loss(scheduler)
+    tier.on_evicted(0, b"stale")
+    with pytest.raises(InvariantBroken, match="host memory has contents or copies"):
+        invariants.check_loss(scheduler)
+    tier.drop(b"stale")
+    with pytest.raises(InvariantBroken, match="host memory has contents or copies"):
         invariants.check_loss(scheduler)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import msgspec
 import pytest
 from core_fakes import FakeEngine
-from specs import some_facts
 
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.speculation.depth import (
     FIRST_NOT_AHEAD_PRICE,
+    MAX_RESTS,
     PROBE_STEPS,
     Depth,
     DraftCost,
@@ -22,13 +22,10 @@ from octavo.core_proc.speculation.ngram import NgramProposer
 from octavo.core_proc.speculation.payoff import FIRST_REST_STEPS, MIN_REQUESTS, WINDOW_STEPS, WINDOWS, Payoff
 from octavo.core_proc.speculation.speculation import Speculation
 from octavo.core_proc.speculation.suffix import SuffixProposer
-from octavo.protocol.config import CacheGroupSpec, EngineConfig
-from octavo.protocol.config.sources import engine_config
-from octavo.protocol.config.speculation import ResolvedSpeculation, resolve_speculation
-from octavo.protocol.errors import ConfigError
+from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.pooling import PoolingFacts
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
 
@@ -270,6 +267,29 @@ def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned
         assert depth.expected == 5
 
 
+def test_grammars_rest_longer_each_time_in_large_batches_only() -> None:
+    batch: Any = SimpleNamespace(num_decoding=20, hold=lambda request: None, has_states=False)
+    batch.may_guess_for = lambda request: True
+    speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
+    speculation._cost.row_price = lambda num_requests: 0.5
+    request = one_request([1, 2])
+    request.state, request.is_decoding, request.num_pending_tokens = RequestState.RUNNING, True, 1
+    depth = speculation._depths[request] = Depth(4)
+    depth.learn(2, was_wrong=False)
+
+    def rests(num_decoding: int, guess: list[int]) -> int:
+        batch.num_decoding = num_decoding
+        speculation.choose([(request, pack_ids(guess))])
+        return speculation._num_rests
+
+    assert [rests(20, [5]) for _ in range(5)] == [2, 4, 8, MAX_RESTS, MAX_RESTS]
+    assert rests(1, [5]) == 0, "a small batch never rests, whatever was before it"
+    assert [rests(20, [5]) for _ in range(2)] == [2, 4]
+    speculation._not_ahead_cost.price = lambda step_s: 0.0
+    assert rests(20, [5, 6, 7]) == 0, "guesses that are worth it begin anew"
+    assert rests(20, [5]) == 2
+
+
 def test_the_price_of_a_draft_is_its_share_of_a_step() -> None:
     cost = DraftCost()
     cost.observe(0, 0.0, 0.010)
@@ -303,51 +323,6 @@ def one_request(prompt: list[int], output: list[int] = (), **fields) -> Request:
     request = Request(b"", submit, 0, 0.0)
     request.token_ids.extend(output)
     return request
-
-
-def resolved(**settings) -> ResolvedSpeculation | None:
-    return resolve_speculation(engine_config({"model": "M", **settings}).speculation, some_facts())
-
-
-def test_settings_have_vllms_names() -> None:
-    assert resolved() is None
-    assert resolved(speculative_config={}) is None
-    assert resolved(spec_method="ngram", spec_tokens=0) is None
-    config = resolved(speculative_config='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}')
-    assert (config.method, config.max_depth, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 5, 4, 4)
-    assert resolved(spec_method="suffix", spec_tokens=7).max_depth == 7
-    assert resolved(speculative_config={"method": "suffix"}).max_depth == 24
-    assert resolved(speculative_config={"model": "ngram"}).method == "ngram"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"spec_method": "eagle3"}, "method eagle3 needs the model of a head"),
-        ({"spec_method": "medusa"}, "method medusa: this release guesses by lookups, with draft models"),
-        ({"spec_method": "mtp"}, "has no num_nextn_predict_layers"),
-        ({"spec_method": "mtp", "spec_model": "org/head"}, "reads layers of the model itself"),
-        ({"spec_method": "draft_model"}, "method draft_model needs a smaller model"),
-        ({"spec_method": "magic"}, "there is no method 'magic'"),
-        ({"spec_tokens": 3}, "no method is given"),
-        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 65}}, "<= 64"),
-        ({"speculative_config": {"method": "ngram", "draft_tensor_parallel_size": 1}}, "draft_tensor_parallel_size"),
-        ({"speculative_config": {"method": "ngram", "model": "org/draft"}}, "reads no model"),
-        ({"speculative_config": {"method": "ngram"}, "spec_method": "suffix"}, "'ngram' in the JSON and 'suffix'"),
-        ({"speculative_config": "[1]"}, "JSON object"),
-        ({"speculative_config": {"method": "ngram", "prompt_lookup_min": 5, "prompt_lookup_max": 4}}, "is above"),
-    ],
-)
-def test_wrong_settings_are_rejected(settings, message) -> None:
-    with pytest.raises(ConfigError) as caught:
-        resolved(**settings)
-    assert message in f"{caught.value.message} {caught.value.hint}"
-
-
-def test_a_model_that_pools_does_not_speculate() -> None:
-    config: EngineConfig = engine_config({"model": "M", "spec_method": "ngram"})
-    with pytest.raises(ConfigError, match="generates no tokens"):
-        resolve_speculation(config.speculation, some_facts(pooling=PoolingFacts(convert="embed", pooling="last")))
 
 
 def test_a_batch_that_is_slower_with_guesses_does_without_them() -> None:
