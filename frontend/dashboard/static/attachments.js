@@ -53,12 +53,20 @@ export class Attachments {
 
   async #add(files) {
     for (const file of files) {
-      if (file.type.startsWith("image/")) await this.#keep(file, "image_url");
-      else if (!file.type.startsWith("audio/")) this.#onRefusal(`${file.name}: only images and sounds can be attached`);
-      else if (await this.#readsSounds()) await this.#keep(file, "audio_url");
-      else this.#onSound(file);
+      try {
+        await this.#addOne(file);
+      } catch (error) { // the server does not say what the model reads, or the file cannot be read
+        this.#onRefusal(`${file.name}: ${error.message}`);
+      }
     }
     this.#show();
+  }
+
+  async #addOne(file) {
+    if (file.type.startsWith("image/")) await this.#keep(file, "image_url");
+    else if (!file.type.startsWith("audio/")) this.#onRefusal(`${file.name}: only images and sounds can be attached`);
+    else if (await this.#readsSounds()) await this.#keep(file, "audio_url");
+    else this.#onSound(file);
   }
 
   async #keep(file, kind) {
