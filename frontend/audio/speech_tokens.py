@@ -33,7 +33,7 @@ class SpeechTokens:
     max_initial_timestamp: int | None = None
     """Steps of 0.02 seconds; None: no limit."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
-    """Layers and heads of cross-attention that follow the sound; (): the checkpoint names none."""
+    """Layers and heads of cross-attention that follow the sound; (): the checkpoint names none that it has."""
     filter_width: int = 7
     """Rows over which the median of their weights is taken."""
     no_speech: int = 0
@@ -69,7 +69,7 @@ class SpeechTokens:
             suppressed=tuple(made.get("suppress_tokens") or ()),
             suppressed_first=tuple(made.get("begin_suppress_tokens") or ()),
             max_initial_timestamp=made.get("max_initial_timestamp_index"),
-            alignment_heads=tuple((layer, head) for layer, head in made.get("alignment_heads") or ()),
+            alignment_heads=_alignment_heads(made.get("alignment_heads"), sizes),
             filter_width=sizes.get("median_filter_width", 7),
             # The vocabulary has it before the token of no timestamps; no file names it.
             no_speech=found["no_timestamps_token_id"] - 1,
@@ -138,8 +138,8 @@ class SpeechTokens:
         """
         if not self.alignment_heads:
             raise InvalidRequestError(
-                f"timestamp_granularities[]: the model's {_FILE} has no alignment_heads, which words need: ask for "
-                "segment",
+                f"timestamp_granularities[]: the model's {_FILE} has no alignment_heads, or some that its decoder does "
+                "not have; words need them: ask for segment",
                 "timestamp_granularities[]",
             )
         return AlignmentSpec(self.alignment_heads, num_prompt_tokens, num_rows, self.filter_width)
@@ -166,3 +166,14 @@ class SpeechTokens:
             known = ", ".join(self.languages)
             raise InvalidRequestError(f"language is {language!r}; this model knows {known}", "language")
         return language
+
+
+def _alignment_heads(found: Any, sizes: dict[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Return pairs of a layer and a head.
+
+    (): there are none, or the decoder does not have all of them, as in distilled models with the file of their teacher.
+    """
+    heads = tuple(tuple(pair) if isinstance(pair, list) else () for pair in found or ())
+    num_layers, num_heads = sizes.get("decoder_layers", 0), sizes.get("decoder_attention_heads", 0)
+    are_there = [len(pair) == 2 and pair[0] in range(num_layers) and pair[1] in range(num_heads) for pair in heads]
+    return heads if all(are_there) else ()

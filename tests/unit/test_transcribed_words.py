@@ -1,6 +1,8 @@
 """Words of transcriptions: how tokens become words, and the alignment of texts with sounds."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ from octavo.kernels.native.library import load
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import LayoutArguments
 from octavo.kernels.store_kv.native import StoreKvArguments
+from octavo.protocol.errors import InvalidRequestError
 from octavo.worker_proc.batch.step_arguments import address
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.media.time_warping import first_rows
@@ -59,6 +62,20 @@ def test_bytes_that_are_no_character_end_with_the_next_one() -> None:
 def test_languages_without_spaces_have_a_word_for_each_character() -> None:
     found = spoken(["\u4f60", *(bytes([byte]) for byte in "\u597d".encode()), "\u3002"], "zh")
     assert found == [("\u4f60", 30.0, 30.2), ("\u597d\u3002", 30.2, 31.0)]
+
+
+@pytest.mark.parametrize("heads", [None, [], [[2, 0]], [[0, 0], [1, 3]], [[0]], [["a", 0]], [3]])
+def test_checkpoints_without_heads_that_follow_the_sound_are_refused(tmp_path: Path, heads: Any) -> None:
+    ids = {"decoder_start_token_id": 1, "eos_token_id": 0, "no_timestamps_token_id": 4}
+    (tmp_path / "config.json").write_text('{"decoder_layers": 2, "decoder_attention_heads": 3}')
+    generation = tmp_path / "generation_config.json"
+    generation.write_text(json.dumps({**ids, "alignment_heads": heads}))
+    with pytest.raises(InvalidRequestError, match="alignment_heads") as caught:
+        SpeechTokens.of(str(tmp_path)).alignment(1, 1)
+    assert caught.value.param == "timestamp_granularities[]"
+    SpeechTokens.of.cache_clear()
+    generation.write_text(json.dumps({**ids, "alignment_heads": [[0, 0], [1, 2]]}))
+    assert SpeechTokens.of(str(tmp_path)).alignment(1, 1).heads == ((0, 0), (1, 2))
 
 
 def test_a_window_fills_the_rows_that_it_has_samples_for() -> None:
