@@ -137,7 +137,8 @@ class FakeEngine:
         **changes,
     ) -> None:
         self.config = core_config(**changes)
-        plan = msgspec.structs.replace(cache_plan(self.config, num_blocks, groups), host_block_s=host_block_s)
+        copies_s = {"host_block_s": host_block_s, "host_state_s": host_block_s}  # a state has the bytes of a block
+        plan = msgspec.structs.replace(cache_plan(self.config, num_blocks, groups), **copies_s)
         self.scheduler = Scheduler(self.config, plan, itertools.count(1.0).__next__)
         self.files: dict[bytes, list[int | None]] = {}
         """The contents of files, which outlive workers."""

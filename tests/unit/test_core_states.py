@@ -71,6 +71,25 @@ def test_a_checkpoint_that_was_evicted_comes_back(mix: str) -> None:
     assert run(engine, "lost", PROMPT).num_cached_tokens == 0
 
 
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_prefix_is_computed_if_the_copy_of_its_state_takes_longer(mix: str) -> None:
+    """Computed or copied, the result is the same."""
+    engine = FakeEngine(
+        18, MIXES[mix], max_num_seqs=1, max_num_batched_tokens=64, kv_offloading_bytes=400_000, host_block_s=1e-3
+    )
+    prompts = [[number, *PROMPT[1:]] for number in range(10, 26)]
+    for number, prompt in enumerate(prompts):
+        run(engine, f"first {number}", prompt)
+    for token_s, num_cached in ((1e-6, 0), (1.0, 32)):
+        engine.scheduler.cache.copy_cost.observe_step(token_s, 0.0)
+        for prompt in prompts[:2]:
+            again = run(engine, f"again {prompt[0]} {num_cached}", prompt)
+            assert again.num_cached_tokens == num_cached
+            assert again.token_ids == alone(prompt, 2).token_ids
+        for number, prompt in enumerate(prompts[2:]):
+            run(engine, f"between {num_cached} {number}", prompt)
+
+
 def test_a_checkpoint_is_copied_only_if_that_is_faster_than_computing() -> None:
     cost = CopyCost(1.0, BLOCK, host_state_s=100.0)
     cost.observe_step(token_s=1.0, key_s=0.0)

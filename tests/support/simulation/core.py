@@ -173,7 +173,8 @@ class SimulatedCore(Process):
     ) -> None:
         super().__init__(world)
         self.config = core_config(**engine)
-        self.plan = replace(cache_plan(self.config, num_blocks, groups), host_block_s=host_block_s)
+        copies_s = {"host_block_s": host_block_s, "host_state_s": host_block_s}  # a state has the bytes of a block
+        self.plan = replace(cache_plan(self.config, num_blocks, groups), **copies_s)
         self._files = files
         self.stop_signal = SimulatedStop()
         self.entries: list[LogEntry] = []

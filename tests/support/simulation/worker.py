@@ -246,7 +246,8 @@ class SimulatedWorker:
 
     def _copy_states(self, plan: StepPlan) -> None:
         """Make the copies of recurrent states of a plan."""
-        states, targets = self._states or {}, [slot for _, slot in plan.state_copies_in]
+        states = {} if self._states is None else self._states
+        targets = [slot for _, slot in plan.state_copies_in]
         written = [place for _, place in plan.state_copies_out]
         require(len(set(written)) == len(written), "two states are copied to one place in host memory")
         require(len(set(targets)) == len(targets), "two states are copied to one slot")
