@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import msgspec
@@ -207,8 +207,14 @@ class MediaPrompts:
                 name: MediaTensor(dtype, shape, LiveBuffer(data))
                 for name, (dtype, shape, data) in result.tensors.items()
             }
-            spans = _spans([next(places) for _ in range(result.num_rows)])
-            item = MediaItem(spans, result.digest, tensors, result.grid, is_both_ways=self._is_both_ways)
+            own = list(islice(places, result.num_rows))
+            if len(own) < result.num_rows:
+                raise InvalidRequestError(
+                    f"the prompt has fewer placeholders than rows of media: the model's tokenizer does not make token "
+                    f"{self._token_id}, which config.json names, of each",
+                    FIELD,
+                )
+            item = MediaItem(_spans(own), result.digest, tensors, result.grid, is_both_ways=self._is_both_ways)
             if item.num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
                     f"{source.path}: the processed {NOUNS[self.kind]} has more than {MAX_ITEM_BYTES} bytes", source.path

@@ -24,7 +24,7 @@ from octavo.frontend.media.images import pixels_of
 from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
 from octavo.frontend.media.prompts import FIELD, MediaPrompts, sources_of
-from octavo.frontend.media.wire import Job, Result
+from octavo.frontend.media.wire import Job, Ready, Result
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.text.messages import MessageForm
@@ -319,6 +319,23 @@ def test_models_without_a_tower_say_so(path: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(text.replace(old, new))
         with pytest.raises(ConfigError, match=message):
             read_model_facts(ModelConfig(model=str(tmp_path)), Env.read())
+
+
+def test_a_tokenizer_that_does_not_know_the_placeholder_is_named(path: Path) -> None:
+    async def process(data: bytes, kind: type[Result]) -> Result:
+        return Result(replacement=IMAGE * 2, num_rows=2)
+
+    async def check() -> None:
+        async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
+            return [5, VOCAB_SIZE]
+
+        prompts = MediaPrompts(config_of(path), encode)
+        processes = prompts.processor._processes
+        processes.ask, processes._ready = process, Ready(IMAGE)  # type: ignore[assignment]
+        with pytest.raises(InvalidRequestError, match=f"does not make token {VOCAB_SIZE}"):
+            await prompts.of_text(IMAGE, [MediaSource(b"", "content[2]")], adds_special_tokens=False)
+
+    asyncio.run(check())
 
 
 def test_an_image_that_is_too_large_is_named(path: Path) -> None:
