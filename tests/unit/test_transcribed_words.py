@@ -1,9 +1,11 @@
 """Words of transcriptions: how tokens become words, and the alignment of texts with sounds."""
 
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -14,13 +16,17 @@ from octavo.frontend.audio.segments import num_spoken_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.wire import Window
 from octavo.frontend.audio.words import words_of
+from octavo.frontend.metrics.call import CURRENT_CALL, Call
+from octavo.frontend.pooling.pooler import Pooler
 from octavo.kernels.native.arguments import GroupArguments, Matrix, StepArguments
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import load
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import LayoutArguments
 from octavo.kernels.store_kv.native import StoreKvArguments
-from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.alignment import AlignmentSpec
+from octavo.protocol.errors import InvalidRequestError, RequestFailedError
+from octavo.protocol.requests import Submit
 from octavo.worker_proc.batch.step_arguments import address
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.media.time_warping import first_rows
@@ -76,6 +82,26 @@ def test_checkpoints_without_heads_that_follow_the_sound_are_refused(tmp_path: P
     SpeechTokens.of.cache_clear()
     generation.write_text(json.dumps({**ids, "alignment_heads": [[0, 0], [1, 2]]}))
     assert SpeechTokens.of(str(tmp_path)).alignment(1, 1).heads == ((0, 0), (1, 2))
+
+
+def test_an_alignment_has_the_priority_of_its_tenant() -> None:
+    submits: list[Submit] = []
+
+    def submit(submit: Submit, _: object) -> None:
+        submits.append(submit)
+        raise RequestFailedError("seen")
+
+    async def align() -> None:
+        link = SimpleNamespace(failure=None, submit=submit, abort=lambda ids: None, wake_queue=None)
+        live: Any = SimpleNamespace(add=lambda one: None, discard=lambda one: None, observer=None)
+        nothing: Any = SimpleNamespace(tokenizer=None, config=None)
+        pooler = Pooler(cast(Any, link), nothing, nothing, nothing, live, lambda priority: None)
+        CURRENT_CALL.set(cast(Call, SimpleNamespace(priority=7)))
+        with pytest.raises(RequestFailedError, match="seen"):
+            await pooler.align([1, 2], (), AlignmentSpec(((0, 0),), 1, 1))
+
+    asyncio.run(align())
+    assert [one.priority for one in submits] == [7]
 
 
 def test_a_window_fills_the_rows_that_it_has_samples_for() -> None:
