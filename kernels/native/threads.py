@@ -40,7 +40,8 @@ class Usage(NamedTuple):
 
     running: int
     waiting: int
-    """Ready to run, without a core."""
+    """Ready to run, without a core. That includes time after a waiting thread has offered its core (`pool.cpp`): the
+    kernel cannot tell that it needed none."""
 
 
 class ThreadPolicy:
