@@ -54,7 +54,8 @@ class SoundProcessor:
         if self._processor is None:
             rows, most = self._setup.rows_per_window, self._setup.max_rows
             if (needed := rows * -(-len(samples) // self._reader.window)) > most:  # before the work is done
-                return Result(f"it has {needed} tokens, and the limit is {most} (--encoder-cache-tokens)")
+                limits = "--max-num-encoder-tokens and --encoder-cache-tokens limit it"
+                return Result(f"it has {needed} tokens, and the limit is {most} ({limits})")
             inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, rows)
             return result_of(inputs, self._setup.token_id, duration_s=duration_s)
         if len(samples) > self._reader.window:

@@ -25,7 +25,7 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     """Rows that the encoder makes of 30 seconds of audio, and that every token attends to (cross-attention); 0: what
     the encoder makes are rows of the prompt."""
     has_any_size: bool = False
-    """Whether the encoder takes images of any size as a whole, so that its memory is planned for the largest one."""
+    """Whether an item of any size is encoded in one step, so that the largest one limits its memory and its time."""
     deeper_rows: int = 0
     """Further rows of the encoder beside each row of an image, which the language model adds after as many of its first
     layers (DeepStack)."""

@@ -17,7 +17,7 @@ MAX_ITEMS = 64
 _OLD_COUNTS = re.compile(r"[a-z]+=\d+(,[a-z]+=\d+)*")
 DEFAULT_CACHE_TOKENS = 16_384
 DEFAULT_ITEM_TOKENS = 4096
-"""Most tokens of an image, unless a step encodes more: the workers plan the memory of the largest one."""
+"""Most tokens of an item of any size, unless a step encodes more: workers plan its memory, and others wait for it."""
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,9 +36,9 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
         Meta(
-            description="Tokens of media that one step encodes at most. A larger item is encoded alone: an image "
-            "that is encoded as a whole up to 4096 tokens, and others up to --encoder-cache-tokens. Default: "
-            "--max-num-batched-tokens."
+            description="Tokens of media that one step encodes at most. A larger item is encoded alone: images "
+            "of any size and sounds of any length up to 4096 tokens, and others up to --encoder-cache-tokens. "
+            "Default: --max-num-batched-tokens."
         ),
     ] = None
     encoder_cache_tokens: Annotated[
@@ -104,7 +104,7 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_num_encoder_tokens: int
     encoder_cache_tokens: int
     max_item_tokens: int
-    """Rows of the largest image; workers plan memory for it."""
+    """Rows of the largest item; workers plan memory for it."""
     allowed_local_path: str | None
     allowed_domains: list[str] | None
     """None: all hosts."""

@@ -49,7 +49,7 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
         "/v1/audio/transcriptions", files={"file": ("a.wav", wav(sound(1, 4.2)))}, data={"model": "v"}
     )
     assert (long.status_code, long.json()["error"]["param"]) == (400, "file")
-    assert "it has 125 tokens, and the limit is 100 (--encoder-cache-tokens)" in long.json()["error"]["message"]
+    assert "it has 125 tokens, and the limit is 100 (--max-num-encoder-tokens and" in long.json()["error"]["message"]
     return {language: one["text"] for language, one in answers.items()}
 
 

@@ -125,6 +125,7 @@ def test_published_configurations(published: dict[str, Any], width: int, rows: i
     text, _, media = split_config(published, architecture, Path("files"), ModelConfig(model="files"))
     assert media is not None
     assert (text["hidden_size"], media.kind, rows_per_window(media)) == (width, "audio", rows)
+    assert media.has_any_size == bool(rows), "a step encodes all windows of a sound"
     placement = Placement(torch.bfloat16, torch.device("meta"))
     tower = build_tower(TowerSpec(facts=media, width=width, placement=placement, library=None, max_item_tokens=10_000))
     assert sum(one.numel() for _, one in tower.named_parameters()) // 10**6 == millions
