@@ -4,7 +4,6 @@ Knows no clock. The time of a copy from host memory is measured at the start and
 steps and of loads from files come with their results. So a recording holds them and replays to the same plans.
 """
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 
 LEARNING_RATE = 0.2
@@ -88,7 +87,7 @@ class CopyCost:
             num_host: of each block.
             copies_state: whether the recurrent state after the last block must come from host memory too.
         """
-        saved_s = sum(deque(self._saved_s(first, num_host, [0] * len(num_host)), maxlen=1))
+        *_, saved_s = 0.0, *self._saved_s(first, num_host, [0] * len(num_host))
         return saved_s >= (self._host_state_s if copies_state else 0.0)
 
     def _saved_s(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> Iterator[float]:

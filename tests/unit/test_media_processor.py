@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -162,12 +163,12 @@ def test_an_item_that_is_processed_twice_at_once_is_kept_once(path: Path) -> Non
         return result
 
     async def work(processor: MediaProcessor) -> None:
-        processor._processes.ask = process  # type: ignore[assignment]
-        for name in (b"1", b"2", b"3"):
-            await asyncio.gather(*(processor.process(Job(name, None, {})) for _ in range(2)))
-        queries.clear()
-        for name in (b"3", b"2", b"1"):
-            await processor.process(Job(name, None, {}))
+        with mock.patch.object(processor._processes, "ask", process):
+            for name in (b"1", b"2", b"3"):
+                await asyncio.gather(*(processor.process(Job(name, None, {})) for _ in range(2)))
+            queries.clear()
+            for name in (b"3", b"2", b"1"):
+                await processor.process(Job(name, None, {}))
         assert queries == [True, True, False]
 
     run(path, work, queries.append, processor_cache_bytes=250)
@@ -331,8 +332,10 @@ def test_a_tokenizer_that_does_not_know_the_placeholder_is_named(path: Path) -> 
 
         prompts = MediaPrompts(config_of(path), encode)
         processes = prompts.processor._processes
-        processes.ask, processes._ready = process, Ready(IMAGE)  # type: ignore[assignment]
-        with pytest.raises(InvalidRequestError, match=f"does not make token {VOCAB_SIZE}"):
+        with (
+            mock.patch.multiple(processes, ask=process, _ready=Ready(IMAGE)),
+            pytest.raises(InvalidRequestError, match=f"does not make token {VOCAB_SIZE}"),
+        ):
             await prompts.of_text(IMAGE, [MediaSource(b"", "content[2]")], adds_special_tokens=False)
 
     asyncio.run(check())

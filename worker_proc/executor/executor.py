@@ -229,7 +229,8 @@ class PipelinedExecutor:
         inputs = batch.step_inputs(entries, embeds)
         samples = Samples(entries, inputs, batch)
         alignments = None
-        if self._aligner is not None and batch.columns.traits_S[entries.slots_R].max() >= Trait.IS_ALIGNED:
+        traits_R = batch.columns.traits_S[entries.slots_R]
+        if self._aligner is not None and (traits_R & int(Trait.IS_ALIGNED)).any():
             alignments = self._aligner.run(plan.scheduled, inputs, batch)
         else:
             self.runner.run(inputs, samples)
@@ -243,7 +244,7 @@ class PipelinedExecutor:
             batch.append_pending(samples.slots_N, samples.positions_N)
             num_tokens, event = len(inputs.token_ids_T), self.runner.record_event()
             return InFlightStep(plan.sequence, started_s, num_tokens, samples, pooled, (), event)
-        reporting = (batch.columns.traits_S[entries.slots_R] & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
+        reporting = (traits_R & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
         prompts = [
             chunk
             for place in reporting
