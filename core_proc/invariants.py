@@ -76,28 +76,28 @@ def _check_requests(scheduler: Scheduler) -> None:
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
     name, size = request.request_id, scheduler.cache.block_size
     _require(request.num_uncomputed_tokens > 0, f"running {name} has nothing left to compute")
-    _check_guesses(scheduler, request)
+    _check_draft_tokens(scheduler, request)
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
     limit = scheduler.max_model_len + request.is_pooled
     _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
     num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
-    # A request keeps the blocks of guesses that were wrong.
-    max_guesses = scheduler.config.speculation.max_depth if scheduler.config.speculation else 0
-    _require(num_held < request.num_tokens + max_guesses + size, f"{name} holds blocks it has no tokens for")
+    # A request keeps the blocks of drafts that were wrong.
+    max_draft_tokens = scheduler.config.speculation.max_depth if scheduler.config.speculation else 0
+    _require(num_held < request.num_tokens + max_draft_tokens + size, f"{name} holds blocks it has no tokens for")
     _require(request.num_announced_blocks == request.num_blocks, f"{name} holds blocks no plan announced")
     _check_groups(scheduler, request)
 
 
-def _check_guesses(scheduler: Scheduler, request: Request) -> None:
-    """A request whose guesses are verified has no other token pending, and is not extended until they are."""
-    name, num_pending, num_guesses = request.request_id, request.num_pending_tokens, request.num_guesses
-    _require(num_pending - num_guesses in range(3), f"{name} has {num_pending} pending tokens")
-    is_alone = num_pending == num_guesses + 1 and request.awaits_token
-    _require(not num_guesses or is_alone, f"{name} is planned ahead of its guesses")
+def _check_draft_tokens(scheduler: Scheduler, request: Request) -> None:
+    """A request whose drafts are verified has no other token pending, and is not extended until they are."""
+    name, num_pending, num_draft_tokens = request.request_id, request.num_pending_tokens, request.num_draft_tokens
+    _require(num_pending - num_draft_tokens in range(3), f"{name} has {num_pending} pending tokens")
+    is_alone = num_pending == num_draft_tokens + 1 and request.awaits_token
+    _require(not num_draft_tokens or is_alone, f"{name} is planned ahead of its drafts")
     _require(not request.awaits_token or num_pending > 0, f"{name} awaits a token that no step samples")
-    is_allowed = not num_guesses or scheduler.config.speculation is not None
-    _require(is_allowed, f"{name} has guesses though the engine does not speculate")
+    is_allowed = not num_draft_tokens or scheduler.config.speculation is not None
+    _require(is_allowed, f"{name} has drafts though the engine does not speculate")
 
 
 def _check_groups(scheduler: Scheduler, request: Request) -> None:
@@ -110,7 +110,7 @@ def _check_groups(scheduler: Scheduler, request: Request) -> None:
         num_held = request.num_blocks - first
         _require(num_held <= group.max_held, f"{name} holds {num_held} blocks of group {group.index}")
         _require(
-            first <= group.first_block(request.num_computed_tokens - request.num_guesses),
+            first <= group.first_block(request.num_computed_tokens - request.num_draft_tokens),
             f"{name} has lost blocks of its window",
         )
     for first, block_ids in zip(firsts, request.block_ids, strict=False):
@@ -195,7 +195,7 @@ def _check_steps(scheduler: Scheduler) -> None:
     for live in scheduler.requests.values():
         _require(live.num_in_flight == num_in_flight[id(live)], f"{live.request_id} miscounts its steps")
         _require(live.num_pending_tokens == num_pending[id(live)], f"{live.request_id} miscounts its placeholders")
-        num_unknown = live.num_pending_tokens - (live.num_guesses if isinstance(live, Request) else 0)
+        num_unknown = live.num_pending_tokens - (live.num_draft_tokens if isinstance(live, Request) else 0)
         _require(num_unknown < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 
@@ -262,7 +262,7 @@ def _check_hashes(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         parent = ROOT_HASH
         num_computed = request.num_computed_tokens
-        if (states := scheduler.cache.states) is not None and (before := states.before_guesses(request)) is not None:
+        if (states := scheduler.cache.states) is not None and (before := states.before_drafts(request)) is not None:
             num_computed = max(num_computed, before.num_stored)
         num_known = min(num_computed, len(request.token_ids))
         for index in range(request.num_blocks):

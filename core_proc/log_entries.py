@@ -80,10 +80,10 @@ class Committed(msgspec.Struct, array_like=True, frozen=True, tag="committed"):
     result: StepResult
 
 
-class Guessed(msgspec.Struct, array_like=True, frozen=True, tag="guessed"):
-    """`guess` was called."""
+class Drafted(msgspec.Struct, array_like=True, frozen=True, tag="drafted"):
+    """`draft` was called."""
 
-    guesses: list[tuple[bytes, RequestId, IdArray]]
+    draft_tokens: list[tuple[bytes, RequestId, IdArray]]
     """The clients and ids of requests, and the tokens."""
 
 
@@ -116,5 +116,5 @@ LogEntry = (
     | Committed
     | LoadFinished
     | FilesChanged
-    | Guessed
+    | Drafted
 )

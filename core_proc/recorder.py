@@ -18,9 +18,9 @@ from octavo.core_proc.log_entries import (
     BlocksTaken,
     CacheReset,
     Committed,
+    Drafted,
     Ended,
     FilesChanged,
-    Guessed,
     LoadFinished,
     LogEntry,
     Opened,
@@ -185,7 +185,7 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             scheduler.set_weights(entry.version, recomputes=entry.recomputes)
         case Committed():
             scheduler.commit(entry.result)
-        case LoadFinished() | FilesChanged() | Guessed():
+        case LoadFinished() | FilesChanged() | Drafted():
             _repeat_hook(scheduler, entry)
         case Opened() | Planned():
             raise ProtocolError(f"a recording has no {type(entry).__name__} here")
@@ -193,12 +193,12 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
             assert_never(entry)
 
 
-def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Guessed) -> None:
+def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Drafted) -> None:
     match entry:
         case LoadFinished():
             scheduler.finish_load(entry.number, entry.missing, entry.elapsed_s)
         case FilesChanged():
             scheduler.change_files(entry.added, entry.removed)
-        case Guessed():
-            requests = [(scheduler.requests[client, name], token_ids) for client, name, token_ids in entry.guesses]
-            scheduler.guess([(each, token_ids) for each, token_ids in requests if isinstance(each, Request)])
+        case Drafted():
+            requests = [(scheduler.requests[client, name], token_ids) for client, name, token_ids in entry.draft_tokens]
+            scheduler.draft([(each, token_ids) for each, token_ids in requests if isinstance(each, Request)])

@@ -94,7 +94,7 @@ class Request:
         "num_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_guesses",
+        "num_draft_tokens",
         "num_hashed_blocks",
         "num_in_flight",
         "num_lost_tokens",
@@ -157,8 +157,8 @@ class Request:
         """Positions whose KV is computed or scheduled. Workers execute plans in order, so there is no difference."""
         self.num_pending_tokens = 0
         """Outputs that steps in flight sample: their ids are not known yet."""
-        self.num_guesses = 0
-        """Those among them that may not come: a step in flight verifies guesses."""
+        self.num_draft_tokens = 0
+        """Those among them that may not come: a step in flight verifies drafts."""
         self.awaits_token = False
         """Whether it may be extended only when its last token is known, because it speculates."""
         self.num_in_flight = 0

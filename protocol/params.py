@@ -32,7 +32,7 @@ MAX_BEAM_WIDTH = 256
 PADDING = -1
 """Stands for no token in a row of `prompt_logprob_token_ids`."""
 MAX_SPECULATION = 64
-"""Tokens that may be guessed of one request in one step."""
+"""Tokens that may be drafted of one request in one step."""
 
 MAX_LENGTH_PENALTY = 50.0
 """Absolute limit: a million tokens to this power is still a finite float."""
@@ -112,7 +112,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True):
     stream_interval: int | None = None
     """Tokens that a stream sends together, after the first. None: the engine's `--stream-interval`."""
     speculation: Literal["off"] | int | None = None
-    """Most tokens that are guessed at a time (speculative decoding); "off" or 0: none, None: as many as the engine
+    """Most tokens that are drafted at a time (speculative decoding); "off" or 0: none, None: as many as the engine
     chooses. The output does not depend on it."""
     skip_reading_prefix_cache: bool | None = None
     """None: True exactly when `prompt_logprobs` or `prompt_logprob_token_ids` is asked for (cached positions have no
@@ -358,7 +358,7 @@ class SamplingSpec(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     extra_args: dict[str, Any] | None = None
     """For logits processors."""
     speculation: int | None = None
-    """Most tokens that are guessed at a time (speculative decoding); 0: none, None: as many as the engine does."""
+    """Most tokens that are drafted at a time (speculative decoding); 0: none, None: as many as the engine does."""
     prompt_logprob_token_ids: tuple[tuple[int, ...], ...] = ()
     """Tokens whose logprobs follow those of `prompt_logprobs`, for prompt token `prompt_logprob_start` + 1 and on."""
     prompt_logprob_start: int = 0

@@ -354,7 +354,7 @@ ROWS: tuple[Parameter, ...] = (
         kind=Kind.OBJECT,
         stage=Stage.REQUEST,
         is_request_field=True,
-        meaning='`"off"`, or the most tokens that are [guessed](speculative-decoding.md) at a time',
+        meaning='`"off"`, or the most tokens that are [drafted](speculative-decoding.md) at a time',
     ),
     Parameter(
         name="skip_reading_prefix_cache",

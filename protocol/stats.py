@@ -45,13 +45,13 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     waiting_adapters: list[str] = []
     """Those of waiting requests."""
     spec_decode_num_drafts: int = 0
-    """Speculative decoding: times that tokens of a request were guessed and verified."""
+    """Speculative decoding: times that tokens of a request were drafted and verified."""
     spec_decode_num_draft_tokens: int = 0
-    """Tokens guessed."""
+    """Tokens drafted."""
     spec_decode_num_accepted_tokens: int = 0
     """Those of them that were right, and so were all before them."""
     spec_decode_accepted_per_pos: dict[int, int] = {}
-    """The same by the number of guesses before them in their step."""
+    """The same by the number of drafts before them in their step."""
     external_prefix_cache_queries: int = 0
     """Prompt tokens that were not in the cache and were looked up in host memory."""
     external_prefix_cache_hits: int = 0

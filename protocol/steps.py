@@ -84,7 +84,7 @@ class Scheduled(msgspec.Struct, array_like=True, gc=False, frozen=True):
     num_tokens: int
     num_samples: int
     """Number of last positions that are sampled after: 0 in the middle of a prompt, 1 after the last known token; more
-    if the tokens after that one are guesses, which the same step verifies."""
+    if the tokens after that one are drafts, which the same step verifies."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step"):
@@ -106,7 +106,7 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     """In order: adapters that enter slots before this step."""
     prompt_embeds: StepEmbeds | None = None
     """Prompt embeddings at scheduled positions: the first stage computes with these rows, not with token ids."""
-    guesses: list[tuple[SlotId, IdArray]] = []
+    draft_tokens: list[tuple[SlotId, IdArray]] = []
     """Speculative decoding: what may follow the last known token of a request, at least one token. Its entry computes
     and samples after that token and each of these: `num_tokens` and `num_samples` are one more than their number. No
     step in flight samples for it."""
@@ -119,8 +119,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     num_drafts: int = 0
     """Most tokens that the workers draft to follow what the step samples of each request."""
     state_moves: list[StateMove] = []
-    """Of all requests with guesses whose model has recurrent states, and of those that compute again what was right of
-    the latest ones: the state before the guesses stays as it is until they are verified. Applied after `appended`."""
+    """Of all requests with drafts whose model has recurrent states, and of those that compute again what was right of
+    the latest ones: the state before the drafts stays as it is until they are verified. Applied after `appended`."""
     media: StepMedia | None = None
     """What the first stage encodes before this step, and the rows of media at scheduled positions."""
     state_copies_out: list[BlockCopy] = []
@@ -139,7 +139,7 @@ class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="to
     places: list[tuple[SlotId, int]]
     """For each mask its slot, and the index of its draw among those of the slot. Other draws may take any token.
 
-    A mask of zeros, only for a draw after guesses: nothing may come there, so the draw is left out."""
+    A mask of zeros, only for a draw after drafts: nothing may come there, so the draw is left out."""
     words: Buffer
     """The words of all masks, one after another, each of the same length."""
 
@@ -332,7 +332,7 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     at positions [start + 1, start + num_tokens + 1) that are prompt tokens."""
     elapsed_s: float = 0.0
     counts: list[int] = []
-    """Tokens of each of these entries: 1 to `num_samples`, fewer if a guess was wrong. []: one each."""
+    """Tokens of each of these entries: 1 to `num_samples`, fewer if a draft was wrong. []: one each."""
     faults: list[StepFault] = []
     """Requests of this step that end with it. What was sampled for them is ignored."""
     adapter_faults: list[AdapterFault] = []
@@ -340,7 +340,7 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     pooled: list[PooledOutput] = []
     """One for each `POOLED` among `token_ids`, in their order."""
     drafts: list[tuple[SlotId, IdArray]] = []
-    """What the workers guess to follow the last token of some requests: at least one token, at most `num_drafts`."""
+    """What the workers draft to follow the last token of some requests: at least one token, at most `num_drafts`."""
     drafts_s: float = 0.0
     """The part of `elapsed_s` that the workers have drafted."""
     idle_s: float = 0.0

@@ -4,7 +4,7 @@ Both engines stay loaded and answer the same prompts in turn, for some rounds, s
 A first answer to each prompt fills the prefix caches: what is timed are almost only decode steps. The tokens of both
 engines are compared too, and must be the same.
 
-With --vllm-python vLLM answers the greedy prompts of one request in the same rounds, with its own n-gram guesses.
+With --vllm-python vLLM answers the greedy prompts of one request in the same rounds, with its own n-gram drafts.
 """
 
 import argparse
@@ -93,11 +93,11 @@ def main() -> None:
     settings: dict[str, Any] = {"model": args.model, "kv_cache_memory_bytes": 1 << 30, **args.engine}
     with (
         LLM(**settings) as plain,
-        LLM(**settings, speculative_config=args.speculative_config) as guessing,
+        LLM(**settings, speculative_config=args.speculative_config) as speculating,
         _vllm(args) as vllm,
     ):
         cases = {name: _case(name, plain, args) for name in args.cases.split(",")}
-        results = [_measure(name, case, plain, guessing, vllm, args.rounds) for name, case in cases.items()]
+        results = [_measure(name, case, plain, speculating, vllm, args.rounds) for name, case in cases.items()]
     write(report("bench_speculation", {**settings, "speculative_config": args.speculative_config}, results), args.json)
 
 
@@ -199,19 +199,19 @@ def _counting_prompt(name: str, output_len: int) -> list[int]:
     return [*text, *range(first, first + NUM_COUNTED)]
 
 
-def _measure(name: str, case: Case, plain: LLM, guessing: LLM, vllm: Session | None, rounds: int) -> dict[str, Any]:
+def _measure(name: str, case: Case, plain: LLM, speculating: LLM, vllm: Session | None, rounds: int) -> dict[str, Any]:
     """Answer in both engines in turn; print and return rates, acceptance and tokens per step."""
-    (expected, _), (tokens, _) = _answer(plain, case), _answer(guessing, case)
+    (expected, _), (tokens, _) = _answer(plain, case), _answer(speculating, case)
     assert tokens == expected, f"{name}: speculation has changed the tokens"
-    before = guessing.stats()
+    before = speculating.stats()
     peer = vllm if case.is_for_vllm else None
     times, vllm_times = [], list[float]()
     for number in range(rounds + 1):
         if number:
-            times.append(_round(case, plain, guessing, is_reversed=bool(number % 2)))
+            times.append(_round(case, plain, speculating, is_reversed=bool(number % 2)))
         if peer:
             vllm_times.append(_answer_in_vllm(peer, case))  # the first time fills its prefix cache
-    after = guessing.stats()
+    after = speculating.stats()
     num_tokens = sum(map(len, expected))
     drafts, drafted, accepted = (
         getattr(after, field) - getattr(before, field)
@@ -220,38 +220,38 @@ def _measure(name: str, case: Case, plain: LLM, guessing: LLM, vllm: Session | N
     row = {
         "case": name,
         "plain_tokens_per_s": num_tokens / statistics.median(seconds for seconds, _ in times),
-        "guessing_tokens_per_s": num_tokens / statistics.median(seconds for _, seconds in times),
-        "ratio": statistics.median(without / with_guesses for without, with_guesses in times),
-        "ratios": [without / with_guesses for without, with_guesses in times],
+        "speculating_tokens_per_s": num_tokens / statistics.median(seconds for _, seconds in times),
+        "ratio": statistics.median(without / with_drafts for without, with_drafts in times),
+        "ratios": [without / with_drafts for without, with_drafts in times],
         "accepted_share": accepted / drafted if drafted else None,
-        "guessed_share_of_tokens": (accepted + drafts) / (rounds * num_tokens),
-        "tokens_per_guessing_step": 1 + accepted / drafts if drafts else None,
+        "drafted_share_of_tokens": (accepted + drafts) / (rounds * num_tokens),
+        "tokens_per_speculating_step": 1 + accepted / drafts if drafts else None,
     }
     if peer:
         row["vllm_tokens_per_s"] = num_tokens / statistics.median(vllm_times[1:])
         row["ratios_to_vllm"] = [one / own for one, (_, own) in zip(vllm_times[1:], times, strict=True)]
     print(
-        f"{name:8} {row['plain_tokens_per_s']:8.1f} -> {row['guessing_tokens_per_s']:8.1f} tokens/s  "
+        f"{name:8} {row['plain_tokens_per_s']:8.1f} -> {row['speculating_tokens_per_s']:8.1f} tokens/s  "
         f"{row['ratio']:5.2f} x ({min(row['ratios']):.2f} to {max(row['ratios']):.2f})  "
-        f"accepted {accepted} of {drafted} guesses in {drafts} drafts",
+        f"accepted {accepted} of {drafted} draft tokens in {drafts} drafts",
         flush=True,
     )
     if peer:
         ratios = row["ratios_to_vllm"]
         print(
-            f"{'':8} vLLM with its guesses {row['vllm_tokens_per_s']:.1f} tokens/s: "
+            f"{'':8} vLLM with its drafts {row['vllm_tokens_per_s']:.1f} tokens/s: "
             f"octavo has {statistics.median(ratios):.2f} x ({min(ratios):.2f} to {max(ratios):.2f})",
             flush=True,
         )
     return row
 
 
-def _round(case: Case, plain: LLM, guessing: LLM, *, is_reversed: bool) -> tuple[float, float]:
+def _round(case: Case, plain: LLM, speculating: LLM, *, is_reversed: bool) -> tuple[float, float]:
     """Return the seconds of both engines; they take turns at being the first."""
     if is_reversed:
-        guessing_s = _answer(guessing, case)[1]
-        return _answer(plain, case)[1], guessing_s
-    return _answer(plain, case)[1], _answer(guessing, case)[1]
+        speculating_s = _answer(speculating, case)[1]
+        return _answer(plain, case)[1], speculating_s
+    return _answer(plain, case)[1], _answer(speculating, case)[1]
 
 
 def _answer_in_vllm(vllm: Session, case: Case) -> float:

@@ -1,6 +1,6 @@
 """Makes a checkpoint of a published shape that counts: the token after i is i + 1, whatever came before.
 
-Random weights write text that repeats nothing of a prompt, so nothing that is guessed from it would be right. Here all
+Random weights write text that repeats nothing of a prompt, so nothing that is drafted from it would be right. Here all
 layers are computed at their full cost, and add zeros: `o_proj` and `down_proj` are 0, and row i + 1 of `lm_head` is the
 embedding of i.
 """

@@ -70,13 +70,13 @@ class StateGroup:
     block_size: int
     interval: int
     """A request leaves a checkpoint after so many tokens each, and one before the last block of its prompt; 0: none."""
-    has_guesses: bool = False
-    """Whether steps verify guesses: the state before them is kept, because they may be wrong."""
+    has_draft_tokens: bool = False
+    """Whether steps verify drafts: the state before them is kept, because they may be wrong."""
 
     @property
     def max_held(self) -> int:
         """Slots that a request holds at most at a time: the one it reads and the one it writes, if they may differ."""
-        return 2 if self.interval or self.has_guesses else 1
+        return 2 if self.interval or self.has_draft_tokens else 1
 
     def is_kept(self, position: int, num_prompt_tokens: int) -> bool:
         """Return whether a request leaves a checkpoint of its state after `position` tokens."""
@@ -105,7 +105,7 @@ class CacheGroups:
         max_step_tokens: most tokens of a step.
         max_chunk: most tokens of one request in one step; 0: no limit.
         keeps_checkpoints: whether requests leave checkpoints of their states for others.
-        max_guesses: most guesses of one request that a step verifies; 0: it verifies none.
+        max_draft_tokens: most drafts of one request that a step verifies; 0: it verifies none.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class CacheGroups:
         max_chunk: int = 0,
         *,
         keeps_checkpoints: bool = True,
-        max_guesses: int = 0,
+        max_draft_tokens: int = 0,
     ) -> None:
         state_specs = [spec for spec in specs if spec.kind == "state"]
         specs = [spec for spec in specs if spec.kind != "state"]
@@ -126,14 +126,16 @@ class CacheGroups:
         limits = [max_chunk] if max_chunk else []
         if state_specs:
             interval = state_specs[0].window or checkpoint_interval(state_specs[0].block_bytes, block_size)
-            self.state = StateGroup(self.num_groups, block_size, interval if keeps_checkpoints else 0, max_guesses > 0)
+            self.state = StateGroup(
+                self.num_groups, block_size, interval if keeps_checkpoints else 0, max_draft_tokens > 0
+            )
             limits += [interval] if keeps_checkpoints else []
         if any(spec.window for spec in specs):
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
         self.max_chunk = min(limits, default=0)
         """Most tokens of one request in one step; 0: no limit."""
-        # Guesses are not chunks of a prompt: only the step limits them.
-        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, 1 + max_guesses))
+        # Drafts are not chunks of a prompt: only the step limits them.
+        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, 1 + max_draft_tokens))
         self.block_size = block_size
         self.full = [index for index, spec in enumerate(specs) if spec.kind == "full"]
         """Indices of the groups that keep every token."""
@@ -161,7 +163,7 @@ class CacheGroups:
             config.max_num_batched_tokens,
             max_chunk=config.long_prefill_token_threshold,
             keeps_checkpoints=config.enable_prefix_caching,
-            max_guesses=config.speculation.max_depth if config.speculation else 0,
+            max_draft_tokens=config.speculation.max_depth if config.speculation else 0,
         )
 
     @classmethod

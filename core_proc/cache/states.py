@@ -16,8 +16,8 @@ from octavo.protocol.steps import StateMove
 
 
 @dataclass(frozen=True, slots=True)
-class BeforeGuesses:
-    """The state to which a request goes back if a guess is wrong."""
+class BeforeDrafts:
+    """The state to which a request goes back if a draft is wrong."""
 
     slot: BlockId
     num_tokens: int
@@ -40,7 +40,7 @@ class StateSlots:
     A checkpoint is found from the plan after the one that computes it: the requests of one step read their states
     before any is written.
 
-    A step that verifies guesses writes to another slot than it reads. If a guess is wrong, the request goes back to the
+    A step that verifies drafts writes to another slot than it reads. If a draft is wrong, the request goes back to the
     state before all of them, and its next step computes what was right again.
 
     Checkpoints whose slots go to others stay in host memory, if there is some for states, and are copied into a free
@@ -72,8 +72,8 @@ class StateSlots:
         """Hashes of the blocks before checkpoints that this plan computes."""
         self._invalid: set[Request] = set()
         """Requests whose states may contain NaN."""
-        self._before_guesses: dict[Request, BeforeGuesses] = {}
-        """Of requests with guesses that are verified or were wrong."""
+        self._before_drafts: dict[Request, BeforeDrafts] = {}
+        """Of requests with drafts that are verified or were wrong."""
 
     def settle(self) -> None:
         """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
@@ -144,58 +144,58 @@ class StateSlots:
         self.pool.set_hash(slot, key)
         return slot
 
-    def max_guesses(self, request: Request, position: int) -> int:
-        """Return how many guesses a step may verify after `position`: none of them comes to a checkpoint."""
+    def max_draft_tokens(self, request: Request, position: int) -> int:
+        """Return how many drafts a step may verify after `position`: none of them comes to a checkpoint."""
         if not self._has_checkpoints:
             return request.max_num_tokens
         return max(0, self.group.next_kept(position - 1, request.num_prompt_tokens) - 1 - position)
 
     def keep(self, request: Request) -> None:
-        """Keep the state of a request as it is before this plan, which computes guesses, until they are verified.
+        """Keep the state of a request as it is before this plan, which computes drafts, until they are verified.
 
         Raises:
             OutOfBlocks: more requests run than the pool has slots for.
         """
         num_tokens = request.num_computed_tokens
-        if (before := self._before_guesses.get(request)) is not None:  # this plan computes what was right again
-            self._before_guesses[request] = replace(before, num_stored=num_tokens)
+        if (before := self._before_drafts.get(request)) is not None:  # this plan computes what was right again
+            self._before_drafts[request] = replace(before, num_stored=num_tokens)
             return
         slots = request.block_ids[self.group.index]
         if (passed := self._passed.pop(request, None)) is not None:  # it continues in another slot as it is
             slot, slots[passed] = slots[passed], NULL_BLOCK
         else:
             slot, slots[-1] = slots[-1], self.pool.allocate()
-        self._before_guesses[request] = BeforeGuesses(slot, num_tokens - 1, num_tokens)
+        self._before_drafts[request] = BeforeDrafts(slot, num_tokens - 1, num_tokens)
 
-    def end_guesses(self, request: Request, *, are_right: bool) -> None:
-        """Learn whether all guesses of a request were right. If not, it goes back to the state before them."""
-        if are_right and (before := self._before_guesses.pop(request, None)) is not None:
+    def end_drafts(self, request: Request, *, are_right: bool) -> None:
+        """Learn whether all drafts of a request were right. If not, it goes back to the state before them."""
+        if are_right and (before := self._before_drafts.pop(request, None)) is not None:
             self.pool.release([before.slot])
 
     def goes_back(self, request: Request) -> bool:
-        """Return whether a request computes, or must compute, from the state before its latest guesses on."""
-        return request in self._before_guesses
+        """Return whether a request computes, or must compute, from the state before its latest drafts on."""
+        return request in self._before_drafts
 
-    def before_guesses(self, request: Request) -> BeforeGuesses | None:
-        """Return where a request goes back to, or has gone back to, if a guess is wrong; None: it has no guesses."""
-        return self._before_guesses.get(request)
+    def before_drafts(self, request: Request) -> BeforeDrafts | None:
+        """Return where a request goes back to, or has gone back to, if a draft is wrong; None: it has no drafts."""
+        return self._before_drafts.get(request)
 
     def take_moves(self, requests: Iterable[Request]) -> list[StateMove]:
         """Return the moves of a plan that computes tokens of these requests, and takes no more slots."""
         moves: list[StateMove] = []
-        for request in requests if self._before_guesses else ():
-            if (before := self._before_guesses.get(request)) is None:
+        for request in requests if self._before_drafts else ():
+            if (before := self._before_drafts.get(request)) is None:
                 continue
             assert request.slot is not None, "a request that is computed has a slot"
             moves.append((request.slot, before.slot, request.block_ids[self.group.index][-1]))
-            if not request.num_guesses:
-                self.pool.release([self._before_guesses.pop(request).slot])
+            if not request.num_draft_tokens:
+                self.pool.release([self._before_drafts.pop(request).slot])
         return moves
 
     def held(self, request: Request) -> list[BlockId]:
         """Return the slots of a running request."""
         slots = [slot for slot in request.block_ids[self.group.index] if slot != NULL_BLOCK]
-        return [*slots, self._before_guesses[request].slot] if request in self._before_guesses else slots
+        return [*slots, self._before_drafts[request].slot] if request in self._before_drafts else slots
 
     def on_computed(self, request: Request) -> None:
         """Learn that the plan computes tokens of a request, up to `num_computed_tokens`."""
@@ -279,7 +279,7 @@ class StateSlots:
             self._cache(request, last)
         if (passed := self._passed.pop(request, None)) is not None:
             self._drop(request, passed)
-        if (before := self._before_guesses.pop(request, None)) is not None:
+        if (before := self._before_drafts.pop(request, None)) is not None:
             self.pool.release([before.slot])
         if slots:
             self._drop(request, last)

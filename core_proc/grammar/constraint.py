@@ -100,31 +100,31 @@ class Constraint:
         return bytes(mask)
 
     def continuation(self, proposed: Sequence[TokenId], num_tokens: int) -> IdArray:
-        """Return a guess of the tokens that follow the known ones, at most `num_tokens`; it may be empty.
+        """Return a draft of the tokens that follow the known ones, at most `num_tokens`; it may be empty.
 
         It begins with what is proposed, as far as the grammar allows that. The token that completes the output is left
-        out: it is sampled after the guesses before it, and nothing may follow it.
+        out: it is sampled after the drafts before it, and nothing may follow it.
         """
-        state, guess = self._fork() if proposed else self, pack_ids()
+        state, draft = self._fork() if proposed else self, pack_ids()
         for token_id in proposed[:num_tokens]:
             if not state._accept(token_id):
                 break
             if state.is_complete:
-                return guess
-            guess.append(token_id)
+                return draft
+            draft.append(token_id)
         if not state._prefix.is_over and state._prefix.forced_token_id is not None:
             state = self._fork() if state is self else state
-            while len(guess) < num_tokens and (forced := state._prefix.forced_token_id) is not None:
+            while len(draft) < num_tokens and (forced := state._prefix.forced_token_id) is not None:
                 state._prefix.accept(forced)
-                guess.append(forced)
-        if state._prefix.is_over and state._matcher is not None and len(guess) < num_tokens:
-            guess.extend(state._matcher.continuation(num_tokens - len(guess)))
-        return guess
+                draft.append(forced)
+        if state._prefix.is_over and state._matcher is not None and len(draft) < num_tokens:
+            draft.extend(state._matcher.continuation(num_tokens - len(draft)))
+        return draft
 
-    def masks_after(self, guess: Sequence[TokenId]) -> Iterator[bytes | None]:
-        """Yield `next_mask` for the draws after 1, 2, ... tokens of a guess: b"" after a token that may not come."""
+    def masks_after(self, draft: Sequence[TokenId]) -> Iterator[bytes | None]:
+        """Yield `next_mask` for the draws after 1, 2, ... tokens of a draft: b"" after a token that may not come."""
         state, is_fitting = self._fork(), True
-        for token_id in guess:
+        for token_id in draft:
             is_fitting = is_fitting and state._accept(token_id) and not state.is_complete
             yield state.next_mask() if is_fitting else b""
 

@@ -156,7 +156,7 @@ class Grammars:
                 break
             events += self._send_masks(masked)
             record.awaits_input = False
-        self._guess()
+        self._draft()
         return events
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
@@ -218,26 +218,26 @@ class Grammars:
                 del self._active[key]  # until a step includes it again
         return events
 
-    def _guess(self) -> None:
-        """Let the scheduler guess how outputs continue: as their grammars determine, or as it proposes."""
-        guesses = []
+    def _draft(self) -> None:
+        """Let the scheduler draft how outputs continue: as their grammars determine, or as it proposes."""
+        draft_tokens = []
         candidates = self._scheduler.take_candidates()
         for request, proposed, num_tokens in candidates:
             constraint = self._constraints.get(request.key)
             if constraint is None or constraint.request is not request:
                 continue
-            if guess := constraint.continuation(proposed, num_tokens):
-                guesses.append((request, guess))
+            if draft := constraint.continuation(proposed, num_tokens):
+                draft_tokens.append((request, draft))
         if candidates:
-            self._scheduler.guess(guesses)
+            self._scheduler.draft(draft_tokens)
 
     def _masked_chunks(self, record: StepRecord) -> list[tuple[int, Constraint, Sequence[TokenId]]] | None:
-        """Return the slots of a step that need masks, and the guesses that it verifies of each.
+        """Return the slots of a step that need masks, and the drafts that it verifies of each.
 
         None while a token on which a mask depends is not known.
         """
         masked: list[tuple[int, Constraint, Sequence[TokenId]]] = []
-        guesses = dict(record.guesses)
+        draft_tokens = dict(record.draft_tokens)
         for request, scheduled in record.chunks:
             constraint = self._constraints.get(request.key) if scheduled.num_samples else None
             if constraint is None or constraint.request is not request:
@@ -245,28 +245,28 @@ class Grammars:
             num_tokens = scheduled.start + scheduled.num_tokens
             if constraint.allows_all_after(num_tokens - request.num_prompt_tokens):
                 continue
-            guess = guesses.get(scheduled.slot, ())
-            if len(request.token_ids) < num_tokens - len(guess):
+            draft = draft_tokens.get(scheduled.slot, ())
+            if len(request.token_ids) < num_tokens - len(draft):
                 return None
-            if constraint.needs_mask or guess:
-                masked.append((scheduled.slot, constraint, guess))
+            if constraint.needs_mask or draft:
+                masked.append((scheduled.slot, constraint, draft))
         return masked
 
     def _send_masks(self, masked: list[tuple[int, Constraint, Sequence[TokenId]]]) -> list[ClientEvent]:
         """Send the masks of a step, and end the requests that no token can continue.
 
-        A mask after a guess may allow no token: then the step leaves this draw out, and the next one ends the request.
+        A mask after a draft may allow no token: then the step leaves this draw out, and the next one ends the request.
         """
         events: list[ClientEvent] = []
         masks: list[TokenMask] = []
-        for slot, constraint, guess in masked:
+        for slot, constraint, draft in masked:
             mask = constraint.next_mask()
             if mask != b"":
                 if mask is not None:
                     masks.append((slot, 0, mask))
                 masks += [
                     (slot, index, later or bytes(self._num_mask_bytes))
-                    for index, later in enumerate(constraint.masks_after(guess) if guess else (), start=1)
+                    for index, later in enumerate(constraint.masks_after(draft) if draft else (), start=1)
                     if later is not None
                 ]
             elif fault := constraint.fault:

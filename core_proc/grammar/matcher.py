@@ -26,7 +26,7 @@ MAX_BYTES = 6
 """Where more bytes may come next, more than one is no white space."""
 
 BYTES_PER_TOKEN = 8
-"""A guess of n tokens is made of about so many bytes each."""
+"""A draft of n tokens is made of about so many bytes each."""
 
 
 class GrammarFault(Exception):
@@ -117,9 +117,9 @@ class Matcher:
         return is_accepted
 
     def continuation(self, num_tokens: int) -> list[int]:
-        """Return a guess of the next tokens, at most `num_tokens`: the text that the grammar determines.
+        """Return a draft of the next tokens, at most `num_tokens`: the text that the grammar determines.
 
-        White space that the grammar leaves open is guessed as it was before. The token that completes the output is
+        White space that the grammar leaves open is drafted as it was before. The token that completes the output is
         left out.
         """
         if not self._expected:

@@ -1,6 +1,6 @@
 """`Speller`: the tokens that a model's tokenizer would most probably make of a text.
 
-The core has the bytes of all tokens, but no tokenizer. Only guesses are made of these tokens, so they may be wrong.
+The core has the bytes of all tokens, but no tokenizer. Only drafts are made of these tokens, so they may be wrong.
 """
 
 import functools

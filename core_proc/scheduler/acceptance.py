@@ -86,7 +86,7 @@ class Acceptance:
         for request in record.unsampled:
             request.num_in_flight -= 1
         events = self._fail_adapters(record, result.adapter_faults) if result.adapter_faults else []
-        if record.guesses or result.counts or result.logprobs or result.faults or result.pooled:
+        if record.draft_tokens or result.counts or result.logprobs or result.faults or result.pooled:
             events += self._accept_all(record, result)
         else:
             events += self._accept_each(record, result)
@@ -120,13 +120,13 @@ class Acceptance:
             start, end = end, end + count
             request.num_in_flight -= 1
             request.num_pending_tokens -= scheduled.num_samples
-            request.num_guesses = 0
-            # Positions after a rejected guess hold the KV of tokens that the request does not have.
+            request.num_draft_tokens = 0
+            # Positions after a rejected draft hold the KV of tokens that the request does not have.
             num_wrong = scheduled.num_samples - count
             is_short = request.state is RequestState.RUNNING and num_wrong > 0
             if (states := self._cache.states) is not None and scheduled.num_samples > 1:
                 # A recurrent state has no positions: what was right is computed again, from the state before the step.
-                states.end_guesses(request, are_right=not num_wrong)
+                states.end_drafts(request, are_right=not num_wrong)
                 num_wrong = scheduled.num_tokens
             if is_short:
                 self._batch.withdraw(request)

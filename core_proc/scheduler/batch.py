@@ -148,41 +148,41 @@ class RunningBatch:
             self._num_awaiting += num_remaining
         return requests, scheduled, checked
 
-    def may_guess_for(self, request: Request) -> bool:
-        """Return whether guesses may follow the tokens that the next step computes of a running request."""
+    def may_speculate_for(self, request: Request) -> bool:
+        """Return whether drafts may follow the tokens that the next step computes of a running request."""
         states = self._cache.states
         return request.is_decoding or (states is not None and states.goes_back(request))
 
-    def guess(self, request: Request, num_guesses: int) -> int:
-        """Extend a request, of which this step computes all known tokens, by guesses, as far as blocks are to spare.
+    def add_drafts(self, request: Request, num_draft_tokens: int) -> int:
+        """Extend a request, of which this step computes all known tokens, by drafts, as far as blocks are to spare.
 
         Returns:
-            The number of guesses.
+            The number of drafts.
         """
         size, end = self._cache.block_size, request.num_computed_tokens
-        num_guesses = min(num_guesses, request.max_num_tokens - (end + 1))
+        num_draft_tokens = min(num_draft_tokens, request.max_num_tokens - (end + 1))
         if (states := self._cache.states) is not None:
-            num_guesses = min(num_guesses, states.max_guesses(request, end))
-        if num_guesses > request.num_blocks * size - end:
+            num_draft_tokens = min(num_draft_tokens, states.max_draft_tokens(request, end))
+        if num_draft_tokens > request.num_blocks * size - end:
             num_spare = self._cache.pool.num_free - self.num_reserved_blocks
             num_spare += (
                 self.lacks_block(request) * self._cache.num_groups
             )  # those that the request has reserved itself
-            if self._cache.num_missing_blocks(request, end + num_guesses) > num_spare:
-                num_guesses = request.num_blocks * size - end
-        if num_guesses <= 0:
+            if self._cache.num_missing_blocks(request, end + num_draft_tokens) > num_spare:
+                num_draft_tokens = request.num_blocks * size - end
+        if num_draft_tokens <= 0:
             return 0
         self._leave(request)
-        self._cache.extend(request, end + num_guesses)
+        self._cache.extend(request, end + num_draft_tokens)
         if states is not None:
             states.keep(request)
         self.grown[request] = None
-        request.num_computed_tokens += num_guesses
-        request.num_pending_tokens += num_guesses
-        request.num_guesses = num_guesses
+        request.num_computed_tokens += num_draft_tokens
+        request.num_pending_tokens += num_draft_tokens
+        request.num_draft_tokens = num_draft_tokens
         request.awaits_token = self._are_some_held = True
         self._enter(request)
-        return num_guesses
+        return num_draft_tokens
 
     def _check(self, request: Request, end: int) -> None:
         """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""

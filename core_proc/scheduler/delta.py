@@ -39,8 +39,8 @@ class StepRecord:
     num_tokens: int
     """Tokens computed, of all requests."""
     num_decode_tokens: int
-    """Those among them that are outputs, computed one per request, and guesses of those that follow."""
-    guesses: list[tuple[SlotId, IdArray]] = field(default_factory=list)
+    """Those among them that are outputs, computed one per request, and drafts of those that follow."""
+    draft_tokens: list[tuple[SlotId, IdArray]] = field(default_factory=list)
     """Those that it verifies, in the order of their requests."""
     is_ahead: bool = False
     """Whether it was planned while another step was in flight."""
@@ -91,9 +91,9 @@ class StepDraft:
         """What the step computes of all other requests."""
         self.num_decode_tokens = 0
         """Decodes that compute an output; the others compute the last token of a prompt."""
-        self.guesses: list[tuple[SlotId, IdArray]] = []
+        self.draft_tokens: list[tuple[SlotId, IdArray]] = []
         """What may follow the last tokens of requests, in the same order."""
-        self.num_guesses = 0
+        self.num_draft_tokens = 0
         """Those after decodes."""
         self.num_drafts = 0
         """See `StepPlan.num_drafts`."""
@@ -147,16 +147,16 @@ class StepDraft:
         request.num_computed_tokens += num_tokens
         self.num_tokens_left -= num_tokens
 
-    def guess(self, request: Request, place: int | None, token_ids: IdArray) -> None:
-        """Verify guesses after all known tokens of a request; `place`: among the decodes, None: it is none."""
+    def add_drafts(self, request: Request, place: int | None, token_ids: IdArray) -> None:
+        """Verify drafts after all known tokens of a request; `place`: among the decodes, None: it is none."""
         assert request.slot is not None
-        num_guesses = len(token_ids)
+        num_draft_tokens = len(token_ids)
         if place is not None:
             one = self.scheduled[place]
-            self.scheduled[place] = Scheduled(one.slot, one.start, 1 + num_guesses, 1 + num_guesses)
-            self.num_guesses += num_guesses
-        self.guesses.append((request.slot, token_ids))
-        self.num_tokens_left -= num_guesses
+            self.scheduled[place] = Scheduled(one.slot, one.start, 1 + num_draft_tokens, 1 + num_draft_tokens)
+            self.num_draft_tokens += num_draft_tokens
+        self.draft_tokens.append((request.slot, token_ids))
+        self.num_tokens_left -= num_draft_tokens
 
     # long: a line for each field of the plan
     def finish(
@@ -176,12 +176,13 @@ class StepDraft:
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], list[Request]()
-        num_tokens, num_decode_tokens = len(self.decodes) + self.num_guesses, self.num_decode_tokens + self.num_guesses
+        num_tokens = len(self.decodes) + self.num_draft_tokens
+        num_decode_tokens = self.num_decode_tokens + self.num_draft_tokens
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
-            num_samples = 1 + request.num_guesses if request.num_uncomputed_tokens == 0 else 0
-            request.num_pending_tokens += num_samples > 0  # guesses are pending already
+            num_samples = 1 + request.num_draft_tokens if request.num_uncomputed_tokens == 0 else 0
+            request.num_pending_tokens += num_samples > 0  # drafts are pending already
             (sampling if num_samples else unsampled).append(request)
             request.num_in_flight += 1
             num_tokens += num_computed
@@ -199,7 +200,7 @@ class StepDraft:
             awaits_masks=awaits_input,
             sampled=self._still_unknown(sampled) if sampled else [],
             adapter_loads=self.adapter_loads,
-            guesses=self.guesses,
+            draft_tokens=self.draft_tokens,
             # perf: a step that computes outputs only has no look at its requests.
             prompt_embeds=_step_embeds(requests, scheduled) if num_tokens > num_decode_tokens else None,
             copies_out=self.copies_out,
@@ -219,7 +220,7 @@ class StepDraft:
             awaits_input=awaits_input,
             num_tokens=num_tokens,
             num_decode_tokens=num_decode_tokens,
-            guesses=self.guesses,
+            draft_tokens=self.draft_tokens,
         )
         return plan, record
 

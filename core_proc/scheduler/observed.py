@@ -7,9 +7,9 @@ from octavo.core_proc.log_entries import (
     BlocksTaken,
     CacheReset,
     Committed,
+    Drafted,
     Ended,
     FilesChanged,
-    Guessed,
     LoadFinished,
     LogEntry,
     Planned,
@@ -113,10 +113,10 @@ class ObservedScheduler(Scheduler):
         self._show(Committed(result))
         return events
 
-    def guess(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
-        """Take guesses."""
-        super().guess(guesses)
-        self._show(Guessed([(*request.key, token_ids) for request, token_ids in guesses]))
+    def draft(self, draft_tokens: Sequence[tuple[Request, IdArray]]) -> None:
+        """Take drafts."""
+        super().draft(draft_tokens)
+        self._show(Drafted([(*request.key, token_ids) for request, token_ids in draft_tokens]))
 
     def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> None:
         """Take the end of a load."""

@@ -33,7 +33,7 @@ class StepPlanner:
         admitter: starts waiting requests.
         prefill: computes prompts.
         counters: of steps and tokens; updated.
-        speculation: has guesses; None: the engine does not speculate.
+        speculation: has drafts; None: the engine does not speculate.
         encoder: of media; None: the model reads tokens only.
     """
 
@@ -96,7 +96,7 @@ class StepPlanner:
         self._admitter.admit(draft, prompts)
         self._prefill.run(draft, prompts)
         if self._speculation is not None and (gone_back := self._gone_back(draft)):
-            self._add_guesses(draft, self._speculation.take(gone_back))
+            self._add_draft_tokens(draft, self._speculation.take(gone_back))
         if is_deferred and draft.is_empty:
             self._decode(draft, num_decoding)
         return self._finish(draft, leaves_decodes=len(draft.decodes) < num_decoding)
@@ -127,7 +127,7 @@ class StepPlanner:
             for request, scheduled in record.chunks:
                 request.num_in_flight -= 1
                 request.num_pending_tokens -= scheduled.num_samples
-                request.num_guesses = 0
+                request.num_draft_tokens = 0
         self.in_flight.clear()
         self._sampled = []
 
@@ -155,7 +155,7 @@ class StepPlanner:
             return False
         head = self._admitter.candidate().request
         states = self._cache.states
-        # A request that goes back to the state before wrong guesses decodes: it has no prompt to complete.
+        # A request that goes back to the state before wrong drafts decodes: it has no prompt to complete.
         candidates = [one for one in self._batch.prefilling if states is None or not states.goes_back(one)]
         candidates += [head] if head else []
         completes = [self._prefill.can_complete(request, most_prompt_tokens) for request in candidates]
@@ -173,22 +173,22 @@ class StepPlanner:
                 draft.num_decode_tokens -= 1
                 self._counters.prompt_tokens += request.is_first_run
         if self._speculation is not None:
-            self._add_guesses(draft, self._speculation.take(draft.decodes))
+            self._add_draft_tokens(draft, self._speculation.take(draft.decodes))
 
     def _gone_back(self, draft: StepDraft) -> list[Request]:
-        """Return the requests whose known tokens this step computes from the state before wrong guesses on."""
+        """Return the requests whose known tokens this step computes from the state before wrong drafts on."""
         if (states := self._cache.states) is None:
             return []
         return [one for one in draft.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
 
-    def _add_guesses(self, draft: StepDraft, guesses: Mapping[Request, IdArray]) -> None:
-        """Extend requests by guesses, as far as the budget and the free blocks go."""
-        places = {request: place for place, request in enumerate(draft.decodes)} if guesses else {}
-        for request, token_ids in guesses.items():
+    def _add_draft_tokens(self, draft: StepDraft, draft_tokens: Mapping[Request, IdArray]) -> None:
+        """Extend requests by drafts, as far as the budget and the free blocks go."""
+        places = {request: place for place, request in enumerate(draft.decodes)} if draft_tokens else {}
+        for request, token_ids in draft_tokens.items():
             num_lacking = self._batch.lacks_block(request)
-            num_guesses = self._batch.guess(request, min(len(token_ids), draft.num_tokens_left))
-            if num_guesses:
-                draft.guess(request, places.get(request), token_ids[:num_guesses])
+            num_draft_tokens = self._batch.add_drafts(request, min(len(token_ids), draft.num_tokens_left))
+            if num_draft_tokens:
+                draft.add_drafts(request, places.get(request), token_ids[:num_draft_tokens])
                 draft.num_next_blocks += (self._batch.lacks_block(request) - num_lacking) * self._cache.num_groups
 
     def _finish(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan | None:

@@ -21,7 +21,7 @@ class RequestTable:
         batch: the running requests.
         cache: has the blocks of requests.
         adapters: the slots of adapters that running requests hold.
-        speculation: has guesses for running requests; None: the engine does not speculate.
+        speculation: has drafts for running requests; None: the engine does not speculate.
         max_num_seqs: slots.
         max_model_len: most tokens of a request.
         has_adapters: whether requests may have adapters.
@@ -97,7 +97,7 @@ class RequestTable:
 
     def preempt(self, request: Request) -> None:
         """Put a running request back into the queue. Its tokens are recomputed when it runs again."""
-        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens - request.num_guesses)
+        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens - request.num_draft_tokens)
         self._leave_batch(request)
         request.move(RequestState.WAITING)
         if self._speculation is not None:

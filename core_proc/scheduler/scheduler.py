@@ -282,13 +282,13 @@ class Scheduler:
         return events
 
     def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
-        """Return the requests that step hooks may guess for; see `Speculation.take_candidates`."""
+        """Return the requests that step hooks may draft for; see `Speculation.take_candidates`."""
         return [] if self._speculation is None else self._speculation.take_candidates()
 
-    def guess(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
+    def draft(self, draft_tokens: Sequence[tuple[Request, IdArray]]) -> None:
         """Let a later step verify which tokens follow the known ones of requests, as far as that is worth it."""
         assert self._speculation is not None, "this engine does not speculate"
-        self._speculation.choose(guesses)
+        self._speculation.choose(draft_tokens)
 
     def take_loads(self) -> list[BlockLoad]:
         """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""

@@ -1,28 +1,28 @@
-"""How many tokens to guess: by how often a request's guesses are right, and by what one more row costs a step.
+"""How many tokens to draft: by how often a request's drafts are right, and by what one more row costs a step.
 
 Knows no clock: the time of each step comes with its result, so a recording holds it and replays to the same plans.
 """
 
 LEARNING_RATE = 0.2
-"""The weight of a new observation, of a guess and of a step."""
+"""The weight of a new observation, of a draft and of a step."""
 
 FIRST_ACCEPTANCE = 0.7
-"""The probability of a guess before any of its request was checked: a match of several tokens is often right."""
+"""The probability of a draft before any of its request was checked: a match of several tokens is often right."""
 
 MIN_GAIN = 0.05
-"""Tokens that the first guess must be worth beyond its row: the step after it cannot be planned ahead."""
+"""Tokens that the first draft must be worth beyond its row: the step after it cannot be planned ahead."""
 
 FIRST_NOT_AHEAD_PRICE = 0.15
 """The part of a step's time that is lost if it is not planned ahead, as long as nothing is measured."""
 
 REQUESTS_PER_REST = 8
-"""Guesses from grammars take the core's time: after they were not worth it, a step is left out for so many requests."""
+"""Drafts from grammars take the core's time: after they were not worth it, a step is left out for so many requests."""
 
 MAX_RESTS = 16
 """Each further time that they are not worth it, twice as many steps are left out, up to so many."""
 
 PROBE_STEPS = 64
-"""After so many steps without drafts, the workers draft one token: the text may have become easier to guess."""
+"""After so many steps without drafts, the workers draft one token: the text may have become easier to draft."""
 
 DOUBLING_ROWS = 64.0
 """A step of so many rows takes twice as long as the smallest one, as long as nothing is measured."""
@@ -122,20 +122,20 @@ class DraftCost:
 
 
 class Depth:
-    """How many tokens of one request are guessed."""
+    """How many tokens of one request are drafted."""
 
     __slots__ = ("acceptance", "expected", "expected_at", "first_acceptance", "max_depth")
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = max_depth
         self.first_acceptance = self.acceptance = FIRST_ACCEPTANCE
-        """Probability that the first guess is right, and that a later one is if those before it are: the text that a
-        guess is from may be the wrong one, or the right one for many tokens."""
+        """Probability that the first draft is right, and that a later one is if those before it are: the text that a
+        draft is from may be the wrong one, or the right one for many tokens."""
         self.expected = self.expected_at = -1
-        """A guess that no step verifies, and its position: it becomes known anyway, and is learned from for free."""
+        """A draft that no step verifies, and its position: it becomes known anyway, and is learned from for free."""
 
     def learn(self, num_right: int, *, was_wrong: bool) -> None:
-        """Learn from guesses: `num_right` were right, and then one was wrong or there was none left."""
+        """Learn from drafts: `num_right` were right, and then one was wrong or there was none left."""
         if num_right or was_wrong:
             self.first_acceptance += LEARNING_RATE * ((num_right > 0) - self.first_acceptance)
         for _ in range(num_right - 1):
@@ -144,7 +144,7 @@ class Depth:
             self.acceptance -= LEARNING_RATE * self.acceptance
 
     def choose(self, row_price: float) -> int:
-        """Return how many tokens to guess: each must be worth more than its row, and than the draft if it is one."""
+        """Return how many tokens to draft: each must be worth more than its row, and than the draft if it is one."""
         value = self.first_acceptance
         if value < row_price + MIN_GAIN:
             return 0
@@ -154,10 +154,10 @@ class Depth:
             value *= self.acceptance
         return depth
 
-    def gain(self, num_guesses: int, row_price: float) -> float:
-        """Return how many tokens so many guesses are worth beyond their rows."""
+    def gain(self, num_draft_tokens: int, row_price: float) -> float:
+        """Return how many tokens so many drafts are worth beyond their rows."""
         gain, value = 0.0, self.first_acceptance
-        for _ in range(num_guesses):
+        for _ in range(num_draft_tokens):
             gain += value - row_price
             value *= self.acceptance
         return gain

@@ -1,4 +1,4 @@
-"""Guesses of the workers, which draft with layers of their own after each step."""
+"""Drafts of the workers, which draft with layers of their own after each step."""
 
 from octavo.core_proc.request import Request, RequestState
 from octavo.core_proc.scheduler.delta import StepRecord

@@ -1,12 +1,12 @@
-"""`Payoff`: whether guessing delivers more tokens per second in a batch, found out by doing without it for some steps.
+"""`Payoff`: whether drafts deliver more tokens per second in a batch, found out by doing without it for some steps.
 
-The depth of a guess follows from what rows cost. Other costs appear in no step: masks of guessed positions and searches
-for guesses take processors from the workers. So a batch that guesses is compared with itself without guesses. Knows no
+The depth of a draft follows from what rows cost. Other costs appear in no step: masks of drafted positions and searches
+for drafts take processors from the workers. So a batch that drafts is compared with itself without drafts. Knows no
 clock: times come with the results of steps, so a recording holds them.
 """
 
 MIN_REQUESTS = 8
-"""In smaller batches rows cost little, and how well a few requests can be guessed changes from window to window."""
+"""In smaller batches rows cost little, and how well a few requests can be drafted changes from window to window."""
 
 WINDOW_STEPS = 16
 """Steps of each part of a comparison."""
@@ -15,22 +15,22 @@ SETTLING_STEPS = 2
 """Steps at the beginning of a window that do not count: they were planned before it."""
 
 WINDOWS = (True, False, False, True)
-"""Whether there are guesses. In this order a batch that shrinks or grows favours neither."""
+"""Whether there are drafts. In this order a batch that shrinks or grows favours neither."""
 
 FIRST_REST_STEPS = 512
-"""Steps between two comparisons: a comparison whose guesses cost a tenth of the rate costs half a percent of it."""
+"""Steps between two comparisons: a comparison whose drafts cost a tenth of the rate costs half a percent of it."""
 
 MAX_REST_STEPS = 8192
-"""Each time that guessing does not pay off, the next comparison is twice as far away, up to so many steps."""
+"""Each time that speculating does not pay off, the next comparison is twice as far away, up to so many steps."""
 
 MIN_GAIN = 0.02
-"""Guessing must deliver this much more: a comparison cannot tell less from chance, and must not lose by chance."""
+"""Speculating must deliver this much more: a comparison cannot tell less from chance, and must not lose by chance."""
 
 MAX_SIZE_FACTOR = 4 / 3
 """A batch whose size has changed by a larger factor is another one, and compared anew."""
 
 MAX_RESTING_SIZE_FACTOR = 2.0
-"""The same while it does without guesses: a batch that shrinks as its requests end would be compared most of the time,
+"""The same while it does without drafts: a batch that shrinks as its requests end would be compared most of the time,
 and loses in each comparison."""
 
 MAX_STEP_FACTOR = 3.0
@@ -41,12 +41,12 @@ class Payoff:
     """The verdict for the batch of the moment."""
 
     def __init__(self) -> None:
-        self.may_guess = True
-        """Whether the next steps may have guesses."""
+        self.may_speculate = True
+        """Whether the next steps may have drafts."""
         self._num_requests = 0
         """Of the batch that is compared or was judged; 0: none is."""
         self._verdict = True
-        """Whether guessing paid off in the batch that was judged."""
+        """Whether speculating paid off in the batch that was judged."""
         self._window = 0
         """Of `WINDOWS`; beyond the last: the batch is judged."""
         self._num_steps = 0
@@ -56,26 +56,26 @@ class Payoff:
         self._num_counted = 0
         self._rest_steps = FIRST_REST_STEPS
 
-    def observe(self, num_requests: int, num_tokens: int, period_s: float, *, has_guesses: bool) -> None:
+    def observe(self, num_requests: int, num_tokens: int, period_s: float, *, has_draft_tokens: bool) -> None:
         """Learn from a step without prompts.
 
         Args:
             num_requests: that decode.
             num_tokens: that the step delivered.
             period_s: from the end of the step before to its end.
-            has_guesses: whether it has verified any.
+            has_draft_tokens: whether it has verified any.
         """
         if num_requests < MIN_REQUESTS:
             if not self._is_judged:
                 self._compare(0)
-            self.may_guess = True  # the verdict is kept: batches of one size often follow each other
+            self.may_speculate = True  # the verdict is kept: batches of one size often follow each other
             return
         if self._is_other_batch(num_requests):
-            self._compare(num_requests if has_guesses else 0)  # without guesses there is nothing to compare
+            self._compare(num_requests if has_draft_tokens else 0)  # without drafts there is nothing to compare
             return
         self._num_steps += 1
         if self._is_judged:
-            self.may_guess = self._verdict
+            self.may_speculate = self._verdict
             if self._num_steps >= self._rest_steps:
                 self._compare(0)
             return
@@ -86,7 +86,7 @@ class Payoff:
             if self._is_judged:
                 self._judge()
             else:
-                self.may_guess = WINDOWS[self._window]
+                self.may_speculate = WINDOWS[self._window]
 
     @property
     def _is_judged(self) -> bool:
@@ -100,8 +100,8 @@ class Payoff:
         return max(num_requests, self._num_requests) > limit * min(num_requests, self._num_requests)
 
     def _compare(self, num_requests: int) -> None:
-        """Begin a comparison with the next step, or with the next guess if `num_requests` is 0."""
-        self.may_guess, self._num_requests = WINDOWS[0], num_requests
+        """Begin a comparison with the next step, or with the next draft if `num_requests` is 0."""
+        self.may_speculate, self._num_requests = WINDOWS[0], num_requests
         self._window = self._num_steps = self._num_counted = 0
         self._num_tokens, self._elapsed_s = {True: 0, False: 0}, {True: 0.0, False: 0.0}
 
@@ -110,12 +110,12 @@ class Payoff:
         if self._num_counted:
             period_s = min(period_s, MAX_STEP_FACTOR * total_s / self._num_counted)
         self._num_counted += 1
-        self._num_tokens[self.may_guess] += num_tokens
-        self._elapsed_s[self.may_guess] += period_s
+        self._num_tokens[self.may_speculate] += num_tokens
+        self._elapsed_s[self.may_speculate] += period_s
 
     def _judge(self) -> None:
-        """Compare tokens per second with and without guesses."""
-        with_guesses = self._num_tokens[True] * self._elapsed_s[False]
-        without_guesses = self._num_tokens[False] * self._elapsed_s[True]
-        self.may_guess = self._verdict = with_guesses >= (1.0 + MIN_GAIN) * without_guesses
-        self._rest_steps = FIRST_REST_STEPS if self.may_guess else min(2 * self._rest_steps, MAX_REST_STEPS)
+        """Compare tokens per second with and without drafts."""
+        with_drafts = self._num_tokens[True] * self._elapsed_s[False]
+        without_drafts = self._num_tokens[False] * self._elapsed_s[True]
+        self.may_speculate = self._verdict = with_drafts >= (1.0 + MIN_GAIN) * without_drafts
+        self._rest_steps = FIRST_REST_STEPS if self.may_speculate else min(2 * self._rest_steps, MAX_REST_STEPS)

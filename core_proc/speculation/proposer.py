@@ -1,4 +1,4 @@
-"""`Proposer`: guesses how a request continues."""
+"""`Proposer`: drafts how a request continues."""
 
 from typing import Protocol
 
@@ -7,14 +7,14 @@ from octavo.protocol.ids import IdArray
 
 
 class Proposer(Protocol):
-    """One way of guessing. Deterministic: the same requests, tokens and calls give the same guesses.
+    """One way of speculating. Deterministic: the same requests, tokens and calls give the same drafts.
 
-    A guess costs microseconds, also for a long request, and a wrong one costs only time: what is delivered is what the
+    A draft costs microseconds, also for a long request, and a wrong one costs only time: what is delivered is what the
     model samples.
     """
 
     def propose(self, request: Request, num_tokens: int) -> IdArray | None:
-        """Return at most `num_tokens` tokens that may follow the known tokens of a request; None: no guess.
+        """Return at most `num_tokens` tokens that may follow the known tokens of a request; None: no draft.
 
         Called whenever tokens of the request have become known.
         """
@@ -24,7 +24,7 @@ class Proposer(Protocol):
 
 
 class NoProposer:
-    """Leaves all guesses to the grammars of requests."""
+    """Leaves all drafts to the grammars of requests."""
 
     def propose(self, request: Request, num_tokens: int) -> None:
         """See `Proposer.propose`."""

@@ -1,6 +1,6 @@
-"""`Speculation`: which requests the next step guesses for, and what; learns from every result.
+"""`Speculation`: which requests the next step drafts for, and what; learns from every result.
 
-Part of the scheduler, not of the workers: guesses depend on known tokens and on the times of steps, which a recording
+Part of the scheduler, not of the workers: drafts depend on known tokens and on the times of steps, which a recording
 holds, so a replay makes the same ones.
 """
 
@@ -30,15 +30,15 @@ from octavo.protocol.steps import StepResult
 
 
 class Speculation:
-    """The guesses of one scheduler.
+    """The drafts of one scheduler.
 
-    Only a request whose last token is known is given guesses. Meanwhile the others are planned ahead, so a request that
-    has a guess is first held until the steps in flight have sampled its tokens.
+    Only a request whose last token is known is given drafts. Meanwhile the others are planned ahead, so a request that
+    has a draft is first held until the steps in flight have sampled its tokens.
 
     Args:
         config: method and limits.
         batch: the running requests; holds those that wait for a token.
-        counters: of guesses and accepted tokens; updated.
+        counters: of drafts and accepted tokens; updated.
     """
 
     def __init__(self, config: ResolvedSpeculation, batch: RunningBatch, counters: EngineStats) -> None:
@@ -47,14 +47,14 @@ class Speculation:
         self._counters = counters
         self._proposer = make_proposer(config)
         self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
-        """Guesses that come from the workers; None: they make none."""
+        """Drafts that come from the workers; None: they make none."""
         self._default_depth = Depth(config.max_depth)
         self._cost, self._draft_cost, self._not_ahead_cost = StepCost(), DraftCost(), NotAheadCost()
         self._payoff = Payoff()
         self._num_undrafted = 0
         """Steps since the workers have drafted."""
         self._depths: dict[Request, Depth] = {}
-        self._guesses: dict[Request, IdArray] = {}
+        self._draft_tokens: dict[Request, IdArray] = {}
         """For requests of which the next step may compute more than one token."""
         self._candidates: dict[Request, IdArray] = {}
         """Of requests with a grammar: proposals that nobody has looked at with the grammar yet."""
@@ -63,19 +63,19 @@ class Speculation:
         self._num_rests = 0
         """Steps that are left out before grammars are asked again."""
         self._rest_steps = 0
-        """Steps that were left out after grammars were last asked; 0: what they guessed was worth it."""
+        """Steps that were left out after grammars were last asked; 0: what they drafted was worth it."""
 
     def take(self, requests: Sequence[Request]) -> dict[Request, IdArray]:
-        """Return the guesses for requests that the next step extends; there are no further ones for them."""
-        if not self._guesses:
+        """Return the drafts for requests that the next step extends; there are no further ones for them."""
+        if not self._draft_tokens:
             return {}
-        taken = self._guesses.keys() & frozenset(requests)
+        taken = self._draft_tokens.keys() & frozenset(requests)
         # In the order of the step: that of a set differs between processes.
-        return {request: self._guesses.pop(request) for request in requests if request in taken}
+        return {request: self._draft_tokens.pop(request) for request in requests if request in taken}
 
     def num_drafts(self, requests: Iterable[Request]) -> int:
         """Return how many tokens the workers are to draft for these requests after the next step."""
-        if self._drafts is None or not self._payoff.may_guess:
+        if self._drafts is None or not self._payoff.may_speculate:
             return 0
         price = min(1.0, self._row_price() + self._draft_cost.price)
         depths = [self._depths.get(request, self._default_depth) for request in requests]
@@ -87,34 +87,34 @@ class Speculation:
         return num_drafts
 
     def observe(self, record: StepRecord, result: StepResult) -> None:
-        """Learn from the result of a step that has been accepted, and guess how its requests continue."""
+        """Learn from the result of a step that has been accepted, and draft how its requests continue."""
         if record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
             self._not_ahead_cost.observe(result.idle_s, is_ahead=record.is_ahead)
             period_s = result.elapsed_s + max(0.0, result.idle_s)
             num_decoding, num_tokens = self._batch.num_decoding, len(result.token_ids)
-            self._payoff.observe(num_decoding, num_tokens, period_s, has_guesses=bool(record.guesses))
+            self._payoff.observe(num_decoding, num_tokens, period_s, has_draft_tokens=bool(record.draft_tokens))
             if result.drafts:
                 num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
                 self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
-        if record.guesses:
+        if record.draft_tokens:
             self._learn(record, result)
         if self._drafts is not None:
             self._drafts.keep(record, result)
         self._candidates.clear()
         self._proposals.clear()
         for request in record.sampling:
-            self._guesses.pop(request, None)  # they follow fewer tokens than are known by now
-            if not self._payoff.may_guess:
+            self._draft_tokens.pop(request, None)  # they follow fewer tokens than are known by now
+            if not self._payoff.may_speculate:
                 continue
-            if request.state is RequestState.RUNNING and self._batch.may_guess_for(request):
+            if request.state is RequestState.RUNNING and self._batch.may_speculate_for(request):
                 self._propose(request)
         self._num_rests = max(0, self._num_rests - 1)
         if not self._candidates:
             self.choose(())
 
     def take_candidates(self) -> list[tuple[Request, IdArray, int]]:
-        """Return the requests with a grammar that may be guessed for, the proposal, and the most tokens of a guess.
+        """Return the requests with a grammar that may be drafted for, the proposal, and the most tokens of a draft.
 
         `choose` takes what their grammars make of it. If there are any, the other requests wait for that too.
         """
@@ -125,35 +125,35 @@ class Speculation:
         self._candidates.clear()
         return taken
 
-    def choose(self, guesses: Sequence[tuple[Request, IdArray]]) -> None:
-        """Guess as much of this as is worth it, or have requests held until they can be guessed for.
+    def choose(self, draft_tokens: Sequence[tuple[Request, IdArray]]) -> None:
+        """Draft as much of this as is worth it, or have requests held until they can be drafted for.
 
-        Not planning ahead costs a part of a step, or a step of those that are held if they are few: so all guesses
+        Not planning ahead costs a part of a step, or a step of those that are held if they are few: so all drafts
         together must be worth more. What the workers have drafted is paid for already, so only rows have a price here.
         """
         price, gain, chosen = self._row_price(), 0.0, list[tuple[Request, Depth, IdArray, int]]()
-        for request, guess in [*self._proposals, *guesses]:
+        for request, draft in [*self._proposals, *draft_tokens]:
             depth = self._depths.get(request)
-            if depth is not None and request.state is RequestState.RUNNING and self._batch.may_guess_for(request):
-                # What is computed again takes the rows of guesses: it must not grow with each wrong one.
+            if depth is not None and request.state is RequestState.RUNNING and self._batch.may_speculate_for(request):
+                # What is computed again takes the rows of drafts: it must not grow with each wrong one.
                 most = self._config.max_depth + 1 - request.num_uncomputed_tokens
-                num_guesses = min(depth.choose(price), len(guess) - request.num_pending_tokens, most)
-                gain += depth.gain(num_guesses, price)
-                chosen.append((request, depth, guess, num_guesses))
+                num_draft_tokens = min(depth.choose(price), len(draft) - request.num_pending_tokens, most)
+                gain += depth.gain(num_draft_tokens, price)
+                chosen.append((request, depth, draft, num_draft_tokens))
         self._proposals.clear()
-        num_guessed = sum(num_guesses > 0 for *_, num_guesses in chosen)
-        is_worth_it = gain > min(num_guessed, self._max_held)
-        if guesses:
+        num_draft_tokens = sum(num_draft_tokens > 0 for *_, num_draft_tokens in chosen)
+        is_worth_it = gain > min(num_draft_tokens, self._max_held)
+        if draft_tokens:
             rest_steps = self._batch.num_decoding // REQUESTS_PER_REST
             if rest_steps:  # a small batch has none, whatever the batch before it had
                 rest_steps = min(max(rest_steps, 2 * self._rest_steps), MAX_RESTS)
             self._num_rests = self._rest_steps = 0 if is_worth_it else rest_steps
-        for request, depth, guess, num_guesses in chosen:
-            if is_worth_it and num_guesses > 0 and not request.num_pending_tokens:
-                self._guesses[request] = until_stop(request, guess[:num_guesses])
+        for request, depth, draft, num_draft_tokens in chosen:
+            if is_worth_it and num_draft_tokens > 0 and not request.num_pending_tokens:
+                self._draft_tokens[request] = until_stop(request, draft[:num_draft_tokens])
                 continue
-            depth.expected, depth.expected_at = guess[0], len(request.token_ids)
-            if is_worth_it and num_guesses > 0:
+            depth.expected, depth.expected_at = draft[0], len(request.token_ids)
+            if is_worth_it and num_draft_tokens > 0:
                 self._batch.hold(request)
 
     @property
@@ -172,8 +172,8 @@ class Speculation:
         return self._not_ahead_cost.price(self._cost.step_s(num_decoding)) * num_decoding
 
     def withdraw(self, request: Request) -> None:
-        """Drop the guesses for a request that is preempted."""
-        self._guesses.pop(request, None)
+        """Drop the drafts for a request that is preempted."""
+        self._draft_tokens.pop(request, None)
         self._candidates.pop(request, None)
 
     def forget(self, request: Request) -> None:
@@ -183,9 +183,9 @@ class Speculation:
             self._proposer.forget(request)
 
     def _row_price(self) -> float:
-        """Return how many tokens of a request a step would deliver in the time that the row of one more guess takes.
+        """Return how many tokens of a request a step would deliver in the time that the row of one more draft takes.
 
-        A recurrent state goes back to before wrong guesses, so the rows of right ones may come twice.
+        A recurrent state goes back to before wrong drafts, so the rows of right ones may come twice.
         """
         price = self._cost.row_price(max(1, self._batch.num_decoding))
         return min(1.0, 2 * price) if self._batch.has_states else price
@@ -198,16 +198,16 @@ class Speculation:
             num_right = next(counts) - 1
             if scheduled.num_samples == 1:
                 continue
-            num_guesses = scheduled.num_samples - 1
+            num_draft_tokens = scheduled.num_samples - 1
             counters.spec_decode_num_drafts += 1
-            counters.spec_decode_num_draft_tokens += num_guesses
+            counters.spec_decode_num_draft_tokens += num_draft_tokens
             counters.spec_decode_num_accepted_tokens += num_right
             for position in range(num_right):
                 counters.spec_decode_accepted_per_pos[position] = (
                     counters.spec_decode_accepted_per_pos.get(position, 0) + 1
                 )
             if (depth := self._depths.get(request)) is not None:
-                depth.learn(num_right, was_wrong=num_right < num_guesses)
+                depth.learn(num_right, was_wrong=num_right < num_draft_tokens)
 
     def _propose(self, request: Request) -> None:
         depth = self._depths.get(request)
@@ -220,15 +220,15 @@ class Speculation:
             is_right = request.token_ids[depth.expected_at] == depth.expected
             depth.learn(int(is_right), was_wrong=not is_right)
         depth.expected_at = -1
-        guess = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
+        draft = self._proposer.propose(request, depth.max_depth + request.num_pending_tokens)
         if request.needs_step_input:
             if not self._num_rests:
-                self._candidates[request] = guess or pack_ids()
-        elif guess:
-            self._proposals.append((request, guess))
+                self._candidates[request] = draft or pack_ids()
+        elif draft:
+            self._proposals.append((request, draft))
 
     def _max_depth(self, request: Request) -> int:
-        """Return the most tokens that are guessed of a request at a time; 0: it does not speculate."""
+        """Return the most tokens that are drafted of a request at a time; 0: it does not speculate."""
         if request.is_pooled or (self._config.method == "grammar" and not request.needs_step_input):
             return 0
         wanted = request.sampling.speculation
@@ -236,7 +236,7 @@ class Speculation:
 
 
 def make_proposer(config: ResolvedSpeculation) -> Proposer:
-    """Return what guesses by the method of an engine."""
+    """Return what drafts by the method of an engine."""
     match config.method:
         case "ngram":
             return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
@@ -248,9 +248,9 @@ def make_proposer(config: ResolvedSpeculation) -> Proposer:
             return DraftProposer()
 
 
-def until_stop(request: Request, guess: IdArray) -> IdArray:
-    """Return the guesses before the first token that ends the request: nothing follows it."""
-    for index, token_id in enumerate(guess):
+def until_stop(request: Request, draft: IdArray) -> IdArray:
+    """Return the drafts before the first token that ends the request: nothing follows it."""
+    for index, token_id in enumerate(draft):
         if token_id in request.stop_tokens:
-            return guess[:index]
-    return guess
+            return draft[:index]
+    return draft

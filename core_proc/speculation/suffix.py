@@ -119,8 +119,8 @@ class SuffixProposer:
 
     def _vote(self, places: list[tuple[IdArray, int]], num_tokens: int) -> IdArray | None:
         """Follow the most frequent next token, the latest among equals, while it is probable enough."""
-        guess, probability = pack_ids(), 1.0
-        while places and len(guess) < num_tokens:
+        draft, probability = pack_ids(), 1.0
+        while places and len(draft) < num_tokens:
             votes: Counter[TokenId] = Counter()
             following = [(source, end, source[end]) for source, end in places if end < len(source)]
             votes.update(token_id for _, _, token_id in following if token_id != _END)
@@ -130,9 +130,9 @@ class SuffixProposer:
             probability *= count / len(places)
             if probability < self._min_probability:
                 break
-            guess.append(token_id)
+            draft.append(token_id)
             places = [(source, end + 1) for source, end, found in following if found == token_id]
-        return guess or None
+        return draft or None
 
 
 def _domain(request: Request) -> int:

@@ -145,7 +145,7 @@ def _check_engine(params: SamplingParams, config: ResolvedConfig, tokenizer: Tok
         )
     if params.speculation not in (None, "off", 0) and config.speculation is None:
         raise InvalidRequestError(
-            "speculation: this engine guesses no tokens: start it with --speculative-config, or leave it out",
+            "speculation: this engine drafts no tokens: start it with --speculative-config, or leave it out",
             "speculation",
         )
     vocab_size = config.model.vocab_size

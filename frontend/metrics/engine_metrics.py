@@ -25,7 +25,7 @@ _FAILURE_CAUSES = ("exited", "raised", "hung", "not_started", "other_engine")
 """Keys of `EngineStats.worker_failures`."""
 
 _POSITIONS = tuple(map(str, range(16)))
-"""Of guesses among those of a step that have a series of their own."""
+"""Of drafts among those of a step that have a series of their own."""
 
 LABEL_VALUES: dict[str, tuple[str, ...]] = {
     "request_success": tuple(map(str, FinishReason)),

@@ -1,4 +1,4 @@
-"""`--speculative-config`: how an engine guesses tokens that one step then verifies, with vLLM's names."""
+"""`--speculative-config`: how an engine drafts tokens that one step then verifies, with vLLM's names."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -56,7 +56,7 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
 
     method: SpeculationMethod
     max_depth: int
-    """Most tokens that are guessed of one request in one step."""
+    """Most tokens that are drafted of one request in one step."""
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
     suffix_max_tree_depth: int = 24
@@ -65,7 +65,7 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     suffix_min_token_prob: float = 0.1
     head: ModelFacts | None = None
     """What workers draft with: a smaller model, the layers of `eagle` and `eagle3`; of `mtp` the model itself.
-    None: the core guesses."""
+    None: the core drafts."""
     quantization: QuantizationChoice | None = None
     """Of the weights of the draft model; None: as its checkpoint has them."""
     draft_ranks: int | None = None
@@ -129,7 +129,7 @@ def resolve_speculation(
     if given is None:
         return None
     if facts.pooling is not None:
-        raise _error("a model that computes vectors or scores generates no tokens to guess", "leave it out")
+        raise _error("a model that computes vectors or scores generates no tokens to draft", "leave it out")
     method, depth = _method(given), given.num_speculative_tokens
     lookup = (given.prompt_lookup_min, given.prompt_lookup_max)
     shortest, longest = (3, 5) if lookup == (None, None) else (lookup[0] or lookup[1], lookup[1] or lookup[0])
@@ -296,7 +296,7 @@ def _method(given: _SpeculativeConfig) -> SpeculationMethod:
         return "draft_model"
     if method in _MISSING_METHODS:
         raise _error(
-            f"method {method}: this release guesses by lookups, with draft models, EAGLE heads and MTP layers only",
+            f"method {method}: this release drafts by lookups, with draft models, EAGLE heads and MTP layers only",
             _HINT,
         )
     if method is None:

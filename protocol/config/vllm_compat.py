@@ -271,7 +271,7 @@ def _unsupported() -> Iterator[VllmSetting]:
     yield from _group("value", _TEXT_ONLY, _EMPTY, "default_mm_loras")
     yield from _group(
         "value",
-        "/metrics counts guesses and accepted tokens of all requests",
+        "/metrics counts drafts and accepted tokens of all requests",
         ("none",),
         "per_request_spec_decode_metrics",
     )

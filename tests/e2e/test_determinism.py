@@ -29,7 +29,7 @@ STORMS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "tiny chunks": {"max_num_seqs": 7, "max_num_batched_tokens": 13, "block_size": 8},
     "constant preemption": {"max_num_seqs": 12, "num_gpu_blocks_override": 24, "max_num_batched_tokens": 64},
-    "guesses": {
+    "drafts": {
         "speculative_config": {"method": "suffix", "num_speculative_tokens": 6},
         "max_num_batched_tokens": 48,
         "max_num_seqs": 16,
@@ -76,7 +76,7 @@ def alone(model: Path, dtype: str) -> list[Any]:
         ("float32", "tiny chunks"),
         ("float32", "constant preemption"),
         ("bfloat16", "constant preemption"),
-        ("bfloat16", "guesses"),
+        ("bfloat16", "drafts"),
         ("float32", "second storey"),
         ("bfloat16", "synchronous, one block size up"),
     ],
@@ -89,7 +89,7 @@ def test_a_request_in_a_storm_is_the_request_alone(model: Path, dtype: str, stor
         assert got == want, f"request {number} changed: {requests[number]}"
     assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
     assert stats.prefix_cache_hits > 0
-    assert (stats.spec_decode_num_accepted_tokens > 100) == (storm == "guesses")
+    assert (stats.spec_decode_num_accepted_tokens > 100) == (storm == "drafts")
     if storm == "second storey":
         assert stats.external_prefix_cache_hits > 0, "this storm is meant to load blocks"
     if storm == "constant preemption":

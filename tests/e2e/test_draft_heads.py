@@ -82,7 +82,7 @@ def expected_drafts(target: Path, head: Path | Rows, token_ids: list[int]) -> tu
 
 
 def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str, Any], kernels: str) -> None:
-    """Compare logits after a prompt, and drafts after chunks, guesses and decodes."""
+    """Compare logits after a prompt, and drafts after chunks, verified drafts and decodes."""
     config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculative_config)
     driver = Driver(loaded(config, is_native=kernels == "native"), config)
     drafter = driver.executor._executor._drafter  # type: ignore[attr-defined]
@@ -92,10 +92,10 @@ def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str,
     got_TV = drafter._forward.logits(np.arange(21))
     places_V = drafter._head.token_ids_V
     torch.testing.assert_close(got_TV, logits_TV if places_V is None else logits_TV[:, places_V], rtol=0, atol=1e-4)
-    # A second prompt in two chunks, and a step that verifies wrong guesses beside it.
+    # A second prompt in two chunks, and a step that verifies wrong drafts beside it.
     other = driver.admit(1, prompt(30, seed=1), spec())
     driver.step(chunks={1: 17}, num_drafts=1)
-    result = driver.step(num_drafts=NUM_DRAFTS, guesses={0: [5, 6]})
+    result = driver.step(num_drafts=NUM_DRAFTS, draft_tokens={0: [5, 6]})
     for running, (slot, token_ids) in zip([request, other], result.drafts, strict=True):
         _, drafts = expected_drafts(target, head, running.token_ids)
         assert (slot, list(token_ids)) == (running.slot, drafts)

@@ -1,4 +1,4 @@
-"""A smaller model that drafts: the same tokens and bits as without it, and right guesses if it is the same model."""
+"""A smaller model that drafts: the same tokens and bits as without it, and right drafts if it is the same model."""
 
 import random
 from pathlib import Path
@@ -96,7 +96,7 @@ def test_every_draft_of_a_storm_is_right_if_the_model_is_the_same(
     got, stats = run(target, requests, 40, **common, speculative_config=drafting(target))
     assert got == expected
     assert stats.spec_decode_num_draft_tokens > 50
-    # Penalties count tokens that are known: a draft does not count those before it that are guesses.
+    # Penalties count tokens that are known: a draft does not count the drafts before it.
     assert stats.spec_decode_num_accepted_tokens > 0.8 * stats.spec_decode_num_draft_tokens
 
 

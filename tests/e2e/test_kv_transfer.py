@@ -218,7 +218,7 @@ def test_storm(engines: tuple[LLM, LLM], seed: int) -> None:
         pytest.param({"dtype": "bfloat16", "kv_cache_dtype": "fp8"}, id="fp8", marks=pytest.mark.long),
         pytest.param({"dtype": "float32", "kv_offloading_size": 0.01}, id="offloading", marks=pytest.mark.long),
         pytest.param(
-            {"dtype": "float32", "speculative_config": {"method": "ngram"}}, id="guesses", marks=pytest.mark.long
+            {"dtype": "float32", "speculative_config": {"method": "ngram"}}, id="drafts", marks=pytest.mark.long
         ),
     ],
 )

@@ -76,7 +76,7 @@ class Recording:
 
 
 def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tuple[StepPlan, StepResult]]:
-    """Compute three requests in chunks and in one batch, then another one, then one with guesses, on one worker."""
+    """Compute three requests in chunks and in one batch, then another one, then one with drafts, on one worker."""
     model = load_model(config, lambda _: None, library=kernels)
     recording = Recording(HostExecutor(model, config, NUM_BLOCKS * len(model.cache_groups)))
     driver = Driver(model, config, recording)
@@ -99,8 +99,8 @@ def recorded(config: ResolvedConfig, kernels: NativeLibrary | None) -> list[tupl
     known = requests[0].outputs
     driver.admit(2, requests[0].token_ids[:5], requests[0].sampling)
     driver.step()
-    driver.step(guesses={2: known[1:4], 0: [3, 4]})
-    driver.step(guesses={2: [*known[5:7], (known[7] + 1) % 100, 9]})
+    driver.step(draft_tokens={2: known[1:4], 0: [3, 4]})
+    driver.step(draft_tokens={2: [*known[5:7], (known[7] + 1) % 100, 9]})
     driver.run(2)
     assert driver.running[2].outputs == known[: len(driver.running[2].outputs)]
     return recording.steps

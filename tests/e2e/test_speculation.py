@@ -107,33 +107,34 @@ def test_a_core_dies_while_it_speculates(model: Path, expected: list[list[Any]])
 
 
 @pytest.fixture(scope="module")
-def guessing_server(model: Path) -> Iterator[Server]:
+def speculating_server(model: Path) -> Iterator[Server]:
     flags = ("--dtype", "float32", "--max-model-len", "256", "--speculative-config", json.dumps(NGRAM))
     with serve(model, *flags, "--served-model-name", "tiny") as server:
         yield server.wait_until_ready()
 
 
-def test_http_answers_with_and_without_guesses_are_equal(guessing_server: Server) -> None:
+def test_http_answers_with_and_without_drafts_are_equal(speculating_server: Server) -> None:
     body = {
         "model": "tiny", "prompt": list(range(5, 25)) * 3, "max_tokens": 60, "temperature": 0.3, "seed": 3, "n": 3,
         "logprobs": 2, "frequency_penalty": 0.05, "ignore_eos": True,
         "allowed_token_ids": [5, 6, 7],
     }  # fmt: skip
-    plain, guessed = (
-        guessing_server.post("/v1/completions", body | {"speculation": depth}).json()["choices"] for depth in ("off", 6)
+    plain, speculated = (
+        speculating_server.post("/v1/completions", body | {"speculation": depth}).json()["choices"]
+        for depth in ("off", 6)
     )
-    assert guessed == plain and len(guessed) == 3
-    assert sum(SpeculationMeter(Api(guessing_server.url)).figures()["spec_decode_per_position_acceptance_rates"]) > 0
+    assert speculated == plain and len(speculated) == 3
+    assert sum(SpeculationMeter(Api(speculating_server.url)).figures()["spec_decode_per_position_acceptance_rates"]) > 0
 
 
 def test_bench_serve_reports_what_was_accepted(
-    guessing_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    speculating_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--num-prompts", "4", "--input-len", "24", "--output-len", "60", "--ignore-eos", "--disable-tqdm"]
-    # All guesses are right, so that guessing pays off whatever a step costs on this machine.
+    # All drafts are right, so that speculating pays off whatever a step costs on this machine.
     words += ["--extra-body", '{"allowed_token_ids": [5]}']
     out = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json"]
-    assert main(["bench", "serve", "--base-url", guessing_server.url, *words, *out]) == 0
+    assert main(["bench", "serve", "--base-url", speculating_server.url, *words, *out]) == 0
     printed, saved = capsys.readouterr().out, json.loads((tmp_path / "out.json").read_text())
     assert "Speculative decoding" in printed and "Position 0: acceptance (%)" in printed
     accepted, drafts = saved["spec_decode_accepted_tokens"], saved["spec_decode_num_drafts"]

@@ -24,7 +24,7 @@ from octavo.worker_proc.models.registry import ARCHITECTURES
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 6}
 ALONE = {**SETTINGS, "max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False}
 MAX_ROUNDS = 20
-"""The engine guesses when that is worth its time, which on a busy machine may not be so in the first rounds."""
+"""The engine drafts when that is worth its time, which on a busy machine may not be so in the first rounds."""
 WITH_STATES = [name for name, (arch, _, _) in FAMILIES.items() if "state" in ARCHITECTURES[arch].caches]
 
 
@@ -175,8 +175,8 @@ def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["mamba2", "granite-hybrid-dense"])
-def test_states_go_back_to_before_wrong_guesses(name: str, root: Path) -> None:
-    """Answers with guesses, while the worker dies, against those without; the second one has attention too."""
+def test_states_go_back_to_before_wrong_drafts(name: str, root: Path) -> None:
+    """Answers with drafts, while the worker dies, against those without; the second one has attention too."""
     path = str(tiny(name, root))
     # With few tokens to choose from, an output repeats itself, but not always.
     common: dict[str, Any] = {"n": 2, "max_tokens": 80, "seed": 4, "logprobs": 1, "allowed_token_ids": [5, 6]}

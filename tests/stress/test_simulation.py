@@ -114,7 +114,7 @@ def test_requests_move_between_engines() -> None:
         pytest.param(Order(82, 100, 8), id="the same after a worker's death"),
         pytest.param(Order(68, 100, 8), id="a drain did not continue what it had accepted"),
         pytest.param(Order(303, 60, 6), id="a second load leaked the blocks of the first one"),
-        pytest.param(Order(635, 60, 12), id="guesses needed more blocks of a window than a chunk of a prompt"),
+        pytest.param(Order(635, 60, 12), id="drafts needed more blocks of a window than a chunk of a prompt"),
         pytest.param(
             Order(1000150, 500, 20), id="a drained core did not wait for the return of a frontend it had given up"
         ),

@@ -77,13 +77,13 @@ class PipelineDriver:
         self,
         chunks: dict[int, int] | None = None,
         masks: Callable[[], Sequence[TokenMask]] | None = None,
-        guesses: dict[int, list[int]] | None = None,
+        draft_tokens: dict[int, list[int]] | None = None,
     ) -> None:
-        """Begin a step: `chunks` tokens of each slot, by default all there are, and `guesses` that follow them.
+        """Begin a step: `chunks` tokens of each slot, by default all there are, and `draft_tokens` that follow them.
 
-        A slot with guesses must not be in the next step before this one is over.
+        A slot with drafts must not be in the next step before this one is over.
         """
-        guesses = guesses or {}
+        draft_tokens = draft_tokens or {}
         if chunks is None:
             chunks = {slot: self.num_uncomputed(slot) for slot in self.running}
         new = {request.slot for request in self._admitted}
@@ -91,9 +91,9 @@ class PipelineDriver:
         for slot, num_tokens in chunks.items():
             request = self.running[slot]
             draws = int(num_tokens == self.num_uncomputed(slot))
-            if slot in guesses:
-                draws += len(guesses[slot])
-                num_tokens += len(guesses[slot])
+            if slot in draft_tokens:
+                draws += len(draft_tokens[slot])
+                num_tokens += len(draft_tokens[slot])
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
                 appended.append(Appended(slot, [blocks] * self._num_lists))
@@ -123,7 +123,7 @@ class PipelineDriver:
             masks is not None,
             prompt_embeds=step_embeds(self.running, scheduled),
             adapter_loads=self.adapter_loads,
-            guesses=[(slot, pack_ids(token_ids)) for slot, token_ids in guesses.items()],
+            draft_tokens=[(slot, pack_ids(token_ids)) for slot, token_ids in draft_tokens.items()],
         )
         self._plans.append(entries)
         self._sequence += 1

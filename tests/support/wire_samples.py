@@ -162,7 +162,7 @@ _COMMANDS = [
         prompt_embeds=prompt_embeds.StepEmbeds([(0, 0, 2)], Buffer(b"12345678")),
     ),
     steps.StepPlan(
-        4, [], [], [], [steps.Scheduled(0, 2, 3, 3)], sampled=[(0, 7), (0, 8)], guesses=[(0, pack_ids([5, 6]))]
+        4, [], [], [], [steps.Scheduled(0, 2, 3, 3)], sampled=[(0, 7), (0, 8)], draft_tokens=[(0, pack_ids([5, 6]))]
     ),
     steps.StepPlan(5, [], [], [], [steps.Scheduled(0, 2, 1, 1)], copies_out=[(5, 0), (6, 3)], copies_in=[(1, 5)]),
     steps.StepPlan(6, [], [], [], [steps.Scheduled(0, 2, 1, 1)], num_drafts=3),
@@ -176,7 +176,9 @@ _COMMANDS = [
             [bytes(32)], [media.EncoderInput(IMAGE.digest, 4, PIXELS)], [(0, 1, 3, 0, 0)], [IMAGE.digest]
         ),
     ),
-    steps.StepPlan(7, [], [], [], [steps.Scheduled(0, 2, 2, 2)], guesses=[(0, pack_ids([5]))], state_moves=[(0, 4, 9)]),
+    steps.StepPlan(
+        7, [], [], [], [steps.Scheduled(0, 2, 2, 2)], draft_tokens=[(0, pack_ids([5]))], state_moves=[(0, 4, 9)]
+    ),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.LoadBlocks(6, [(5, 0)], [(1, 4)], [(2, 3), (3, 9)]),

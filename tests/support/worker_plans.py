@@ -175,15 +175,15 @@ class Driver:
     def step(
         self,
         chunks: dict[int, int] | None = None,
-        guesses: dict[int, list[int]] | None = None,
+        draft_tokens: dict[int, list[int]] | None = None,
         masks: list[TokenMask] | None = None,
         num_drafts: int = 0,
     ) -> StepResult:
-        """Run one step: `chunks` tokens of each slot, by default everything that is known; `guesses` follow them."""
-        guesses = guesses or {}
+        """Run one step: `chunks` tokens of each slot, by default everything that is known; `draft_tokens` follow."""
+        draft_tokens = draft_tokens or {}
         if chunks is None:
             chunks = {slot: len(r.token_ids) - r.num_computed for slot, r in self.running.items()}
-        chunks = {slot: num_tokens + len(guesses.get(slot, ())) for slot, num_tokens in chunks.items()}
+        chunks = {slot: num_tokens + len(draft_tokens.get(slot, ())) for slot, num_tokens in chunks.items()}
         appended, scheduled = [], []
         new = {request.slot: request for request in self._admitted}
         for slot, num_tokens in chunks.items():
@@ -194,7 +194,7 @@ class Driver:
             request.block_ids += blocks
             if slot not in new and blocks:
                 appended.append(Appended(slot, self._of_groups(blocks)))
-            num_samples = 1 + len(guesses[slot]) if slot in guesses else int(end == len(request.token_ids))
+            num_samples = 1 + len(draft_tokens[slot]) if slot in draft_tokens else int(end == len(request.token_ids))
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, num_samples))
         admitted = [
             Admitted(
@@ -217,7 +217,7 @@ class Driver:
             scheduled,
             prompt_embeds=step_embeds(self.running, scheduled),
             adapter_loads=self.adapter_loads,
-            guesses=[(slot, pack_ids(token_ids)) for slot, token_ids in guesses.items()],
+            draft_tokens=[(slot, pack_ids(token_ids)) for slot, token_ids in draft_tokens.items()],
             awaits_masks=masks is not None,
             num_drafts=num_drafts,
         )

@@ -1,4 +1,4 @@
-"""Guesses: what is proposed, how steps verify it, and that outputs are those without."""
+"""Drafts: what is proposed, how steps verify it, and that outputs are those without."""
 
 import random
 from types import SimpleNamespace
@@ -61,7 +61,7 @@ def run_random(engine: FakeEngine, seed: int, num_requests: int = 30, aborts: bo
 
 @pytest.mark.parametrize("speculation", [NGRAM, SUFFIX, HEAD])
 @pytest.mark.parametrize(("num_blocks", "num_stages", "is_async"), [(64, 1, True), (24, 1, False), (64, 2, True)])
-def test_outputs_are_those_without_guesses(speculation, num_blocks, num_stages, is_async) -> None:
+def test_outputs_are_those_without_drafts(speculation, num_blocks, num_stages, is_async) -> None:
     settings = {"pipeline_parallel_size": num_stages, "world_size": num_stages, "async_scheduling": is_async}
     engine = FakeEngine(num_blocks, speculation=speculation, **settings)
     plain = FakeEngine(64, **settings)
@@ -94,7 +94,7 @@ FULL, WINDOW = (
         ([FULL, STATE], HEAD, {"pipeline_parallel_size": 2, "world_size": 2}),
     ],
 )
-def test_recurrent_states_go_back_to_before_wrong_guesses(groups, speculation, settings) -> None:
+def test_recurrent_states_go_back_to_before_wrong_drafts(groups, speculation, settings) -> None:
     settings = {"num_blocks": 64} | settings
     engine, plain = FakeEngine(groups=groups, speculation=speculation, **settings), FakeEngine(64)
     for seed in range(3):
@@ -103,15 +103,15 @@ def test_recurrent_states_go_back_to_before_wrong_guesses(groups, speculation, s
         assert found == {name: wanted[name] for name in found}
     counters = engine.scheduler.counters
     assert 0 < counters.spec_decode_num_accepted_tokens < counters.spec_decode_num_draft_tokens
-    assert any(plan.state_moves and not plan.guesses for plan in engine.plans), "nothing was computed again"
+    assert any(plan.state_moves and not plan.draft_tokens for plan in engine.plans), "nothing was computed again"
     again = [part for plan in engine.plans for part in plan.scheduled if 1 < part.num_samples < part.num_tokens]
-    assert again, "no step that computes again has guesses"
+    assert again, "no step that computes again has drafts"
     states = engine.scheduler.cache.states
     assert states.pool.num_free == states.pool.num_blocks
     assert bool(states.pool.cached_blocks()) == engine.config.enable_prefix_caching
 
 
-def test_guesses_end_before_a_checkpoint() -> None:
+def test_drafts_end_before_a_checkpoint() -> None:
     engine = FakeEngine(groups=[STATE], speculation=NGRAM)
     engine.submit("r", [1, 2, 3, 1, 2, 3], max_tokens=50, seed=ECHO)
     engine.run()
@@ -148,14 +148,14 @@ def test_workers_draft_as_many_tokens_as_are_worth_it() -> None:
     silent = FakeEngine(speculation=HEAD)
     silent.submit("r", [1, 2, 3], max_tokens=40, speculation=0)
     silent.run()
-    assert not any(plan.guesses for plan in silent.plans)
+    assert not any(plan.draft_tokens for plan in silent.plans)
     assert not any(plan.num_drafts for plan in silent.plans[2:]), "a request that does not speculate needs no drafts"
     assert outputs(silent) == outputs(engine)
     assert not silent.scheduler._speculation._drafts._drafts
     assert not engine.scheduler._speculation._drafts._drafts
 
 
-def test_the_same_calls_make_the_same_guesses() -> None:
+def test_the_same_calls_make_the_same_drafts() -> None:
     # A fresh scheduler that gets the same calls makes the same plans: no order of a set, no clock.
     plans = []
     for _ in range(2):
@@ -163,7 +163,7 @@ def test_the_same_calls_make_the_same_guesses() -> None:
         run_random(engine, 5)
         plans.append(engine.plans)
     assert plans[0] == plans[1]
-    assert any(plan.guesses for plan in plans[0])
+    assert any(plan.draft_tokens for plan in plans[0])
 
 
 def test_ngram_takes_the_latest_longest_match_and_repeats_it() -> None:
@@ -251,11 +251,11 @@ def test_workers_that_are_never_idle_before_planned_steps_have_a_mean_too() -> N
     assert always_busy.price(0.01) == pytest.approx(0.06)
 
 
-def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned_ahead() -> None:
+def test_a_few_drafts_in_a_large_batch_are_not_worth_a_step_that_is_not_planned_ahead() -> None:
     for num_decoding, is_worth_it in ((1, True), (2, True), (4, False)):
         held: list[Request] = []
         batch: Any = SimpleNamespace(num_decoding=num_decoding, hold=held.append, has_states=False)
-        batch.may_guess_for = lambda request: request.is_decoding
+        batch.may_speculate_for = lambda request: request.is_decoding
         speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
         speculation._cost.row_price = lambda num_requests: 0.5
         request = one_request([1, 2])
@@ -269,7 +269,7 @@ def test_a_few_guesses_in_a_large_batch_are_not_worth_a_step_that_is_not_planned
 
 def test_grammars_rest_longer_each_time_in_large_batches_only() -> None:
     batch: Any = SimpleNamespace(num_decoding=20, hold=lambda request: None, has_states=False)
-    batch.may_guess_for = lambda request: True
+    batch.may_speculate_for = lambda request: True
     speculation = Speculation(ResolvedSpeculation(method="grammar", max_depth=4), batch, EngineStats())
     speculation._cost.row_price = lambda num_requests: 0.5
     request = one_request([1, 2])
@@ -277,16 +277,16 @@ def test_grammars_rest_longer_each_time_in_large_batches_only() -> None:
     depth = speculation._depths[request] = Depth(4)
     depth.learn(2, was_wrong=False)
 
-    def rests(num_decoding: int, guess: list[int]) -> int:
+    def rests(num_decoding: int, draft: list[int]) -> int:
         batch.num_decoding = num_decoding
-        speculation.choose([(request, pack_ids(guess))])
+        speculation.choose([(request, pack_ids(draft))])
         return speculation._num_rests
 
     assert [rests(20, [5]) for _ in range(5)] == [2, 4, 8, MAX_RESTS, MAX_RESTS]
     assert rests(1, [5]) == 0, "a small batch never rests, whatever was before it"
     assert [rests(20, [5]) for _ in range(2)] == [2, 4]
     speculation._not_ahead_cost.price = lambda step_s: 0.0
-    assert rests(20, [5, 6, 7]) == 0, "guesses that are worth it begin anew"
+    assert rests(20, [5, 6, 7]) == 0, "drafts that are worth it begin anew"
     assert rests(20, [5]) == 2
 
 
@@ -325,41 +325,41 @@ def one_request(prompt: list[int], output: list[int] = (), **fields) -> Request:
     return request
 
 
-def test_a_batch_that_is_slower_with_guesses_does_without_them() -> None:
+def test_a_batch_that_is_slower_with_drafts_does_without_them() -> None:
     payoff = Payoff()
 
     def run(num_steps: int, num_requests: int, gain: float) -> int:
-        """Return how many of so many steps may have guesses, which change the tokens per second by a factor."""
-        num_guessing = 0
+        """Return how many of so many steps may have drafts, which change the tokens per second by a factor."""
+        num_speculating = 0
         for _ in range(num_steps):
-            num_guessing += payoff.may_guess
-            period_s = 0.01 / gain if payoff.may_guess else 0.01
-            payoff.observe(num_requests, num_requests, period_s, has_guesses=payoff.may_guess)
-        return num_guessing
+            num_speculating += payoff.may_speculate
+            period_s = 0.01 / gain if payoff.may_speculate else 0.01
+            payoff.observe(num_requests, num_requests, period_s, has_draft_tokens=payoff.may_speculate)
+        return num_speculating
 
     comparison = WINDOW_STEPS * len(WINDOWS) + 1
     run(comparison, 16, gain=0.9)
-    assert not payoff.may_guess
-    num_guessing = run(10 * FIRST_REST_STEPS, 16, gain=0.9)
-    assert num_guessing < 0.02 * 10 * FIRST_REST_STEPS, "comparisons become seldom"
-    assert run(100, MIN_REQUESTS - 1, gain=0.9) >= 99, "small batches always guess"
+    assert not payoff.may_speculate
+    num_speculating = run(10 * FIRST_REST_STEPS, 16, gain=0.9)
+    assert num_speculating < 0.02 * 10 * FIRST_REST_STEPS, "comparisons become seldom"
+    assert run(100, MIN_REQUESTS - 1, gain=0.9) >= 99, "small batches always draft"
     assert run(100, 8, gain=0.9) <= 1, "the verdict holds for what is left of a batch, and for the next batch"
-    assert run(1, 33, gain=0.9) == 0 and payoff.may_guess, "another batch is compared anew"
+    assert run(1, 33, gain=0.9) == 0 and payoff.may_speculate, "another batch is compared anew"
     run(comparison, 33, gain=1.01)
-    assert not payoff.may_guess, "a tie is none"
+    assert not payoff.may_speculate, "a tie is none"
     run(1, 8, gain=1.2)
     run(comparison, 8, gain=1.2)
-    assert payoff.may_guess
+    assert payoff.may_speculate
     assert run(FIRST_REST_STEPS, 8, gain=1.2) >= FIRST_REST_STEPS - WINDOW_STEPS * len(WINDOWS)
     assert run(1, 11, gain=0.9) == 1 and run(2 * comparison, 11, gain=0.9) < comparison, "one that grows is compared"
 
 
-def test_a_batch_without_guesses_is_not_compared_and_one_slow_step_decides_nothing() -> None:
+def test_a_batch_without_drafts_is_not_compared_and_one_slow_step_decides_nothing() -> None:
     payoff = Payoff()
     for _ in range(1000):
-        payoff.observe(64, 64, 0.01, has_guesses=False)
-        assert payoff.may_guess
+        payoff.observe(64, 64, 0.01, has_draft_tokens=False)
+        assert payoff.may_speculate
     for step in range(WINDOW_STEPS * len(WINDOWS) + 1):
-        num_tokens = 18 if payoff.may_guess else 16
-        payoff.observe(16, num_tokens, 1.0 if step == 10 else 0.01, has_guesses=payoff.may_guess)
-    assert payoff.may_guess
+        num_tokens = 18 if payoff.may_speculate else 16
+        payoff.observe(16, num_tokens, 1.0 if step == 10 else 0.01, has_draft_tokens=payoff.may_speculate)
+    assert payoff.may_speculate

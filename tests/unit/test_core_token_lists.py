@@ -1,6 +1,6 @@
 """Steps that return several tokens of a request, or none: what the core makes of them.
 
-No scheduler plans such steps yet, so these tests change the record of a step as one that guesses tokens would.
+No scheduler plans such steps yet, so these tests change the record of a step as one that drafts tokens would.
 """
 
 from collections.abc import Sequence
@@ -20,18 +20,18 @@ from octavo.protocol.requests import Submit
 from octavo.protocol.steps import NO_TOKEN, Scheduled, StepResult
 
 PROMPT = [10, 11, 12, 13, 14]
-NUM_GUESSED = 3
+NUM_DRAFT_TOKENS = 3
 
 
-class Guessing(FakeEngine):
-    """Each step computes `NUM_GUESSED` positions after a request's last known token, and samples after all of them."""
+class Drafting(FakeEngine):
+    """Each step computes `NUM_DRAFT_TOKENS` positions after a request's last known token, and samples after all."""
 
     def __init__(self, groups: Sequence[CacheGroupSpec] = ONE_GROUP) -> None:
-        # In large blocks: what becomes of a block that only rejected guesses needed is not decided yet.
+        # In large blocks: what becomes of a block that only rejected drafts needed is not decided yet.
         super().__init__(64, groups, async_scheduling=False, block_size=16)
 
-    def guess(self, *request_ids: str) -> list[Request]:
-        """Plan a step, and extend what it computes of these requests by guesses."""
+    def draft(self, *request_ids: str) -> list[Request]:
+        """Plan a step, and extend what it computes of these requests by drafts."""
         assert self.scheduler.plan() is not None
         (record,) = self.scheduler.in_flight
         requests = [self.scheduler.requests[CLIENT, request_id] for request_id in request_ids]
@@ -40,13 +40,13 @@ class Guessing(FakeEngine):
             entry = record.scheduled[index]
             assert entry.num_samples == 1
             record.scheduled[index] = Scheduled(
-                entry.slot, entry.start, entry.num_tokens + NUM_GUESSED, entry.num_samples + NUM_GUESSED
+                entry.slot, entry.start, entry.num_tokens + NUM_DRAFT_TOKENS, entry.num_samples + NUM_DRAFT_TOKENS
             )
             self.scheduler.batch.withdraw(request)
-            self.scheduler.cache.extend(request, request.num_computed_tokens + NUM_GUESSED)
+            self.scheduler.cache.extend(request, request.num_computed_tokens + NUM_DRAFT_TOKENS)
             request.num_announced_blocks = request.num_blocks
-            request.num_computed_tokens += NUM_GUESSED
-            request.num_pending_tokens += NUM_GUESSED
+            request.num_computed_tokens += NUM_DRAFT_TOKENS
+            request.num_pending_tokens += NUM_DRAFT_TOKENS
             self.scheduler.batch.update(request)
         return requests
 
@@ -59,35 +59,35 @@ class Guessing(FakeEngine):
 
 
 def test_several_tokens_of_a_step_are_sent_in_one_event() -> None:
-    engine = Guessing()
+    engine = Drafting()
     engine.submit("a", PROMPT, 20)
     engine.submit("b", PROMPT[1:], 20)
-    a, b = engine.guess("a", "b")
+    a, b = engine.draft("a", "b")
     engine.take([1, 2, 3, 4, 5], [4, 1])
     assert [(event.request_id, event.token_ids) for event in engine.events] == [("a", [1, 2, 3, 4]), ("b", [5])]
     assert (a.token_ids.tolist(), a.num_uncomputed_tokens) == ([*PROMPT, 1, 2, 3, 4], 1)
-    assert (b.token_ids.tolist(), b.num_uncomputed_tokens) == ([*PROMPT[1:], 5], 1), "three guesses were wrong"
+    assert (b.token_ids.tolist(), b.num_uncomputed_tokens) == ([*PROMPT[1:], 5], 1), "three drafts were wrong"
     assert engine.scheduler.counters.generation_tokens == 5
     plan = engine.scheduler.plan()
     assert [(entry.start, entry.num_tokens) for entry in plan.scheduled] == [(8, 1), (4, 1)]
 
 
-def test_a_state_that_holds_a_wrong_guess_is_computed_again_from_the_one_before() -> None:
-    engine = Guessing([CacheGroupSpec(kind="state", window=64, num_layers=1, block_bytes=1000)])
+def test_a_state_that_holds_a_wrong_draft_is_computed_again_from_the_one_before() -> None:
+    engine = Drafting([CacheGroupSpec(kind="state", window=64, num_layers=1, block_bytes=1000)])
     engine.submit("r", PROMPT, 20)
-    engine.guess("r")
+    engine.draft("r")
     engine.take([1, 2, 3, 4], [4])
-    engine.guess("r")
+    engine.draft("r")
     engine.take([5], [1])
     plan = engine.scheduler.plan()
     assert [(entry.start, entry.num_tokens, entry.num_samples) for entry in plan.scheduled] == [(8, 2, 1)]
 
 
 def test_tokens_after_the_one_that_ends_a_request_are_dropped() -> None:
-    engine = Guessing()
+    engine = Drafting()
     engine.submit("stop", PROMPT, 20, stop_token_ids=(7,), logprobs=0)
     engine.submit("length", PROMPT[1:], 2)
-    engine.guess("stop", "length")
+    engine.draft("stop", "length")
     logprobs = [TokenLogprobs([token], [-1.0], 1) for token in range(8)]
     engine.take([1, 7, 3, 4, 5, 6, 7, 8], [4, 4], logprobs)
     stop, stopped, length, ended = engine.events
@@ -99,25 +99,25 @@ def test_tokens_after_the_one_that_ends_a_request_are_dropped() -> None:
 
 
 def test_kept_back_tokens_go_out_when_there_are_enough() -> None:
-    engine = Guessing()
+    engine = Drafting()
     engine.submit("r", PROMPT, 20, stream_interval=3)
-    engine.guess("r")
+    engine.draft("r")
     engine.take([1, 2], [2])
     assert [event.token_ids for event in engine.events] == [[1, 2]], "the first come at once"
-    engine.guess("r")
+    engine.draft("r")
     engine.take([3], [1])
     assert engine.events == []
-    engine.guess("r")
+    engine.draft("r")
     engine.take([4, 5, 6], [3])
     (tokens,) = engine.events
     assert isinstance(tokens, Tokens) and tokens.token_ids == [3, 4, 5, 6] and len(tokens.times) == 4
 
 
 def test_a_request_fails_if_one_of_its_tokens_is_none() -> None:
-    engine = Guessing()
+    engine = Drafting()
     engine.submit("bad", PROMPT, 20)
     engine.submit("good", PROMPT[1:], 20)
-    engine.guess("bad", "good")
+    engine.draft("bad", "good")
     engine.take([1, NO_TOKEN, 3, 4], [2, 2])
     failed, tokens = engine.events
     assert isinstance(failed, Failed) and failed.kind is FailureKind.INTERNAL
@@ -129,10 +129,10 @@ def test_a_request_fails_if_one_of_its_tokens_is_none() -> None:
     [([1, 2, 3], [3]), ([1, 2, 3], [1, 1]), ([1], [0, 1]), ([1] * 6, [5, 1]), ([1, 2, 3], []), ([1, 2, 3], [1, 1, 1])],
 )
 def test_a_result_that_does_not_fit_its_step_is_rejected(token_ids: list[int], counts: list[int]) -> None:
-    engine = Guessing()
+    engine = Drafting()
     engine.submit("a", PROMPT, 20)
     engine.submit("b", PROMPT[1:], 20)
-    engine.guess("a", "b")
+    engine.draft("a", "b")
     with pytest.raises(ProtocolError, match="samples 8 positions of 2 requests"):
         engine.take(token_ids, counts)
 

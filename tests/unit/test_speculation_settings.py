@@ -29,7 +29,7 @@ def test_settings_have_vllms_names() -> None:
     ("settings", "message"),
     [
         ({"spec_method": "eagle3"}, "method eagle3 needs the model of a head"),
-        ({"spec_method": "medusa"}, "method medusa: this release guesses by lookups, with draft models"),
+        ({"spec_method": "medusa"}, "method medusa: this release drafts by lookups, with draft models"),
         ({"spec_method": "mtp"}, "has no num_nextn_predict_layers"),
         ({"spec_method": "mtp", "spec_model": "org/head"}, "reads layers of the model itself"),
         ({"spec_method": "draft_model"}, "method draft_model needs a smaller model"),

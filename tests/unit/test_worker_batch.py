@@ -205,22 +205,22 @@ def test_a_step_reads_the_state_before_its_first_token_and_writes_the_one_after_
     assert (inputs.states.sources_R.tolist(), inputs.states.destinations_R.tolist()) == ([-1], [6])
 
 
-def test_the_state_before_guesses_stays_where_it_is_until_the_next_step_starts_from_it() -> None:
+def test_the_state_before_drafts_stays_where_it_is_until_the_next_step_starts_from_it() -> None:
     batch = BatchState(num_slots=2, max_model_len=32, block_size=4, vocab_size=100, has_states=True)
     batch.apply(changes(new=(Admitted(0, "", pack_ids([1] * 7), 7, [[3, 4], [-1, 5]], SPEC),)))
     verify = Scheduled(0, 6, 3, 3)
-    plan = changes(appended=(Appended(0, [[7], [9]]),), scheduled=(verify,), guesses=[(0, pack_ids([2, 2]))])
+    plan = changes(appended=(Appended(0, [[7], [9]]),), scheduled=(verify,), draft_tokens=[(0, pack_ids([2, 2]))])
     with pytest.raises(ProtocolError, match="would overwrite the state"):
-        batch.guess(plan)
+        batch.add_drafts(plan)
     plan = msgspec.structs.replace(plan, state_moves=[(0, 5, 9)])
     batch.apply(plan)
-    batch.guess(plan)
+    batch.add_drafts(plan)
     states = batch.inputs_of([verify]).states
     assert (states.sources_R.tolist(), states.destinations_R.tolist()) == ([5], [9])
-    # The first guess was right, the second one was not.
+    # The first draft was right, the second one was not.
     zeros, known = np.array([0, 0]), np.array([7, 8])
     batch.set_tokens(zeros, known, batch.columns.admission_S[zeros], np.array([2, 3]))
-    batch.end_guesses(zeros[:1], batch.columns.admission_S[zeros[:1]])
+    batch.end_drafts(zeros[:1], batch.columns.admission_S[zeros[:1]])
     again = Scheduled(0, 6, 3, 1)
     batch.apply(changes(scheduled=(again,), state_moves=[(0, 5, 9)]))
     states = batch.inputs_of([again]).states

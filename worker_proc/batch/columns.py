@@ -46,8 +46,8 @@ class SlotColumns:
         """One more than the slot of its LoRA adapter; 0: it has none."""
         self.attended_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """The place of the item that it attends to, with cross-attention."""
-        self.num_guessed_S: Ints = np.zeros(num_slots, dtype=np.int64)
-        """Guesses of tokens that follow the known ones, until the step that verifies them is over."""
+        self.num_draft_tokens_S: Ints = np.zeros(num_slots, dtype=np.int64)
+        """Drafts of tokens that follow the known ones, until the step that verifies them is over."""
         self.segment_S: Ints = np.zeros(num_slots, dtype=np.int64)
         """The position at which the second text of a pair begins; 0: there is one text."""
         self.grids_end_S: Ints = np.zeros(num_slots, dtype=np.int64)

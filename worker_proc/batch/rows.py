@@ -35,7 +35,7 @@ class Row:
     collected: Collected = field(default_factory=Collected)
     """What is known of such a result."""
     later_masks: dict[int, bytes | memoryview] = field(default_factory=dict)
-    """Masks of draws after guesses, by the number of guesses before the draw."""
+    """Masks of draws after drafts, by the number of drafts before the draw."""
 
     @property
     def num_known_tokens(self) -> int:
@@ -43,11 +43,11 @@ class Row:
         return int(self.columns.num_known_S[self.slot])
 
     def sampling_at(self, position: int) -> SamplingState:
-        """Return the state for the draw of a position, which may lie after guesses: with the mask of this draw."""
+        """Return the state for the draw of a position, which may lie after drafts: with the mask of this draw."""
         if not self.later_masks and not self.sampling.has_own_mask:
             return self.sampling
-        num_guesses = position - self.num_known_tokens
-        return self.sampling.with_mask(self.later_masks.get(num_guesses)) if num_guesses else self.sampling
+        num_draft_tokens = position - self.num_known_tokens
+        return self.sampling.with_mask(self.later_masks.get(num_draft_tokens)) if num_draft_tokens else self.sampling
 
     @property
     def traits(self) -> Trait:

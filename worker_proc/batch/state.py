@@ -107,48 +107,49 @@ class BatchState:
         if self._state_moves is not None:
             self._state_moves.apply(plan, self._block_ids[-1], self.rows)
 
-    def guess(self, plan: StepPlan) -> None:
-        """Put the guesses of a plan after the known tokens of their requests, until `end_guesses`.
+    def add_drafts(self, plan: StepPlan) -> None:
+        """Put the drafts of a plan after the known tokens of their requests, until `end_drafts`.
 
         Called when all tokens of the steps before are known that the plan relies on.
         """
         columns = self.columns
-        for slot, token_ids in plan.guesses:
+        for slot, token_ids in plan.draft_tokens:
             row = self.rows.get(slot)
             if row is None:
-                raise ProtocolError(f"guesses came for slot {slot}, which is empty")
+                raise ProtocolError(f"drafts came for slot {slot}, which is empty")
             start = row.num_known_tokens
-            if columns.num_guessed_S[slot] or self._token_ids[slot, start - 1] == PENDING:
-                raise ProtocolError(f"guesses came for slot {slot} while a step in flight samples for it")
+            if columns.num_draft_tokens_S[slot] or self._token_ids[slot, start - 1] == PENDING:
+                raise ProtocolError(f"drafts came for slot {slot} while a step in flight samples for it")
             if not 1 <= len(token_ids) < self._token_ids.shape[1] - start:
-                raise ProtocolError(f"{len(token_ids)} guesses came for slot {slot}, which has {start} tokens")
+                raise ProtocolError(f"{len(token_ids)} drafts came for slot {slot}, which has {start} tokens")
             if self._state_moves is not None and slot not in self._state_moves:
-                raise ProtocolError(f"guesses came for slot {slot}, which would overwrite the state before them")
+                raise ProtocolError(f"drafts came for slot {slot}, which would overwrite the state before them")
             self._token_ids[slot, start : start + len(token_ids)] = token_ids
-            columns.num_guessed_S[slot] = len(token_ids)
-        if len(plan.guesses) != sum(entry.num_samples > 1 for entry in plan.scheduled):
-            raise ProtocolError(f"{len(plan.guesses)} requests have guesses, but others sample after several positions")
+            columns.num_draft_tokens_S[slot] = len(token_ids)
+        if len(plan.draft_tokens) != sum(entry.num_samples > 1 for entry in plan.scheduled):
+            num_requests = len(plan.draft_tokens)
+            raise ProtocolError(f"{num_requests} requests have drafts, but others sample after several positions")
 
-    def end_guesses(self, slots_N: Ints, admissions_N: Ints) -> None:
-        """Forget the guesses of some slots that are not among their tokens by now, with their masks."""
+    def end_drafts(self, slots_N: Ints, admissions_N: Ints) -> None:
+        """Forget the drafts of some slots that are not among their tokens by now, with their masks."""
         for slot in slots_N[self.columns.admission_S[slots_N] == admissions_N].tolist():
-            self.columns.num_guessed_S[slot] = 0
+            self.columns.num_draft_tokens_S[slot] = 0
             self.rows[slot].later_masks.clear()
 
     def mask(self, masks: Sequence[TokenMask]) -> list[tuple[int, int]]:
         """Restrict the next tokens of some slots to their masks.
 
         Returns:
-            Slots and draws after guesses that are not made, because no token may come there.
+            Slots and draws after drafts that are not made, because no token may come there.
         """
         left_out = []
         for slot, index, words in masks:
             row = self.rows.get(slot)
             if row is None:
                 raise ProtocolError(f"a mask came for slot {slot}, which is empty")
-            num_guessed = int(self.columns.num_guessed_S[slot])
-            if not 0 <= index <= num_guessed:
-                raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has {1 + num_guessed}")
+            num_draft_tokens = int(self.columns.num_draft_tokens_S[slot])
+            if not 0 <= index <= num_draft_tokens:
+                raise ProtocolError(f"a mask came for draw {index} of slot {slot}, which has {1 + num_draft_tokens}")
             if len(words) != 4 * -(-self._vocab_size // 32):
                 raise ProtocolError(f"a mask of {len(words)} bytes came for {self._vocab_size} tokens")
             if index and not np.frombuffer(words, dtype=np.uint32).any():
@@ -160,10 +161,10 @@ class BatchState:
             self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
         return left_out
 
-    def use_later_masks(self, slots_N: Ints, num_guesses: int) -> None:
-        """Restrict the next token of some slots to the mask that came for the draw after so many guesses."""
+    def use_later_masks(self, slots_N: Ints, num_draft_tokens: int) -> None:
+        """Restrict the next token of some slots to the mask that came for the draw after so many drafts."""
         for slot in slots_N.tolist():
-            if words := self.rows[slot].later_masks.get(num_guesses):
+            if words := self.rows[slot].later_masks.get(num_draft_tokens):
                 self.rows[slot].sampling.mask(words)
                 self.columns.traits_S[slot] |= int(Trait.IS_MASKED)
 
@@ -185,7 +186,7 @@ class BatchState:
         self.columns.num_known_S[slots_N] = positions_N + 1
 
     def set_tokens(self, slots_N: Ints, positions_N: Ints, admissions_N: Ints, tokens_N: Ints) -> None:
-        """Fill in pending tokens, or accept tokens that were guessed and the one after them.
+        """Fill in pending tokens, or accept tokens that were drafted and the one after them.
 
         The requests with these admissions may have left the batch meanwhile.
         """
@@ -193,10 +194,10 @@ class BatchState:
         if not is_there_N.all():
             slots_N, positions_N, tokens_N = slots_N[is_there_N], positions_N[is_there_N], tokens_N[is_there_N]
         self._token_ids[slots_N, positions_N] = tokens_N
-        is_guessed_N = self.columns.num_guessed_S[slots_N] > 0
-        if is_guessed_N.any():
+        has_draft_tokens_N = self.columns.num_draft_tokens_S[slots_N] > 0
+        if has_draft_tokens_N.any():
             # The positions of a slot ascend, and the last assignment counts.
-            self.columns.num_known_S[slots_N[is_guessed_N]] = positions_N[is_guessed_N] + 1
+            self.columns.num_known_S[slots_N[has_draft_tokens_N]] = positions_N[has_draft_tokens_N] + 1
         traits_N = self.columns.traits_S[slots_N]
         if traits_N.any():
             for place in (traits_N & FOLLOWED).nonzero()[0].tolist():
@@ -204,16 +205,16 @@ class BatchState:
             self.columns.traits_S[slots_N] = traits_N & ~int(Trait.IS_MASKED)
 
     def take_sampled(self, sampled: Sequence[tuple[int, int]]) -> None:
-        """Fill in tokens that another pipeline stage has sampled: the last one of each slot, or those after guesses."""
+        """Fill in tokens that another pipeline stage has sampled: the last one of each slot, or those after drafts."""
         columns = self.columns
-        if any(columns.num_guessed_S[slot] for slot, _ in sampled):
-            after_guesses = [(slot, token_id) for slot, token_id in sampled if columns.num_guessed_S[slot]]
-            sampled = [(slot, token_id) for slot, token_id in sampled if not columns.num_guessed_S[slot]]
-            for slot, token_id in after_guesses:
+        if any(columns.num_draft_tokens_S[slot] for slot, _ in sampled):
+            after_drafts = [(slot, token_id) for slot, token_id in sampled if columns.num_draft_tokens_S[slot]]
+            sampled = [(slot, token_id) for slot, token_id in sampled if not columns.num_draft_tokens_S[slot]]
+            for slot, token_id in after_drafts:
                 self._token_ids[slot, columns.num_known_S[slot]] = token_id
                 columns.num_known_S[slot] += 1
-            slots_N = np.array([slot for slot, _ in after_guesses])
-            self.end_guesses(slots_N, columns.admission_S[slots_N])
+            slots_N = np.array([slot for slot, _ in after_drafts])
+            self.end_drafts(slots_N, columns.admission_S[slots_N])
         if not sampled:
             return
         slots_N, tokens_N = (np.array(column, dtype=np.int64) for column in zip(*sampled, strict=True))
@@ -351,12 +352,12 @@ class BatchState:
         if entries.slots_R.max() >= len(self.columns.num_known_S):
             return False
         ends_R, num_samples_R = entries.starts_R + entries.counts_R, entries.num_samples_R
-        num_guessed_R = self.columns.num_guessed_S[entries.slots_R]
-        known_R = self.columns.num_known_S[entries.slots_R] + num_guessed_R
+        num_draft_tokens_R = self.columns.num_draft_tokens_S[entries.slots_R]
+        known_R = self.columns.num_known_S[entries.slots_R] + num_draft_tokens_R
         is_valid_R = (entries.counts_R >= 1) & (ends_R <= known_R)
         is_valid_R &= (num_samples_R == 0) | (ends_R == known_R)
-        is_valid_R &= (num_samples_R <= 1) & (num_guessed_R == 0) | (
-            (num_samples_R == 1 + num_guessed_R) & (entries.counts_R >= num_samples_R)
+        is_valid_R &= (num_samples_R <= 1) & (num_draft_tokens_R == 0) | (
+            (num_samples_R == 1 + num_draft_tokens_R) & (entries.counts_R >= num_samples_R)
         )
         is_valid_R &= ends_R <= self.columns.capacity_S[entries.slots_R]
         return bool(is_valid_R.all())
@@ -366,16 +367,17 @@ class BatchState:
         row = self.rows.get(entry.slot)
         if row is None:
             raise ProtocolError(f"slot {entry.slot} was scheduled but is empty")
-        end, num_guessed = entry.start + entry.num_tokens, int(self.columns.num_guessed_S[entry.slot])
-        num_known = row.num_known_tokens + num_guessed
+        end, num_draft_tokens = entry.start + entry.num_tokens, int(self.columns.num_draft_tokens_S[entry.slot])
+        num_known = row.num_known_tokens + num_draft_tokens
         if entry.num_tokens < 1 or end > num_known:
             raise ProtocolError(
                 f"slot {entry.slot}: positions {entry.start} to {end} were scheduled, but {num_known} tokens are known"
             )
-        if (entry.num_samples > 1 or num_guessed) and not entry.num_tokens >= entry.num_samples == 1 + num_guessed:
+        verifies = entry.num_samples > 1 or num_draft_tokens > 0
+        if verifies and not entry.num_tokens >= entry.num_samples == 1 + num_draft_tokens:
             raise ProtocolError(
                 f"slot {entry.slot} computes {entry.num_tokens} tokens and samples after {entry.num_samples} of them, "
-                f"with {num_guessed} guesses"
+                f"with {num_draft_tokens} drafts"
             )
         if entry.num_samples and end != num_known:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")

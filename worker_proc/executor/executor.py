@@ -128,7 +128,7 @@ class PipelinedExecutor:
         self._batch.apply(plan)
         if not self._answers:
             self._batch.take_sampled(plan.sampled)
-        self._batch.guess(plan)
+        self._batch.add_drafts(plan)
         if plan.copies_out or plan.copies_in:
             if self._host_blocks is None:
                 raise ProtocolError("a plan copies blocks to or from host memory, but no block of it was allocated")
@@ -326,8 +326,8 @@ class PipelinedExecutor:
         """Put the tokens of a step into the batch; returns which of them are tokens, None if all are."""
         batch, accepted = self._batch, None
         places: Any = slice(None)
-        if samples.guesses is not None:
-            accepted = samples.guesses.accepted(tokens_N)
+        if samples.draft_tokens is not None:
+            accepted = samples.draft_tokens.accepted(tokens_N)
             places = accepted.places
             if step.is_known_N is not None:
                 places = places[~step.is_known_N[places]]
@@ -336,16 +336,16 @@ class PipelinedExecutor:
         batch.set_tokens(
             samples.slots_N[places], samples.positions_N[places], samples.admissions_N[places], tokens_N[places]
         )
-        if samples.guesses is not None:
-            firsts = samples.guesses.firsts
-            batch.end_guesses(samples.slots_N[firsts], samples.admissions_N[firsts])
+        if samples.draft_tokens is not None:
+            firsts = samples.draft_tokens.firsts
+            batch.end_drafts(samples.slots_N[firsts], samples.admissions_N[firsts])
         return accepted
 
 
 def _append_pending(batch: BatchState, samples: Samples) -> None:
     """Let the next steps be planned of requests that get one token. How many others get is not known yet."""
-    if samples.guesses is None:
+    if samples.draft_tokens is None:
         batch.append_pending(samples.slots_N, samples.positions_N)
     else:
-        is_alone_N = samples.guesses.counts_N == 1
+        is_alone_N = samples.draft_tokens.counts_N == 1
         batch.append_pending(samples.slots_N[is_alone_N], samples.positions_N[is_alone_N])

@@ -34,7 +34,7 @@ def step_result(
         step: that is over.
         token_ids: what it has sampled.
         times: of the step.
-        accepted: which of that follows no wrong guess; None: all.
+        accepted: which of that follows no wrong draft; None: all.
         drafts: what may come next.
     """
     logprobs = _sampled_logprobs(step, token_ids)

@@ -1,8 +1,8 @@
 """Speculative decoding: draws that depend on the tokens before them, made one after another.
 
 Penalties, bad words of several tokens and logits processors depend on all tokens before a draw, and some runners have
-one mask for each request. A guess becomes
-a token of its request only if it is right. So each round makes the draws whose guesses were all right, with the very
+one mask for each request. A draft becomes
+a token of its request only if it is right. So each round makes the draws whose drafts were all right, with the very
 state that they would find in a step of their own. Nothing has to be taken back.
 """
 
@@ -28,10 +28,10 @@ class DrawRounds:
     """
 
     def __init__(self, samples: Samples, batch: BatchState, is_dependent_N: npt.NDArray[np.bool_]) -> None:
-        assert samples.guesses is not None, "draws without guesses are independent"
-        self._samples, self._guesses, self._batch = samples, samples.guesses, batch
+        assert samples.draft_tokens is not None, "draws without drafts are independent"
+        self._samples, self._draft_tokens, self._batch = samples, samples.draft_tokens, batch
         self.is_dependent_N = is_dependent_N
-        self.places_M: Ints = (~is_dependent_N | (self._guesses.offsets_N == 0)).nonzero()[0]
+        self.places_M: Ints = (~is_dependent_N | (self._draft_tokens.offsets_N == 0)).nonzero()[0]
 
     def record(self, token_ids: Sequence[int]) -> None:
         """See `octavo.worker_proc.executor.runner.Rounds`."""
@@ -42,10 +42,10 @@ class DrawRounds:
         self._batch.set_tokens(
             slots_M, samples.positions_N[places_M], samples.admissions_N[places_M], np.maximum(tokens_M, 0)
         )
-        self.places_M = places_M[tokens_M == self._guesses.guesses_N[places_M]] + 1
+        self.places_M = places_M[tokens_M == self._draft_tokens.token_ids_N[places_M]] + 1
         if len(self.places_M):
-            num_guesses = int(self._guesses.offsets_N[self.places_M[0]])
-            self._batch.use_later_masks(samples.slots_N[self.places_M], num_guesses)
+            num_draft_tokens = int(self._draft_tokens.offsets_N[self.places_M[0]])
+            self._batch.use_later_masks(samples.slots_N[self.places_M], num_draft_tokens)
 
 
 def draw_rounds(
@@ -60,9 +60,9 @@ def draw_rounds(
         has_processors: whether logits processors follow the tokens of all requests.
         masks_each_draw: whether draws that are made together may have masks of their own.
     """
-    if (guesses := samples.guesses) is None:
+    if (draft_tokens := samples.draft_tokens) is None:
         return None
-    is_dependent_N = guesses.counts_N > 1
+    is_dependent_N = draft_tokens.counts_N > 1
     if not has_processors and len(samples) <= max_logits:
         dependent = Trait.TRACKS_TOKENS if masks_each_draw else Trait.TRACKS_TOKENS | Trait.IS_MASKED
         is_dependent_N &= (batch.columns.traits_S[samples.slots_N] & int(dependent)) > 0

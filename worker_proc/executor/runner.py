@@ -24,7 +24,7 @@ Deliver = Callable[[StepResult], None]
 WaitForCommand = Callable[[int], object]
 """Waits up to this many milliseconds for a command; true if there is one."""
 ReceiveMasks = Callable[[], Sequence[TokenMask]]
-NO_GUESS = -3
+NO_DRAFT_TOKEN = -3
 """No sampled token, and neither `NO_TOKEN` nor `POOLED`."""
 
 PROMPT_LOGPROBS_ROWS = 64
@@ -49,7 +49,7 @@ class SampledRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Accepted:
-    """The samples of a step with guesses that are tokens of their requests."""
+    """The samples of a step with drafts that are tokens of their requests."""
 
     places: Ints
     """Among all samples, ascending."""
@@ -58,26 +58,26 @@ class Accepted:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Guesses:
-    """What the requests of a step are guessed to continue with, for each of its N samples."""
+class DraftTokens:
+    """What the requests of a step are drafted to continue with, for each of its N samples."""
 
-    guesses_N: Ints
-    """The guess in the place of the sampled token; `NO_GUESS` for the last sample of each request."""
+    token_ids_N: Ints
+    """The draft in the place of the sampled token; `NO_DRAFT_TOKEN` for the last sample of each request."""
     offsets_N: Ints
-    """The number of guesses before it."""
+    """The number of drafts before it."""
     counts_N: Ints
     """The samples of its request."""
 
     @property
     def firsts(self) -> Ints:
-        """The place of the first sample of each request that has guesses."""
+        """The place of the first sample of each request that has drafts."""
         firsts: Ints = ((self.offsets_N == 0) & (self.counts_N > 1)).nonzero()[0]
         return firsts
 
     def accepted(self, tokens_N: Ints) -> Accepted:
-        """Return the samples before the first wrong guess of each request, and the one in its place."""
+        """Return the samples before the first wrong draft of each request, and the one in its place."""
         starts_E = (self.offsets_N == 0).nonzero()[0]
-        wrong = (tokens_N != self.guesses_N).nonzero()[0]  # the last sample of each request is among them
+        wrong = (tokens_N != self.token_ids_N).nonzero()[0]  # the last sample of each request is among them
         ends_E = wrong[np.searchsorted(wrong, starts_E)] + 1
         counts_E = ends_E - starts_E
         places = (self.offsets_N < np.repeat(counts_E, self.counts_N[starts_E])).nonzero()[0]
@@ -87,8 +87,8 @@ class Guesses:
 class Samples(Sequence[SampledRow]):
     """The tokens that a step samples: as arrays, and one by one for those who need the requests.
 
-    A request with guesses has several, in the order of their positions: one after its last known token, and one after
-    each guess, as if all guesses before were its tokens.
+    A request with drafts has several, in the order of their positions: one after its last known token, and one after
+    each draft, as if all drafts before were its tokens.
 
     Args:
         entries: of the step.
@@ -105,7 +105,7 @@ class Samples(Sequence[SampledRow]):
         """Their rows in the step's hidden states."""
         self.positions_N: Ints = inputs.context_lens[is_sampled_R]
         """Tokens before them."""
-        self.guesses: Guesses | None = None
+        self.draft_tokens: DraftTokens | None = None
         """None: no request has any."""
         counts_E = entries.num_samples_R[is_sampled_R]
         if len(counts_E) and counts_E.max() > 1:
@@ -115,7 +115,9 @@ class Samples(Sequence[SampledRow]):
             self.positions_N = np.repeat(self.positions_N - counts_E + 1, counts_E) + offsets_N
             is_last_N = offsets_N == np.repeat(counts_E - 1, counts_E)
             following_N = inputs.token_ids_T[np.where(is_last_N, 0, self.indices_N + 1)]
-            self.guesses = Guesses(np.where(is_last_N, NO_GUESS, following_N), offsets_N, np.repeat(counts_E, counts_E))
+            self.draft_tokens = DraftTokens(
+                np.where(is_last_N, NO_DRAFT_TOKEN, following_N), offsets_N, np.repeat(counts_E, counts_E)
+            )
         self.num_outputs_N: Ints = self.positions_N - columns.num_prompt_S[self.slots_N]
         self.admissions_N: Ints = columns.admission_S[self.slots_N]
         self.traits_N: Ints = columns.traits_S[self.slots_N]
@@ -125,18 +127,19 @@ class Samples(Sequence[SampledRow]):
         self._rows: list[SampledRow] | None = None
 
     def at(self, places_M: Ints) -> "Samples":
-        """Return some of these, without their guesses."""
+        """Return some of these, without their drafts."""
         part = copy(self)
         for name in ("slots_N", "indices_N", "positions_N", "num_outputs_N", "admissions_N", "traits_N"):
             setattr(part, name, getattr(self, name)[places_M])
-        part.guesses, part._rows = None, None
+        part.draft_tokens, part._rows = None, None
         return part
 
     def leave_out(self, draws: Sequence[tuple[int, int]]) -> None:
-        """Do not make some draws after guesses, given as slots and numbers of guesses, whatever was guessed."""
-        for slot, num_guesses in draws:
-            assert self.guesses is not None, "a draw after guesses"
-            self.guesses.guesses_N[(self.slots_N == slot) & (self.guesses.offsets_N == num_guesses - 1)] = NO_GUESS
+        """Do not make some draws after drafts, given as slots and numbers of drafts, whatever was drafted."""
+        for slot, num_draft_tokens in draws:
+            assert self.draft_tokens is not None, "a draw after drafts"
+            is_draft_N = (self.slots_N == slot) & (self.draft_tokens.offsets_N == num_draft_tokens - 1)
+            self.draft_tokens.token_ids_N[is_draft_N] = NO_DRAFT_TOKEN
 
     def with_trait(self, trait: Trait) -> list[int]:
         """Return the places of the requests that have a trait."""
@@ -171,7 +174,7 @@ class PendingSamples(Protocol):
     def token_ids(self) -> list[int]:
         """Return one token per sampled row; `NO_TOKEN` where the largest logit is NaN or infinite.
 
-        What follows a wrong guess has no meaning.
+        What follows a wrong draft has no meaning.
         """
 
     def logprobs(self) -> list[RowLogprobs | None] | None:
@@ -221,7 +224,7 @@ class Runner(Protocol):
     """Rows whose logits there is room for."""
 
     masks_each_draw: bool
-    """Whether draws after guesses, made together, may have masks of their own; False: one mask for each slot."""
+    """Whether draws after drafts, made together, may have masks of their own; False: one mask for each slot."""
 
     reads_block_tables: bool
     """Whether `run` needs block tables from the host; False: the device has its own copy."""
@@ -286,7 +289,7 @@ class Runner(Protocol):
             has_masks: the states of some requests have a mask for this token. The host then knows the tokens of all
                 steps before, as it does if a request has a bad word of several tokens, or if there is `change_logits`.
             change_logits: to be called once, or once in each round.
-            rounds: to draw in, because some draws depend on the tokens before them, which are guesses; None: all draws
+            rounds: to draw in, because some draws depend on the tokens before them, which are drafts; None: all draws
                 are independent.
         """
 

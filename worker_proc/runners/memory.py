@@ -11,14 +11,14 @@ from octavo.protocol.steps import Admitted, Scheduled, StepPlan
 POOLED_WHOLE: RequestParams = PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True)
 """The requests of a step of a model that pools, that take the most memory."""
 
-MAX_SAMPLES_AFTER_GUESSES = 512
+MAX_SAMPLES_AFTER_DRAFTS = 512
 """Logits take much memory: 0.3 GB for 512 rows of 152,000 tokens. A step with more samples draws them in rounds."""
 
 
 def max_samples(config: ResolvedConfig) -> int:
-    """Return the most tokens that are sampled at once: several for each request that has guesses."""
+    """Return the most tokens that are sampled at once: several for each request that has drafts."""
     depth = config.speculation.max_depth if config.speculation else 0
-    most = min(MAX_SAMPLES_AFTER_GUESSES, config.max_num_batched_tokens)
+    most = min(MAX_SAMPLES_AFTER_DRAFTS, config.max_num_batched_tokens)
     return min(config.max_num_seqs * (1 + depth), max(config.max_num_seqs, most))
 
 
@@ -40,7 +40,7 @@ def prompts_plan(
     num_groups: int = 1,
     has_states: bool = False,
     samples: bool = True,
-    num_guesses: int = 0,
+    num_draft_tokens: int = 0,
 ) -> StepPlan:
     """Return the plan of a step that computes whole prompts, one per slot from 0.
 
@@ -54,7 +54,7 @@ def prompts_plan(
             matter where only memory is measured.
         has_states: whether requests have a state; they all have the same, for the same reason.
         samples: whether a token is sampled after each prompt.
-        num_guesses: tokens that are guessed to follow each prompt, which must be of one token then.
+        num_draft_tokens: tokens that are drafted to follow each prompt, which must be of one token then.
     """
     states = [[0] * blocks_each] * has_states
     admitted = [
@@ -69,7 +69,8 @@ def prompts_plan(
         for slot, length in enumerate(lengths)
     ]
     scheduled = [
-        Scheduled(slot, 0, length + num_guesses, int(samples) + num_guesses) for slot, length in enumerate(lengths)
+        Scheduled(slot, 0, length + num_draft_tokens, int(samples) + num_draft_tokens)
+        for slot, length in enumerate(lengths)
     ]
-    guesses = [(slot, pack_ids([0] * num_guesses)) for slot in range(len(lengths) if num_guesses else 0)]
-    return StepPlan(sequence, list(released), admitted, [], scheduled, guesses=guesses)
+    draft_tokens = [(slot, pack_ids([0] * num_draft_tokens)) for slot in range(len(lengths) if num_draft_tokens else 0)]
+    return StepPlan(sequence, list(released), admitted, [], scheduled, draft_tokens=draft_tokens)

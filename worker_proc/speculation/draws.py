@@ -33,18 +33,18 @@ class Drafter(Protocol):
         Args:
             entries: of the step.
             query_starts: of its rows.
-            accepted: how many of them are tokens, if some verify guesses.
+            accepted: how many of them are tokens, if some verify drafts.
             num_drafts: 0: none.
         """
 
 
 def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | None) -> Ints:
-    """Return how many positions of each entry of a step follow no wrong guess.
+    """Return how many positions of each entry of a step follow no wrong draft.
 
     Args:
         entries: of the step.
         sampled_E: those that sample.
-        accepted: None: no entry verifies guesses.
+        accepted: None: no entry verifies drafts.
     """
     counts_R = entries.counts_R.copy()
     if accepted is not None:
@@ -53,7 +53,7 @@ def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | Non
 
 
 def draw_drafts(sampler: Sampler, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-    """Return a token for each of some positions, with the noise of the position: of the token that it guesses.
+    """Return a token for each of some positions, with the noise of the position: of the token that it drafts.
 
     So at any temperature a draft is right if drafter and model agree.
     """

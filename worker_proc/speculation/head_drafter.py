@@ -1,7 +1,7 @@
 """`HeadDrafter`: follows every step of a model with its head, and drafts what comes after the sampled tokens.
 
 The head has keys and values of its own, in the blocks of the model's first cache group without a window. So they are
-found, shared and copied with the model's. A draft is a guess that a later step verifies: it may depend on anything.
+found, shared and copied with the model's. A later step verifies each draft, so it may depend on anything.
 """
 
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ from octavo.worker_proc.speculation.draws import Drafts, draw_drafts, num_accept
 class HeadDrafter:
     """Drafts for the requests of a batch, after each step of its runner.
 
-    The noise of a draft is that of the token it guesses, so at any temperature it is right if head and model agree.
+    The noise of a draft is that of the token it drafts, so at any temperature it is right if head and model agree.
 
     Args:
         head: with its weights.
@@ -73,11 +73,11 @@ class HeadDrafter:
         Args:
             entries: of the step.
             query_starts: of its rows.
-            accepted: how many of them are tokens, if some verify guesses.
+            accepted: how many of them are tokens, if some verify drafts.
             num_drafts: 0: only follow.
         """
         sampled_E = (entries.num_samples_R > 0).nonzero()[0]
-        # Keys of rejected guesses would be wrong, and the next step stores the right ones.
+        # Keys of rejected drafts would be wrong, and the next step stores the right ones.
         counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
         rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)

@@ -2,7 +2,7 @@
 
 The draft model has keys and values of its own, in the blocks of the model's first cache group without a window. So they
 are found, shared and copied with the model's. It computes nothing until drafts are wanted, and then what it lacks of
-these requests: a full batch, which guesses nothing, pays nothing.
+these requests: a full batch, which drafts nothing, pays nothing.
 """
 
 from collections.abc import Sequence

@@ -32,7 +32,7 @@ class SpeculationMeter:
         self._before = self._read()
 
     def figures(self) -> dict[str, Any]:
-        """Return the figures since `start` under the names of vLLM's result files; {} if no tokens were guessed."""
+        """Return the figures since `start` under the names of vLLM's result files; {} if no tokens were drafted."""
         time.sleep(REPORT_DELAY_S)
         after = self._read()
         grown = {name: int(count - self._before.get(name, 0.0)) for name, count in after.items()}
@@ -41,7 +41,7 @@ class SpeculationMeter:
             return {}
         num_accepted = grown["accepted_tokens"]
         per_position = [grown[str(position)] / num_drafts for position in range(sum(name.isdigit() for name in grown))]
-        while per_position and not per_position[-1]:  # there is a series for more positions than are guessed
+        while per_position and not per_position[-1]:  # there is a series for more positions than are drafted
             per_position.pop()
         return {
             "spec_decode_acceptance_rate": 100 * num_accepted / num_tokens,

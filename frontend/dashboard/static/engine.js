@@ -148,15 +148,15 @@ export class EngineView {
 
 const percent = (fraction) => `${(100 * fraction).toFixed(fraction && fraction < 0.1 ? 1 : 0)} %`;
 
-/** Figures of speculative decoding in the last minute; none if the engine has never guessed. */
+/** Figures of speculative decoding in the last minute; none if the engine has never drafted. */
 function speculation(stats, first) {
   if (!stats.spec_decode_num_drafts) return [];
   const grown = (name) => stats[`spec_decode_num_${name}`] - first[`spec_decode_num_${name}`];
   const drafts = grown("drafts");
   const accepted = grown("accepted_tokens");
   return [
-    ["guesses accepted, last minute", drafts ? percent(accepted / grown("draft_tokens")) : "–"],
-    ["tokens per guessing step", drafts ? (1 + accepted / drafts).toFixed(2) : "–"],
+    ["drafts accepted, last minute", drafts ? percent(accepted / grown("draft_tokens")) : "–"],
+    ["tokens per speculating step", drafts ? (1 + accepted / drafts).toFixed(2) : "–"],
   ];
 }
 

@@ -59,7 +59,7 @@ class SamplingFields(StructuredFields, kw_only=True):
     early_stopping: bool | Literal["never"] | None = None
     stream_interval: Annotated[int | None, _bounds("stream_interval")] = None
     speculation: Literal["off"] | int | None = None
-    """The most tokens that are guessed at a time, in an engine with `--speculative-config`."""
+    """The most tokens that are drafted at a time, in an engine with `--speculative-config`."""
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     logprob_token_ids: list[int] | None = None

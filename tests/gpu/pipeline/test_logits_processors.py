@@ -67,16 +67,16 @@ def followed(model: Model, config: ResolvedConfig, stream: Stream | None) -> tup
     return requests, [fault for result in core.results for fault in result.faults]
 
 
-def assert_guesses_change_nothing(
+def assert_drafts_change_nothing(
     model: Model, config: ResolvedConfig, stream: Stream | None, expected: list[Running]
 ) -> None:
-    """Run the same requests with guesses: processors see each token that is right, and none that is wrong."""
+    """Run the same requests with drafts: processors see each token that is right, and none that is wrong."""
     factory = ProcessorFactory("follow", lambda: Follow(None, None, False), Follow.validate_params)
     core = driver(model, config, stream, Processors([factory]))
     requests = [core.admit(slot, prompt(4 + slot), sampling) for slot, sampling in enumerate(FOLLOWED)]
     core.run(1)
     wrong = (expected[0].outputs[2] + 1) % VOCAB_SIZE
-    core.begin(guesses={0: [expected[0].outputs[1], wrong, 5], 2: expected[2].outputs[1:4]})
+    core.begin(draft_tokens={0: [expected[0].outputs[1], wrong, 5], 2: expected[2].outputs[1:4]})
     core.executor.drain()
     assert [len(request.outputs) for request in requests] == [3, 2, 5]
     core.run(2)
@@ -93,7 +93,7 @@ def computed_on_cpu(directory: Path) -> tuple[list[Running], list[StepFault]]:
     on_cpu = worker_config(directory, **SETTINGS)
     model = loaded(on_cpu)
     found = followed(model, on_cpu, None)
-    assert_guesses_change_nothing(model, on_cpu, None, found[0])
+    assert_drafts_change_nothing(model, on_cpu, None, found[0])
     return found
 
 
@@ -105,4 +105,4 @@ def test_logits_processors_see_the_tokens_before_and_the_tokens_are_those_of_the
         assert_equal(request, wanted)
     assert found[0].outputs[4] == found[0].outputs[3] + 1, "the processor knew every token"
     assert faults == computed_on_cpu[1] == [StepFault(1, "a logits processor raised ValueError: as it was told")]
-    assert_guesses_change_nothing(model, config, new_stream(stream.torch_device), found)
+    assert_drafts_change_nothing(model, config, new_stream(stream.torch_device), found)

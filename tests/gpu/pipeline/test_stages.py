@@ -63,7 +63,7 @@ def test_stages_have_the_bits_of_one_gpu(tmp_path: Path, _kernels_of_gpus: None,
     driver.step({0: 5, 1: 3})
     driver.step({0: 1, 1: 6})
     driver.step()
-    driver.step(guesses={0: [5, 6], 1: [7]})
+    driver.step(draft_tokens={0: [5, 6], 1: [7]})
     driver.step()
     config = worker_config(directory, **settings, pipeline_parallel_size=2)
     fork = multiprocessing.get_context("fork")

@@ -61,11 +61,11 @@ class SimulatedMatcher:
 
     def continuation(self, num_tokens: int) -> list[int]:
         """Return the lowest tokens that may follow, which the model often draws from a small vocabulary."""
-        guess = []
+        draft = []
         for position in range(self.position, min(self.position + num_tokens, self.language.high - 1)):
             fitting = [token_id for token_id in range(self.vocab_size) if self.language.allows(position, token_id)]
-            guess += fitting[:1]
-        return guess
+            draft += fitting[:1]
+        return draft
 
     @property
     def is_complete(self) -> bool:

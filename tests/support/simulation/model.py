@@ -24,7 +24,7 @@ DAMAGED_MARK = "damaged"
 
 
 ECHO_SEED = 2
-"""Requests with this seed, modulo 4, mostly repeat themselves, so that guesses of their tokens are often right."""
+"""Requests with this seed, modulo 4, mostly repeat themselves, so that drafts of their tokens are often right."""
 
 
 def root_state(request_id: str, adapter_digest: str = "") -> int:

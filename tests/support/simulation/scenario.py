@@ -44,7 +44,7 @@ SHARE_OF_POOLING = 0.15
 """Share of the scenarios whose requests ask for vectors; in half of them, prompts are computed whole."""
 
 SHARE_OF_SPECULATION = 0.5
-"""Share of the scenarios that guess tokens, among those whose models can take guesses back."""
+"""Share of the scenarios that draft tokens, among those whose models can take drafts back."""
 
 SHARE_OF_FILES = 0.4
 """Share of the scenarios that keep KV blocks in files, unless states forbid it."""

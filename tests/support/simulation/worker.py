@@ -61,7 +61,7 @@ class Row:
     """The position at which its latest step ended."""
     num_returned: int = 0
     """Tokens that the first stage of a pipeline knows."""
-    num_guesses: int = 0
+    num_draft_tokens: int = 0
     start: int = 0
     """First position of the part that was computed last."""
     """Last tokens of the row that this step verifies."""
@@ -122,7 +122,7 @@ class SimulatedWorker:
         self._copy_states(plan)
         self._check_size(plan)
         self._check_embeds(plan)
-        self._add_guesses(plan)
+        self._add_draft_tokens(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
         for part in plan.scheduled:
             self._write(part)
@@ -280,26 +280,26 @@ class SimulatedWorker:
             given = unpack_ids(bytes(plan.prompt_embeds.data.data)).tolist()
             require(given == [*chain.from_iterable(tokens)], "a step has rows of other positions")
 
-    def _add_guesses(self, plan: StepPlan) -> None:
-        """Put guesses at the ends of their rows while the step is computed."""
+    def _add_draft_tokens(self, plan: StepPlan) -> None:
+        """Put drafts at the ends of their rows while the step is computed."""
         parts = {part.slot: part for part in plan.scheduled}
-        require(len({slot for slot, _ in plan.guesses}) == len(plan.guesses), "two guesses for a slot")
+        require(len({slot for slot, _ in plan.draft_tokens}) == len(plan.draft_tokens), "two drafts for a slot")
         moved = {slot for slot, _, _ in plan.state_moves}
         require(len(moved) == len(plan.state_moves) and moved <= parts.keys(), "states of other requests move")
-        is_kept = self._states is None or {slot for slot, _ in plan.guesses} <= moved
-        require(is_kept, "a state is overwritten by guesses that may be wrong")
-        for slot, token_ids in plan.guesses:
+        is_kept = self._states is None or {slot for slot, _ in plan.draft_tokens} <= moved
+        require(is_kept, "a state is overwritten by drafts that may be wrong")
+        for slot, token_ids in plan.draft_tokens:
             row, part, num_positions = self.rows[slot], parts[slot], len(token_ids) + 1
             name = row.admitted.request_id
-            require(num_positions > 1, f"{name} has no guess")
-            require(part.num_tokens >= part.num_samples == num_positions, f"{name} has {num_positions - 1} guesses")
+            require(num_positions > 1, f"{name} has no draft")
+            require(part.num_tokens >= part.num_samples == num_positions, f"{name} has {num_positions - 1} drafts")
             end = len(row.token_ids) + len(token_ids)
-            require(part.start + part.num_tokens == end, f"{name} has guesses before its last token is known")
+            require(part.start + part.num_tokens == end, f"{name} has drafts before its last token is known")
             is_again = self._states is not None
-            require(part.num_tokens == num_positions or is_again, f"{name} has guesses after a prompt")
+            require(part.num_tokens == num_positions or is_again, f"{name} has drafts after a prompt")
             row.token_ids += token_ids
             row.num_returned += len(token_ids)
-            row.num_guesses = len(token_ids)
+            row.num_draft_tokens = len(token_ids)
 
     def _write(self, part: Scheduled) -> None:
         row, size = self.rows[part.slot], self._block_size
@@ -311,7 +311,7 @@ class SimulatedWorker:
         require(end <= num_known, f"{name}: position {end} has no token yet")
         for block_ids in row.block_ids:
             require(end <= len(block_ids) * size, f"{name}: position {end} has no block")
-        num_samples = (1 + row.num_guesses) if end == len(row.token_ids) else 0
+        num_samples = (1 + row.num_draft_tokens) if end == len(row.token_ids) else 0
         require(part.num_samples == num_samples, f"{name}: samples {part.num_samples} at {end}")
         extend_states(row.states, row.token_ids, row.root)
         row.start, row.num_computed = start, end
@@ -349,7 +349,7 @@ class SimulatedWorker:
                 source = slots[(part.start - 1) // size]
                 if part.slot in moves:
                     source, destination = moves[part.slot]
-                    require(source != destination, f"{name}: the state before its guesses is overwritten")
+                    require(source != destination, f"{name}: the state before its drafts is overwritten")
                     last = (end - 1) // size
                     slots[last:] = [destination] * (len(slots) - last)
                 require(source != NULL_BLOCK, f"{name}: no state before position {part.start}")
@@ -418,27 +418,27 @@ class SimulatedWorker:
             pack_ids(sampled),
             shown,
             prompt_logprobs,
-            counts=counts if plan.guesses else [],
+            counts=counts if plan.draft_tokens else [],
             pooled=pooled,
             drafts=drafts,
         )
 
     def _verify(self, row: Row, sampling: SamplingSpec, masks: Sequence[bytes | None]) -> list[int]:
-        """Draw tokens after the last known one and after each guess, up to the first that is another than guessed."""
-        num_known = len(row.token_ids) - row.num_guesses
-        guesses, accepted = row.token_ids[num_known:], list[int]()
+        """Draw tokens after the last known one and after each draft, up to the first that is another than drafted."""
+        num_known = len(row.token_ids) - row.num_draft_tokens
+        draft_tokens, accepted = row.token_ids[num_known:], list[int]()
         for index, mask in enumerate(masks):
             if index and mask is not None and not any(mask):
-                break  # nothing may follow the guesses before
+                break  # nothing may follow the drafts before
             position = num_known + index
             num_outputs = position - row.admitted.num_prompt_tokens
             state = row.states[position - 1]
             accepted.append(draw(state, position, num_outputs, sampling, self._vocab_size, mask))
-            if index == len(guesses) or accepted[-1] != guesses[index]:
+            if index == len(draft_tokens) or accepted[-1] != draft_tokens[index]:
                 break
         # Positions behind them hold states of tokens that the request does not have.
-        row.num_returned -= row.num_guesses
-        row.num_guesses = 0
+        row.num_returned -= row.num_draft_tokens
+        row.num_draft_tokens = 0
         row.token_ids[num_known:] = accepted
         row.num_computed = num_known + len(accepted) - 1
         if self._states is not None and len(accepted) < len(masks):

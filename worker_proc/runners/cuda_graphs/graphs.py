@@ -39,7 +39,7 @@ class GraphKind(Enum):
     PROMPTS = "prompts"
     """Hidden states of a step in which requests compute any number of tokens."""
     DECODES = "decodes"
-    """Hidden states of a step in which each request computes one token, or a few that are guessed to follow."""
+    """Hidden states of a step in which each request computes one token, or a few that are drafted to follow."""
     SAMPLES = "samples"
     """Tokens from hidden states."""
     REPORTS = "reports"

@@ -173,19 +173,19 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         executor.begin(msgspec.structs.replace(plan, awaits_masks=True), lambda: masks)
         executor.drain()
         if config.speculation is not None:
-            executor.begin(_guessing_plan(config, new_plan))
+            executor.begin(_drafts_plan(config, new_plan))
             executor.drain()
         return device.peak_growth_bytes() - runner.cache_bytes
 
 
-def _guessing_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
-    """Return the plan after the decode that samples as much as any step does, because it has guesses."""
-    assert config.speculation is not None, "an engine that guesses"
+def _drafts_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
+    """Return the plan after the decode that samples as much as any step does, because it has drafts."""
+    assert config.speculation is not None, "an engine that drafts"
     depth = config.speculation.max_depth
     num_requests = max(1, max_samples(config) // (1 + depth))
     blocks_each = -(-(1 + depth) // config.block_size)
     released = range(config.max_num_seqs)
-    return new_plan([1] * num_requests, _MEASURED, blocks_each, sequence=2, released=released, num_guesses=depth)
+    return new_plan([1] * num_requests, _MEASURED, blocks_each, sequence=2, released=released, num_draft_tokens=depth)
 
 
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
@@ -206,7 +206,7 @@ def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: Re
 
 
 def _max_decode_rows(config: ResolvedConfig) -> int:
-    """Return the most tokens of a decode that is a graph, those included that are guessed."""
+    """Return the most tokens of a decode that is a graph, those included that are drafted."""
     if not config.max_graph_size:
         return 0
     return max(config.max_graph_size, max_samples(config)) if config.speculation else config.max_graph_size

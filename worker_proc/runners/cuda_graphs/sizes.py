@@ -50,7 +50,7 @@ class GraphSizes:
     prompts: Sizes
     """Tokens of steps in which requests compute any number of tokens."""
     decodes: Sizes
-    """Tokens of steps in which each request computes one, or a few with guesses; and samples of all steps."""
+    """Tokens of steps in which each request computes one, or a few with drafts; and samples of all steps."""
     reports: Sizes
     """Samples of steps that report logprobs: few sizes, because few steps do."""
 
@@ -59,7 +59,7 @@ class GraphSizes:
         """Return the sizes up to limits.
 
         Args:
-            max_requests: of a decode, or its tokens if some are guesses; 0 for no graphs.
+            max_requests: of a decode, or its tokens if some are drafts; 0 for no graphs.
             max_tokens: of any step.
             unpadded: of the model's products.
         """

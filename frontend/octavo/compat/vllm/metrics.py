@@ -28,7 +28,7 @@ class Counter(Metric):
 
 @dataclass
 class Vector(Metric):
-    """Counters by position: accepted guesses of speculative decoding."""
+    """Counters by position: accepted drafts of speculative decoding."""
 
     values: list[int]
 

@@ -1,4 +1,4 @@
-"""Guesses for requests with a grammar: what grammars determine, what of proposals fits, and the masks after guesses."""
+"""Drafts for requests with a grammar: what grammars determine, what of proposals fits, and the masks after drafts."""
 
 import json
 from typing import Any
@@ -53,8 +53,8 @@ def state(kind: GrammarKind, text: str, output: str = "") -> Matcher:
     ],
 )
 def test_json_goes_on_as_its_schema_determines(output: str, following: str) -> None:
-    guess = state(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), output).continuation(64)
-    assert bytes(guess).decode() == following
+    draft = state(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), output).continuation(64)
+    assert bytes(draft).decode() == following
 
 
 def test_the_token_that_completes_an_output_is_left_out() -> None:
@@ -102,7 +102,7 @@ def test_texts_are_spelled_as_the_tokenizer_does(make: Any) -> None:
 
 
 @pytest.fixture
-def guessing() -> Any:
+def speculating() -> Any:
     compiler = GrammarCompiler(timeout_s=5)
     desk = Desk(compiler, speculation=GRAMMAR)
     desk.grammars.set_vocabulary(VOCABULARY)
@@ -116,47 +116,47 @@ def commit(desk: Desk, text: str, counts: list[int]) -> list[Any]:
     return desk.scheduler.commit(result) + desk.grammars.on_step()
 
 
-def test_a_step_verifies_what_a_grammar_determines(guessing: Desk) -> None:
-    guessing.start("r", "x(abc|def)y*z")
-    assert guessing.plan().guesses == []
-    guessing.commit(token("x"))
-    assert guessing.plan().guesses == []
-    guessing.take_letters()
-    guessing.commit(token("a"))
-    plan = guessing.plan()
-    assert [list(guess) for _, guess in plan.guesses] == [[token("b"), token("c")]]
-    ((first, second, third),) = guessing.workers.supplied
+def test_a_step_verifies_what_a_grammar_determines(speculating: Desk) -> None:
+    speculating.start("r", "x(abc|def)y*z")
+    assert speculating.plan().draft_tokens == []
+    speculating.commit(token("x"))
+    assert speculating.plan().draft_tokens == []
+    speculating.take_letters()
+    speculating.commit(token("a"))
+    plan = speculating.plan()
+    assert [list(draft) for _, draft in plan.draft_tokens] == [[token("b"), token("c")]]
+    ((first, second, third),) = speculating.workers.supplied
     assert [first[:2], second[:2], third[:2]] == [(0, 0), (0, 1), (0, 2)]
     assert [letters(mask) for _, _, mask in (first, second, third)] == ["b", "c", "yz"]
-    commit(guessing, "bcy", [3])
-    assert guessing.plan().guesses == []
-    (((_, end),),) = [guessing.commit(token("z"))[-1:]]
+    commit(speculating, "bcy", [3])
+    assert speculating.plan().draft_tokens == []
+    (((_, end),),) = [speculating.commit(token("z"))[-1:]]
     assert end.reason.name == "STOP"
 
 
-def test_no_draw_is_made_behind_an_output_that_is_complete(guessing: Desk) -> None:
-    guessing.start("r", "ab")
-    guessing.plan()
-    guessing.commit(token("a"))
-    (request,) = guessing.scheduler.requests.values()
-    constraint = guessing.grammars._constraints[request.key]
+def test_no_draw_is_made_behind_an_output_that_is_complete(speculating: Desk) -> None:
+    speculating.start("r", "ab")
+    speculating.plan()
+    speculating.commit(token("a"))
+    (request,) = speculating.scheduler.requests.values()
+    constraint = speculating.grammars._constraints[request.key]
     assert list(constraint.continuation([token("b"), token("b")], 5)) == []
     assert list(constraint.masks_after([token("b"), token("b")])) == [b"", b""]
-    assert list(constraint.masks_after([token("c")])) == [b""], "a guess that the grammar excludes"
+    assert list(constraint.masks_after([token("c")])) == [b""], "a draft that the grammar excludes"
 
 
-def test_proposals_are_cut_where_they_do_not_fit(guessing: Desk) -> None:
-    guessing.start("r", "[abc]*de[abc]*")
-    guessing.plan()
-    guessing.commit(token("a"))
-    (request,) = guessing.scheduler.requests.values()
-    constraint = guessing.grammars._constraints[request.key]
-    for proposed, guess in (("abcx", "abc"), ("bd", "bde"), ("x", ""), ("abd", "ab")):
+def test_proposals_are_cut_where_they_do_not_fit(speculating: Desk) -> None:
+    speculating.start("r", "[abc]*de[abc]*")
+    speculating.plan()
+    speculating.commit(token("a"))
+    (request,) = speculating.scheduler.requests.values()
+    constraint = speculating.grammars._constraints[request.key]
+    for proposed, draft in (("abcx", "abc"), ("bd", "bde"), ("x", ""), ("abd", "ab")):
         found = constraint.continuation(list(map(token, proposed)), 3 if proposed != "abd" else 2)
-        assert list(found) == list(map(token, guess))
+        assert list(found) == list(map(token, draft))
 
 
-def test_the_marker_that_ends_reasoning_is_guessed_when_it_is_forced(guessing: Desk) -> None:
+def test_the_marker_that_ends_reasoning_is_drafted_when_it_is_forced(speculating: Desk) -> None:
     spec = GrammarSpec(
         GrammarKind.REGEX,
         "qr*s",

@@ -1,4 +1,4 @@
-"""Steps that verify guesses: the same tokens and logprob bits as one token at a time, whatever was guessed."""
+"""Steps that verify drafts: the same tokens and logprob bits as one token at a time, whatever was drafted."""
 
 import random
 from pathlib import Path
@@ -46,17 +46,17 @@ def engine(request: pytest.FixtureRequest, directory: Path) -> tuple[Model, Reso
 
 
 @pytest.mark.parametrize("settings", [{"dtype": "bfloat16"}, {"dtype": "bfloat16", "quantization": "int8"}])
-def test_rows_of_guesses_have_the_bits_of_one_row(directory: Path, settings: dict[str, str]) -> None:
+def test_rows_of_drafts_have_the_bits_of_one_row(directory: Path, settings: dict[str, str]) -> None:
     config = worker_config(directory, max_num_seqs=4, **settings)
     model = loaded(config)
     expected = expected_of(model, config, SPECS["filtered"], 2)
     driver = Driver(model, config)
     request = driver.admit(0, prompt(11, 2), SPECS["filtered"])
     driver.step()
-    for num_guesses in range(1, 6):
+    for num_draft_tokens in range(1, 6):
         done = len(request.outputs)
-        result = driver.step(guesses={0: expected.outputs[done : done + num_guesses]})
-        assert result.counts == [1 + num_guesses]
+        result = driver.step(draft_tokens={0: expected.outputs[done : done + num_draft_tokens]})
+        assert result.counts == [1 + num_draft_tokens]
     assert request.outputs == expected.outputs[: len(request.outputs)]
     assert request.logprobs == expected.logprobs[: len(request.outputs)]
 
@@ -65,8 +65,8 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(3, VOCAB_SIZE), k=length)
 
 
-def guess(rng: random.Random, expected: Running, request: Running) -> list[int]:
-    """The tokens that follow, often with a wrong one among them; [] for no guess."""
+def draft(rng: random.Random, expected: Running, request: Running) -> list[int]:
+    """The tokens that follow, often with a wrong one among them; [] for no draft."""
     done = len(request.outputs)
     token_ids = expected.outputs[done : done + rng.randrange(7)]
     if token_ids and rng.random() < 0.6:
@@ -75,20 +75,20 @@ def guess(rng: random.Random, expected: Running, request: Running) -> list[int]:
 
 
 def decode(driver: Driver, pairs: dict[int, Running], rng: random.Random) -> None:
-    """Decode with guesses until each request has as many outputs as the one it is compared with."""
+    """Decode with drafts until each request has as many outputs as the one it is compared with."""
     while any(len(driver.running[slot].outputs) < NUM_TOKENS for slot in pairs):
-        guesses = {}
+        draft_tokens = {}
         for slot, expected in pairs.items():
             request = driver.running[slot]
-            if request.num_computed + 1 == len(request.token_ids) and (ids := guess(rng, expected, request)):
-                guesses[slot] = ids
+            if request.num_computed + 1 == len(request.token_ids) and (ids := draft(rng, expected, request)):
+                draft_tokens[slot] = ids
         before = {slot: len(driver.running[slot].outputs) for slot in pairs}
-        result = driver.step(guesses=guesses)
+        result = driver.step(draft_tokens=draft_tokens)
         for slot, expected in pairs.items():
             num_new = len(driver.running[slot].outputs) - before[slot]
-            right = [a == b for a, b in zip(guesses.get(slot, []), expected.outputs[before[slot] :], strict=False)]
+            right = [a == b for a, b in zip(draft_tokens.get(slot, []), expected.outputs[before[slot] :], strict=False)]
             assert num_new == 1 + (right.index(False) if False in right else len(right))
-        assert len(result.counts) == (len(driver.running) if guesses else 0)
+        assert len(result.counts) == (len(driver.running) if draft_tokens else 0)
 
 
 def expected_of(model: Model, config: ResolvedConfig, sampling: SamplingSpec, seed: int) -> Running:
@@ -101,7 +101,7 @@ def assert_same(request: Running, expected: Running) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_guesses_change_no_bit(engine: tuple[Model, ResolvedConfig], seed: int) -> None:
+def test_drafts_change_no_bit(engine: tuple[Model, ResolvedConfig], seed: int) -> None:
     model, config = engine
     rng = random.Random(seed)
     names = list(SPECS)
@@ -129,18 +129,18 @@ def test_more_samples_than_there_is_room_for_logits(engine: tuple[Model, Resolve
         assert_same(driver.running[slot], expected)
 
 
-def test_a_preempted_request_goes_on_after_a_wrong_guess(engine: tuple[Model, ResolvedConfig]) -> None:
+def test_a_preempted_request_goes_on_after_a_wrong_draft(engine: tuple[Model, ResolvedConfig]) -> None:
     model, config = engine
     expected = expected_of(model, config, SPECS["penalized"], 1)
     driver = Driver(model, config)
     driver.admit(0, prompt(10, 1), SPECS["penalized"])
     driver.run(3)
-    result = driver.step(guesses={0: [expected.outputs[3], (expected.outputs[4] + 1) % VOCAB_SIZE, 5]})
+    result = driver.step(draft_tokens={0: [expected.outputs[3], (expected.outputs[4] + 1) % VOCAB_SIZE, 5]})
     assert result.counts == [2]
     before = driver.release(0)
     after = driver.admit(0, prompt(10, 1), SPECS["penalized"], outputs=before.outputs)
     driver.step()
-    driver.step(guesses={0: expected.outputs[6:10]})
+    driver.step(draft_tokens={0: expected.outputs[6:10]})
     assert after.outputs == expected.outputs[:11]
     assert before.logprobs + after.logprobs == expected.logprobs[:11]
 
@@ -164,9 +164,9 @@ def test_each_draw_has_its_own_mask(name: str, engine: tuple[Model, ResolvedConf
     driver.admit(1, prompt(4), SPECS["greedy"])
     driver.step(masks=masks_of(0, 0, 1))
     while len(request.outputs) < NUM_TOKENS:
-        token_ids = guess(rng, expected, request)
-        guesses = {0: token_ids} if token_ids else {}
-        driver.step(guesses=guesses, masks=masks_of(0, len(request.outputs), 1 + len(token_ids)))
+        token_ids = draft(rng, expected, request)
+        draft_tokens = {0: token_ids} if token_ids else {}
+        driver.step(draft_tokens=draft_tokens, masks=masks_of(0, len(request.outputs), 1 + len(token_ids)))
     assert_same(request, expected)
 
 
@@ -181,30 +181,30 @@ def test_a_draw_where_nothing_may_come_is_left_out(name: str, engine: tuple[Mode
     request = driver.admit(0, prompt(11, 2), SPECS[name])
     driver.step()
     nothing = bytes(4 * -(-VOCAB_SIZE // 32))
-    driver.step(guesses={0: expected.outputs[1:5]}, masks=[(0, 3, nothing)])
+    driver.step(draft_tokens={0: expected.outputs[1:5]}, masks=[(0, 3, nothing)])
     assert request.outputs == expected.outputs[:4]
-    driver.step(guesses={0: expected.outputs[4:6]})
+    driver.step(draft_tokens={0: expected.outputs[4:6]})
     assert request.outputs == expected.outputs[:7]
 
 
 @pytest.mark.parametrize(
-    ("guesses", "entry", "message"),
+    ("draft_tokens", "entry", "message"),
     [
-        ([5, 6], Scheduled(0, 4, 2, 2), "positions|computes 2 tokens and samples after 2 of them, with 2 guesses"),
-        ([5, 6], Scheduled(0, 3, 4, 2), "computes 4 tokens and samples after 2 of them, with 2 guesses"),
-        ([], Scheduled(0, 4, 3, 3), "0 guesses came for slot 0"),
-        ([5] * 2000, Scheduled(0, 4, 2001, 2001), "2000 guesses came for slot 0, which has 5 tokens"),
-        (None, Scheduled(0, 4, 1, 2), "0 requests have guesses, but others sample after several positions"),
+        ([5, 6], Scheduled(0, 4, 2, 2), "positions|computes 2 tokens and samples after 2 of them, with 2 drafts"),
+        ([5, 6], Scheduled(0, 3, 4, 2), "computes 4 tokens and samples after 2 of them, with 2 drafts"),
+        ([], Scheduled(0, 4, 3, 3), "0 drafts came for slot 0"),
+        ([5] * 2000, Scheduled(0, 4, 2001, 2001), "2000 drafts came for slot 0, which has 5 tokens"),
+        (None, Scheduled(0, 4, 1, 2), "0 requests have drafts, but others sample after several positions"),
     ],
 )
-def test_guesses_that_cannot_be(
-    guesses: list[int] | None, entry: Scheduled, message: str, engine: tuple[Model, ResolvedConfig]
+def test_drafts_that_cannot_be(
+    draft_tokens: list[int] | None, entry: Scheduled, message: str, engine: tuple[Model, ResolvedConfig]
 ) -> None:
     driver = Driver(*engine)
     driver.admit(0, prompt(4), SPECS["greedy"])
     driver.step()
-    packed = [] if guesses is None else [(0, pack_ids(guesses))]
+    packed = [] if draft_tokens is None else [(0, pack_ids(draft_tokens))]
     with pytest.raises(ProtocolError, match=message):
-        driver.executor.execute(StepPlan(1, [], [], [], [entry], guesses=packed))
+        driver.executor.execute(StepPlan(1, [], [], [], [entry], draft_tokens=packed))
     with pytest.raises(ProtocolError, match="slot 3, which is empty"):
-        driver.executor.execute(StepPlan(1, [], [], [], [], guesses=[(3, pack_ids([1]))]))
+        driver.executor.execute(StepPlan(1, [], [], [], [], draft_tokens=[(3, pack_ids([1]))]))

@@ -1,4 +1,4 @@
-"""Steps that verify guesses on a device: the tokens and bits of one token at a time, beside steps in flight."""
+"""Steps that verify drafts on a device: the tokens and bits of one token at a time, beside steps in flight."""
 
 import msgspec
 import pytest
@@ -48,7 +48,7 @@ def one_by_one(model: Model, config: ResolvedConfig, names: list[str], stream: S
         (["penalized", "bad words", "named", "allowed"], 16),
     ],
 )
-def test_guesses_change_no_bit(
+def test_drafts_change_no_bit(
     names: list[str], max_logits: int, model: Model, config: ResolvedConfig, speculating: ResolvedConfig, stream: Stream
 ) -> None:
     expected = one_by_one(model, config, names, new_stream(stream.torch_device))
@@ -57,14 +57,14 @@ def test_guesses_change_no_bit(
     core.executor.runner.max_logits = max_logits
     requests = [core.admit(slot, prompt(5, slot), SPECS[name]) for slot, name in enumerate(names)]
     core.run(1)
-    last = len(names) - 1  # has no guesses, and goes on meanwhile
-    guesses = {slot: expected[slot].outputs[1:4] for slot in range(last)}
-    guesses[0][1] = (guesses[0][1] + 1) % VOCAB_SIZE
+    last = len(names) - 1  # has no drafts, and goes on meanwhile
+    draft_tokens = {slot: expected[slot].outputs[1:4] for slot in range(last)}
+    draft_tokens[0][1] = (draft_tokens[0][1] + 1) % VOCAB_SIZE
     num_replays = stream.num_replays if isinstance(stream, FakeStream) else 0
-    core.begin(guesses=guesses)
+    core.begin(draft_tokens=draft_tokens)
     if isinstance(stream, FakeStream):
         has_rounds = "penalized" in names or max_logits < 16
-        assert stream.num_replays == num_replays + 2 - has_rounds, "a step with guesses is a graph"
+        assert stream.num_replays == num_replays + 2 - has_rounds, "a step with drafts is a graph"
     core.begin({last: 1})
     core.executor.drain()
     assert [len(request.outputs) for request in requests] == [3, *[5] * (last - 1), 3]
@@ -95,7 +95,7 @@ def test_each_draw_has_its_own_mask(
     request = core.admit(0, prompt(5), sampling)
     core.begin(masks=lambda: masks(0, 1))
     core.executor.drain()
-    core.begin(masks=lambda: masks(1, 4), guesses={0: expected.outputs[1:4]})
+    core.begin(masks=lambda: masks(1, 4), draft_tokens={0: expected.outputs[1:4]})
     core.executor.drain()
     core.executor.close()
     assert request.outputs == expected.outputs
@@ -115,4 +115,4 @@ def test_memory_is_measured_with_as_many_samples_as_a_step_can_have(
     monkeypatch.setattr(CudaGraphRunner, "sample", sample)
     monkeypatch.setattr(opening, "_graph_bytes", lambda *arguments: 0)
     opening.measure(model, MeasuredDevice(stream), speculating)
-    assert run[1:] == [4, 16], "a decode of all requests; then with guesses"
+    assert run[1:] == [4, 16], "a decode of all requests; then with drafts"
