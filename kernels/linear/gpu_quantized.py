@@ -23,6 +23,7 @@ from octavo.kernels.linear.gpu_quantized_layout import (
 from octavo.kernels.linear.gpu_quantized_rows import quantize_rows
 from octavo.kernels.linear.gpu_tiles import Gpu
 from octavo.kernels.linear.quantized import QuantizedWeight
+from octavo.kernels.programmatic_launch import launch_options
 
 _DESCRIPTIONS: dict[Kind, str] = {
     "u4": "4-bit levels",
@@ -203,6 +204,7 @@ class QuantizedProduct:
             NUM_STAGES=launch.num_stages,
             num_warps=launch.num_warps,
             enable_fp_fusion=False,
+            **launch_options(),
         )
 
 

@@ -12,9 +12,11 @@ from typing import NamedTuple
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from octavo.kernels.linear.gpu_kernels import place_of_tile
 from octavo.kernels.linear.gpu_quantized_layout import TILE_OUTPUTS, Kind, Other
+from octavo.kernels.programmatic_launch.gpu import prefetch
 
 _OUTPUTS = tl.constexpr(TILE_OUTPUTS)
 _FLOAT_BYTE = tl.constexpr(0x4B000000)
@@ -44,6 +46,18 @@ class Form(NamedTuple):
     pieces: tuple[tuple[tuple[int, int], ...], ...]
     base: int
     """For the interpreter: the same, where codes become numbers of 16 bits in pairs."""
+
+
+@triton.jit
+def _begin_early(words_ptr, tile, first_block, num_blocks, CHUNK: tl.constexpr, NUM_STAGES: tl.constexpr):
+    """Bring the first codes of a tile into the cache while the kernel before computes the rows, then wait for it."""
+    gdc_launch_dependents()
+    LINE: tl.constexpr = 1024 // words_ptr.dtype.element_ty.primitive_bitwidth
+    for stage in tl.static_range(NUM_STAGES):  # the codes of a block are contiguous
+        block = tile * num_blocks + tl.minimum(first_block + stage, num_blocks - 1)
+        lines = tl.arange(0, _OUTPUTS * CHUNK // LINE)
+        prefetch(words_ptr + block.to(tl.int64) * (_OUTPUTS * CHUNK) + lines * LINE)
+    gdc_wait()
 
 
 @triton.jit
@@ -287,6 +301,7 @@ def quantized_linear_kernel(
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Each program computes a tile, or if IS_SPREAD one split of a tile, which the last of its programs adds up.
 
@@ -296,9 +311,12 @@ def quantized_linear_kernel(
     KIND: tl.constexpr = FORM.kind
     tile = tl.program_id(0) // NUM_SPLITS if IS_SPREAD else tl.program_id(0)
     first_row, tile_outputs = place_of_tile(tile, num_rows, num_outputs, ROWS, _OUTPUTS)
+    first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
+    if IS_DEPENDENT:
+        first_block = first_split * split_blocks
+        _begin_early(words_ptr, tile_outputs // _OUTPUTS, first_block, num_blocks, FORM.chunk, NUM_STAGES)
     rows = tl.minimum(first_row + tl.arange(0, ROWS), num_rows - 1).to(tl.int64)
     total = tl.zeros((_OUTPUTS, ROWS), tl.int32 if KIND == "s8" else tl.float32)
-    first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
     for step in range(1 if IS_SPREAD else NUM_SPLITS):
         split = first_split + step
         sums = sum_split(

@@ -8,6 +8,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from octavo.kernels.programmatic_launch import launch_options
+from octavo.kernels.programmatic_launch.gpu import begin
 from octavo.kernels.quantize.cpu import SMALLEST_RECIPROCAL
 from octavo.kernels.quantize.scaling import Scaling
 
@@ -62,6 +64,7 @@ def quantize_rows(
             BLOCK=group_size or _BLOCK,
             # A fused product and sum would round once where levels are rounded twice.
             enable_fp_fusion=False,
+            **launch_options(),
         )
     return codes_TI, scale_TG
 
@@ -85,8 +88,10 @@ def _quantize_kernel(
     SMALLEST: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Quantize some groups of a row. Numbers that are not finite make the scale NaN, and so the results."""
+    begin(IS_DEPENDENT)
     row = tl.program_id(0).to(tl.int64)
     groups = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     first = (groups * group_size)[:, None] + tl.arange(0, BLOCK)[None, :]

@@ -56,6 +56,13 @@ def weight_of(name: QuantizedName, num_outputs: int, num_inputs: int, device: to
     )
 
 
+def product_of(name: QuantizedName, num_outputs: int, num_inputs: int) -> QuantizedProduct:
+    """Return the product with such a weight, without a bias."""
+    gpu = gpu_of(DEVICE)
+    num_done = torch.zeros(gpu.num_multiprocessors, dtype=torch.int32, device=DEVICE)
+    return QuantizedProduct(weight_of(name, num_outputs, num_inputs, DEVICE), None, gpu, num_done)
+
+
 class Layer:
     """The products of a layer of the model, several times: together they are larger than the cache."""
 
@@ -63,19 +70,7 @@ class Layer:
         shapes = weight_shapes(SHAPES[MODEL])
         self.shapes = [shapes[part] for part in LAYER] if IS_ON_GPU else [(128, 128)]
         num_bytes = sum(FORMATS[name].weight_bytes(*shape) for shape in self.shapes)
-        gpu = gpu_of(DEVICE)
-        self.copies = [
-            [
-                QuantizedProduct(
-                    weight_of(name, *shape, DEVICE),
-                    None,
-                    gpu,
-                    torch.zeros(gpu.num_multiprocessors, dtype=torch.int32, device=DEVICE),
-                )
-                for shape in self.shapes
-            ]
-            for _ in range(num_copies(int(num_bytes)))
-        ]
+        self.copies = [[product_of(name, *shape) for shape in self.shapes] for _ in range(num_copies(int(num_bytes)))]
 
     def rows(self, num_rows: int) -> list[Tensor]:
         """Return the rows of each product."""

@@ -24,7 +24,6 @@ FILTERED: dict[str, Any] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
 """The defaults of Qwen3's generation config."""
 REPORTED: dict[str, Any] = {"temperature": 0.6, "logprobs": 20}
 
-EARLY: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 16, 64, 200]}
 TP_INVARIANT: dict[str, Any] = {"shape": "Llama-3.1-8B", "rows": [1, 64, 2048]}
 SUMS: dict[str, Any] = {"width": 4096, "rows": [1, 8, 16, 64, 128]}
 
@@ -66,7 +65,7 @@ def all_cells() -> list[Cell]:
         *(_attention(*case) for case in ATTENTION),
         _attention(64, 4352, 1, num_shared=4096),
         *(_latent(num_heads) for num_heads in (16, 128)),
-        Cell("early", "launches before the kernel ahead ends", "early", "early_launches", EARLY, 8, 40),
+        *(_early(weights) for weights in (None, "GPTQ")),
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
         Cell("mixed-Qwen3-0.6B", "decodes beside a prompt", "small", "mixed", _model("Qwen3-0.6B"), 4, 30),
@@ -108,6 +107,12 @@ def _mixture(name: MixtureName, form: QuantizedName | None = None) -> Cell:
 def _quantized(name: QuantizedName) -> Cell:
     arguments = {"name": name, "rows": list(QUANTIZED_ROWS)}
     return Cell(f"quantized-{name}", f"products of a layer, {name}", "kernels", "quantized", arguments, 2, 25)
+
+
+def _early(weights: QuantizedName | None) -> Cell:
+    arguments = {"shape": "Llama-3.1-8B", "rows": [16, 64], "weights": weights}
+    key, title = ("early", "") if weights is None else (f"early-{weights}", f", {weights}")
+    return Cell(key, f"launches before the kernel ahead ends{title}", "early", "early_launches", arguments, 4, 40)
 
 
 def _recurrence(name: RecurrenceName) -> Cell:

@@ -19,6 +19,7 @@ import triton
 from bench_gpu_parts import kernels, serving
 from bench_gpu_parts.callee import serve as serve_calls
 from bench_gpu_parts.machine import MIXED_CHUNKS, AttentionCase, Sampling
+from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.shapes import SHAPES, TINY, ShapeName, weight_shapes, write_model
 from bench_gpu_parts.steps import StepRunner
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU
@@ -138,9 +139,9 @@ def attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) ->
     return cell_result(figures, asdict(case))
 
 
-def early_launches(shape: ShapeName, rows: list[int]) -> dict[str, Any]:
+def early_launches(shape: ShapeName, rows: list[int], weights: QuantizedName | None) -> dict[str, Any]:
     """Return what launches before the end of the kernel ahead save, and whether the bits stay."""
-    return early.early_launches(shape, rows if IS_ON_GPU else [1, 3])
+    return early.early_launches(shape, rows if IS_ON_GPU else [1, 3], weights)
 
 
 def tp_invariant(shape: ShapeName, rows: list[int]) -> dict[str, Any]:

@@ -412,6 +412,8 @@ EARLY = (
     "add_rms_norm, 4096",
     "linear, 64 rows, 4096 outputs",
     "linear and silu_and_mul, 64 rows, 28672 outputs",
+    "quantized_linear, GPTQ, 16 rows",
+    "quantized_linear, fp8, 16 rows",
     "rope_store_kv, Llama-3.1-8B",
     "silu_and_mul, 14336",
 )

@@ -147,6 +147,7 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
         "attention-1-8192-1",
         "attention-1-2048-2048",
         "early",
+        "early-GPTQ",
     ]
     command = [sys.executable, "-P", str(ROOT / "scripts" / "gpu_first_look.py"), "--dry-run", "--only", *only]
     command += ["--json", str(tmp_path / "report.json"), "--logs", str(tmp_path / "logs")]
@@ -159,8 +160,8 @@ def test_a_dry_run_computes_cells_with_tiny_sizes(tmp_path: Path) -> None:
     assert rows["attention-prefill-2048"]["engines"].keys() == {"estimate", "octavo"}
     assert rows["experts-GPT-OSS-20B, mxfp4-3"]["engines"].keys() == {"octavo", "estimate"}
     same_bits = ["bits-attention with sinks", "bits-experts-Qwen3-30B-A3B", "bits-early-Llama-3.1-8B"]
-    same_bits += ["bits-tp-Llama-3.1-8B", "bits-experts-GPT-OSS-20B, mxfp4"]
-    assert [rows[key]["engines"]["octavo"]["median"] for key in same_bits] == [0] * 5
+    same_bits += ["bits-tp-Llama-3.1-8B", "bits-experts-GPT-OSS-20B, mxfp4", "bits-early-Llama-3.1-8B, GPTQ"]
+    assert [rows[key]["engines"]["octavo"]["median"] for key in same_bits] == [0] * 6
     assert "not measured, because there are fewer than two" in done.stdout
     assert rows["early-Llama-3.1-8B-3"]["engines"].keys() == {"octavo", "early"}
     assert "| octavo, early |" in done.stdout
