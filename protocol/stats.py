@@ -68,6 +68,16 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Of blocks that were kept for other engines, in all workers."""
     kv_transfer_loaded_bytes: int = 0
     """Of blocks that came from other engines."""
+    encoder_cache_queries: int = 0
+    """Times that steps needed an image or another item of media, once for each chunk of its prompt."""
+    encoder_cache_hits: int = 0
+    """Those whose rows the workers had; the others were encoded."""
+    encoder_tokens: int = 0
+    """Rows of all items that were encoded."""
+    num_encoder_cache_tokens: int = 0
+    """Rows that the workers have room for; 0: the model reads text only."""
+    num_cached_encoder_tokens: int = 0
+    """Rows that they keep."""
 
     @property
     def kv_cache_usage(self) -> float:

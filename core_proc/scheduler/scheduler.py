@@ -76,6 +76,7 @@ class Scheduler:
         """Of media; None: the model reads tokens only."""
         if (media := config.media) is not None:
             self.encoder = EncoderSchedule(media.max_num_encoder_tokens, media.encoder_cache_tokens)
+            self.counters.num_encoder_cache_tokens = media.encoder_cache_tokens
         self._table = RequestTable(
             self.batch,
             self.cache,
@@ -251,6 +252,11 @@ class Scheduler:
         self.counters.num_free_blocks = self.cache.main_pool.num_free
         if self.cache.host is not None:
             self.counters.num_offloaded_blocks = len(self.cache.host)
+        if (encoder := self.encoder) is not None:
+            self.counters.encoder_cache_queries = encoder.num_queries
+            self.counters.encoder_cache_hits = encoder.num_hits
+            self.counters.encoder_tokens = encoder.num_encoded_tokens
+            self.counters.num_cached_encoder_tokens = encoder.num_cached_tokens
         states = None if self.cache.states is None else self.cache.states.host
         tiers = [(self.cache.host, self._host_block_bytes), (states, self._host_state_bytes)]
         present = [(tier, num_bytes) for tier, num_bytes in tiers if tier is not None]

@@ -31,8 +31,8 @@ _QUIET_S = 0.1
 Samples = npt.NDArray[np.float32]
 
 
-class AudioReader:
-    """The feature extractor of one model, and the decoder."""
+class SoundDecoder:
+    """Makes samples of files, as the feature extractor of one model reads them."""
 
     def __init__(self, setup: AudioSetup) -> None:
         """Load them.
@@ -51,21 +51,8 @@ class AudioReader:
         self.extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
             setup.processor_path, local_files_only=True
         )
-        self._spectrogram = Spectrogram(self.extractor)
         self.rate: int = self.extractor.sampling_rate
         self.window: int = self.extractor.n_samples
-
-    def read(self, job: AudioJob) -> AudioResult:
-        """Return the windows of a sound."""
-        samples = self.decode(job.data, job.rate)
-        if isinstance(samples, AudioResult):
-            return samples
-        bounds = self._cut(samples)
-        if job.max_windows and len(bounds) > job.max_windows:
-            most_s = job.max_windows * self.window / self.rate
-            return AudioResult(f"it is longer than the {most_s:g} seconds that the model reads at once")
-        windows = [self._features(samples, start, end) for start, end in bounds]
-        return AudioResult(duration_s=len(samples) / self.rate, windows=windows)
 
     def decode(self, data: bytes, rate: int) -> Samples | AudioResult:
         """Return one channel at the rate of the model, or why there is none.
@@ -123,13 +110,40 @@ class AudioReader:
         parts.append(stream.resample_chunk(np.zeros(0, dtype=np.float32), last=True))
         return np.concatenate(parts)
 
+
+class AudioReader:
+    """Makes spectrograms of the windows of sounds, for one model.
+
+    Args:
+        decoder: of the model.
+
+    Raises:
+        ValueError: see `Spectrogram`.
+    """
+
+    def __init__(self, decoder: SoundDecoder) -> None:
+        self._decoder, self._spectrogram = decoder, Spectrogram(decoder.extractor)
+        self._rate, self._window = decoder.rate, decoder.window
+
+    def read(self, job: AudioJob) -> AudioResult:
+        """Return the windows of a sound."""
+        samples = self._decoder.decode(job.data, job.rate)
+        if isinstance(samples, AudioResult):
+            return samples
+        bounds = self._cut(samples)
+        if job.max_windows and len(bounds) > job.max_windows:
+            most_s = job.max_windows * self._window / self._rate
+            return AudioResult(f"it is longer than the {most_s:g} seconds that the model reads at once")
+        windows = [self._features(samples, start, end) for start, end in bounds]
+        return AudioResult(duration_s=len(samples) / self._rate, windows=windows)
+
     def _cut(self, samples: Samples) -> list[tuple[int, int]]:
         """Return the bounds of windows: a long sound is cut where it is quiet."""
         bounds, start = [], 0
-        size = max(1, int(_QUIET_S * self.rate))
-        while len(samples) - start > self.window:
-            end = start + self.window
-            first = end - int(_SEARCHED * self.window)
+        size = max(1, int(_QUIET_S * self._rate))
+        while len(samples) - start > self._window:
+            end = start + self._window
+            first = end - int(_SEARCHED * self._window)
             energies = np.convolve(samples[first:end].astype(np.float64) ** 2, np.ones(size), mode="valid")
             cut = first + int(energies.argmin()) + size // 2
             bounds.append((start, cut))
@@ -140,7 +154,7 @@ class AudioReader:
         features = self._spectrogram(samples[start:end])
         shape, data = list(features.shape), features.tobytes()
         digest = digest_of({FEATURES: MediaTensor("float32", shape, Buffer(data))})
-        return Window(start / self.rate, (end - start) / self.rate, shape, data, digest)
+        return Window(start / self._rate, (end - start) / self._rate, shape, data, digest)
 
 
 def num_spare_bytes(max_seconds: float) -> int:
@@ -149,7 +163,7 @@ def num_spare_bytes(max_seconds: float) -> int:
 
 
 def _load(setup: AudioSetup) -> Decoder:
-    return Decoder(AudioReader(setup).read, num_spare_bytes(setup.max_seconds))
+    return Decoder(AudioReader(SoundDecoder(setup)).read, num_spare_bytes(setup.max_seconds))
 
 
 if __name__ == "__main__":

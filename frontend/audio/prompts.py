@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import msgspec
 
@@ -19,6 +20,23 @@ from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MediaItem, MediaTensor
 
 _NO_OPTIONS = MediaOptions()
+
+
+@dataclass(frozen=True, slots=True)
+class SoundWindow:
+    """A part of a sound that the model reads at once."""
+
+    start_s: float
+    duration_s: float
+    item: MediaItem
+
+
+@dataclass(frozen=True, slots=True)
+class ReadSound:
+    """A decoded sound. `--max-media-bytes` counts its windows as long as any of them is referenced."""
+
+    duration_s: float
+    windows: list[SoundWindow]
 
 
 class AudioPrompts:
@@ -80,14 +98,15 @@ class AudioPrompts:
                 f"{FIELD} needs one sound for this model, and neither mm_processor_kwargs nor a uuid", FIELD
             )
         (source,) = sources
-        result = await self.read(source, max_windows=1)
-        return self.of_window(token_ids, result.windows[0])
+        sound = await self.read(source, max_windows=1)
+        return MediaPrompt(list(token_ids), (sound.windows[0].item,))
 
-    async def read(self, source: MediaSource, *, max_windows: int = 0) -> AudioResult:
+    async def read(self, source: MediaSource, *, max_windows: int = 0) -> ReadSound:
         """Return the windows of a sound.
 
         Raises:
             InvalidRequestError: it cannot be used; the message says why.
+            OverloadedError: live requests hold as much as they may.
             ConfigError: the processes that decode audio do not start.
         """
         try:
@@ -97,18 +116,13 @@ class AudioPrompts:
                 raise MediaError(result.fault)
         except MediaError as error:
             raise InvalidRequestError(f"{source.path}: the audio cannot be used: {error}", source.path) from None
-        return result
+        windows = [SoundWindow(one.start_s, one.duration_s, self._item(one)) for one in result.windows]
+        self._live.hold([one.item for one in windows], source.path)
+        return ReadSound(result.duration_s, windows)
 
-    def of_window(self, token_ids: Sequence[int], window: Window) -> MediaPrompt:
-        """Return a prompt whose tokens attend to a window.
-
-        Raises:
-            OverloadedError: live requests hold as much as they may.
-        """
+    def _item(self, window: Window) -> MediaItem:
         tensors = {FEATURES: MediaTensor("float32", window.shape, LiveBuffer(window.data))}
-        item = MediaItem([], window.digest, tensors, attended_rows=self._attended_rows)
-        self._live.hold([item], FIELD)
-        return MediaPrompt(list(token_ids), (item,))
+        return MediaItem([], window.digest, tensors, attended_rows=self._attended_rows)
 
     async def close(self) -> None:
         """End the processes that decode audio."""

@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from octavo.frontend.audio.prompts import SoundWindow
 from octavo.frontend.audio.speech_tokens import SpeechTokens
-from octavo.frontend.audio.wire import Window
 from octavo.frontend.outputs import RequestOutput
 
 STEP_S = 0.02
@@ -34,7 +34,7 @@ class Segment:
 
 
 def segments_of(
-    window: Window, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
+    window: SoundWindow, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[Segment]:
     """Yield the segments of a window. Text behind the last timestamp ends with the window.
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from octavo.frontend.audio.process import FEATURES, AudioReader, Samples, num_spare_bytes
+from octavo.frontend.audio.process import FEATURES, Samples, SoundDecoder, num_spare_bytes
 from octavo.frontend.audio.voxtral import PLACEHOLDER, windowed_inputs
 from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
 from octavo.frontend.media.child import Decoder, serve
@@ -31,7 +31,7 @@ class SoundProcessor:
             ImportError: soundfile or soxr is missing.
             OSError, ValueError: the files of the processor are missing or invalid.
         """
-        self._reader = AudioReader(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
+        self._decoder = SoundDecoder(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
         import transformers
 
         self._setup = setup
@@ -47,19 +47,19 @@ class SoundProcessor:
 
     def process(self, job: SoundJob) -> Result:
         """Return what the processor makes of a sound."""
-        samples = self._reader.decode(job.data, job.rate)
+        samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return Result(samples.fault)
-        duration_s = len(samples) / self._reader.rate
+        duration_s = len(samples) / self._decoder.rate
         if self._processor is None:
             rows, most = self._setup.rows_per_window, self._setup.max_rows
-            if (needed := rows * -(-len(samples) // self._reader.window)) > most:  # before the work is done
+            if (needed := rows * -(-len(samples) // self._decoder.window)) > most:  # before the work is done
                 limits = "--max-num-encoder-tokens and --encoder-cache-tokens limit it"
                 return Result(f"it has {needed} tokens, and the limit is {most} ({limits})")
-            inputs = windowed_inputs(self._reader.extractor, samples, self._setup.token_id, rows)
+            inputs = windowed_inputs(self._decoder.extractor, samples, self._setup.token_id, rows)
             return result_of(inputs, self._setup.token_id, duration_s=duration_s)
-        if len(samples) > self._reader.window:
-            most_s = self._reader.window / self._reader.rate
+        if len(samples) > self._decoder.window:
+            most_s = self._decoder.window / self._decoder.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")
         result = result_of(self._inputs(samples), self._setup.token_id, duration_s=duration_s)
         return result if result.num_rows else Result(f"it has {len(samples)} samples, too few for a token")
@@ -72,7 +72,7 @@ class SoundProcessor:
                 add_special_tokens=False,
                 return_tensors="np",
                 return_text_replacement_offsets=True,
-                sampling_rate=self._reader.rate,
+                sampling_rate=self._decoder.rate,
             )
         )
         # The encoder reads nothing of the silence that fills the window, which is most of it for short sounds.

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.frontend.model_files.json_file import read_json
-from octavo.protocol.alignment import AlignmentSpec
+from octavo.protocol.alignment import MAX_FILTER_WIDTH, AlignmentSpec, is_filter_width
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.speech_rules import SpeechRules
 
@@ -34,8 +34,8 @@ class SpeechTokens:
     """Steps of 0.02 seconds; None: no limit."""
     alignment_heads: tuple[tuple[int, int], ...] = ()
     """Layers and heads of cross-attention that follow the sound; (): the checkpoint names none that it has."""
-    filter_width: int = 7
-    """Rows over which the median of their weights is taken."""
+    filter_width: Any = 7
+    """Rows over which the median of their weights is taken, as the checkpoint says it: `alignment` checks it."""
     no_speech: int = 0
     """Its probability after `start` is that of a window without speech."""
 
@@ -134,12 +134,19 @@ class SpeechTokens:
         """Return what an engine needs to align a text of so many tokens, and those after them.
 
         Raises:
-            InvalidRequestError: the checkpoint does not say which heads follow the sound.
+            InvalidRequestError: the checkpoint does not say which heads follow the sound, or has a wrong filter of
+                their weights.
         """
         if not self.alignment_heads:
             raise InvalidRequestError(
                 f"timestamp_granularities[]: the model's {_FILE} has no alignment_heads, or some that its decoder does "
                 "not have; words need them: ask for segment",
+                "timestamp_granularities[]",
+            )
+        if type(self.filter_width) is not int or not is_filter_width(self.filter_width):
+            raise InvalidRequestError(
+                f"timestamp_granularities[]: the model's config.json has median_filter_width {self.filter_width!r}; "
+                f"words need an odd number up to {MAX_FILTER_WIDTH}: correct it, or ask for segment",
                 "timestamp_granularities[]",
             )
         return AlignmentSpec(self.alignment_heads, num_prompt_tokens, num_rows, self.filter_width)

@@ -5,16 +5,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from octavo.frontend.audio.prompts import AudioPrompts
+from octavo.frontend.audio.prompts import AudioPrompts, SoundWindow
 from octavo.frontend.audio.segments import Segment, num_spoken_rows, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.windows import in_order
-from octavo.frontend.audio.wire import Window
 from octavo.frontend.audio.words import Word, words_of
 from octavo.frontend.client import AsyncClient
 from octavo.frontend.generation.prompt import TokenizedPrompt, packed_prompt
 from octavo.frontend.media.parts import MediaSource
-from octavo.frontend.media.prompts import MediaPrompt
 from octavo.frontend.outputs import RequestOutput
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.params import OutputKind, SamplingParams
@@ -48,7 +46,7 @@ class SpeechRequest:
 class Sound:
     """A decoded sound, and how its windows are transcribed."""
 
-    windows: Sequence[Window]
+    windows: Sequence[SoundWindow]
     duration_s: float
     language: str
     prompt_token_ids: list[int]
@@ -156,7 +154,7 @@ class Transcriber:
             raise InvalidRequestError("prompt: a text with special tokens, such as <|en|>, is refused", "prompt")
         return token_ids
 
-    async def _detect(self, window: Window, request_id: str) -> str:
+    async def _detect(self, window: SoundWindow, request_id: str) -> str:
         """Return the likeliest language of a window."""
         codes = {token: code for code, token in self._tokens.languages.items()}
         params = SamplingParams(
@@ -168,22 +166,22 @@ class Transcriber:
         return codes[output.outputs[0].token_ids[0]]
 
     async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
-        made = self._prompts.of_window(sound.prompt_token_ids, sound.windows[index])
-        prompt = TokenizedPrompt(None, packed_prompt(made.token_ids, self._client.facts.vocab_size), media=made.items)
+        token_ids = packed_prompt(sound.prompt_token_ids, self._client.facts.vocab_size)
+        prompt = TokenizedPrompt(None, token_ids, media=(sound.windows[index].item,))
         request_id = f"{sound.request_id}-{index}"
         async with aclosing(self._client.generate(prompt, sound.params, request_id=request_id)) as outputs:
             async for output in outputs:
                 if sound.words_language is not None and output.outputs[0].finish_reason is not None:
-                    sound.rows[index] = await self._aligned(sound, index, made, output.outputs[0].token_ids)
+                    sound.rows[index] = await self._aligned(sound, index, output.outputs[0].token_ids)
                 yield output
 
-    async def _aligned(self, sound: Sound, index: int, made: MediaPrompt, token_ids: Sequence[int]) -> list[float]:
+    async def _aligned(self, sound: Sound, index: int, token_ids: Sequence[int]) -> list[float]:
         """Return `rows` of a window whose tokens are known."""
         text = [token for token in token_ids if token != self._tokens.end]
         if not text:
             return []
-        num_rows = num_spoken_rows(sound.windows[index].duration_s, made.items[0].attended_rows)
-        spec = self._tokens.alignment(len(made.token_ids), num_rows)
-        result = await self._client.pooler.align([*made.token_ids, *text], made.items, spec)
+        window, before = sound.windows[index], sound.prompt_token_ids
+        spec = self._tokens.alignment(len(before), num_spoken_rows(window.duration_s, window.item.attended_rows))
+        result = await self._client.pooler.align([*before, *text], [window.item], spec)
         rows: list[float] = result.array().tolist()
         return rows

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from unicodedata import category
 
+from octavo.frontend.audio.prompts import SoundWindow
 from octavo.frontend.audio.segments import STEP_S
 from octavo.frontend.audio.speech_tokens import SpeechTokens
-from octavo.frontend.audio.wire import Window
 
 _WITHOUT_SPACES = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 """Languages whose texts have no spaces between words: each character is one."""
@@ -40,7 +40,7 @@ class _Piece:
 
 
 def words_of(
-    window: Window,
+    window: SoundWindow,
     token_ids: Sequence[int],
     rows: Sequence[float],
     tokens: SpeechTokens,

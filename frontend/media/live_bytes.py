@@ -25,20 +25,35 @@ class LiveMedia:
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0
 
+    def hold_prompt(self, items: Sequence[MediaItem], field: str) -> None:
+        """Count the items of one prompt: see `hold`.
+
+        Raises:
+            InvalidRequestError: they are more than a message may have, or than live requests may hold.
+            OverloadedError: live requests hold as much as they may.
+        """
+        if sum([item.num_bytes for item in items]) > MAX_BUFFERS_BYTES:
+            raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        self.hold(items, field)
+
     def hold(self, items: Sequence[MediaItem], field: str) -> None:
         """Count items, whose data are `LiveBuffer`s.
 
         Args:
-            items: of one prompt.
+            items: of one request.
             field: of the request, for errors.
 
         Raises:
-            InvalidRequestError: they are more than a message may have.
+            InvalidRequestError: they are more than live requests may hold.
             OverloadedError: live requests hold as much as they may.
         """
         num_bytes = sum([item.num_bytes for item in items])
-        if num_bytes > MAX_BUFFERS_BYTES:
-            raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        if num_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"the media take {num_bytes} bytes when they are processed, and the limit of all live requests is "
+                f"{self._max_bytes} (--max-media-bytes)",
+                field,
+            )
         if self._num_bytes + num_bytes > self._max_bytes:
             raise OverloadedError(
                 f"the media of live requests take {self._num_bytes} bytes, and with {num_bytes} more there would "

@@ -222,7 +222,7 @@ class MediaPrompts:
             items.append(item)
         if next(places, None) is not None:
             raise InvalidRequestError("the prompt has more placeholders than rows of media", FIELD)
-        self._live.hold(items, FIELD)
+        self._live.hold_prompt(items, FIELD)
         return MediaPrompt(token_ids, tuple(items), sum([result.duration_s for result in results]))
 
 

@@ -18,6 +18,7 @@ _COUNTERS = (
     *("prompt_tokens", "generation_tokens", "corrupted_requests"),
     *("spec_decode_num_drafts", "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"),
     *("external_prefix_cache_queries", "external_prefix_cache_hits"),
+    *("encoder_cache_queries", "encoder_cache_hits", "encoder_tokens"),
 )
 """Counters that are fields of `EngineStats` of the same name."""
 
@@ -109,6 +110,7 @@ class EngineMetrics:
         self.add("kv_transfer_total_bytes", num_saved, "saved")
         num_loaded = stats.kv_transfer_loaded_bytes - last.kv_transfer_loaded_bytes
         self.add("kv_transfer_total_bytes", num_loaded, "loaded")
+        self._set("encoder_cache_usage_perc", stats.num_cached_encoder_tokens / max(1, stats.num_encoder_cache_tokens))
         self._set("kv_offload_usage_perc", stats.num_offloaded_blocks / max(1, stats.num_host_blocks))
         for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)

@@ -71,6 +71,12 @@ METRICS: tuple[MetricName, ...] = (
     ),
     MetricName("mm_cache_queries", _C, "Images of requests looked up in the cache of processed images."),
     MetricName("mm_cache_hits", _C, "Those found there (--mm-processor-cache-gb)."),
+    MetricName(
+        "encoder_cache_queries", _C, "Times that a step needed an image or a sound, once for each chunk of its prompt.",
+    ),
+    MetricName("encoder_cache_hits", _C, "Those whose rows the workers had; the others were encoded."),
+    MetricName("encoder_tokens", _C, "Tokens of all images and sounds that were encoded."),
+    MetricName("encoder_cache_usage_perc", _G, "Fraction of --encoder-cache-tokens in use, 0 to 1."),
     MetricName("prefix_cache_queries", _C, "Prompt tokens looked up in the prefix cache."),
     MetricName("prefix_cache_hits", _C, "Prompt tokens found in the prefix cache."),
     MetricName(

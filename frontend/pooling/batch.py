@@ -31,6 +31,7 @@ class PoolingBatch:
         chunks: yields the submissions of the next prompts, at most `CHUNK`; it tokenizes them when it is asked.
         window: most prompts in the engine.
         on_progress: called with the number of results that have come at once.
+        counts_for_call: False: the caller asked for none of this, so it does not count as the usage of its call.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class PoolingBatch:
         chunks: AsyncIterator[list[Submit]],
         window: int = WINDOW,
         on_progress: Callable[[int], object] | None = None,
+        *,
+        counts_for_call: bool = True,
     ) -> None:
         self.request_id = request_id
         self._link = link
@@ -48,6 +51,7 @@ class PoolingBatch:
         self._chunks = chunks
         self._window = window
         self._on_progress = on_progress
+        self._counts_for_call = counts_for_call
         self._arrived = WakeEvent(link.wake_queue)
         self._running: dict[int, tuple[Submit, RequestStream, float]] = {}
         self._results: dict[int, PooledResult] = {}
@@ -136,4 +140,7 @@ class PoolingBatch:
             e2e_s=time.monotonic() - start_s,
             timings=finished.timings,
         )
-        report_finished(self._live.observer, record, stream.engine)
+        if self._counts_for_call:
+            report_finished(self._live.observer, record, stream.engine)
+        else:
+            self._live.observer.on_finished(record, stream.engine)

@@ -135,14 +135,15 @@ class Pooler:
             pack_ids(token_ids),
             spec,
             effective_priority(0),
-            is_continued=True,
+            is_continued=True,  # of a request that the queue has taken, and whose place it has
             media=list(items),
         )
 
         async def chunks() -> AsyncIterator[list[Submit]]:
             yield [submit]
 
-        batch = PoolingBatch(self._link, self._live, self._next_id("align"), chunks(), CHUNK)
+        request_id = self._next_id("align")
+        batch = PoolingBatch(self._link, self._live, request_id, chunks(), CHUNK, counts_for_call=False)
         (result,) = await batch.run()
         return result
 

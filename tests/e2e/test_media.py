@@ -85,6 +85,8 @@ def test_a_request_in_a_storm_has_the_bits_that_it_has_alone(llm: LLM, path: Pat
         assert list(map(result, small.generate(prompts, params, use_tqdm=False))) == alone
         stats = small.stats()
     assert stats.num_preemptions > 0
+    assert stats.encoder_cache_queries > stats.encoder_cache_hits > 0
+    assert 0 < stats.num_cached_encoder_tokens <= stats.num_encoder_cache_tokens < stats.encoder_tokens
 
 
 def test_the_prefix_cache_tells_images_apart(llm: LLM) -> None:

@@ -6,7 +6,7 @@ import os
 import signal
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import numpy as np
@@ -21,9 +21,11 @@ from tiny_whisper import RATE, make_whisper, sound, wav
 from waiting import until
 
 from octavo import AsyncClient
+from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.transcriber import WINDOWS_AT_ONCE
 from octavo.frontend.http.app import create_app
+from octavo.frontend.media.parts import MediaSource
 from octavo.protocol import restarts
 from octavo.protocol.config import ServerConfig
 from octavo.protocol.errors import InvalidRequestError
@@ -261,8 +263,12 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
     async def act(client: AsyncClient, http: httpx.AsyncClient) -> None:
         for stream in ("false", "true"):
             refused = await http.post(PATH, files={"file": many}, data={**SAMPLED, "stream": stream})
-            assert refused.status_code == 503 and "max_media_bytes" in refused.text.replace("-", "_"), refused.text
+            assert refused.status_code == 400 and "--max-media-bytes" in refused.text, refused.text
             assert client.num_live_requests == 0
+        held = await cast(AudioPrompts, client.media).read(MediaSource(LONG, "file"))
+        refused = await http.post(PATH, files={"file": LONG}, data=SAMPLED)
+        assert refused.status_code == 503 and "--max-media-bytes" in refused.text, "windows that wait count"
+        del held
 
         async def ask(form: str, file: bytes) -> bytes:
             fields: dict[str, Any] = {**SAMPLED, "max_completion_tokens": "60", "response_format": form}

@@ -13,8 +13,7 @@ from engine_kills import assert_deaths_change_nothing
 from tiny_whisper import RATE, make_whisper, sound, wav
 
 from octavo import LLM, AsyncClient, SamplingParams
-from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.audio.wire import AudioResult
+from octavo.frontend.audio.prompts import AudioPrompts, ReadSound, SoundWindow
 from octavo.frontend.media.parts import MediaSource
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.frontend.outputs import RequestOutput
@@ -195,7 +194,7 @@ def test_a_file_and_its_samples_are_the_same_sound(llm: LLM) -> None:
     assert result(first) == result(second)
 
 
-async def windows_of(llm: LLM, value: Any) -> AudioResult:
+async def windows_of(llm: LLM, value: Any) -> ReadSound:
     async def encode(*_: Any, **__: Any) -> list[int]:
         return []
 
@@ -204,6 +203,11 @@ async def windows_of(llm: LLM, value: Any) -> AudioResult:
         return await prompts.read(MediaSource(value, "audio"))
     finally:
         await prompts.close()
+
+
+def features_of(window: SoundWindow) -> Any:
+    tensor = window.item.tensors["input_features"]
+    return np.frombuffer(tensor.data.data, np.float32).reshape(tensor.shape)
 
 
 def test_a_long_sound_is_cut_where_it_is_quiet(llm: LLM) -> None:
@@ -220,7 +224,7 @@ def test_a_long_sound_is_cut_where_it_is_quiet(llm: LLM) -> None:
         part = samples[round(one.start_s * RATE) :][: round(one.duration_s * RATE)]
         (expected,) = extractor(part, sampling_rate=RATE, return_tensors="np").input_features
         # The process has no torch, with which the extractor computes the same in another order.
-        assert np.frombuffer(one.data, np.float32).reshape(one.shape) == pytest.approx(expected, abs=1e-4)
+        assert features_of(one) == pytest.approx(expected, abs=1e-4)
 
 
 def test_other_rates_are_resampled(llm: LLM) -> None:
@@ -228,7 +232,7 @@ def test_other_rates_are_resampled(llm: LLM) -> None:
     tone = (0.3 * np.sin(2 * np.pi * 440 * times)).astype(np.float32)
     given = [(tone, 2 * RATE), wav(tone, 2 * RATE), (tone[::2].copy(), RATE)]
     twice, file, plain = (asyncio.run(windows_of(llm, one)).windows for one in given)
-    spectra = [np.frombuffer(one.data, np.float32) for (one,) in (twice, file, plain)]
+    spectra = [features_of(one) for (one,) in (twice, file, plain)]
     assert [one.duration_s for (one,) in (twice, file, plain)] == pytest.approx([1.0] * 3)
     for spectrum in spectra[:2]:  # a tone has little beside its band: the differences are there
         loud = spectra[2] > spectra[2].max() - 0.5

@@ -12,11 +12,12 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+from octavo.frontend.audio.prompts import SoundWindow
 from octavo.frontend.audio.segments import num_spoken_rows
 from octavo.frontend.audio.speech_tokens import SpeechTokens
-from octavo.frontend.audio.wire import Window
 from octavo.frontend.audio.words import words_of
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
+from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.pooling.pooler import Pooler
 from octavo.kernels.native.arguments import GroupArguments, Matrix, StepArguments
 from octavo.kernels.native.direct import run
@@ -25,7 +26,10 @@ from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import LayoutArguments
 from octavo.kernels.store_kv.native import StoreKvArguments
 from octavo.protocol.alignment import AlignmentSpec
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import InvalidRequestError, RequestFailedError
+from octavo.protocol.events import Finished, FinishReason, PooledOutput
+from octavo.protocol.media import MediaItem
 from octavo.protocol.requests import Submit
 from octavo.worker_proc.batch.step_arguments import address
 from octavo.worker_proc.cache.cross import CrossCache
@@ -33,7 +37,7 @@ from octavo.worker_proc.media.time_warping import first_rows
 
 TOKENS = SpeechTokens(101, 100, 104, None, {}, {}, ())
 MARK = TOKENS.first_timestamp
-WINDOW = Window(30.0, 4.0, [], b"", b"")
+WINDOW = SoundWindow(30.0, 4.0, MediaItem([], b"", {}))
 
 
 def spoken(pieces: Sequence[str | bytes | None], language: str = "en") -> list[tuple[str, float, float]]:
@@ -84,6 +88,14 @@ def test_checkpoints_without_heads_that_follow_the_sound_are_refused(tmp_path: P
     assert SpeechTokens.of(str(tmp_path)).alignment(1, 1).heads == ((0, 0), (1, 2))
 
 
+@pytest.mark.parametrize("width", [0, 8, -3, 65, 7.0, "7", True, None])
+def test_checkpoints_whose_filter_has_no_middle_are_refused(width: Any) -> None:
+    tokens = SpeechTokens(1, 0, 4, None, {}, {}, (), alignment_heads=((0, 0),), filter_width=width)
+    with pytest.raises(InvalidRequestError, match=f"median_filter_width {width!r}") as caught:
+        tokens.alignment(1, 1)
+    assert caught.value.param == "timestamp_granularities[]"
+
+
 def test_an_alignment_has_the_priority_of_its_tenant() -> None:
     submits: list[Submit] = []
 
@@ -102,6 +114,24 @@ def test_an_alignment_has_the_priority_of_its_tenant() -> None:
 
     asyncio.run(align())
     assert [one.priority for one in submits] == [7]
+
+
+def test_an_alignment_is_no_usage_of_its_tenant() -> None:
+    seen: list[RequestRecord] = []
+    finished = Finished("a", FinishReason.STOP, result=PooledOutput(Buffer(bytes(4)), (1,), "float32"))
+    stream = SimpleNamespace(is_over=True, take=lambda: [finished], engine=0, request_id="a")
+    link = SimpleNamespace(failure=None, submit=lambda *_: stream, abort=lambda ids: None, wake_queue=None)
+    observer = SimpleNamespace(on_finished=lambda record, _: seen.append(record))
+    live: Any = SimpleNamespace(add=lambda one: None, discard=lambda one: None, observer=observer)
+
+    async def align() -> None:
+        nothing: Any = SimpleNamespace(tokenizer=None, config=None)
+        pooler = Pooler(cast(Any, link), nothing, nothing, nothing, live, lambda priority: None)
+        CURRENT_CALL.set(cast(Call, SimpleNamespace(priority=None)))  # fails if it is told of the end
+        await pooler.align([1, 2], (), AlignmentSpec(((0, 0),), 1, 1))
+
+    asyncio.run(align())
+    assert [one.num_prompt_tokens for one in seen] == [2], "metrics count it"
 
 
 def test_a_window_fills_the_rows_that_it_has_samples_for() -> None:

@@ -11,16 +11,17 @@ import numpy as np
 import pytest
 import transformers
 
+from octavo.frontend.audio.prompts import SoundWindow
 from octavo.frontend.audio.segments import Segment, segments_of
 from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.subtitles import subrip, webvtt
 from octavo.frontend.audio.text import JoinedText
 from octavo.frontend.audio.windows import in_order
-from octavo.frontend.audio.wire import Window
 from octavo.frontend.http.audio_form import AudioForm
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import MediaItem
 
 TOKENS = SpeechTokens(10, 9, 14, 13, {"en": 11}, {"transcribe": 12}, (), no_speech=13)
 FIRST = TOKENS.first_timestamp
@@ -103,7 +104,7 @@ def output_of(tokens: list[int], no_speech: float | None = -2.0) -> RequestOutpu
 
 
 def segments(tokens: list[int], duration_s: float = 5.0, no_speech: float | None = -2.0) -> list[Segment]:
-    window = Window(30.0, duration_s, [], b"", b"")
+    window = SoundWindow(30.0, duration_s, MediaItem([], b"", {}))
     return list(segments_of(window, output_of(tokens, no_speech), TOKENS, lambda ids: "".join(f" w{i}" for i in ids)))
 
 

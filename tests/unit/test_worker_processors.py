@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo import AdapterLogitsProcessor, BatchUpdate, LogitsProcessor, SamplingParams
+from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.code import ProcessorSource, take_code
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.ids import pack_ids
@@ -53,7 +54,7 @@ class Batch:
         self.state = BatchState(num_slots=4, max_model_len=64, block_size=16, vocab_size=VOCAB_SIZE)
         self.sequence = 0
 
-    def change(self, admit: dict[int, dict[str, Any]] | None = None, release: tuple[int, ...] = ()) -> None:
+    def change(self, admit: dict[int, Any] | None = None, release: tuple[int, ...] = ()) -> None:
         admitted = [
             Admitted(
                 slot,
@@ -61,7 +62,9 @@ class Batch:
                 pack_ids([1, 2, slot]),
                 3,
                 [[0]],
-                SamplingSpec(**{"max_tokens": 8, "seed": slot, **fields}),
+                fields
+                if isinstance(fields, AlignmentSpec)
+                else SamplingSpec(**{"max_tokens": 8, "seed": slot, **fields}),
             )
             for slot, fields in (admit or {}).items()
         ]
@@ -128,6 +131,15 @@ def test_a_request_gets_its_own_row_whatever_the_batch_is() -> None:
     batch.change(release=(0,))
     assert processors.apply(logits(1), batch.rows(2), batch.state)[:, 0].tolist() == [107.0]
     assert processors.apply(logits(2), batch.rows(1, 2), batch.state)[:, 0].tolist() == [0.0, 108.0]
+
+
+def test_alignments_are_not_seen() -> None:
+    batch, processors = Batch(), processors_of(Recorder)
+    batch.change({0: {"extra_args": {"add": 5}}, 1: AlignmentSpec(((0, 0),), 1, 1)})
+    processors.admit(batch.rows(1)[0])
+    changed = processors.apply(logits(2), batch.rows(0, 1), batch.state)
+    assert changed[:, 0].tolist() == [5.0, 1.0] and processors.take_faults() == []
+    assert processors.apply(logits(1), batch.rows(1), batch.state)[:, 0].tolist() == [0.0]
 
 
 @settings(max_examples=40, deadline=None)

@@ -85,6 +85,8 @@ class Processors:
 
     def admit(self, row: Row) -> None:
         """Have all processors check the parameters of a new request."""
+        if row.alignment is not None:
+            return
         try:
             params = caller_params(row.sampling.spec)
             for factory in self._factories:
@@ -102,16 +104,20 @@ class Processors:
     def apply(self, logits_RV: Tensor, rows: Sequence[Row], batch: BatchState) -> Tensor:
         """Return the float32 logits that draws choose from; NaN, which draws nothing, for requests that have failed.
 
+        Processors do not see the requests that ask for an alignment, whose draws mean nothing.
+
         Args:
             logits_RV: the model's, a row for each draw; left as they are.
             rows: the request of each draw.
             batch: knows all tokens of these requests.
         """
         self._failed = {key: row for key, row in self._failed.items() if _is_in(row, batch)}
-        places = [place for place, row in enumerate(rows) if id(row) not in self._failed]
+        failed = [place for place, row in enumerate(rows) if id(row) in self._failed]
+        places = [place for place, row in enumerate(rows) if id(row) not in self._failed and row.alignment is None]
         if len(places) == len(rows):
             return self._apply(logits_RV, rows, batch)
-        changed_RV = torch.full_like(logits_RV, torch.nan, dtype=torch.float32)
+        changed_RV = logits_RV.to(torch.float32, copy=True)
+        changed_RV[failed] = torch.nan
         if places:
             changed_RV[places] = self._apply(logits_RV[places], [rows[place] for place in places], batch)
         return changed_RV

@@ -6,7 +6,7 @@ When an accepted request starts is decided in `rules.py`.
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.adapters import Adapter
-from octavo.protocol.alignment import AlignmentSpec
+from octavo.protocol.alignment import MAX_FILTER_WIDTH, AlignmentSpec, is_filter_width
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
@@ -17,7 +17,6 @@ from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from octavo.protocol.sampling_table import ROWS
 
-_MAX_FILTER_WIDTH = 63
 _ROWS = [row for row in ROWS if row.engine_range is not None or row.token_ids is not None]
 """Of parameters whose value may be one that no worker can compute with."""
 
@@ -138,8 +137,8 @@ class RejectionRules:
             return f"first must be below the {num_tokens} tokens of the text", "first"
         if not 0 < spec.num_rows <= self._media.attended_rows:
             return f"num_rows must be from 1 to {self._media.attended_rows}", "num_rows"
-        if not (0 < spec.filter_width <= _MAX_FILTER_WIDTH and spec.filter_width % 2):
-            return f"filter_width must be odd, and at most {_MAX_FILTER_WIDTH}", "filter_width"
+        if not is_filter_width(spec.filter_width):
+            return f"filter_width must be odd, and at most {MAX_FILTER_WIDTH}", "filter_width"
         if message := self._media_fault(submit.media, submit):
             return message, "multi_modal_data"
         return _output_fault(submit)

@@ -4,6 +4,7 @@ import { byId, element } from "./element.js";
 /** Takes files from the button, from a drop and from the clipboard. */
 export class Attachments {
   #files = []; // {name, kind, url} with the file as a data URL
+  #reading = new Set(); // promises of files that are being read; each tells whether they can be used
   #readsSounds;
   #onSound;
   #onRefusal;
@@ -39,6 +40,13 @@ export class Attachments {
     });
   }
 
+  /** Wait for the files that are being read; return whether all of these can be used. */
+  async ready() {
+    let areUsable = true;
+    while (this.#reading.size) areUsable = (await Promise.all(this.#reading)).every(Boolean) && areUsable;
+    return areUsable;
+  }
+
   /** Return the files as parts of a message, and forget them. */
   take() {
     const parts = this.#files.map(({ kind, url }) => ({ type: kind, [kind]: { url } }));
@@ -51,20 +59,28 @@ export class Attachments {
     this.#show();
   }
 
-  async #add(files) {
+  #add(files) {
+    const reading = this.#read(files).finally(() => this.#reading.delete(reading));
+    this.#reading.add(reading);
+  }
+
+  async #read(files) {
+    let areUsable = true;
     for (const file of files) {
       try {
         await this.#addOne(file);
-      } catch (error) { // the server does not say what the model reads, or the file cannot be read
+      } catch (error) { // the server does not say what the model reads, or the file cannot be used
         this.#onRefusal(`${file.name}: ${error.message}`);
+        areUsable = false;
       }
     }
     this.#show();
+    return areUsable;
   }
 
   async #addOne(file) {
     if (file.type.startsWith("image/")) await this.#keep(file, "image_url");
-    else if (!file.type.startsWith("audio/")) this.#onRefusal(`${file.name}: only images and sounds can be attached`);
+    else if (!file.type.startsWith("audio/")) throw new Error("only images and sounds can be attached");
     else if (await this.#readsSounds()) await this.#keep(file, "audio_url");
     else this.#onSound(file);
   }

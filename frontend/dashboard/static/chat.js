@@ -22,7 +22,7 @@ export class Chat {
   constructor() {
     byId("composer").addEventListener("submit", (event) => {
       event.preventDefault();
-      this.#say(byId("input").value);
+      this.#say();
     });
     byId("input").addEventListener("keydown", (event) => {
       if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -45,8 +45,10 @@ export class Chat {
     byId("stats").textContent = "";
   }
 
-  #say(text) {
-    if (this.#running) return;
+  async #say() {
+    if (this.#running || !(await this.#attachments.ready())) return;
+    if (this.#running) return; // Enter was pressed twice while a file was read
+    const text = byId("input").value;
     const files = this.#attachments.take();
     if (!text.trim() && !files.length) return;
     byId("input").value = "";

@@ -124,6 +124,7 @@ export class EngineView {
       ["KV cache used", percent(1 - stats.num_free_blocks / stats.num_blocks)],
       ["prefix hits, last minute", asked ? percent(found / asked) : "–"],
       ...(stats.num_host_blocks ? [["prompt tokens from host memory", stats.external_prefix_cache_hits]] : []),
+      ...encoderCache(stats, first),
       ...speculation(stats, first),
       ["preemptions", stats.num_preemptions],
     ];
@@ -147,6 +148,18 @@ export class EngineView {
 }
 
 const percent = (fraction) => `${(100 * fraction).toFixed(fraction && fraction < 0.1 ? 1 : 0)} %`;
+
+/** Figures of the encoder cache; none if the model reads text only. */
+function encoderCache(stats, first) {
+  if (!stats.num_encoder_cache_tokens) return [];
+  const queries = stats.encoder_cache_queries - first.encoder_cache_queries;
+  const hits = stats.encoder_cache_hits - first.encoder_cache_hits;
+  return [
+    ["encoder cache used", percent(stats.num_cached_encoder_tokens / stats.num_encoder_cache_tokens)],
+    ["encoder cache hits, last minute", queries ? percent(hits / queries) : "–"],
+    ["images and sounds encoded", stats.encoder_cache_queries - stats.encoder_cache_hits],
+  ];
+}
 
 /** Figures of speculative decoding in the last minute; none if the engine has never drafted. */
 function speculation(stats, first) {
