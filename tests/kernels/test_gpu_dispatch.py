@@ -36,7 +36,16 @@ def test_every_operation_of_a_model_and_a_draw_has_one() -> None:
     }
     assert names >= {"silu_and_mul", "store_kv", "filter_logits", "logprobs", "penalties"}
     assert names >= {"causal_conv1d", "selective_scan", "gated_delta_rule", "gated_rms_norm", "multiply"}
-    assert names >= {"token_mask", "top_k", "gelu_and_mul", "pointwise", "routing", "experts", "sigmoid_and_mul"}
+    assert names >= {
+        "token_mask",
+        "top_k",
+        "gelu_and_mul",
+        "pointwise",
+        "routing",
+        "experts",
+        "sigmoid_and_mul",
+        "varlen_attention",
+    }
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)

@@ -7,6 +7,7 @@ Tensors have no data; the shapes are those of Llama-3.1-8B and Qwen3 unless note
 
 from collections.abc import Callable
 
+import numpy as np
 import quantized_launches
 import torch
 import triton
@@ -61,6 +62,8 @@ from octavo.kernels.silu_and_mul import gpu as silu_and_mul
 from octavo.kernels.slot_rows import gpu as slot_rows
 from octavo.kernels.store_kv import gpu as store_kv
 from octavo.kernels.token_mask import gpu as token_mask
+from octavo.kernels.varlen_attention import Parts
+from octavo.kernels.varlen_attention import gpu as varlen_attention
 
 BF16, F8, F32 = torch.bfloat16, torch.float8_e4m3fn, torch.float32
 I32, I64, U8 = torch.int32, torch.int64, torch.uint8
@@ -181,6 +184,13 @@ def attend(shape: AttentionShape, cache_dtype: torch.dtype = BF16, *, has_sinks:
     sinks = empty(shape.num_heads, dtype=F32) if has_sinks else None
     values = cache if shape.key_value_dim is None else cache[..., : shape.value_dim]
     step(empty(201, shape.num_heads, shape.head_dim), cache, values, sinks_N=sinks)
+
+
+def attend_to_parts(num_heads: int, head_dim: int, lengths: list[int]) -> None:
+    """Attend within parts of a sequence, with queries, keys and values from one product."""
+    qkv = empty(sum(lengths), 3, num_heads, head_dim)
+    parts = Parts.of(np.array(lengths), lambda tiles: torch.from_numpy(tiles).to("meta"))
+    varlen_attention.varlen_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], parts, 0.1)
 
 
 def multiply_experts(
@@ -405,6 +415,11 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "store_kv, latent": store_latent,
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
+    "varlen_attention, CLIP": lambda: attend_to_parts(16, 64, [577]),
+    "varlen_attention, SigLIP": lambda: attend_to_parts(16, 72, [729]),
+    "varlen_attention, Qwen2-VL": lambda: attend_to_parts(16, 80, [1024]),
+    "varlen_attention, windows of Qwen2.5-VL": lambda: attend_to_parts(16, 80, [64]),
+    "varlen_attention, heads of 128": lambda: attend_to_parts(25, 128, [1025]),
 }
 
 LAUNCHES |= quantized_launches.LAUNCHES
@@ -425,6 +440,8 @@ ONLY_ON: dict[str, tuple[int, ...]] = (
     | {name: (90,) for name in LAUNCHES if name.startswith("paged_attention,")}
     | {name: (90,) for name in LAUNCHES if name.endswith(", early")}
     | {name: (80, 90) for name in LAUNCHES if name.startswith("experts")}
+    | {name: (90,) for name in LAUNCHES if name.startswith("varlen_attention,")}
+    | {"varlen_attention, SigLIP": (80, 89, 90, 100)}
     | {"paged_attention, int8": (80, 89, 90)}
     | {"paged_attention, heads of 128": (*ARCHITECTURES, 120)}
     | {
