@@ -47,6 +47,7 @@ def _of_images(config: ResolvedConfig) -> Setup:
         config.model.media.token_id,
         config.media.max_image_pixels,
         config.media.processor_kwargs,
+        config.model.media.architecture,
     )
 
 

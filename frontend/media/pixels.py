@@ -1,9 +1,32 @@
 """Pictures of Pillow in the form that processors take."""
 
+import io
 from typing import TYPE_CHECKING
+
+from octavo.frontend.media.wire import Job, Result
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
+"""Of files that are decoded; of an animation the first frame."""
+
+
+def open_picture(job: Job, max_pixels: int) -> "Image | Result":
+    """Return the picture of a job in RGB, or why there is none."""
+    import PIL.Image
+    import PIL.ImageOps
+
+    if job.size is not None:
+        return PIL.Image.frombytes("RGB", job.size, job.data)
+    try:
+        image = PIL.Image.open(io.BytesIO(job.data), formats=FORMATS)
+    except PIL.Image.UnidentifiedImageError:
+        return Result(f"it is not an image in one of the formats {', '.join(FORMATS)}")
+    width, height = image.size
+    if width * height > max_pixels:
+        return Result(f"it has {width} x {height} pixels, more than {max_pixels} pixels (--max-image-pixels)")
+    return in_rgb(PIL.ImageOps.exif_transpose(image))
 
 
 def in_rgb(image: "Image") -> "Image":

@@ -4,22 +4,17 @@ Images come from strangers, and decoders are large programs in C. Here they have
 of time. The process lives on from image to image, because importing `transformers` takes seconds.
 """
 
-import io
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from octavo.frontend.media.child import Decoder, serve
-from octavo.frontend.media.pixels import in_rgb
+from octavo.frontend.media.phi4 import ARCHITECTURE, Phi4Images
+from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_videos import leave_out_videos
 
-if TYPE_CHECKING:
-    from PIL import Image
-
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-"""Of files that are decoded; of an animation the first frame."""
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
 SPARE_BYTES = 2**28
@@ -62,7 +57,7 @@ class ImageProcessor:
                 f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
                 f"{', '.join(sorted(self._known_kwargs))}"
             )
-        image = self._open(job)
+        image = open_picture(job, self._setup.max_pixels)
         if isinstance(image, Result):
             return image
         inputs = self._processor(
@@ -83,25 +78,9 @@ class ImageProcessor:
         size = self._processor.image_processor.merge_size
         return [frames, height // size, width // size]
 
-    def _open(self, job: Job) -> "Image.Image | Result":
-        """Return the picture in RGB, or why there is none."""
-        from PIL import Image, ImageOps
-
-        if job.size is not None:
-            return Image.frombytes("RGB", job.size, job.data)
-        try:
-            image = Image.open(io.BytesIO(job.data), formats=FORMATS)
-        except Image.UnidentifiedImageError:
-            return Result(f"it is not an image in one of the formats {', '.join(FORMATS)}")
-        width, height = image.size
-        if width * height > self._setup.max_pixels:
-            limit = f"more than {self._setup.max_pixels} pixels (--max-image-pixels)"
-            return Result(f"it has {width} x {height} pixels, {limit}")
-        return in_rgb(ImageOps.exif_transpose(image))
-
 
 def _load(setup: Setup) -> Decoder:
-    processor = ImageProcessor(setup)
+    processor = (Phi4Images if setup.architecture == ARCHITECTURE else ImageProcessor)(setup)
     num_bytes = setup.max_pixels * BYTES_PER_PIXEL + SPARE_BYTES
     return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
 

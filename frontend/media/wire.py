@@ -18,6 +18,8 @@ class Setup(msgspec.Struct, array_like=True):
     token_id: int
     max_pixels: int
     processor_kwargs: dict[str, Any]
+    architecture: str
+    """Of the model."""
 
 
 class Ready(msgspec.Struct, array_like=True):

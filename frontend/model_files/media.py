@@ -16,6 +16,7 @@ ARCHITECTURES = (
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
+    "Phi4MultimodalForCausalLM",
     "Idefics3ForConditionalGeneration",
     "SmolVLMForConditionalGeneration",
     "Qwen2VLForConditionalGeneration",
@@ -33,6 +34,7 @@ _TEXT_ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
+    "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen2_vl_text": "Qwen2ForCausalLM",
     "qwen2_5_vl_text": "Qwen2ForCausalLM",
@@ -71,6 +73,16 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 32768,
         "rms_norm_eps": 1e-6,
     },
+    "phi3": {
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 200064,
+        "max_position_embeddings": 131072,
+        "original_max_position_embeddings": 4096,
+    },
     "mistral": {
         "hidden_size": 4096,
         "intermediate_size": 14336,
@@ -82,6 +94,8 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What `transformers` leaves out of files: sizes that are the defaults of the language model's class."""
+_ADAPTERS = ("vision-lora", "speech-lora")
+"""Folders of Phi-4-multimodal beside its weights."""
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Keys of the whole model that its language model has too."""
 _NOT_OF_TEXT = {
@@ -91,12 +105,12 @@ _NOT_OF_TEXT = {
 """Keys of `text_config` in files of SmolVLM that change nothing there."""
 
 
-_FLAT_KINDS = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text"}
+_FLAT_KINDS = {"qwen2_vl": "qwen2_vl_text", "qwen2_5_vl": "qwen2_5_vl_text", "phi4_multimodal": "phi3"}
 """Models whose published files have the keys of the language model beside `vision_config`, and its `model_type`."""
 
 
 def _flat_text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
-    of_whole = {"vision_config", "architectures", "transformers_version"}
+    of_whole = {"vision_config", "audio_config", "architectures", "transformers_version"}
     text = {key: value for key, value in hf_config.items() if key not in of_whole and not key.startswith("vision_")}
     return {**text, "model_type": _FLAT_KINDS[hf_config["model_type"]]}
 
@@ -132,8 +146,7 @@ def split_config(
             phase=PHASE,
             hint=f"its text_config needs a model_type among {', '.join(_TEXT_ARCHITECTURES)}",
         )
-    if text.get("qk_layer_norms") or text.get("use_resampler"):
-        raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
+    _reject_unsupported(text, architecture, home)
     eps = {} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5}
     defaults = {**eps, **_TEXT_DEFAULTS.get(kind, {})}
     given = {key: value for key, value in text.items() if value is not None and key not in _NOT_OF_TEXT}
@@ -160,12 +173,29 @@ def split_config(
     return own, _TEXT_ARCHITECTURES[kind], media
 
 
+def _reject_unsupported(text: dict[str, Any], architecture: str, home: Path) -> None:
+    """Raise ConfigError for what an architecture may have and octavo does not compute."""
+    if text.get("qk_layer_norms") or text.get("use_resampler"):
+        raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
+    for name in _ADAPTERS if architecture == "Phi4MultimodalForCausalLM" else ():
+        if (home / name).is_dir():
+            raise ConfigError(
+                f"{home} has an adapter in {name}, and octavo does not choose adapters by the kind of media",
+                phase=PHASE,
+                hint="merge the adapter into the model (merge_and_unload in peft), and serve the result without it",
+            )
+
+
 def _token_id(hf_config: dict[str, Any], kind: str, vocab_size: int) -> int:
     """Return the placeholder of the rows of media.
 
     Raises:
         ConfigError: the file names none.
     """
+    if hf_config.get("model_type") == "phi4_multimodal":
+        defaults = {"image": ("vision_config", 200010), "audio": ("audio_config", 200011)}
+        section, usual = defaults[kind]
+        hf_config = {f"{kind}_token_id": usual, **(hf_config.get(section) or {})}
     key = f"{kind}_token_index"
     token_id = hf_config.get(f"{kind}_token_id", hf_config.get(key))
     if type(token_id) is not int or not 0 <= token_id < vocab_size:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import tiny_media
+import tiny_phi4
 import tiny_sounds
 import transformers
 from media_compare import GREEDY, compare, prompt, result, run, sound_prompt
@@ -36,6 +37,8 @@ class Case(NamedTuple):
     has_hits: bool = True
     """Whether some requests of the storm surely find cached blocks; windows need room for more of them."""
     make_processor: Callable[[Path], Any] | None = None
+    """See `compare`."""
+    attention: str | None = None
     """See `compare`."""
     prompt: Callable[..., dict[str, Any]] = prompt
     """Makes one, of a text and items: each a seed and its size."""
@@ -72,6 +75,14 @@ CASES = {
     "pixtral": Case(
         partial(tiny_media.make_mistral3, family="Llava"), "LlavaForConditionalGeneration", "[IMG]", has_hits=False
     ),
+    "phi4": Case(
+        tiny_phi4.make_phi4,
+        "Phi4MultimodalForCausalLM",
+        tiny_phi4.IMAGE,
+        num_blocks=26,
+        make_processor=tiny_phi4.Phi4Inputs,
+        attention="eager",  # others take a tile without margins as causal
+    ),
     "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VLForConditionalGeneration", "<|image_pad|>"),
     "qwen3_vl": Case(tiny_media.make_qwen3_vl, "Qwen3VLForConditionalGeneration", "<|image_pad|>"),
     "qwen2_5_vl": Case(tiny_media.make_qwen25_vl, "Qwen2_5_VLForConditionalGeneration", "<|image_pad|>"),
@@ -106,7 +117,7 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
             prompt(f"ends with {mark}", (4, *sizes[0])),
             prompt("no item at all"),
         ]
-        compare(llm, path, getattr(transformers, case.kind), prompts, case.make_processor)
+        compare(llm, path, getattr(transformers, case.kind), prompts, case.make_processor, case.attention)
         storm = [
             prompt(f"about {mark}{'.' * (n // 2)} {mark}?", (n % 3, *sizes[n % 2]), (n // 2, *sizes[n // 2 % 4]))
             for n in (place % 6 for place in range(12))

@@ -39,13 +39,21 @@ def run(llm: LLM, *prompts: Any, params: SamplingParams = GREEDY) -> list[Reques
     return llm.generate(list(prompts), params, use_tqdm=False)
 
 
-def compare(llm: LLM, path: Path, kind: Any, prompts: list[dict[str, Any]], make_processor: Any = None) -> None:
+def compare(
+    llm: LLM,
+    path: Path,
+    kind: Any,
+    prompts: list[dict[str, Any]],
+    make_processor: Any = None,
+    attention: str | None = None,
+) -> None:
     """Compare prompts, tokens and logprobs of a model with those that a class of `transformers` gives.
 
     `make_processor`: makes what stands for the model's processor, from a path; None: that is it.
+    `attention`: how `transformers` computes it; None: as it likes.
     """
     processor = (make_processor or transformers.AutoProcessor.from_pretrained)(path)
-    model = kind.from_pretrained(path, dtype=torch.float32).eval()
+    model = kind.from_pretrained(path, dtype=torch.float32, attn_implementation=attention).eval()
     for one, output in zip(prompts, run(llm, *prompts), strict=True):
         inputs = processor(text=one["prompt"], return_tensors="pt", **_media(one["multi_modal_data"]))
         length = inputs.input_ids.shape[1]

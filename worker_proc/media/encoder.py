@@ -95,11 +95,17 @@ class MediaEncoder:
             if self._attended is not None:
                 self._attended.put(item.digest, np.concatenate(parts))
                 continue
-            arranged = self._tower.arrange(np.concatenate(parts), item.tensors)
+            arranged = self._tower.arrange(np.concatenate([*parts, *self._learned_rows()]), item.tensors)
             rows = torch.from_numpy(arranged).to(self._tower.dtype)
             if len(rows) != item.num_rows:
                 raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
             self._results[item.digest] = rows
+
+    def _learned_rows(self) -> Iterator[Floats]:
+        """Yield rows of the prompt that are the same for all items."""
+        merged = self._tower.merged
+        if merged is not None and merged.learned_XD is not None:
+            yield self._projectors[0](np.repeat(merged.learned_XD.float().numpy(), merged.num_merged, axis=0))
 
     def _runs(self, inputs: Sequence[EncoderInput]) -> Iterator[Sequences]:
         """Yield the sequences of all items, as many as a run has room for."""
@@ -127,7 +133,8 @@ class MediaEncoder:
         self._tower.put(sequences)
         # Parts are the requests of the step. Where a part sees the whole sequence, it has the blocks of that.
         slots_T, table = self._blocks_of(lengths)
-        whole = GroupInputs(slots_T, np.repeat(table, num_parts, axis=0), np.repeat(lengths, num_parts))
+        num_keys = np.array([len(one.positions_T) if one.num_keys is None else one.num_keys for one in sequences])
+        whole = GroupInputs(slots_T, np.repeat(table, num_parts, axis=0), np.repeat(num_keys, num_parts))
         local = GroupInputs(*self._blocks_of(part_lengths))
         inputs = StepInputs(
             token_ids_T=np.zeros(lengths.sum(), dtype=np.int64),

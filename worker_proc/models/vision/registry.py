@@ -19,6 +19,7 @@ TOWERS = {
     "LlavaNextForConditionalGeneration": "llava_next",
     "LlavaOnevisionForConditionalGeneration": "llava_next",
     "Mistral3ForConditionalGeneration": "pixtral",
+    "Phi4MultimodalForCausalLM": "phi4",
     "Qwen2VLForConditionalGeneration": "qwen_vl",
     "Qwen2_5_VLForConditionalGeneration": "qwen25_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",

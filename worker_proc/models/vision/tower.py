@@ -42,6 +42,9 @@ class Patches:
     """Those whose results are rows of the prompt."""
     tables: tuple[Floats, ...] = ()
     """What the tower reads for each patch besides, such as its rotary angles: of the widths that the tower has."""
+    num_keys: int | None = None
+    """Positions, from the first one, that are attended to; those behind see them too, and nobody sees those. None: all
+    are."""
     part_lengths: Ints | None = None
     """Lengths of consecutive parts: layers whose `AttentionShape.is_local` attend within one. None: one part."""
 
@@ -71,6 +74,9 @@ class MergedProjection:
     deeper: Sequence[Callable[[Tensor], Tensor]] = ()
     """The same from each of `VisionTower.features` to a further row, which the language model adds after one of its
     first layers (DeepStack)."""
+    learned_XD: Tensor | None = None
+    """Learned results, such as that of the end of a line: `VisionTower.arrange` gets their rows of the prompt behind
+    those of an item. None: there are none."""
 
 
 class VisionTower(LayeredModel):
@@ -127,7 +133,12 @@ class VisionTower(LayeredModel):
         """
 
     def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
-        """Return the rows of the prompt of an item, made of those of all its sequences one after the other."""
+        """Return the rows of the prompt of an item.
+
+        Args:
+            rows_RD: of all its sequences one after the other, and of `MergedProjection.learned_XD`.
+            tensors: of the item.
+        """
         return rows_RD
 
     def put(self, sequences: Sequence[Patches]) -> None:

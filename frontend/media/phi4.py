@@ -1,0 +1,232 @@
+"""Images of Phi-4-multimodal, whose processor in `transformers` needs torchvision: an overview, and tiles."""
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.frontend.media.pixels import open_picture
+from octavo.frontend.media.result import result_of
+from octavo.frontend.media.wire import Job, Result, Setup
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ARCHITECTURE = "Phi4MultimodalForCausalLM"
+KNOWN_KWARGS = ("dynamic_hd",)
+"""What requests may change."""
+_LEAST_PIXELS = 10
+"""Of each side of the picture within its tiles."""
+_BICUBIC = 3
+"""As files name it: how the overview is made."""
+_CUBIC = -0.75
+"""The parameter of the bicubic kernel."""
+
+Floats = npt.NDArray[np.float32]
+
+
+class Phi4Images:
+    """Stands for the processor of one model: see `octavo.frontend.media.process.ImageProcessor`."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Load it.
+
+        Raises:
+            ImportError: Pillow is missing.
+            OSError, ValueError: the files of the processor are missing or invalid.
+        """
+        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        import PIL.Image
+        import transformers
+        from transformers.image_processing_base import ImageProcessingMixin
+
+        transformers.logging.set_verbosity_error()
+        PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(setup.processor_path, local_files_only=True)
+        self._setup = setup
+        self._processor = TileProcessor.read(settings).with_kwargs(setup.processor_kwargs)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
+        )
+        self.placeholder_id = setup.token_id
+        self.placeholder: str = tokenizer.convert_ids_to_tokens(setup.token_id)
+
+    def process(self, job: Job) -> Result:
+        """Return the tiles of an image."""
+        image = open_picture(job, self._setup.max_pixels)
+        if isinstance(image, Result):
+            return image
+        try:
+            tensors = self._processor.with_kwargs(job.processor_kwargs)(image)
+        except ValueError as error:
+            return Result(str(error))
+        return result_of(
+            with_placeholders(tensors, self.placeholder, self.placeholder_id, num_rows(tensors)), self.placeholder_id
+        )
+
+
+def with_placeholders(tensors: Mapping[str, Any], placeholder: str, token_id: int, num_rows: int) -> dict[str, Any]:
+    """Return the tensors of an item with the placeholders of its rows, as processors of `transformers` return them."""
+    return {
+        **tensors,
+        "input_ids": np.full((1, num_rows), token_id),
+        "text_replacement_offsets": [[{"replacement": placeholder * num_rows}]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class TileProcessor:
+    """Cuts pictures into tiles.
+
+    Args:
+        side: pixels of a tile on each side.
+        patch_size: pixels of a patch on each side.
+        max_tiles: of a picture, the overview aside.
+        mean: of each channel, for numbers from 0 to 1.
+        deviation: of each channel.
+        scale: from bytes to such numbers.
+    """
+
+    side: int
+    patch_size: int
+    max_tiles: int
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    scale: float
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any]) -> "TileProcessor":
+        """Read the settings of the model's image processor.
+
+        Raises:
+            ValueError: one is not supported.
+        """
+        size = settings.get("size", {"height": 448, "width": 448})
+        for key in ("do_rescale", "do_normalize"):
+            if not settings.get(key, True):
+                raise ValueError(f"preprocessor_config.json: {key} is false; expected true")
+        if settings.get("resample", _BICUBIC) != _BICUBIC:
+            raise ValueError(f"preprocessor_config.json: resample is {settings['resample']}; expected {_BICUBIC}")
+        side, patch_size = size.get("height"), settings.get("patch_size", 14)
+        if side != size.get("width") or type(side) is not int or side < 1 or side % (2 * patch_size):
+            raise ValueError(f"preprocessor_config.json: size is {size}; expected squares of an even number of patches")
+        return cls(
+            side=side,
+            patch_size=patch_size,
+            max_tiles=settings.get("dynamic_hd", 36),
+            mean=tuple(settings.get("image_mean", (0.5, 0.5, 0.5))),
+            deviation=tuple(settings.get("image_std", (0.5, 0.5, 0.5))),
+            scale=settings.get("rescale_factor", 1 / 255),
+        )
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> "TileProcessor":
+        """Return this processor with arguments of a server or a request.
+
+        Raises:
+            ValueError: one is unknown, or is not a number of tiles.
+        """
+        if unknown := kwargs.keys() - set(KNOWN_KWARGS):
+            raise ValueError(
+                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
+                f"{', '.join(KNOWN_KWARGS)}"
+            )
+        most = kwargs.get("dynamic_hd", self.max_tiles)
+        if type(most) is not int or most < 1:
+            raise ValueError(f"dynamic_hd is {most!r}; expected a number of tiles")
+        return replace(self, max_tiles=most)
+
+    def __call__(self, picture: "Image.Image") -> dict[str, Any]:
+        """Return the tensors of a picture in RGB, with the overview as the first tile.
+
+        Raises:
+            ValueError: it is too long and too thin.
+        """
+        whole, margins = self._whole(picture)
+        rows, columns = (pixels // self.side for pixels in whole.shape[1:])
+        patches = self.side // self.patch_size
+        mask = np.ones((rows * patches, columns * patches), dtype=np.float32)
+        for axis, margin in enumerate(margins):
+            mask.swapaxes(0, axis)[mask.shape[axis] - margin // self.patch_size :] = 0
+        overview = resized(whole, self.side)
+        tiles = whole.reshape(-1, rows, self.side, columns, self.side).transpose(1, 3, 0, 2, 4)
+        masks = mask.reshape(rows, patches, columns, patches).swapaxes(1, 2).reshape(-1, patches, patches)
+        return {
+            "image_pixel_values": np.concatenate([overview[None], tiles.reshape(-1, *overview.shape)])[None],
+            "image_sizes": np.array([whole.shape[1:]], dtype=np.int64),
+            "image_attention_mask": np.concatenate([np.ones_like(masks[:1]), masks])[None],
+        }
+
+    def _whole(self, picture: "Image.Image") -> tuple[Floats, tuple[int, int]]:
+        """Return the pixels of all tiles together, and the margins below and on the right, in pixels."""
+        from PIL import Image
+
+        width, height = picture.size
+        columns, rows = self._grid(width, height)
+        whole_width, whole_height = self.side * columns, self.side * rows
+        stretch_x, stretch_y = whole_width / width, whole_height / height
+        inner_width, inner_height = whole_width, int(height * stretch_x)
+        if stretch_x >= stretch_y:
+            inner_width, inner_height = int(width * stretch_y), whole_height
+        if min(inner_width, inner_height) < _LEAST_PIXELS:
+            raise ValueError(f"{width} x {height} pixels are too long and too thin")
+        pixels = np.full((whole_height, whole_width, 3), 255, dtype=np.uint8)
+        inner = picture.resize((inner_width, inner_height), Image.Resampling.BILINEAR)
+        pixels[:inner_height, :inner_width] = np.asarray(inner)
+        mean, deviation = ((np.array(one) / self.scale).astype(np.float32) for one in (self.mean, self.deviation))
+        whole = (pixels.astype(np.float32) - mean) / deviation
+        return np.ascontiguousarray(whole.transpose(2, 0, 1)), (whole_height - inner_height, whole_width - inner_width)
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the columns and rows of tiles: enough for every pixel, or those of the most similar shape."""
+        columns, rows = math.ceil(width / self.side), math.ceil(height / self.side)
+        if columns * rows <= self.max_tiles:
+            return columns, rows
+        best, least = (1, 1), math.inf
+        for number in range(1, self.max_tiles + 1):
+            for columns in (one for one in range(1, number + 1) if number % one == 0):
+                rows = number // columns
+                difference = abs(width / height - columns / rows)
+                is_filled = width * height > 0.5 * self.side * self.side * columns * rows
+                if difference < least or (difference == least and is_filled):
+                    best, least = (columns, rows), difference
+        return best
+
+
+def num_rows(tensors: Mapping[str, Any]) -> int:
+    """Return the rows of the prompt that a picture has: squares of four patches, ends of lines, and one between."""
+    mask = tensors["image_attention_mask"][0]
+    (height, width), tile = tensors["image_sizes"][0].tolist(), tensors["image_pixel_values"].shape[-1]
+    side = int(mask.shape[-1]) // 2
+    squares = mask[1:, ::2, ::2].reshape(height // tile, width // tile, side, side)
+    lines = int(squares[:, 0, :, 0].sum())
+    return int(squares.sum()) + lines + 1 + side * (side + 1)
+
+
+def resized(picture: Floats, side: int) -> Floats:
+    """Return a square picture, shape CHW, whose pixels are interpolated between four times four of another: bicubic."""
+    result = picture
+    for axis in (1, 2):
+        scale = np.float32(result.shape[axis] / side)
+        places = scale * (np.arange(side, dtype=np.float32) + np.float32(0.5)) - np.float32(0.5)
+        first = np.floor(places)
+        offsets = places - first
+        shape = [1, 1, 1]
+        shape[axis] = side
+        total = np.zeros_like(result.take(np.zeros(side, dtype=np.int64), axis=axis))
+        for tap in range(-1, 3):
+            weights = _weights(np.abs(offsets - np.float32(tap))).reshape(shape)
+            total += result.take(np.clip(first.astype(np.int64) + tap, 0, result.shape[axis] - 1), axis=axis) * weights
+        result = total
+    return result
+
+
+def _weights(distances: Floats) -> Floats:
+    """Return the bicubic kernel at distances up to 2."""
+    near = ((_CUBIC + 2) * distances - (_CUBIC + 3)) * distances * distances + 1
+    far = ((_CUBIC * distances - 5 * _CUBIC) * distances + 8 * _CUBIC) * distances - 4 * _CUBIC
+    weights: Floats = np.where(distances <= 1, near, far).astype(np.float32)
+    return weights
