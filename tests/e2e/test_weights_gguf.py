@@ -164,20 +164,40 @@ def test_levels_and_scales_of_k_quants_mean_the_same_but_for_the_rounding_of_sca
 
 
 @pytest.mark.parametrize("kind", K_QUANTS)
-def test_scales_too_large_for_16_bits_are_named(kind: Type) -> None:
+def test_scales_too_large_for_16_bits_have_32(kind: Type) -> None:
     rows = random_blocks(kind, (1, 256))
     start = 208 if kind is Type.Q6_K else 0
     rows[0, start : start + 2] = np.frombuffer(np.float16(30000).tobytes(), np.uint8)
-    with pytest.raises(ConfigError, match=r"tensor blk\.0\.big has scales") as caught:
-        GgufMatrix("blk.0.big", kind, rows).quantized()
-    assert "--quantization none" in caught.value.hint
+    matrix = GgufMatrix("some", kind, rows)
+    weight = matrix.quantized()
+    assert weight.scale_OG.dtype == torch.float32
+    assert torch.equal(weight.dequantize(), matrix.dequantized())
 
 
-def test_exponents_too_small_for_16_bits_are_refused() -> None:
-    rows = random_blocks(Type.MXFP4, (1, 32))
-    rows[0, 0] = 50
-    with pytest.raises(ConfigError, match="scales that are not float16 numbers"):
-        GgufMatrix("some", Type.MXFP4, rows).quantized()
+def test_infinite_scales_are_refused() -> None:
+    rows = random_blocks(Type.Q8_0, (1, 32))
+    rows[0, :2] = np.frombuffer(np.float16(np.inf).tobytes(), np.uint8)
+    with pytest.raises(ConfigError, match=r"tensor blk\.0\.some has scales that are not finite"):
+        GgufMatrix("blk.0.some", Type.Q8_0, rows).quantized()
+
+
+@pytest.mark.parametrize("exponent", [0, 50, 150, 200])
+def test_exponents_outside_of_16_bits_are_exact(exponent: int) -> None:
+    rows = random_blocks(Type.MXFP4, (2, 64))
+    rows[0, 0] = exponent
+    matrix = GgufMatrix("some", Type.MXFP4, rows)
+    weight = matrix.quantized()
+    assert weight.scale_OG.dtype == torch.float32
+    assert torch.equal(weight.dequantize(), matrix.dequantized())
+
+
+def test_blocks_of_zeros_need_no_exponent_of_their_own() -> None:
+    rows = random_blocks(Type.MXFP4, (2, 64))
+    rows[0, :17] = 0  # as ggml writes them
+    matrix = GgufMatrix("some", Type.MXFP4, rows)
+    weight = matrix.quantized()
+    assert weight.scale_OG.dtype == torch.float16
+    assert torch.equal(weight.dequantize(), matrix.dequantized())
 
 
 def _k_quant_value(row: bytes, index: int, kind: Type) -> float:

@@ -18,7 +18,8 @@ a block holds 32 values, a K-quant's 256 in groups of 32 or 16:
 
 `d` and `m` are float16. The scales of the first five types are therefore exact in float16. Those of K-quants are
 products with 17 to 19 significant bits; they are rounded to nearest, with a relative error of at most 2**-11. (Products
-below float16's smallest normal number are exact, because every float16 is a multiple of 2**-24.)
+below float16's smallest normal number are exact, because every float16 is a multiple of 2**-24.) Products and powers of
+two that are too large or too small for float16 are float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -65,15 +66,24 @@ class GgufMatrix:
         """Return levels and scales of the same values: exact, or rounded as the module's docstring says.
 
         Raises:
-            ConfigError: a scale or a minimum is not a finite float16 number.
+            ConfigError: a scale or a minimum is not finite.
         """
         values_per_block, block_bytes = GGML_QUANT_SIZES[self.kind]
         parts = _TAKE_APART[self.kind](self.rows_OB.reshape(-1, block_bytes))
-        minimums = None if parts.minimums is None else self._float16(parts.minimums)
+        own = (parts.scales,) if parts.minimums is None else (parts.scales, parts.minimums)
+        if not all(np.isfinite(values).all() for values in own):
+            raise ConfigError(
+                f"tensor {self.name} has scales that are not finite numbers",
+                hint="the file is damaged: download or convert it again",
+            )
+        dtype = np.float16 if all(_fits_float16(values) for values in own) else np.float32
+        scale_OG, *minimum_OG = (
+            torch.from_numpy(values.astype(dtype, copy=False).reshape(self.shape[0], -1)) for values in own
+        )
         return QuantizedWeight(
             levels_OI=torch.from_numpy(parts.levels.reshape(self.shape)),
-            scale_OG=self._float16(parts.scales),
-            minimum_OG=minimums,
+            scale_OG=scale_OG,
+            minimum_OG=minimum_OG[0] if minimum_OG else None,
             offset=parts.offset,
             bits=parts.bits,
             group_size=values_per_block // parts.scales.shape[1],
@@ -101,16 +111,6 @@ class GgufMatrix:
         first, last = (column // values_per_block * block_bytes for column in (columns.start, columns.stop))
         return replace(self, rows_OB=self.rows_OB[:, first:last])
 
-    def _float16(self, values: Floats) -> Tensor:
-        with np.errstate(over="ignore"):
-            halves = torch.from_numpy(values.astype(np.float16).reshape(self.shape[0], -1))
-        if not halves.isfinite().all():
-            raise ConfigError(
-                f"tensor {self.name} has scales that are not finite in float16",
-                hint="use --quantization none, or another file if this one is damaged",
-            )
-        return halves
-
 
 def dequantized(data: Bytes, kind: Type) -> Tensor:
     """Return the float32 values of quantized blocks; both arrays have one dimension."""
@@ -121,6 +121,13 @@ def dequantized(data: Bytes, kind: Type) -> Tensor:
     # of 0.63 s for a model of 135 million weights.
     blocks_per_row = min(num_blocks & -num_blocks, _VALUES_PER_ROW // values_per_block)
     return torch.from_numpy(dequantize(data.reshape(-1, blocks_per_row * block_bytes), kind)).view(-1)
+
+
+def _fits_float16(values: Floats) -> bool:
+    """Whether none of the values becomes infinite or zero in float16."""
+    with np.errstate(over="ignore", under="ignore"):
+        narrow = values.astype(np.float16)
+    return bool(np.isfinite(narrow).all()) and np.array_equal(narrow == 0, values == 0)
 
 
 def _unpack_q4_0(blocks: Bytes) -> Parts:
@@ -199,17 +206,18 @@ def _unpack_q6_k(blocks: Bytes) -> Parts:
 
 
 def _unpack_mxfp4(blocks: Bytes) -> Parts:
-    exponents = blocks[:, :1].astype(np.int32) - 128  # of halves
-    if (exponents < -24).any():
-        raise ConfigError("the GGUF file has MXFP4 blocks with scales that are not float16 numbers")
     levels = _MXFP4_LEVELS[nibbles(blocks[:, 1:])]
+    scales = np.ldexp(np.float32(1.0), blocks[:, :1].astype(np.int32) - 128)  # of halves
+    # ggml gives a block of zeros the exponent 0, for which all scales of the tensor would have to be float32.
+    scales[(levels == _MXFP4_OFFSET).all(axis=(1, 2))] = 0.0
     used = tuple(np.unique(_MXFP4_LEVELS).tolist())
-    return Parts(levels, np.ldexp(np.float32(1.0), exponents), bits=8, offset=12, used_levels=used)
+    return Parts(levels, scales, bits=8, offset=_MXFP4_OFFSET, used_levels=used)
 
 
+_MXFP4_OFFSET = 12
 _MXFP4_LEVELS = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8).astype(
     np.uint8
-) + np.uint8(12)
+) + np.uint8(_MXFP4_OFFSET)
 """Twice the value of each number, plus 12."""
 
 _TAKE_APART: Mapping[Type, Callable[[Bytes], Parts]] = {
