@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import transformers
 from ggml_types import TYPES as GGML_TYPES
-from ggml_types import write as write_by_ggml
+from ggml_types import written as written_by_ggml
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers_gguf import from_gguf
@@ -58,9 +58,18 @@ def main() -> None:
         metavar="PIECES",
         help="only compare octavo with the reference, after each so many pieces",
     )
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="BLOCKS",
+        help="GGUF types that ggml writes: only the middle one of so many blocks has the type, the others have Q8_0",
+    )
     parser.add_argument("--with-float64", action="store_true", help="compare the reference with itself in float64 too")
     options = parser.parse_args()
     wanted = options.formats.split(",") if options.formats else list(FORMATS)
+    if options.every != 1 and (others := [name for name in wanted if FORMATS[name] is not by_ggml]):
+        parser.error(f"--every is for the GGUF types that ggml writes, not for {others[0]}")
     text = options.text.read_text() if options.text else fixed_text()
     if options.in_parts:
         sys.exit(compare_in_parts(options, wanted, text))
@@ -106,8 +115,10 @@ def compare_in_parts(options: argparse.Namespace, names: list[str], text: str) -
                 part = tokens[begin : begin + size]
                 ours.append(losses_of(read_tokens(llm, part)))
                 theirs.append(losses_of_tokens(reference, part))
-                is_too_much, shown = added(torch.cat(ours), torch.cat(theirs))
-                print(f"{name}: {sum(map(len, ours))} tokens, added by us {shown}", flush=True)
+                expected = torch.cat(theirs)
+                is_too_much, shown = added(torch.cat(ours), expected)
+                loss = f"{len(expected)} tokens, loss {float(expected.mean()):.4f}"
+                print(f"{name}: {loss}, added by us {shown}", flush=True)
         failed |= is_too_much
     return failed
 
@@ -283,11 +294,7 @@ def by_octavo(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, A
 
 def by_ggml(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:
     """Return a GGUF file that ggml writes."""
-    kind = name.partition(" ")[2]
-    out = options.work / f"{kind}.gguf"
-    if not out.exists():
-        write_by_ggml(options.model, kind, out)
-    return out, {"quantization": "gguf"}
+    return written_by_ggml(options.model, name.partition(" ")[2], options.work, options.every), {"quantization": "gguf"}
 
 
 def by_bitsandbytes(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any]]:

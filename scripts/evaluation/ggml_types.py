@@ -8,12 +8,14 @@ their weights and epsilon make up for, and further heads have queries, keys, val
 
 import ctypes
 import json
+import re
 import shutil
 from functools import cache
 from pathlib import Path
 from unittest import mock
 
 import gguf
+import msgspec
 import numpy as np
 from client_environments import python_environment
 from gguf import GGMLQuantizationType as Type
@@ -22,8 +24,8 @@ from torch import Tensor, nn
 
 from octavo.frontend.model_files.gguf.export import gguf_metadata
 from octavo.protocol.quantization_job import QuantizationJob
+from octavo.worker_proc.quantization import gguf as writer
 from octavo.worker_proc.quantization.checkpoint import Source
-from octavo.worker_proc.quantization.gguf import write_gguf
 
 PACKAGE = "xllamacpp==2026.10.11549"
 BLOCK = 256
@@ -33,26 +35,49 @@ TYPES = (
 )
 
 
-def write(model: Path, kind: str, out: Path) -> None:
-    """Write a file whose matrices have a type of `TYPES`, but for those of the vocabulary, which have Q8_0.
+def written(model: Path, kind: str, work: Path, every: int = 1) -> Path:
+    """Return a file whose matrices have a type, but for those of the vocabulary, which have Q8_0.
 
     Args:
         model: a Llama, a directory with safetensors.
-        kind: the name of the type.
-        out: the file; the padded model is beside it.
+        kind: the name of a type of `TYPES`.
+        work: a directory, where the file and the padded model are written if they are not there.
+        every: only the middle one of so many blocks has the type, the others have Q8_0.
     """
-    padded = out.with_name(f"{model.name}-padded")
-    if not padded.exists():
-        pad(model, padded)
+    out = work / (f"{kind}.gguf" if every == 1 else f"{kind}-every-{every}.gguf")
+    if not out.exists():
+        _write(padded(model, work), kind, out, every)
+    return out
+
+
+def _write(source: Path, kind: str, out: Path, every: int) -> None:
     job = QuantizationJob(
-        source=str(padded),
+        source=str(source),
         out=str(out),
         format="gguf",
         gguf_type=kind,  # type: ignore[arg-type]
-        gguf_metadata=gguf_metadata(padded),
+        gguf_metadata=gguf_metadata(source),
     )
-    with mock.patch.object(gguf.quants, "quantize", quantize):
-        write_gguf(job, Source(padded), lambda _: None)
+    kind_of = writer._kind
+
+    def kind_in_block(name: str, tensor: Tensor, job: QuantizationJob) -> Type:
+        block = re.match(r"blk\.(\d+)\.", name)
+        has_type = block is None or int(block[1]) % every == every // 2
+        return kind_of(name, tensor, job if has_type else msgspec.structs.replace(job, gguf_type="Q8_0"))
+
+    with (
+        mock.patch.object(gguf.quants, "quantize", quantize),
+        mock.patch.object(writer, "_kind", kind_in_block),
+    ):
+        writer.write_gguf(job, Source(source), lambda _: None)
+
+
+def padded(model: Path, work: Path) -> Path:
+    """Return the padded model in a directory, which is written if it is not there."""
+    out = work / f"{model.name}-padded"
+    if not out.exists():
+        pad(model, out)
+    return out
 
 
 def pad(model: Path, out: Path) -> None:
@@ -74,7 +99,7 @@ def pad(model: Path, out: Path) -> None:
         "up_proj": (wide_intermediate, wide),
     }
 
-    def padded(name: str, values: Tensor) -> Tensor:
+    def wider(name: str, values: Tensor) -> Tensor:
         values = values.float()
         if values.ndim == 1:
             return nn.functional.pad(values * (hidden / wide) ** 0.5, (0, wide - hidden))
@@ -84,7 +109,7 @@ def pad(model: Path, out: Path) -> None:
     draft = out.with_name(f"{out.name}.partial")
     shutil.rmtree(draft, ignore_errors=True)
     shutil.copytree(model, draft, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = {name: padded(name, values) for name, values in load_file(model / "model.safetensors").items()}
+    tensors = {name: wider(name, values) for name, values in load_file(model / "model.safetensors").items()}
     save_file(tensors, draft / "model.safetensors", metadata={"format": "pt"})
     config |= {"hidden_size": wide, "intermediate_size": wide_intermediate, "head_dim": head_dim}
     config |= {"num_attention_heads": wide_heads, "num_key_value_heads": wide_kv_heads}
