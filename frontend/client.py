@@ -420,4 +420,6 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
             link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
         )
         """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
-        self.pooler = Pooler(link, self.tokenizer, self.config, self._text, self._live, self.preparer.check_priority)
+        self.pooler = Pooler(
+            link, self.tokenizer, self.config, self._text, self._live, self.preparer.check_priority, self.media
+        )

@@ -76,6 +76,9 @@ class PoolingFacts(Struct, frozen=True, kw_only=True):
     """The default of `max_model_len`, in tokens; 0: all positions of the model."""
     appends_eos: bool = False
     """Texts end with the EOS token."""
+    pads_texts: bool = False
+    """Texts are filled up to the longest one that the model reads with padding, which other tokens attend to: the
+    model was trained so."""
     lowers_case: bool = False
     """Texts are tokenized in lower case."""
     prompts: dict[str, str] = {}

@@ -1,14 +1,28 @@
-"""`open_media`: what makes the prompts of a model that reads media."""
+"""`open_media`: what makes the prompts of a model that reads media; `make_prompt` calls it."""
 
 from collections.abc import Callable
+from typing import Any
 
 from octavo.frontend.audio.prompts import AudioPrompts
-from octavo.frontend.media.prompts import Encode, MediaPrompts, PromptMaker
+from octavo.frontend.generation.prompt import parts_of
+from octavo.frontend.media.alone import ImagePrompts
+from octavo.frontend.media.parts import MediaOptions
+from octavo.frontend.media.prompts import (
+    FIELD,
+    KWARGS,
+    UUIDS,
+    Encode,
+    MediaPrompt,
+    MediaPrompts,
+    PromptMaker,
+    sources_of,
+)
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
 
 
 def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool], None]) -> PromptMaker:
-    """Return what makes prompts with rows of media, or with sounds that are attended to.
+    """Return what makes prompts with rows of media, with sounds that are attended to, or of an image alone.
 
     Args:
         config: of an engine whose model reads media.
@@ -18,4 +32,38 @@ def open_media(config: ResolvedConfig, encode: Encode, on_query: Callable[[bool]
     assert config.media is not None, "a model that reads media"
     if config.media.attended_rows:
         return AudioPrompts(config, encode)
+    if config.media.vector_width:
+        return ImagePrompts(config, encode, on_query)
     return MediaPrompts(config, encode, on_query)
+
+
+def has_media(prompt: object) -> bool:
+    """Return whether a prompt of a caller has media."""
+    return isinstance(prompt, dict) and bool(prompt.get(FIELD) or prompt.get(UUIDS))
+
+
+async def make_prompt(
+    maker: PromptMaker | None, prompt: dict[str, Any], vocab_size: int, cache_salt: str | None = None
+) -> tuple[str | None, MediaPrompt]:
+    """Return the text of a prompt with media, and the prompt, whose tokens are those of the text if it has both.
+
+    Args:
+        maker: of the model; None: it reads text only.
+        prompt: of the caller.
+        vocab_size: of the model.
+        cache_salt: of the request.
+
+    Raises:
+        InvalidRequestError: the model reads text only, or an item cannot be used.
+        OverloadedError: live requests hold as much as they may.
+    """
+    if maker is None:
+        raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
+    sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS), maker.kind)
+    options = MediaOptions(prompt.get(KWARGS) or {}, cache_salt)
+    text = prompt.get("prompt")
+    if isinstance(text, str):
+        adds = prompt.get("add_special_tokens", True)
+        return text, await maker.of_text(text, sources, adds_special_tokens=adds, options=options)
+    text, token_ids = parts_of(prompt, vocab_size)
+    return text, await maker.of_tokens(token_ids or (), sources, options)

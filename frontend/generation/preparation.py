@@ -17,6 +17,7 @@ from octavo.frontend.generation.fanout import SEQUENCES_AT_ONCE, Generation
 from octavo.frontend.generation.grammar_maker import GrammarMaker
 from octavo.frontend.generation.interval import stream_interval
 from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.generation.media import has_media, make_prompt
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, packed_prompt, parts_of
 from octavo.frontend.generation.sequence import Sequence
 from octavo.frontend.generation.soft_prompt import SoftPrompts
@@ -30,8 +31,7 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
-from octavo.frontend.media.parts import MediaOptions
-from octavo.frontend.media.prompts import FIELD, KWARGS, UUIDS, PromptMaker, sources_of
+from octavo.frontend.media.prompts import FIELD, PromptMaker
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink
@@ -239,7 +239,7 @@ class RequestPreparer:
             return await self.embeds_prompt(prompt["prompt_embeds"]), cache_salt
         if isinstance(prompt, dict) and prompt.get(PARTS):
             return await self.prompt_with_embeds(prompt["prompt"], prompt[PARTS]), cache_salt
-        if isinstance(prompt, dict) and (prompt.get(FIELD) or prompt.get(UUIDS)):
+        if isinstance(prompt, dict) and has_media(prompt):
             return await self.media_prompt(prompt, cache_salt), cache_salt
         text, token_ids = parts_of(prompt, self._config.model.vocab_size)
         if token_ids is None:
@@ -254,17 +254,7 @@ class RequestPreparer:
             OverloadedError: live requests hold as much as they may.
         """
         vocab_size = self._config.model.vocab_size
-        if self._media is None:
-            raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
-        sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS), self._media.kind)
-        options = MediaOptions(prompt.get(KWARGS) or {}, cache_salt)
-        text = prompt.get("prompt")
-        if isinstance(text, str):
-            adds = prompt.get("add_special_tokens", True)
-            made = await self._media.of_text(text, sources, adds_special_tokens=adds, options=options)
-        else:
-            text, token_ids = parts_of(prompt, vocab_size)
-            made = await self._media.of_tokens(token_ids or (), sources, options)
+        text, made = await make_prompt(self._media, prompt, vocab_size, cache_salt)
         return TokenizedPrompt(text, packed_prompt(made.token_ids, vocab_size), media=made.items)
 
     async def embeds_prompt(self, value: object) -> TokenizedPrompt:

@@ -8,6 +8,8 @@ from octavo.frontend.conversation.request import ChatInput
 from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.schemas.pooling import InputFields, PoolingFields, ScoreRequest, Text
+from octavo.frontend.media.alone import plain_text
+from octavo.frontend.media.prompts import FIELD
 from octavo.frontend.pooling.inputs import Fields
 from octavo.frontend.pooling.spec import require_pooling
 from octavo.protocol.adapters import Adapter
@@ -57,14 +59,7 @@ async def prompts_of(state: AppState, body: InputFields, prefix: str = "") -> tu
     if body.messages is not None:
         if not body.messages:
             raise InvalidRequestError("messages must not be empty", "messages")
-        conversation = ChatInput(
-            messages=body.messages,
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            template=body.chat_template,
-            variables=body.chat_template_kwargs or {},
-        )
-        return [prefix + await render_prompt(conversation, state.chat_context)], Fields("messages", is_single=True)
+        return [await _conversation_prompt(state, body, body.messages, prefix)], Fields("messages", is_single=True)
     found = body.input
     if isinstance(found, str):
         return [prefix + found], Fields("input", is_single=True)
@@ -74,6 +69,29 @@ async def prompts_of(state: AppState, body: InputFields, prefix: str = "") -> tu
         raise InvalidRequestError("prompt_name needs texts, and input has token ids", "prompt_name")
     prompts: list[Prompt] = [prefix + one for one in several if isinstance(one, str)] if prefix else list(several)
     return prompts, Fields("input", is_single=several is not found)
+
+
+async def _conversation_prompt(
+    state: AppState, body: InputFields, messages: list[dict[str, Any]], prefix: str
+) -> Prompt:
+    """Return the prompt of a conversation, with its media."""
+    maker, media = state.client.media, state.client.config.media
+    shown, sources = (messages, []) if maker is None else await maker.take(messages)
+    if media is not None and media.vector_width:
+        text = plain_text(shown)
+    else:
+        conversation = ChatInput(
+            messages=shown,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            template=body.chat_template,
+            variables=body.chat_template_kwargs or {},
+        )
+        text = await render_prompt(conversation, state.chat_context)
+    if maker is None or not sources:
+        return prefix + text
+    adds = body.add_special_tokens or False
+    return {"prompt": prefix + text, FIELD: {maker.kind: sources}, "add_special_tokens": adds}
 
 
 def _several(found: list[str | int | list[int]]) -> Sequence[Any]:

@@ -48,6 +48,7 @@ def _of_images(config: ResolvedConfig) -> Setup:
         config.media.max_image_pixels,
         config.media.processor_kwargs,
         config.model.media.architecture,
+        is_alone=config.media.vector_width > 0,
     )
 
 

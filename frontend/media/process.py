@@ -11,7 +11,7 @@ from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.phi4 import ARCHITECTURE, Phi4Images
 from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
-from octavo.frontend.media.result import result_of
+from octavo.frontend.media.result import result_alone, result_of
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_videos import leave_out_videos
 
@@ -43,12 +43,16 @@ class ImageProcessor:
         allow_pixtral()
         PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
         self._setup = setup
-        self._processor: Any = transformers.AutoProcessor.from_pretrained(
+        kind = transformers.AutoImageProcessor if setup.is_alone else transformers.AutoProcessor
+        self._processor: Any = kind.from_pretrained(
             setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
         )
-        self._known_kwargs = set(self._processor.image_processor.valid_kwargs.__annotations__) - _NOT_OF_REQUESTS
-        self.placeholder: str = self._processor.image_token
-        self.placeholder_id: int = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
+        image_processor = self._processor if setup.is_alone else self._processor.image_processor
+        self._known_kwargs = set(image_processor.valid_kwargs.__annotations__) - _NOT_OF_REQUESTS
+        self.placeholder, self.placeholder_id = "", -1
+        if not setup.is_alone:
+            self.placeholder = self._processor.image_token
+            self.placeholder_id = self._processor.tokenizer.convert_tokens_to_ids(self.placeholder)
 
     def process(self, job: Job) -> Result:
         """Return what the processor makes of an image."""
@@ -60,13 +64,16 @@ class ImageProcessor:
         image = open_picture(job, self._setup.max_pixels)
         if isinstance(image, Result):
             return image
+        further = {**self._setup.processor_kwargs, **job.processor_kwargs}
+        if self._setup.is_alone:
+            return result_alone(self._processor(images=[image], return_tensors="np", **further))
         inputs = self._processor(
             images=[image],
             text=[self.placeholder],
             add_special_tokens=False,
             return_tensors="np",
             return_text_replacement_offsets=True,
-            **{**self._setup.processor_kwargs, **job.processor_kwargs},
+            **further,
         )
         return result_of(inputs, self._setup.token_id, self._grid(inputs))
 

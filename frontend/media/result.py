@@ -11,6 +11,19 @@ _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"
 """Results of a processor that are not about media."""
 
 
+def result_alone(inputs: Mapping[str, Any]) -> Result:
+    """Return the result of an item that is a prompt by itself: one row, and arrays of numpy by name."""
+    tensors = {
+        name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
+        for name, value in inputs.items()
+    }
+    return Result(
+        num_rows=1,
+        digest=digest_of(tensors),
+        tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
+    )
+
+
 def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = (), *, duration_s: float = 0.0) -> Result:
     """Return the result of an item.
 
@@ -20,19 +33,15 @@ def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()
         grid: see `MediaItem.grid`.
         duration_s: of a sound.
     """
-    tensors = {
-        name: MediaTensor(value.dtype.name, list(value.shape), Buffer(value.tobytes()))
-        for name, value in inputs.items()
-        if name not in _OF_TEXT
-    }
+    alone = result_alone({name: value for name, value in inputs.items() if name not in _OF_TEXT})
     ((offsets, *_), *_) = inputs["text_replacement_offsets"]
     token_ids = inputs["input_ids"][0].tolist()
     return Result(
         replacement=offsets["replacement"],
         token_ids=token_ids,
         num_rows=token_ids.count(token_id),
-        digest=digest_of(tensors),
-        tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
+        digest=alone.digest,
+        tensors=alone.tensors,
         grid=list(grid),
         duration_s=duration_s,
     )

@@ -20,6 +20,8 @@ class Setup(msgspec.Struct, array_like=True):
     processor_kwargs: dict[str, Any]
     architecture: str
     """Of the model."""
+    is_alone: bool = False
+    """An image is a prompt by itself: its processor makes no text."""
 
 
 class Ready(msgspec.Struct, array_like=True):

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, Literal
 
+from octavo.frontend.model_files.dual_encoder import DUAL_ENCODERS, split_dual_encoder
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError
@@ -125,6 +126,9 @@ def split_config(
     """
     if architecture in SPEECH_ARCHITECTURES:
         return _split_speech(hf_config, architecture, home, config)
+    if architecture in DUAL_ENCODERS:
+        own, media = split_dual_encoder(hf_config, architecture, home, config)
+        return own, architecture, media
     text = hf_config.get("text_config")
     if text is None and hf_config.get("model_type") in _FLAT_KINDS and "vision_config" in hf_config:
         text = _flat_text_config(hf_config)

@@ -23,7 +23,7 @@ PHASE = "reading the model's files"
 
 _ENCODER = re.compile(
     "(Bert|Roberta|XLMRoberta|XLMRobertaXL|Camembert|DistilBert|Electra|MPNet|ModernBert|NomicBert|New|Gte|GteNew|"
-    "EuroBert|JinaBert)(Model|ForMaskedLM|ForPreTraining|EmbeddingModel|For(Sequence|Token)Classification)"
+    "EuroBert|JinaBert|Siglip)(Model|ForMaskedLM|ForPreTraining|EmbeddingModel|For(Sequence|Token)Classification)"
 )
 """Architectures whose tokens attend to those after them."""
 _CLASSIFIER = re.compile(r"For\w*Classification|ClassificationModel|RewardModel")
@@ -147,6 +147,7 @@ def _model_facts(
         dimensions=_dimensions(hf_config),
         step_tag_id=PRM_STEP_TAG_ID if architecture.endswith("ForProcessRewardModel") else None,
         max_seq_length=int(sentence.get("max_seq_length") or 0),
+        pads_texts=architecture == "SiglipModel",
         appends_eos=bool(read_json(home / "tokenizer_config.json").get("add_eos_token")),
         lowers_case=bool(sentence.get("do_lower_case")),
         prompts=prompts,
@@ -249,7 +250,8 @@ def _pooling_types(pooler: PoolerConfig, architecture: str, modules: _Modules) -
         return token_pooling, token_pooling
     if modules.pooling is not None and not _CLASSIFIER.search(architecture):
         return _file_pooling(modules.pooling / "config.json"), token_pooling
-    return "cls" if _ENCODER.fullmatch(architecture) else "last", token_pooling
+    is_cls = _ENCODER.fullmatch(architecture) and architecture != "SiglipModel"
+    return "cls" if is_cls else "last", token_pooling
 
 
 def _file_pooling(file: Path) -> PoolingType:

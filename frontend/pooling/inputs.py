@@ -1,15 +1,19 @@
 """Texts, pairs and token ids to the tokens that a pooling model reads."""
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
+from octavo.frontend.generation.media import has_media, make_prompt
 from octavo.frontend.generation.prompt import Prompt, TokenizedPrompt, parts_of
+from octavo.frontend.media.prompts import PromptMaker
 from octavo.frontend.text.threads import TextThreads
 from octavo.frontend.text.tokenizer import EncodedInput, Tokenizer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError, PromptTooLongError
 from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.media import MediaItem
 from octavo.protocol.pooling_params import PoolingParams
 
 SHORT_BATCH_CHARS = 2_000
@@ -61,6 +65,7 @@ class PoolingInput:
     token_ids: IdArray
     segment_start: int = 0
     """As in `PoolingSpec`."""
+    media: tuple[MediaItem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,8 @@ class PoolingTokenizer:
     tokenizer: Tokenizer
     config: ResolvedConfig
     threads: TextThreads
+    media: PromptMaker | None = None
+    """Makes prompts with media; None: the model reads text only."""
 
     async def inputs(
         self,
@@ -80,35 +87,40 @@ class PoolingTokenizer:
         start: int = 0,
         fields: "Fields",
         add_special_tokens: bool = True,
+        cache_salt: str | None = None,
     ) -> list[PoolingInput]:
         """Return the tokens of prompts, checked.
 
         Args:
-            prompts: texts, token ids, or the two texts of a pair.
+            prompts: texts, token ids, the two texts of a pair, or prompts with media.
             params: say how they are truncated.
             max_model_len: of the engine.
             start: index of the first prompt, for errors.
             fields: what the caller calls the prompts.
             add_special_tokens: put the model's own tokens around texts.
+            cache_salt: of the request.
 
         Raises:
             PromptTooLongError: a prompt has too many tokens, and is not truncated.
-            InvalidRequestError: a prompt is malformed or empty.
+            InvalidRequestError: a prompt is malformed or empty, or an item of media cannot be used.
+            OverloadedError: the media of live requests hold as much as they may.
         """
         limit = self._limit(params, max_model_len)
-        known: list[IdArray | None] = []
+        with_media = await self._all_with_media(dict(enumerate(prompts, start)), limit, cache_salt, fields)
+        known: list[PoolingInput | None] = []
         texts: list[str | TextPair] = []
         for index, prompt in enumerate(prompts, start):
+            if index in with_media:
+                known.append(with_media[index])
+                continue
             text, token_ids = _text_or_ids(prompt, self.config.model.vocab_size, fields, index)
-            known.append(token_ids)
+            known.append(None if token_ids is None else _cut(token_ids, limit, params))
             if token_ids is None:
                 texts.append(text)
         encoded = iter(await self._encode(texts, params, limit, max_model_len, add_special_tokens) if texts else ())
         found = []
-        for index, token_ids in enumerate(known, start):
-            made = (
-                _cut(token_ids, limit, params) if token_ids is not None else _input(next(encoded), self._num_segments)
-            )
+        for index, given in enumerate(known, start):
+            made = _input(next(encoded), self._num_segments) if given is None else given
             if not made.token_ids:
                 raise InvalidRequestError(f"{fields.place(index)} is empty: it has no tokens", fields.name(index))
             if len(made.token_ids) > max_model_len:
@@ -119,6 +131,34 @@ class PoolingTokenizer:
                 )
             found.append(made)
         return found
+
+    async def _all_with_media(
+        self, prompts: Mapping[int, PoolingPrompt], limit: int | None, cache_salt: str | None, fields: "Fields"
+    ) -> dict[int, PoolingInput]:
+        """Return the tokens of those prompts that have media, which are processed at the same time."""
+        tasks = {
+            index: asyncio.ensure_future(self._with_media(prompt, limit, cache_salt, fields, index))
+            for index, prompt in prompts.items()
+            if isinstance(prompt, dict) and has_media(prompt)
+        }
+        try:
+            return dict(zip(tasks, await asyncio.gather(*tasks.values()), strict=True))
+        finally:
+            for task in tasks.values():
+                task.cancel()
+
+    async def _with_media(
+        self, prompt: dict[str, Any], limit: int | None, cache_salt: str | None, fields: "Fields", index: int
+    ) -> PoolingInput:
+        """Return the tokens of a prompt with media, which cannot be cut."""
+        _, made = await make_prompt(self.media, prompt, self.config.model.vocab_size, cache_salt)
+        if limit is not None and len(made.token_ids) > limit:
+            raise InvalidRequestError(
+                f"{fields.place(index)} has media and {len(made.token_ids)} tokens, more than truncate_prompt_tokens "
+                f"({limit}): prompts with media are not cut",
+                "truncate_prompt_tokens",
+            )
+        return PoolingInput(pack_ids(made.token_ids), media=made.items)
 
     @property
     def _num_segments(self) -> int:
@@ -156,7 +196,9 @@ class PoolingTokenizer:
             num_chars += length
 
         def encode() -> list[EncodedInput]:
-            return self._encoded(texts, limit, add_special_tokens, keeps_start=params.truncation_side == "right")
+            encoded = self._encoded(texts, limit, add_special_tokens, keeps_start=params.truncation_side == "right")
+            facts = self.config.model.pooling
+            return self._padded(encoded, max_model_len) if facts is not None and facts.pads_texts else encoded
 
         return encode() if num_chars <= SHORT_BATCH_CHARS else await self.threads.run(encode)
 
@@ -177,6 +219,15 @@ class PoolingTokenizer:
             max_part_tokens=pairs[0].max_tokens if pairs and pairs[0].render is None else (0, 0),
         )
         return encoded if eos is None else [EncodedInput([*one.ids, eos], one.segment_start) for one in encoded]
+
+    def _padded(self, encoded: Sequence[EncodedInput], length: int) -> list[EncodedInput]:
+        """Fill texts with padding at their ends."""
+        pad = self.tokenizer.token_id(self.tokenizer.special_tokens.get("pad_token", ""))
+        if pad is None:
+            raise InvalidRequestError(
+                "this model pads its texts, and its tokenizer names no pad_token (tokenizer_config.json)", "prompt"
+            )
+        return [EncodedInput(one.ids + [pad] * (length - len(one.ids)), one.segment_start) for one in encoded]
 
     def _plain(self, text: str | TextPair, *, lowers_case: bool) -> str | tuple[str, str]:
         if isinstance(text, str):

@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import msgspec
 
 from octavo.frontend.generation.live import LiveRequests
+from octavo.frontend.generation.media import has_media
 from octavo.frontend.generation.spec import check_cache_salt
+from octavo.frontend.media.prompts import PromptMaker
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.batch import CHUNK, WINDOW, PoolingBatch
 from octavo.frontend.pooling.inputs import Fields, PoolingInput, PoolingPrompt, PoolingTokenizer
@@ -37,6 +39,7 @@ class Pooler:
         threads: for long texts.
         live: the client's requests.
         check_priority: rejects a priority that has no effect.
+        media: makes prompts with media; None: the model reads text only.
     """
 
     def __init__(
@@ -47,16 +50,18 @@ class Pooler:
         threads: TextThreads,
         live: LiveRequests,
         check_priority: Callable[[int], None],
+        media: PromptMaker | None = None,
     ) -> None:
         self.config = config
         self.tokenizer = tokenizer
         self._link = link
-        self._inputs = PoolingTokenizer(tokenizer, config, threads)
+        self._inputs = PoolingTokenizer(tokenizer, config, threads, media)
         self._live = live
         self._check_priority = check_priority
         self._prefix = f"p{secrets.token_hex(4)}"
         self._counter = itertools.count()
 
+    # long: a line for each argument
     async def run(
         self,
         prompts: Sequence[PoolingPrompt],
@@ -75,7 +80,8 @@ class Pooler:
         """Return a result for each prompt, in their order.
 
         Args:
-            prompts: texts, token ids or pairs of texts. They are tokenized as the engine gets to them.
+            prompts: texts, token ids, pairs of texts, or prompts with media. They are tokenized, and their media
+                processed, as the engine gets to them.
             params: what to compute: for all prompts, or one for each. None: the model's own.
             task: what the caller's method computes; None: what `params` say, else the model's usual task.
             request_id: shown in the results and accepted by `AsyncClient.abort`.
@@ -108,10 +114,18 @@ class Pooler:
             if one.segment_start:
                 spec = msgspec.structs.replace(spec, segment_start=one.segment_start)
             return Submit(
-                self._next_id(self._prefix), one.token_ids, spec, effective_priority(priority), cache_salt, adapter
+                self._next_id(self._prefix),
+                one.token_ids,
+                spec,
+                effective_priority(priority),
+                cache_salt,
+                adapter,
+                media=list(one.media),
             )
 
-        chunks = self._chunks(prompts, each, submit, fields, add_special_tokens=add_special_tokens)
+        chunks = self._chunks(prompts, each, submit, fields, cache_salt, add_special_tokens=add_special_tokens)
+        if any(map(has_media, prompts)):
+            window = CHUNK  # processed media take memory: a few megabytes each
         batch = PoolingBatch(
             self._link, self._live, request_id or self._next_id("pool"), chunks, max(window, CHUNK), on_progress
         )
@@ -153,6 +167,7 @@ class Pooler:
         params: list[PoolingParams],
         submit: Callable[[PoolingInput, PoolingParams], Submit],
         fields: Fields,
+        cache_salt: str | None,
         *,
         add_special_tokens: bool,
     ) -> AsyncIterator[list[Submit]]:
@@ -170,6 +185,7 @@ class Pooler:
                 start=start,
                 fields=fields,
                 add_special_tokens=add_special_tokens,
+                cache_salt=cache_salt,
             )
             yield [submit(one, own) for one in inputs]
             start = end

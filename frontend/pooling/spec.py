@@ -39,6 +39,8 @@ def require_generation(config: ResolvedConfig) -> None:
 def embedding_width(model: ModelFacts) -> int:
     """Return the numbers of a vector that is not cut."""
     assert model.pooling is not None
+    if model.media is not None and model.media.vector_width:
+        return model.media.vector_width
     return model.pooling.dense[-1].num_outputs if model.pooling.dense else model.embedding_width
 
 

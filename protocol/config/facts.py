@@ -31,6 +31,11 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     layers (DeepStack)."""
     both_ways_rows: int = 0
     """Rows of an image that attend to each other in both directions in the language model; 0: they attend as text."""
+    vector_width: int = 0
+    """Numbers of the vector that the encoder makes of an image, which is a prompt by itself (CLIP); 0: what the encoder
+    makes are rows of prompts."""
+    vector_patches: int = 0
+    """Patches of such an image: what one costs in `max_num_encoder_tokens`."""
 
 
 class ModelFacts(Struct, frozen=True, kw_only=True):

@@ -117,6 +117,7 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_live_bytes: int
     processor_cache_bytes: int
     attended_rows: int = 0
+    vector_width: int = 0
     """See `MediaFacts`."""
 
 
@@ -130,6 +131,7 @@ def resolve_media(
     *,
     max_num_seqs: int = 1,
     max_chunk: int = 0,
+    num_stages: int = 1,
 ) -> ResolvedMedia | None:
     """Return the settings of media; None: the model reads text only.
 
@@ -165,8 +167,17 @@ def resolve_media(
             phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
+    if facts.media.vector_width and num_stages > 1:
+        raise ConfigError(
+            f"pipeline_parallel_size {num_stages}: vectors of images do not pass between the stages of "
+            f"{facts.architecture}",
+            phase="configuration",
+            hint="use --data-parallel-size for several engines",
+        )
     _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
+    if facts.media.vector_patches:  # an image has one row, whatever it costs
+        max_encoded = max(1, max_encoded // facts.media.vector_patches)
     largest = max(max_encoded, DEFAULT_ITEM_TOKENS) if facts.media.has_any_size else config.encoder_cache_tokens
     return ResolvedMedia(
         limits=_limits(_counts(config.limit_mm_per_prompt), facts.media),
@@ -185,6 +196,7 @@ def resolve_media(
         max_live_bytes=config.max_media_bytes,
         processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         attended_rows=facts.media.attended_rows,
+        vector_width=facts.media.vector_width,
     )
 
 

@@ -40,6 +40,13 @@ def pooling_budget(config: EngineConfig, facts: ModelFacts, budget: int, max_mod
                 phase="configuration",
                 hint=f"leave out {name}, or use --runner generate",
             )
+    if facts.pooling.pads_texts and max_model_len < facts.max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len {max_model_len}: {facts.architecture} pads its texts to all of its "
+            f"{facts.max_position_embeddings} positions",
+            phase="configuration",
+            hint=f"use --max-model-len {facts.max_position_embeddings}, or leave it out",
+        )
     requested, scheduler = config.scheduler.max_num_batched_tokens, config.scheduler
     if is_computed_whole(facts) and (scheduler.step_time_target or scheduler.long_prefill_token_threshold):
         raise ConfigError(

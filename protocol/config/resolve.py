@@ -185,7 +185,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def takes_rows(self) -> bool:
         """Whether a step may compute with rows in place of token embeddings: prompt embeddings, or those of media."""
-        return self.enable_prompt_embeds or (self.media is not None and not self.media.attended_rows)
+        has_rows = self.media is not None and not self.media.attended_rows and not self.media.vector_width
+        return self.enable_prompt_embeds or has_rows
 
     @property
     def num_deeper_rows(self) -> int:
@@ -372,6 +373,7 @@ def resolve(
             world_size,
             max_num_seqs=steps.max_num_seqs,
             max_chunk=config.scheduler.long_prefill_token_threshold,
+            num_stages=num_stages,
         ),
         speculation=speculation,
         download_dir=config.model.download_dir,

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import SlotId
+from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
@@ -28,6 +30,7 @@ from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.pooling.collected import Floats
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.draws import Drafter, Drafts
@@ -221,11 +224,7 @@ class PipelinedExecutor:
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
         entries = batch.entries_of(plan.scheduled)
-        embeds = plan.prompt_embeds
-        if plan.media is not None and self._encoder is not None:
-            embeds = self._encoder.rows_of_step(plan.media, embeds)
-            for slot, place in self._encoder.attended_places(plan.media):
-                batch.columns.attended_S[slot] = place
+        embeds, vectors = self._encode_media(plan)
         inputs = batch.step_inputs(entries, embeds)
         samples = Samples(entries, inputs, batch)
         alignments = None
@@ -240,7 +239,7 @@ class PipelinedExecutor:
                 plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()
             )
         if self._pooler is not None:
-            pooled = self._pooler.pool(plan.scheduled, inputs, batch, self.runner)
+            pooled = self._pooler.pool(plan.scheduled, inputs, batch, self.runner, vectors)
             batch.append_pending(samples.slots_N, samples.positions_N)
             num_tokens, event = len(inputs.token_ids_T), self.runner.record_event()
             return InFlightStep(plan.sequence, started_s, num_tokens, samples, pooled, (), event)
@@ -278,6 +277,15 @@ class PipelinedExecutor:
         step.is_known_N = rounds.is_dependent_N if rounds else None
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         return step
+
+    def _encode_media(self, plan: StepPlan) -> tuple[StepEmbeds | None, dict[SlotId, Floats]]:
+        """Return the given rows of a step, and the vectors of requests that are an image alone, by slot."""
+        if plan.media is None or self._encoder is None:
+            return plan.prompt_embeds, {}
+        embeds = self._encoder.rows_of_step(plan.media, plan.prompt_embeds)
+        for slot, place in self._encoder.attended_places(plan.media):
+            self._batch.columns.attended_S[slot] = place
+        return embeds, self._encoder.vectors_of_step(plan.media)
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
         """Return whether the host must know what the steps before have sampled before this one samples."""

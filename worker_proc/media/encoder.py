@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import SlotId
 from octavo.protocol.media import EncoderInput, StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.worker_proc.batch.inputs import GroupInputs, Ints, StepInputs
@@ -48,7 +49,9 @@ class MediaEncoder:
             projects = [merged.project, *merged.deeper]
             self._projectors = [Projector(tower, merged.num_merged, one, num_threads) for one in projects]
         self._results: dict[bytes, Tensor] = {}
-        """Rows by digest, in the type of the model."""
+        """Rows by digest, in the type of the model; or one vector each in float32."""
+        if tower.pooling_head is not None:
+            tower.pooling_head.prepare()
 
     def rows_of_step(self, media: StepMedia, embeds: StepEmbeds | None) -> StepEmbeds | None:
         """Encode what a step asks for, and return its given rows.
@@ -66,15 +69,25 @@ class MediaEncoder:
                 raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
         if media.inputs:
             self._encode(media.inputs)
+        if self._tower.pooling_head is not None:
+            return embeds
         places = [] if embeds is None else list(embeds.places)
         parts: list[bytes | bytearray | memoryview] = [] if embeds is None else [embeds.data.data]
         for slot, position, num_rows, index, first in media.places:
-            rows = self._results.get(media.digests[index])
-            if rows is None or first + num_rows > len(rows):
-                raise ProtocolError(f"rows of media {media.digests[index].hex()[:16]} are needed but not kept")
+            rows = self._kept(media.digests[index], first + num_rows)
             places.append((slot, position, num_rows))
             parts.append(rows[first : first + num_rows].view(torch.uint8).numpy().tobytes())
         return StepEmbeds(places, Buffer(b"".join(parts))) if places else None
+
+    def vectors_of_step(self, media: StepMedia) -> dict[SlotId, Floats]:
+        """Return the vectors of requests that are an image alone, by slot; call `rows_of_step` before.
+
+        Raises:
+            ProtocolError: an item is not kept.
+        """
+        if self._tower.pooling_head is None:
+            return {}
+        return {slot: self._kept(media.digests[index], 1)[0].numpy() for slot, _, _, index, _ in media.places}
 
     def attended_places(self, media: StepMedia) -> list[tuple[int, int]]:
         """Return slots of requests and the places, in the cache of cross-attention, of the items they attend to.
@@ -86,6 +99,13 @@ class MediaEncoder:
             return []
         return [(slot, self._attended.place_of(media.digests[index])) for slot, index in media.attended]
 
+    def _kept(self, digest: bytes, num_rows: int) -> Tensor:
+        """Return what is kept of an item; it has at least so many rows."""
+        rows = self._results.get(digest)
+        if rows is None or num_rows > len(rows):
+            raise ProtocolError(f"rows of media {digest.hex()[:16]} are needed but not kept")
+        return rows
+
     def _encode(self, inputs: Sequence[EncoderInput]) -> None:
         found: list[list[Floats]] = [[] for _ in inputs]
         for run in self._runs(inputs):
@@ -96,7 +116,10 @@ class MediaEncoder:
                 self._attended.put(item.digest, np.concatenate(parts))
                 continue
             arranged = self._tower.arrange(np.concatenate([*parts, *self._learned_rows()]), item.tensors)
-            rows = torch.from_numpy(arranged).to(self._tower.dtype)
+            if (head := self._tower.pooling_head) is not None:
+                rows = torch.from_numpy(np.stack([head(row_D) for row_D in arranged]))
+            else:
+                rows = torch.from_numpy(arranged).to(self._tower.dtype)
             if len(rows) != item.num_rows:
                 raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
             self._results[item.digest] = rows

@@ -270,6 +270,12 @@ FAMILIES = (
         "encoder; rotary embedding with NTK scaling, GeGLU, norms after sums",
     ),
     Family(
+        "CLIP, SigLIP",
+        "clip",
+        ("CLIPModel", "SiglipModel"),
+        "vectors of texts and of images; CLIP attends to earlier tokens, SigLIP in both directions",
+    ),
+    Family(
         "Whisper",
         "whisper",
         ("WhisperForConditionalGeneration",),

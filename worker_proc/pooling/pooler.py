@@ -4,13 +4,15 @@ Vectors are added row by row in the order of the tokens, and heads take one vect
 depend on how a prompt was divided, or on other requests.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import PooledOutput
+from octavo.protocol.ids import SlotId
 from octavo.protocol.params import PoolingSpec
 from octavo.protocol.pooling import PoolingFacts
 from octavo.protocol.steps import NO_TOKEN, POOLED, Scheduled
@@ -37,6 +39,8 @@ class _Part:
     """Hidden states that its result needs, of this step."""
     is_last: bool
     """Whether the prompt ends here."""
+    vector_D: Floats | None = None
+    """What an encoder has made of the request, which is an image alone; None: it is made of hidden states."""
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,7 @@ class PendingPooled:
             if part.num_rows:
                 part.row.collected.add(hidden_ND[start:end], keeps_all=part.spec.pooling in BY_TOKEN)
             if part.is_last:
-                output = self.pooler.result(part.spec, part.row.collected)
+                output = self.pooler.result(part.spec, part.row.collected, part.vector_D)
                 tokens.append(NO_TOKEN if output is None else POOLED)
                 self.outputs += [] if output is None else [output]
         return tokens
@@ -87,7 +91,12 @@ class Pooler:
         self._head = head
 
     def pool(
-        self, scheduled: Sequence[Scheduled], inputs: StepInputs, batch: BatchState, runner: Runner
+        self,
+        scheduled: Sequence[Scheduled],
+        inputs: StepInputs,
+        batch: BatchState,
+        runner: Runner,
+        vectors: Mapping[SlotId, Floats] = MappingProxyType({}),
     ) -> PendingPooled:
         """Begin to collect what a step computes.
 
@@ -96,21 +105,27 @@ class Pooler:
             inputs: its arrays.
             batch: has the requests, before the next plan is applied.
             runner: has begun to run the step.
+            vectors: of requests that are an image alone: their hidden states are not read.
         """
         parts, chosen = [], []
         for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):
             row = batch.rows[entry.slot]
             spec, is_last = row.pooling, entry.num_samples > 0
             assert spec is not None, "an engine that pools has no other requests"
+            if entry.slot in vectors:
+                parts.append(_Part(row, spec, 0, is_last, vectors[entry.slot]))
+                continue
             rows = _rows_of(spec, entry, inputs.token_ids_T[first : first + entry.num_tokens], is_last=is_last)
             parts.append(_Part(row, spec, len(rows), is_last))
             chosen.append(rows + first)
-        rows = np.concatenate(chosen)
+        rows = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
         return PendingPooled(self, parts, runner.hidden(rows) if len(rows) else None)
 
-    def result(self, spec: PoolingSpec, collected: Collected) -> PooledOutput | None:
-        """Return the result of a request; None if its numbers overflow."""
-        if spec.pooling in BY_TOKEN:
+    def result(self, spec: PoolingSpec, collected: Collected, vector_D: Floats | None = None) -> PooledOutput | None:
+        """Return the result of a request, made of hidden states or of its vector; None if its numbers overflow."""
+        if vector_D is not None:
+            values = vector_D
+        elif spec.pooling in BY_TOKEN:
             values = self._by_token(collected.chunks)
         else:
             values = self._head(collected.mean() if spec.pooling == "mean" else collected.sum_D)

@@ -19,8 +19,8 @@ from octavo.worker_proc.weights.reader import Wants, read_weights
 _LANGUAGE_MODEL = re.compile(r"^(model\.)?(language_model|text_model)\.")
 _TOWER = re.compile(
     r"^(model\.)?"
-    r"(vision_tower|vision_model|visual|audio_tower|encoder|multi_modal_projector|connector|image_newline"
-    r"|embed_tokens_extend)\b"
+    r"(vision_tower|vision_model|visual|visual_projection|audio_tower|encoder|multi_modal_projector|connector"
+    r"|image_newline|embed_tokens_extend)\b"
 )
 
 

@@ -118,9 +118,17 @@ class RejectionRules:
         if not (spec.skip_reading_prefix_cache or spec.pooling == "last"):
             message = f"{spec.pooling!r} needs the hidden states of all tokens, which the prefix cache does not have"
             return message, "skip_reading_prefix_cache"
-        if submit.media:
-            return "media cannot be pooled by this model: send text", "prompt"
+        if submit.media and (media_fault := self._pooled_media_fault(submit, spec)):
+            return media_fault, "multi_modal_data"
         return _output_fault(submit)
+
+    def _pooled_media_fault(self, submit: Submit, spec: PoolingSpec) -> str | None:
+        if message := self._media_fault(submit.media, submit):
+            return message
+        is_alone = len(submit.media) == 1 and submit.media[0].num_rows == len(submit.prompt_token_ids) == 1
+        if self._media is not None and self._media.vector_width and (not is_alone or spec.task != "embed"):
+            return "an image has one vector of its own: send it alone, with the task embed"
+        return None
 
     def _alignment_fault(self, submit: Submit, spec: AlignmentSpec) -> tuple[str, str] | None:
         if self._media is None or not self._media.attended_rows:

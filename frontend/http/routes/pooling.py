@@ -131,7 +131,10 @@ async def _run(
 ) -> list[PooledResult]:
     """Compute what a body asks for; `named`: what the caller calls the prompts, if not as the body does."""
     prompts, fields = await prompts_of(state, body, prefix)
-    adds = body.messages is None if body.add_special_tokens is None else body.add_special_tokens
+    adds = body.add_special_tokens
+    if adds is None:  # chat templates write special tokens themselves
+        media = state.client.config.media
+        adds = body.messages is None or (media is not None and media.vector_width > 0)
     return await state.client.pooler.run(
         prompts,
         params,

@@ -154,6 +154,7 @@ class EncoderModel(LayeredModel):
         norm: of the sum.
         layers: in their order.
         rotaries: whose angles the layers use.
+        final_norm: after the last layer; None: the last layer has one.
     """
 
     def __init__(
@@ -166,6 +167,7 @@ class EncoderModel(LayeredModel):
         norm: Norm,
         layers: Sequence[Layer],
         rotaries: Sequence[Rotary] = (),
+        final_norm: Norm | None = None,
     ) -> None:
         super().__init__(parameters, shapes)
         self.layers = layers
@@ -174,6 +176,7 @@ class EncoderModel(LayeredModel):
         self._place = place
         self._norm = norm
         self._rotaries = rotaries
+        self._final_norm = final_norm
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
@@ -197,7 +200,7 @@ class EncoderModel(LayeredModel):
 
     def end(self, residual: Residual) -> Tensor:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
-        return residual.hidden_TD
+        return residual.hidden_TD if self._final_norm is None else residual.normalized(self._final_norm)[1]
 
     def logits(self, hidden_RD: Tensor) -> Tensor:
         """Return the rows: an encoder pools."""

@@ -12,6 +12,7 @@ _AUDIO = {
 }
 """The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
+    "CLIPModel": "dual_encoder",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Idefics3ForConditionalGeneration": "idefics3",
     "InternVLForConditionalGeneration": "internvl",
@@ -24,6 +25,7 @@ TOWERS = {
     "Qwen2_5_VLForConditionalGeneration": "qwen25_vl",
     "Qwen3VLForConditionalGeneration": "qwen3_vl",
     "Qwen3VLMoeForConditionalGeneration": "qwen3_vl",
+    "SiglipModel": "dual_encoder",
     "SmolVLMForConditionalGeneration": "idefics3",
 }
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""

@@ -1,0 +1,60 @@
+"""`ImagePrompts`: an image is a prompt by itself, whose vector the encoder makes (CLIP)."""
+
+from collections.abc import Sequence
+
+from octavo.frontend.media.parts import MediaOptions, MediaSource, first_media_path, take_media
+from octavo.frontend.media.prompts import MediaPrompt, MediaPrompts
+from octavo.frontend.text.messages import Message, MessageForm
+from octavo.protocol.errors import InvalidRequestError
+
+_NO_OPTIONS = MediaOptions()
+_FORM = MessageForm(wants_parts=False, wraps_strings=False, knows_developer=True)
+
+
+class ImagePrompts(MediaPrompts):
+    """Makes prompts of one image each; see `MediaPrompts`."""
+
+    async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
+        """Return a conversation without its images, and these; raises as `MediaPrompts.take`."""
+        if first_media_path(messages) is None:
+            return list(messages), []
+        return take_media(messages, self.kind, "")
+
+    async def of_text(
+        self,
+        text: str,
+        sources: Sequence[MediaSource],
+        *,
+        adds_special_tokens: bool,
+        options: MediaOptions = _NO_OPTIONS,
+    ) -> MediaPrompt:
+        """Return the prompt of an image.
+
+        Raises:
+            InvalidRequestError: there is text or another image beside it, or it cannot be used.
+            OverloadedError: live requests hold as much as they may.
+        """
+        if text.strip() or len(sources) != 1:
+            beside = "text" if text.strip() else f"{len(sources) - 1} more images"
+            path = sources[0].path if sources else "prompt"
+            raise InvalidRequestError(
+                f"{path}: {beside} beside an image: this model has one vector for each text and each image, so send "
+                "them in prompts of their own",
+                path,
+            )
+        return self._prompt([self._token_id], await self._process_all(sources, options), sources)
+
+    async def of_tokens(
+        self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
+    ) -> MediaPrompt:
+        """Return the prompt of an image, which has no tokens beside it; raises as `of_text`."""
+        return await self.of_text("tokens" if token_ids else "", sources, adds_special_tokens=False, options=options)
+
+
+def plain_text(messages: Sequence[Message]) -> str:
+    """Return the texts of a conversation for a model that has no chat template: one after the other.
+
+    Raises:
+        InvalidRequestError: a message is malformed, or has something else.
+    """
+    return "".join([message.get("content") or "" for message in _FORM.convert(messages)])

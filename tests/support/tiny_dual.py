@@ -1,0 +1,58 @@
+"""Tiny random CLIP and SigLIP, with real image processors of `transformers` and tokenizers in their form."""
+
+from pathlib import Path
+from typing import Any
+
+import tiny_models
+import transformers
+from tiny_models import BOS, EOS, VOCAB_SIZE
+from tokenizers.processors import TemplateProcessing
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 40,
+    "eos_token_id": 1,
+    "bos_token_id": 0,
+}
+_VISION: dict[str, Any] = {
+    "hidden_size": 40,
+    "intermediate_size": 72,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 30,
+    "patch_size": 6,
+}
+
+
+def make_clip(directory: Path) -> Path:
+    """Write a CLIP: 25 patches and a class token, and texts that attend to earlier tokens; vectors of 24 numbers."""
+    config = transformers.CLIPConfig(
+        text_config={**_TEXT, "projection_dim": 24},
+        vision_config={**_VISION, "projection_dim": 24},
+        projection_dim=24,
+    )
+    image_processor = transformers.CLIPImageProcessor(size={"shortest_edge": 30}, crop_size={"height": 30, "width": 30})
+    return _write(directory, transformers.CLIPModel(config), image_processor, f"{BOS} $A {EOS}")
+
+
+def make_siglip(directory: Path) -> Path:
+    """Write a SigLIP: 25 patches that one learned query attends to, and padded texts; vectors of 40 numbers."""
+    config = transformers.SiglipConfig(text_config={**_TEXT, "projection_size": 40}, vision_config=_VISION)
+    image_processor = SiglipImageProcessorPil(size={"height": 30, "width": 30})
+    return _write(directory, transformers.SiglipModel(config), image_processor, f"$A {EOS}")
+
+
+def _write(directory: Path, model: transformers.PreTrainedModel, image_processor: Any, form: str) -> Path:
+    tokenizer = tiny_models._tokenizer()
+    special = [(text, tokenizer.token_to_id(text)) for text in (BOS, EOS) if text in form]
+    tokenizer.post_processor = TemplateProcessing(single=form, special_tokens=special)
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=EOS)
+    tiny_models._randomize(model, seed=7)
+    for part in (model, image_processor, fast):
+        part.save_pretrained(directory)
+    return directory
