@@ -46,12 +46,16 @@ class BlockTransfers:
 
     def _begin(self, load: BlockLoad) -> None:
         def finish(answer: Answer) -> None:
-            missing = load.block_ids if answer.fault else answer.missing
-            self._scheduler.finish_load(load.number, missing, answer.elapsed_s)
+            missing, missing_states = answer.missing, answer.missing_states
+            if answer.fault:
+                missing, missing_states = set(load.block_ids), {place for _, place in load.states_from_files}
+            self._scheduler.finish_load(load.number, missing, answer.elapsed_s, missing_states)
 
         self._workers.load_blocks(lambda sequence: load_command(sequence, load, self._folder), finish)
 
 
 def load_command(sequence: int, load: BlockLoad, folder: str = "") -> LoadBlocks:
     """Return the command that begins a load."""
-    return LoadBlocks(sequence, load.copies_out, load.copies_in, load.from_host, load.from_files, folder)
+    return LoadBlocks(
+        sequence, load.copies_out, load.copies_in, load.from_host, load.from_files, folder, load.states_from_files
+    )

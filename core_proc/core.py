@@ -266,17 +266,18 @@ class EngineCore:
         """
         if not config.stores_blocks:
             return "", None
-        if scheduler.cache.states is not None:
-            flag = "kv_transfer_config" if config.kv_connector else "--kv-offloading-path"
+        if scheduler.cache.states is not None and config.kv_connector is not None:
             raise StartupError(
-                f"{flag}: states of this hybrid model are in no KV block, so no block would be found; leave it out",
+                "kv_transfer_config: a connector is not asked for recurrent states, so nothing of this hybrid model "
+                "would be found",
                 phase="opening the store of KV blocks",
+                hint="use --kv-offloading-path, which keeps states too, or OctavoConnector",
             )
         name, connector, plugin = folder_name(config, plan, identity), config.kv_connector, None
         if connector is None:
             path = Path(config.kv_offloading_path)
             name, self._watch = open_files(path, name, config.kv_offloading_disk_bytes)
-            store = FileStore(scheduler, workers, name, self._watch, plan.host_block_bytes)
+            FileStore(scheduler, workers, name, self._watch, plan.host_block_bytes, plan.host_state_bytes)
         else:
             plugin = PluginConnector(
                 open_kv_connector(config, KVConnectorRole.SCHEDULER),
@@ -285,7 +286,7 @@ class EngineCore:
                 loads=connector.loads,
                 timeout_s=config.execute_model_timeout_s,
             )
-            store = FileStore(
+            FileStore(
                 scheduler,
                 workers,
                 name,
@@ -294,8 +295,6 @@ class EngineCore:
                 finds=connector.loads,
                 saves=connector.saves,
             )
-        scheduler.cache.add_observer(store)
-        scheduler.hooks.add(store)
         return name, plugin
 
     def _engine_facts(

@@ -9,6 +9,8 @@ from typing import Protocol
 import msgspec
 
 from octavo.core_proc.block_transfers import LoadingWorkers
+from octavo.core_proc.cache.files import FileTier
+from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.file_watch import FileChanges, FileWatch
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -50,7 +52,7 @@ class ContentWatch(Protocol):
 
 
 class FileStore:
-    """A step hook and a `CacheObserver`: what can be found in the cache is written to files.
+    """A step hook and a `CacheObserver` of a scheduler: what can be found in its cache is written to files.
 
     Contents are written when they are complete, not when they are evicted: what was computed before a crash is what
     makes a restart fast. They wait a few steps for others, because a file for each would cost more than its content.
@@ -62,6 +64,7 @@ class FileStore:
         folder: of this engine's files.
         watch: of the directory.
         block_bytes: of a block, all ranks together.
+        state_bytes: of a recurrent state, likewise.
         finds: whether this engine may load what it has written.
         min_free_blocks: if fewer blocks are free, contents do not wait for others.
         saves: whether the workers write at all.
@@ -74,6 +77,7 @@ class FileStore:
         folder: str,
         watch: ContentWatch,
         block_bytes: int,
+        state_bytes: int = 0,
         *,
         finds: bool = True,
         saves: bool = True,
@@ -85,14 +89,20 @@ class FileStore:
         self.folder = folder
         self._scheduler = scheduler
         self._workers = workers
-        self._block_bytes = block_bytes
+        self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._watch = watch
         self._wanted: dict[bytes, BlockId] = {}
         """Contents that are complete after the latest plan, and that the workers have not been told to write."""
+        self._wanted_states: dict[bytes, BlockId] = {}
+        """Likewise, checkpoints of recurrent states by slot. They are too large to wait for others."""
         self._first_wanted_step = 0
         """Steps planned before the first of them."""
         self._storing: set[bytes] = set()
         """Contents that workers write now."""
+        scheduler.cache.add_observer(self)
+        scheduler.hooks.add(self)
+        if scheduler.cache.states is not None:
+            scheduler.cache.states.on_cached = self._on_state_cached
 
     @property
     def wake_fds(self) -> Sequence[int]:
@@ -107,6 +117,10 @@ class FileStore:
                 self._first_wanted_step = self._scheduler.counters.num_steps
             self._wanted[key] = request.block_ids[group][index]
 
+    def _on_state_cached(self, key: bytes, slot: BlockId) -> None:
+        if self._saves:
+            self._wanted_states[key] = slot
+
     def on_removed(self, block_hash: bytes) -> None:
         """See `ContentObserver`."""
 
@@ -118,11 +132,13 @@ class FileStore:
         files = self._scheduler.cache.files
         if files is None:
             return []
+        cache = self._scheduler.cache
         if self._wanted and self._is_due:
-            find, wanted, self._wanted = self._scheduler.cache.pool.find, self._wanted, {}
-            missing = [key for key in wanted if key not in files and key not in self._storing]
-            # Another request may have got the block since it was complete.
-            self._store({key: wanted[key] for key in missing if find(key) == wanted[key]})
+            wanted, self._wanted = self._wanted, {}
+            self._store(files, self._missing(files, wanted, cache.pool))
+        if self._wanted_states and cache.states is not None:
+            wanted, self._wanted_states = self._wanted_states, {}
+            self._store(files, self._missing(files, wanted, cache.states.pool), are_states=True)
         for changes in self._watch.take():
             self._scheduler.change_files(changes.added, changes.removed)
         if files.discarded:
@@ -146,10 +162,15 @@ class FileStore:
         """See `StepHook`."""
         return cause
 
-    def _store(self, blocks: dict[bytes, BlockId]) -> None:
-        files = self._scheduler.cache.files
-        if not blocks or files is None or not files.is_open:
+    def _missing(self, files: FileTier, wanted: dict[bytes, BlockId], pool: BlockPool) -> dict[bytes, BlockId]:
+        """Return which of these contents no file has. Another request may have got their blocks meanwhile."""
+        missing = [key for key in wanted if key not in files and key not in self._storing]
+        return {key: wanted[key] for key in missing if pool.find(key) == wanted[key]}
+
+    def _store(self, files: FileTier, blocks: dict[bytes, BlockId], *, are_states: bool = False) -> None:
+        if not blocks or not files.is_open:
             return
+        num_bytes = self._state_bytes if are_states else self._block_bytes
 
         def finish(answer: Answer) -> None:
             files.num_storing -= len(blocks)
@@ -161,12 +182,12 @@ class FileStore:
             if wanted:
                 if self._finds:
                     self._scheduler.change_files(wanted, ())
-                self._watch.note_written(len(wanted) * self._block_bytes)
+                self._watch.note_written(len(wanted) * num_bytes)
 
         files.num_storing += len(blocks)
         self._storing.update(blocks)
         pairs = [(block_id, key) for key, block_id in blocks.items()]
-        self._workers.load_blocks(lambda sequence: StoreBlocks(sequence, pairs, self.folder), finish)
+        self._workers.load_blocks(lambda sequence: StoreBlocks(sequence, pairs, self.folder, are_states), finish)
 
 
 def open_files(directory: Path, name: str, max_bytes: int) -> tuple[str, FileWatch]:
@@ -209,6 +230,7 @@ def folder_name(config: ResolvedConfig, plan: CachePlan, identity: str) -> str:
         config.pipeline_parallel_size,
         msgspec.to_builtins(plan.cache_groups),
         plan.host_block_bytes,
+        plan.host_state_bytes,
         msgspec.to_builtins(config.speculation),  # heads that draft have a part of each block
     ]
     return hashlib.blake2b(msgspec.json.encode(layout, order="sorted"), digest_size=16).hexdigest()

@@ -93,6 +93,7 @@ class LoadFinished(msgspec.Struct, array_like=True, frozen=True, tag="load_finis
     number: int
     missing: list[BlockId]
     elapsed_s: float = 0.0
+    missing_states: list[BlockId] = []
 
 
 class FilesChanged(msgspec.Struct, array_like=True, frozen=True, tag="files_changed"):

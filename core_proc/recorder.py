@@ -196,7 +196,7 @@ def _repeat(scheduler: Scheduler, entry: LogEntry) -> None:
 def _repeat_hook(scheduler: Scheduler, entry: LoadFinished | FilesChanged | Drafted) -> None:
     match entry:
         case LoadFinished():
-            scheduler.finish_load(entry.number, entry.missing, entry.elapsed_s)
+            scheduler.finish_load(entry.number, entry.missing, entry.elapsed_s, entry.missing_states)
         case FilesChanged():
             scheduler.change_files(entry.added, entry.removed)
         case Drafted():

@@ -78,6 +78,10 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Rows that the workers have room for; 0: the model reads text only."""
     num_cached_encoder_tokens: int = 0
     """Rows that they keep."""
+    kv_offload_capacity_bytes: int = 0
+    """Host memory for blocks and recurrent states, of all workers."""
+    kv_offload_used_bytes: int = 0
+    """The part of it with contents."""
 
     @property
     def kv_cache_usage(self) -> float:

@@ -12,6 +12,8 @@ A step reads the recurrent state of a request from the slot of the block before 
 and writes it to the slot of the block with its last one. No slot is written that another request of the step reads.
 """
 
+# long: every message between the core and its workers
+
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -182,6 +184,8 @@ class LoadBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="lo
     """To be filled from files: (key of the content, block). A block is missing if its file is not there or damaged."""
     folder: str = ""
     """Of these files: each rank has its own below it."""
+    states_from_files: list[tuple[bytes, BlockId]] = []
+    """Recurrent states to be read from files into host memory, from where a plan copies them in: (key, place there)."""
 
 
 class StoreBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="store_blocks"):
@@ -193,6 +197,8 @@ class StoreBlocks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="s
     """With the keys of their contents."""
     folder: str
     """See `LoadBlocks`."""
+    are_states: bool = False
+    """Whether these are slots of recurrent states, not blocks."""
 
 
 class SaveBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="save_block_files"):
@@ -203,6 +209,8 @@ class SaveBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag
     """Of the files, without their ranks (`kv_transfer.rank_file`)."""
     blocks: list[BlockId]
     """The blocks of the files, in order."""
+    states: list[BlockId] = []
+    """The slots of recurrent states behind them."""
 
 
 class LoadBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="load_block_files"):
@@ -214,6 +222,10 @@ class LoadBlockFiles(msgspec.Struct, array_like=True, gc=False, frozen=True, tag
     """As in `SaveBlockFiles`."""
     rows: list[BlockCopy]
     """Index in the files, and block."""
+    state_rows: list[BlockCopy] = []
+    """Index among the states in the files, and slot."""
+    num_blocks: int = 0
+    """Blocks in the files, before the states."""
 
 
 class AllocateCache(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="allocate_cache"):
@@ -356,6 +368,8 @@ class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="
     """Blocks that could not be filled, or written."""
     elapsed_s: float = 0.0
     """What the copies took, without the time for which they waited."""
+    missing_states: list[BlockId] = []
+    """The places in host memory of states that could not be read."""
 
 
 class CacheReady(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="cache_ready"):

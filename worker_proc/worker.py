@@ -25,7 +25,6 @@ from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
 from octavo.protocol.steps import (
     Acknowledged,
     AllocateCache,
-    BlocksLoaded,
     CacheReady,
     CommandFailed,
     JoinWeightTransfer,
@@ -192,7 +191,7 @@ class Worker:
             with self._failures_reported():
                 self._executor.deliver_results()
                 for load in self._executor.loader.take_finished() if self._executor.loader else ():
-                    self._results.send(BlocksLoaded(load.sequence, self._spec.rank, load.missing, load.elapsed_s))
+                    self._results.send(load.reply(self._spec.rank))
 
     def _deliver(self, result: StepResult) -> None:
         if self._spec.rank == self._spec.config.answering_rank:

@@ -5,6 +5,7 @@ steps and of loads from files come with their results. So a recording holds them
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Literal, TypeAlias
 
 LEARNING_RATE = 0.2
 """The weight of a new load from files."""
@@ -19,6 +20,10 @@ MIN_CHANGE = 0.1
 REFERENCE_KEYS = 1024
 """The price of a token is compared at this context. The price of a key alone may be nearly zero, and then consists of
 noise."""
+
+
+StatePlace: TypeAlias = Literal["device", "host", "files"]
+"""Where a recurrent state is."""
 
 
 class CopyCost:
@@ -53,12 +58,20 @@ class CopyCost:
         file_s = self._measured[2]
         self._update(token_s, key_s, file_s + FORGETTING_RATE * (self._host_block_s - file_s))
 
-    def observe_load(self, num_host_blocks: int, num_file_blocks: int, elapsed_s: float) -> None:
-        """Learn from a load that took `elapsed_s` seconds."""
-        if not num_file_blocks or elapsed_s <= 0.0:
+    def observe_load(self, num_host_blocks: int, num_file_blocks: int, elapsed_s: float, num_states: int = 0) -> None:
+        """Learn from a load that took `elapsed_s` seconds.
+
+        Args:
+            num_host_blocks: blocks from host memory.
+            num_file_blocks: blocks from files.
+            elapsed_s: of the load.
+            num_states: recurrent states from files.
+        """
+        from_files = num_file_blocks + num_states * self._blocks_per_state
+        if not from_files or elapsed_s <= 0.0:
             return
         token_s, key_s, file_s = self._measured
-        measured_s = max(elapsed_s - num_host_blocks * self._host_block_s, 0.0) / num_file_blocks
+        measured_s = max(elapsed_s - num_host_blocks * self._host_block_s, 0.0) / from_files
         is_first = file_s == self._host_block_s
         self._update(token_s, key_s, measured_s if is_first else file_s + LEARNING_RATE * (measured_s - file_s))
 
@@ -79,16 +92,23 @@ class CopyCost:
                 best, best_s = index + 1, saved_s
         return best
 
-    def is_worth_it(self, first: int, num_host: Sequence[int], *, copies_state: bool) -> bool:
+    def is_worth_it(self, first: int, num_host: Sequence[int], num_files: Sequence[int], *, state: StatePlace) -> bool:
         """Return whether copying all of these blocks, see `best_end`, is faster than computing them.
 
         Args:
             first: index of the first block.
             num_host: of each block.
-            copies_state: whether the recurrent state after the last block must come from host memory too.
+            num_files: likewise.
+            state: where the recurrent state after the last block is.
         """
-        *_, saved_s = 0.0, *self._saved_s(first, num_host, [0] * len(num_host))
-        return saved_s >= (self._host_state_s if copies_state else 0.0)
+        *_, saved_s = 0.0, *self._saved_s(first, num_host, num_files)
+        file_s = self._blocks_per_state * self._used[2]  # it comes to host memory first
+        return saved_s >= {"device": 0.0, "host": self._host_state_s, "files": self._host_state_s + file_s}[state]
+
+    @property
+    def _blocks_per_state(self) -> float:
+        """Of how many blocks a state has the bytes, if it is copied as fast."""
+        return self._host_state_s / self._host_block_s if self._host_block_s else 0.0
 
     def _saved_s(self, first: int, num_host: Sequence[int], num_files: Sequence[int]) -> Iterator[float]:
         """Yield the seconds that are saved by not computing the first 1, 2, ... blocks: see `best_end`."""

@@ -1,47 +1,103 @@
 """Contents of blocks that leave the cache for another engine, or come from one. Copies nothing itself."""
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
 
 
-def blocks_to_give(cache: PrefixCache, request: Request) -> list[tuple[bytes, BlockId]]:
-    """Return the blocks from which an equal prompt can continue, with their keys in the pool, from its start on.
+class GivenContents(NamedTuple):
+    """What an engine gives of a prompt."""
+
+    num_tokens: int
+    """Of the prompt: an equal one can continue after them."""
+    blocks: list[tuple[bytes, BlockId]]
+    """With their keys in the pool."""
+    states: list[tuple[bytes, BlockId]]
+    """The recurrent state after these tokens, by slot; none if the model has none."""
+
+
+class TakenContents(NamedTuple):
+    """Contents of another engine for which there is room: their index among all of their kind, and where they go."""
+
+    blocks: list[tuple[int, BlockId]]
+    states: list[tuple[int, BlockId]]
+    """Slots of recurrent states."""
+
+
+def contents_to_give(cache: PrefixCache, request: Request) -> GivenContents:
+    """Return the blocks and the state from which an equal prompt can continue, from its start on.
 
     Some may be free: workers must read them before the next plan overwrites them.
     """
+    end = (request.num_prompt_tokens - 1) // cache.block_size
+    states: list[tuple[bytes, BlockId]] = []
+    if cache.states is not None:
+        end = cache.states.last_on_device(request, end)
+        states = [(cache.states.key(request, end), cache.states.checkpoint(request, end))] if end else []
+    nothing = GivenContents(0, [], [])
+    if any(tier.has_copies for tier in cache.host_tiers) or (cache.states is not None and not states):
+        return nothing
     found: list[tuple[bytes, BlockId]] = []
-    if cache.host is not None and cache.host.has_copies:
-        return found
-    for keys in _keys_by_block(cache, request):
+    for keys in _keys_by_block(cache, request, end):
         if any(cache.pool.find(key) is None for group, key in keys if _is_full(cache, group)):
+            if states:
+                return nothing
             break
         found += [(key, block_id) for _, key in keys if (block_id := cache.pool.find(key)) is not None]
-    return found
+    return GivenContents(end * cache.block_size, found, states)
 
 
-def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> list[tuple[int, BlockId]]:
+def num_block_keys(cache: PrefixCache, keys: Sequence[bytes]) -> int:
+    """Return how many of the contents of another engine are blocks. States follow them."""
+    states = cache.states
+    return len(keys) if states is None else sum([not states.is_key(key) for key in keys])
+
+
+def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> TakenContents:
     """Make room for contents that come from elsewhere, as far as a request needs them and blocks are free.
 
-    The blocks can be found from now on, and are free: workers must have the contents before the next plan.
+    They can be found from now on, in blocks and slots that are free: workers must have the contents before the next
+    plan.
 
     Args:
         cache: finds them.
         request: waits; the contents are for its prompt.
-        keys: of the contents, in the pool.
-
-    Returns:
-        Index among `keys`, and block, of those that the request needs.
+        keys: of the contents, in the pool: those of blocks, then those of states.
     """
+    end = (request.num_prompt_tokens - 1) // cache.block_size
+    states = TakenContents([], [])
+    if any(tier.has_copies for tier in cache.host_tiers):
+        return states
+    first_state = num_block_keys(cache, keys)
+    if cache.states is not None:
+        end = _end_of_state(cache.states, request, end, keys[first_state:])
+        if end and (slot := cache.states.take(request, end)) is not None:
+            states.states.append((keys.index(cache.states.key(request, end)) - first_state, slot))
+    return TakenContents(_take_blocks(cache, request, keys[:first_state], end), states.states)
+
+
+def _end_of_state(states: StateSlots, request: Request, end: int, keys: Sequence[bytes]) -> int:
+    """Return the most blocks, at most `end`, after which the state is there or can be taken; 0: there is none."""
+    has_room = states.pool.num_free > 0
+    while end:
+        key = states.key(request, end)
+        if states.pool.find(key) is not None or (has_room and key in keys):
+            break
+        end -= 1
+    return end
+
+
+def _take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes], end: int) -> list[tuple[int, BlockId]]:
+    """Make room for blocks, as `take_blocks` does: for the first `end` ones of the prompt."""
     pool, places = cache.pool, {key: place for place, key in enumerate(keys)}
-    if cache.host is not None and cache.host.has_copies:
-        return []
     wanted: list[tuple[int, int, bytes]] = []
     held: dict[bytes, BlockId] = {}
-    for index, block in enumerate(_keys_by_block(cache, request)):
+    for index, block in enumerate(_keys_by_block(cache, request, end)):
         if any(key not in places and pool.find(key) is None for group, key in block if _is_full(cache, group)):
             break
         for group, key in block:
@@ -67,10 +123,9 @@ def _is_full(cache: PrefixCache, group: int) -> bool:
     return group in cache.groups.full
 
 
-def _keys_by_block(cache: PrefixCache, request: Request) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield group and key of what an equal prompt needs of each block to continue after the last whole one."""
+def _keys_by_block(cache: PrefixCache, request: Request, end: int) -> Iterator[list[tuple[int, bytes]]]:
+    """Yield group and key of what an equal prompt needs of each of `end` blocks to continue after the last one."""
     groups, size = cache.groups, cache.block_size
-    end = (request.num_prompt_tokens - 1) // size
     first = [0] * groups.num_groups
     for windowed in groups.windowed:
         first[windowed.index] = windowed.first_block(end * size)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from octavo.core_proc.cache.copy_cost import CopyCost
+from octavo.core_proc.cache.copy_cost import CopyCost, StatePlace
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
@@ -99,9 +99,19 @@ class HitFinder:
             (num_host if is_in_host else num_files)[index - first] += 1
         if self._states is None:
             return self._copy_cost.best_end(first, num_host, num_files)
-        if self._copy_cost.is_worth_it(first, num_host, copies_state=self._lacks_state(hits)):
-            return first + hits.num_blocks
-        return first + hits.num_blocks // 2  # few tries: at most to the last checkpoint before it
+        end = first + hits.num_blocks
+        place = self._place_of_state(request, hits)
+        if self._copy_cost.is_worth_it(first, num_host, num_files, state=place):
+            return end
+        middle = first + hits.num_blocks // 2  # few tries: at most to the last checkpoint before it
+        return middle if place == "device" else max(middle, self._states.last_on_device(request, end - 1))
+
+    def _place_of_state(self, request: Request, hits: Hits) -> StatePlace:
+        """Return from where the state after hits must come."""
+        if self._states is None or not self._lacks_state(hits):
+            return "device"
+        host, key = self._states.host, self._states.key(request, request.num_blocks + hits.num_blocks)
+        return "host" if host is not None and key in host else "files"
 
     def _find_until(self, request: Request, first: int, end: int) -> Hits:
         """Return the cached blocks from `first` on, at most up to `end`."""
@@ -192,7 +202,10 @@ class HitFinder:
             return end if self._states is None else self._states.last_of_next_checkpoints(request, first, end, keys)
         while True:
             end = self._end_within_windows(request, end, keys)
-            if self._states is None or (checkpoint := self._states.last_checkpoint(request, end, keys)) == end:
+            if self._states is None:
+                return end
+            checkpoint = self._states.last_checkpoint(request, end, keys, self._files if self._reads_files else None)
+            if checkpoint == end:
                 return end
             end = checkpoint
 

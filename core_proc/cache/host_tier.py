@@ -80,18 +80,44 @@ class HostTier:
 
     def pin_for_load(self, keys: Sequence[bytes]) -> dict[bytes, BlockId]:
         """Keep those contents that are here until `unpin`. Returns their host blocks."""
-        host = {key: self._by_key[key] for key in keys if key in self._by_key}
-        for key in host:
-            self._by_key.move_to_end(key)
-        self._loading.update(host.values())
+        host = {key: host_id for key in keys if (host_id := self.hold(key)) is not None}
         self.num_loaded += len(host)
         return host
+
+    def hold(self, key: bytes) -> BlockId | None:
+        """Keep a content until `unpin`. Returns its host block, None if it is not here."""
+        if (host_id := self._by_key.get(key)) is not None:
+            self._by_key.move_to_end(key)
+            self._loading[host_id] += 1
+        return host_id
 
     def unpin(self, host_ids: Sequence[BlockId]) -> None:
         """Note the end of a load from these blocks."""
         self._loading.subtract(host_ids)
         self._loading = +self._loading
         self._free_dropped()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether `reserve` finds a place."""
+        return bool(self._free) or any(not self._is_pinned(host_id) for host_id in self._by_key.values())
+
+    def reserve(self) -> BlockId | None:
+        """Return a place for a content that comes from elsewhere, kept until `unpin`; None if all are pinned."""
+        if (host_id := self._take()) is not None:
+            self._loading[host_id] += 1
+            self._dropped.append(host_id)
+        return host_id
+
+    def land(self, key: bytes, host_id: BlockId) -> None:
+        """Let a content be found that has come into a reserved place, unless it is here already."""
+        if key in self._by_key:
+            return
+        self._dropped.remove(host_id)
+        self._by_key[key] = host_id
+        self.has_watched_changed |= key in self._watched
+        for observer in self.observers:
+            observer.on_offloaded(key)
 
     def on_evicted(self, block_id: BlockId, key: bytes) -> None:
         """Copy the content of a block of the device out, which the next step may overwrite."""

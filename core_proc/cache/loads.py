@@ -38,6 +38,13 @@ class BlockLoad:
     copies_in: list[BlockCopy] = field(default_factory=list)
     from_files: list[tuple[bytes, BlockId]] = field(default_factory=list)
     """Blocks that files have, by key."""
+    state_key: bytes = b""
+    """Of the recurrent state after these blocks, if the device does not have it; host memory keeps it until the request
+    starts."""
+    state_place: BlockId | None = None
+    """In host memory; None: there is no room, or none is needed."""
+    states_from_files: list[tuple[bytes, BlockId]] = field(default_factory=list)
+    """The state, if it must be read into its place."""
     is_stale: bool = False
     """The weights have changed: nobody may find what arrives."""
 
@@ -49,12 +56,17 @@ class BlockLoads:
     stay in the cache as long as nobody else takes them.
     """
 
-    def __init__(self, pool: BlockPool, host: HostTier | None, files: FileTier | None) -> None:
+    def __init__(
+        self, pool: BlockPool, host: HostTier | None, files: FileTier | None, host_states: HostTier | None = None
+    ) -> None:
         self._pool = pool
         self._host = host
         self._files = files
+        self._host_states = host_states
         self.in_flight: dict[int, BlockLoad] = {}
         self._landed: dict[Request, list[BlockId]] = {}
+        self._landed_states: dict[Request, BlockId] = {}
+        """Their states, in host memory."""
         self._num_arrived: dict[Request, int] = {}
         self._begun: list[BlockLoad] = []
         self._num_begun = 0
@@ -75,7 +87,12 @@ class BlockLoads:
         return [*loading, *self._landed.items()]
 
     def begin(
-        self, request: Request, places: list[tuple[int, int]], keys: list[bytes], held: list[BlockId]
+        self,
+        request: Request,
+        places: list[tuple[int, int]],
+        keys: list[bytes],
+        held: list[BlockId],
+        state_key: bytes = b"",
     ) -> BlockLoad:
         """Allocate blocks for contents that are elsewhere, and begin to fill them.
 
@@ -84,6 +101,7 @@ class BlockLoads:
             places: index and group of each block.
             keys: of the contents, which host memory or files have.
             held: cached blocks that the request can use with them.
+            state_key: of the recurrent state after them, if it is elsewhere; b"": it is not, or there is none.
 
         Raises:
             OutOfBlocks: not enough are free.
@@ -99,22 +117,33 @@ class BlockLoads:
                 load.from_host.append((host[key], block_id))
             else:
                 load.from_files.append((key, block_id))
+        if state_key and self._host_states is not None:
+            self._begin_state(self._host_states, load, state_key)
         self._num_begun += 1
         self.in_flight[load.number] = load
         self._begun.append(load)
         return load
+
+    def _begin_state(self, host: HostTier, load: BlockLoad, key: bytes) -> None:
+        load.state_key, load.state_place = key, host.hold(key)
+        if load.state_place is None and (place := host.reserve()) is not None:
+            load.state_place = place
+            load.states_from_files.append((key, place))
 
     def take_begun(self) -> list[BlockLoad]:
         """Return the loads that were begun since the last call: the workers begin them after the latest plan."""
         begun, self._begun = self._begun, []
         return begun
 
-    def finish(self, number: int, missing: Collection[BlockId]) -> tuple[BlockLoad, list[int]] | None:
+    def finish(
+        self, number: int, missing: Collection[BlockId], missing_states: Collection[BlockId] = ()
+    ) -> tuple[BlockLoad, list[int]] | None:
         """End a load. Its request, if it still waits, gets its blocks when it starts.
 
         Args:
             number: of the load.
             missing: blocks whose contents have not arrived.
+            missing_states: places in host memory to which states have not come.
 
         Returns:
             The load, and which of its blocks can be found from now on; None if the workers were lost meanwhile.
@@ -123,8 +152,10 @@ class BlockLoads:
             return None
         if self._host is not None:
             self._host.unpin([host_id for host_id, _ in load.from_host])
-        if self._files is not None and missing:
-            self._files.change((), [key for key, block_id in load.from_files if block_id in missing])
+        if self._files is not None and (missing or missing_states):
+            lost = [key for key, block_id in load.from_files if block_id in missing]
+            lost += [key for key, place in load.states_from_files if place in missing_states]
+            self._files.change((), lost)
         arrived = []
         if not load.is_stale:
             arrived = [
@@ -132,15 +163,36 @@ class BlockLoads:
                 for place, (block_id, key) in enumerate(zip(load.block_ids, load.keys, strict=True))
                 if block_id not in missing and self._pool.set_hash(block_id, key)
             ]
-        if load.request.state is RequestState.SWAPPED and not load.is_stale and not missing:
+        is_whole = not (load.is_stale or missing or missing_states)
+        state_place = self._finish_state(load, is_whole=is_whole)
+        if load.request.state is RequestState.SWAPPED and is_whole:
             num_arrived = self.num_arrived(load.request) + len({load.places[place][0] for place in arrived})
             landed = [*load.held, *map(self._hold, load.keys)]
             self.release(load.request)  # of an earlier load: more was found for the request before it started
             self._landed[load.request], self._num_arrived[load.request] = landed, num_arrived
+            if state_place is not None:
+                self._landed_states[load.request] = state_place
         else:  # nobody can continue from blocks behind one that is missing, so they must not be held
             self._pool.release(load.held)
+            self._unpin_state(state_place)
         self._pool.release(load.block_ids)
         return load, arrived
+
+    def _finish_state(self, load: BlockLoad, *, is_whole: bool) -> BlockId | None:
+        """Let the state of a load be found if it has come; returns the place that is pinned for its request."""
+        if load.state_place is None or self._host_states is None:
+            return None
+        if not is_whole:
+            return load.state_place
+        for key, place in load.states_from_files:
+            self._host_states.land(key, place)
+        held = self._host_states.hold(load.state_key)  # elsewhere if the device has lost the same state meanwhile
+        self._unpin_state(load.state_place)
+        return held
+
+    def _unpin_state(self, place: BlockId | None) -> None:
+        if place is not None and self._host_states is not None:
+            self._host_states.unpin([place])
 
     def _hold(self, key: bytes) -> BlockId:
         """Keep the block with a content, which may be another one than was filled."""
@@ -153,6 +205,7 @@ class BlockLoads:
         """Give up the blocks that have arrived for a request, which has its own references to them or needs none."""
         self._pool.release(self._landed.pop(request, ()))
         self._num_arrived.pop(request, None)
+        self._unpin_state(self._landed_states.pop(request, None))
 
     def num_arrived(self, request: Request) -> int:
         """Return how many blocks of each group have arrived for a request and are kept for it."""

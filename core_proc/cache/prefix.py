@@ -78,7 +78,7 @@ class PrefixCache:
             pool.on_evicted = self.host.on_evicted
         self.files = FileTier() if has_files and is_enabled else None
         """None: nothing is kept in files."""
-        self.loads = BlockLoads(pool, self.host, self.files)
+        self.loads = BlockLoads(pool, self.host, self.files, None if self.states is None else self.states.host)
         self.copy_cost = CopyCost(host_block_s, groups.block_size, host_state_s)
         """Whether hits that are elsewhere are worth their copies."""
         self._finder = HitFinder(pool, groups, self.states, self.host, self.files, self.copy_cost)
@@ -121,7 +121,7 @@ class PrefixCache:
 
     def reset_contents(self) -> bool:
         """Drop the contents of all blocks and checkpoints; rejected (False) while any is in use."""
-        if any(pool.num_free != pool.num_blocks for pool in self.pools):
+        if self.loads.in_flight or any(pool.num_free != pool.num_blocks for pool in self.pools):
             return False
         for pool in self.pools:
             pool.reset_contents()
@@ -277,22 +277,38 @@ class PrefixCache:
             return False
         hits, files = self.count_hits(request)[0], self.files
         keys = self._keys(request, absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK))
-        return any(key in files and (self.host is None or key not in self.host) for key in keys)
+        if any(key in files and (self.host is None or key not in self.host) for key in keys):
+            return True
+        state_key, host = self._absent_state(request, hits), None if self.states is None else self.states.host
+        return bool(state_key) and (host is None or state_key not in host)
+
+    def _absent_state(self, request: Request, hits: Hits) -> bytes:
+        """Return the key of the state after the hits of a waiting request, b"" unless it is elsewhere."""
+        if self.states is None or not hits.num_blocks or hits.state != NULL_BLOCK:
+            return b""
+        return self.states.key(request, hits.num_blocks)
 
     def begin_load(self, request: Request) -> None:
         """Begin to load the blocks of a waiting request that are not on the device."""
         hits = self.count_hits(request)[0]
         places = absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK)
         held = [block_id for found in hits.block_ids for block_id in found if block_id != NULL_BLOCK]
-        self.loads.begin(request, places, self._keys(request, places), held)
+        self.loads.begin(request, places, self._keys(request, places), held, self._absent_state(request, hits))
 
-    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> Request | None:
+    def finish_load(
+        self,
+        number: int,
+        missing: Collection[BlockId],
+        elapsed_s: float = 0.0,
+        missing_states: Collection[BlockId] = (),
+    ) -> Request | None:
         """End a load; returns the request that was waiting for it, None if none still does."""
-        if (ended := self.loads.finish(number, missing)) is None:
+        if (ended := self.loads.finish(number, missing, missing_states)) is None:
             return None
         load, arrived = ended
-        if not missing:
-            self.copy_cost.observe_load(len(load.from_host), len(load.from_files), elapsed_s)
+        if not missing and not missing_states:
+            num_states = len(load.states_from_files)
+            self.copy_cost.observe_load(len(load.from_host), len(load.from_files), elapsed_s, num_states)
         for place in arrived:
             self.announce_stored(load.request, *load.places[place])
         return load.request if load.request.state is RequestState.SWAPPED else None
@@ -397,7 +413,7 @@ class PrefixCache:
                 if self.files is not None:
                     self.files.discard(block_hash + suffix)
         if self.states is not None:
-            self.states.invalidate(request)
+            self.states.invalidate(request, self.files)
         request.num_hashed_blocks = request.num_blocks  # a block without a hash never gets one
 
     def release(self, request: Request) -> None:

@@ -153,11 +153,12 @@ def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: Ca
     Raises:
         NotEnoughMemoryError: the size does not hold one of each.
     """
-    if not (host_bytes := config.kv_offloading_bytes):
-        return 0, 0
     block_bytes = sum(fact.kv_block_bytes for fact in facts)
     interval = groups.state.interval if groups.state else 0
     state_bytes = sum(fact.state_bytes for fact in facts) if interval else 0
+    num_landing = state_sizing.num_landing_states(state_bytes) if config.stores_blocks else 0
+    if not (host_bytes := config.kv_offloading_bytes):
+        return 0, num_landing
     if host_bytes < block_bytes + state_bytes:
         parts = [("one KV block", block_bytes), ("one recurrent state", state_bytes)]
         takes = " and ".join(f"{name} takes {_shown(num_bytes)}" for name, num_bytes in parts if num_bytes)
@@ -167,7 +168,7 @@ def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: Ca
         host_bytes, state_bytes, block_bytes * groups.num_groups * interval // config.block_size
     )
     num_blocks = (host_bytes - num_states * state_bytes) // block_bytes if block_bytes else 0
-    return num_blocks, num_states
+    return num_blocks, max(num_states, num_landing)
 
 
 def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:

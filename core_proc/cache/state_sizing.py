@@ -10,6 +10,10 @@ HOST_CHECKPOINTS_PER_INTERVAL = 2
 """Checkpoints in host memory for the keys and values of an interval: that at its end, and about one at the end of a
 prompt."""
 
+LANDING_BYTES = 256 << 20
+MIN_LANDING_STATES, MAX_LANDING_STATES = 4, 64
+"""Checkpoints in host memory to which those from files come, if there is no more memory for them."""
+
 CPU_REQUESTS = 32
 """On a CPU the automatic size has room for the states of as many requests if the memory is there, even above the
 ceiling of the cache: states of large models are so large that otherwise few could run."""
@@ -69,3 +73,10 @@ def num_host_states(host_bytes: int, state_bytes: int, interval_bytes: int) -> i
         return host_bytes // state_bytes
     together = HOST_CHECKPOINTS_PER_INTERVAL * state_bytes + interval_bytes
     return max(1, HOST_CHECKPOINTS_PER_INTERVAL * host_bytes // together)
+
+
+def num_landing_states(state_bytes: int) -> int:
+    """Return how many checkpoints host memory needs room for if some come from files; 0: the model has no states."""
+    if not state_bytes:
+        return 0
+    return max(MIN_LANDING_STATES, min(LANDING_BYTES // state_bytes, MAX_LANDING_STATES))

@@ -3,15 +3,17 @@
 Called by `PrefixCache` only, which does the same for blocks.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
+from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
+from octavo.protocol.prefix_hash import HASH_BYTES
 from octavo.protocol.steps import StateMove
 
 
@@ -60,6 +62,8 @@ class StateSlots:
         """None: no checkpoints are kept in host memory."""
         if self.host is not None:
             self.pool.on_evicted = self.host.on_evicted
+        self.on_cached: Callable[[bytes, BlockId], None] | None = None
+        """Called with each checkpoint that can be found from now on, after it was computed: its key and slot."""
         self.max_requests = num_slots // group.max_held
         """The most requests that may run at the same time."""
         self._key_suffix = key_suffix
@@ -129,7 +133,7 @@ class StateSlots:
         if slots:
             self._drop(request, len(slots) - 1)
         if slot == NULL_BLOCK:
-            slot = self._copy_in(self._key(request, len(slots) + num_new))
+            slot = self._copy_in(self.key(request, len(slots) + num_new))
         else:
             self.pool.incref(slot)
         slots += [NULL_BLOCK] * (num_new - 1)
@@ -143,6 +147,24 @@ class StateSlots:
         self.host.copy_in(key, slot)
         self.pool.set_hash(slot, key)
         return slot
+
+    def take(self, request: Request, num_blocks: int) -> BlockId | None:
+        """Return a free slot in which the state after so many blocks can be found from now on: it comes from another
+        engine before the next plan. None: it is here already, or no slot is free."""
+        key = self.key(request, num_blocks)
+        if self.pool.find(key) is not None or not self.pool.num_free:
+            return None
+        # What the slot loses is not offloaded: that copy would be made after the new state has come.
+        on_evicted, self.pool.on_evicted = self.pool.on_evicted, None
+        slot = self.pool.allocate()
+        self.pool.on_evicted = on_evicted
+        self.pool.set_hash(slot, key)
+        self.pool.release([slot])
+        return slot
+
+    def is_key(self, key: bytes) -> bool:
+        """Return whether a key of another engine is that of a state."""
+        return len(key) == HASH_BYTES + len(self._key_suffix) and key.endswith(self._key_suffix)
 
     def max_draft_tokens(self, request: Request, position: int) -> int:
         """Return how many drafts a step may verify after `position`: none of them comes to a checkpoint."""
@@ -226,12 +248,24 @@ class StateSlots:
             return False
         return hash_of_block(request, following // size - 1, size) in self._awaited
 
-    def last_checkpoint(self, request: Request, end: int, keys: list[bytes]) -> int:
+    def last_checkpoint(self, request: Request, end: int, keys: list[bytes], files: FileTier | None = None) -> int:
         """Return the most leading blocks, at most `end`, after which there is a checkpoint.
 
-        The keys that were looked up are added to `keys`.
+        Args:
+            request: whose tokens they are.
+            end: in blocks.
+            keys: those that were looked up are added.
+            files: which may have it too, if there is room for it in host memory; None: they must not.
         """
-        while end and not self._has_checkpoint(request, end, keys):
+        if self.host is None or not self.host.has_room:
+            files = None
+        while end and not self._has_checkpoint(request, end, keys, files):
+            end -= 1
+        return end
+
+    def last_on_device(self, request: Request, end: int) -> int:
+        """Return the most leading blocks, at most `end`, after which a slot has a checkpoint."""
+        while end and self.pool.find(self.key(request, end)) is None:
             end -= 1
         return end
 
@@ -249,24 +283,29 @@ class StateSlots:
         return found
 
     def checkpoint(self, request: Request, num_blocks: int) -> BlockId:
-        """Return the slot of a checkpoint after so many blocks of a request, `NULL_BLOCK` if host memory has it."""
-        slot = self.pool.find(self._key(request, num_blocks))
+        """Return the slot of a checkpoint after so many blocks of a request, `NULL_BLOCK` if it is elsewhere."""
+        slot = self.pool.find(self.key(request, num_blocks))
         return NULL_BLOCK if slot is None else slot
 
-    def _has_checkpoint(self, request: Request, num_blocks: int, keys: list[bytes]) -> bool:
-        keys.append(key := self._key(request, num_blocks))
-        return self.pool.find(key) is not None or (self.host is not None and key in self.host)
+    def _has_checkpoint(
+        self, request: Request, num_blocks: int, keys: list[bytes], files: FileTier | None = None
+    ) -> bool:
+        keys.append(key := self.key(request, num_blocks))
+        is_in_host = self.host is not None and key in self.host
+        return is_in_host or self.pool.find(key) is not None or (files is not None and key in files)
 
-    def _key(self, request: Request, num_blocks: int) -> bytes:
+    def key(self, request: Request, num_blocks: int) -> bytes:
         """Return the key in the pool of the state after so many blocks, whose tokens must be known."""
         return hash_of_block(request, num_blocks - 1, self.group.block_size) + self._key_suffix
 
-    def invalidate(self, request: Request) -> None:
+    def invalidate(self, request: Request, files: FileTier | None) -> None:
         """Remove everything that the request has computed or shared from the cache, now and when it ends."""
         for block_hash in request.block_hashes:
             self.pool.drop_hash(block_hash + self._key_suffix)
             if self.host is not None:
                 self.host.drop(block_hash + self._key_suffix)
+            if files is not None:
+                files.discard(block_hash + self._key_suffix)
         self._written.pop(request, None)
         if request.block_ids:  # it has not been released yet
             self._invalid.add(request)
@@ -292,8 +331,8 @@ class StateSlots:
         assert slot != NULL_BLOCK, f"{request.request_id} has no state after block {index}"
         if (index + 1) * self.group.block_size > len(request.token_ids) or request in self._invalid:
             return
-        if not request.is_mixed:
-            self.pool.set_hash(slot, self._key(request, index + 1))
+        if not request.is_mixed and self.pool.set_hash(slot, key := self.key(request, index + 1)) and self.on_cached:
+            self.on_cached(key, slot)
 
     def _drop(self, request: Request, index: int) -> None:
         """Free the slot of an entry, unless the request continues in it."""

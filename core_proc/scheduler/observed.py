@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 
+from octavo.core_proc.cache.exchange import TakenContents
 from octavo.core_proc.log_entries import (
     Aborted,
     BlocksTaken,
@@ -87,7 +88,7 @@ class ObservedScheduler(Scheduler):
         self._show(CacheReset())
         return done
 
-    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> list[tuple[int, BlockId]]:
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> TakenContents:
         """Make room for contents from elsewhere."""
         taken = super().take_blocks(client, submit, keys)
         self._show(BlocksTaken(client, submit, keys))
@@ -118,10 +119,16 @@ class ObservedScheduler(Scheduler):
         super().draft(draft_tokens)
         self._show(Drafted([(*request.key, token_ids) for request, token_ids in draft_tokens]))
 
-    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> None:
+    def finish_load(
+        self,
+        number: int,
+        missing: Collection[BlockId],
+        elapsed_s: float = 0.0,
+        missing_states: Collection[BlockId] = (),
+    ) -> None:
         """Take the end of a load."""
-        super().finish_load(number, missing, elapsed_s)
-        self._show(LoadFinished(number, sorted(missing), elapsed_s))
+        super().finish_load(number, missing, elapsed_s, missing_states)
+        self._show(LoadFinished(number, sorted(missing), elapsed_s, sorted(missing_states)))
 
     def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:
         """Note which files there are."""

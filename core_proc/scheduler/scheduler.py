@@ -6,7 +6,7 @@ order give the same plans.
 
 from collections.abc import Callable, Collection, Sequence
 
-from octavo.core_proc.cache.exchange import take_blocks
+from octavo.core_proc.cache.exchange import TakenContents, take_blocks
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.core_proc.cache.loads import BlockLoad
 from octavo.core_proc.cache.pool import BlockPool
@@ -60,7 +60,7 @@ class Scheduler:
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
             num_host_states=cache_plan.num_host_states,
-            has_files=config.stores_blocks and cache_plan.num_states == 0,
+            has_files=config.stores_blocks,
             host_block_s=cache_plan.host_block_s,
             host_state_s=cache_plan.host_state_s,
             is_enabled=config.enable_prefix_caching,
@@ -216,7 +216,7 @@ class Scheduler:
         """Drop all cached blocks. Returns False and does nothing while any is in use."""
         return self.cache.reset_contents()
 
-    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> list[tuple[int, BlockId]]:
+    def take_blocks(self, client: bytes, submit: Submit, keys: list[bytes]) -> TakenContents:
         """Make room in the cache for contents from elsewhere that a request needs: see `exchange.take_blocks`."""
         return take_blocks(self.cache, Request(client, submit, 0, 0.0), keys)
 
@@ -260,6 +260,8 @@ class Scheduler:
         states = None if self.cache.states is None else self.cache.states.host
         tiers = [(self.cache.host, self._host_block_bytes), (states, self._host_state_bytes)]
         present = [(tier, num_bytes) for tier, num_bytes in tiers if tier is not None]
+        self.counters.kv_offload_capacity_bytes = sum([tier.num_blocks * num_bytes for tier, num_bytes in present])
+        self.counters.kv_offload_used_bytes = sum([len(tier) * num_bytes for tier, num_bytes in present])
         self.counters.kv_offload_stored_bytes = sum([tier.num_stored * num_bytes for tier, num_bytes in present])
         self.counters.kv_offload_loaded_bytes = sum([tier.num_loaded * num_bytes for tier, num_bytes in present])
         self.counters.running_adapters, self.counters.waiting_adapters = self.adapters.names(self.waiting.heads())
@@ -300,15 +302,22 @@ class Scheduler:
         """Return the loads that `plan` has begun. Workers begin them after that plan, or at once if there was none."""
         return self.cache.loads.take_begun()
 
-    def finish_load(self, number: int, missing: Collection[BlockId], elapsed_s: float = 0.0) -> None:
+    def finish_load(
+        self,
+        number: int,
+        missing: Collection[BlockId],
+        elapsed_s: float = 0.0,
+        missing_states: Collection[BlockId] = (),
+    ) -> None:
         """Let the request that waits for a load start with what has arrived.
 
         Args:
             number: of the load; it may be one of workers that were lost.
             missing: its blocks that were not filled.
             elapsed_s: what the copies took; 0: unknown.
+            missing_states: places in host memory for states that were not read.
         """
-        if (request := self.cache.finish_load(number, missing, elapsed_s)) is not None:
+        if (request := self.cache.finish_load(number, missing, elapsed_s, missing_states)) is not None:
             self._table.return_loaded(request)
 
     def change_files(self, added: Collection[bytes], removed: Collection[bytes]) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from octavo.core_proc.cache.exchange import blocks_to_give
+from octavo.core_proc.cache.exchange import contents_to_give, num_block_keys
 from octavo.core_proc.request import Request
 from octavo.core_proc.request_map import RequestKey
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -31,7 +31,7 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.ids import RequestId
 from octavo.protocol.kv_transfer import PARAMS, KVTransfer
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import LoadBlockFiles, SaveBlockFiles
+from octavo.protocol.steps import BlockCopy, LoadBlockFiles, SaveBlockFiles
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ class KVConnector:
         fingerprint: returns what the blocks of this engine are at the moment: engines of another one cannot use them.
         may_load: returns whether the workers have a cache and the weights of the fingerprint.
         block_bytes: of one block, in all workers together.
+        state_bytes: of one recurrent state, likewise.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class KVConnector:
         fingerprint: Callable[[], str],
         may_load: Callable[[], bool],
         block_bytes: int,
+        state_bytes: int,
     ) -> None:
         self._config = config
         self._engine_id = engine_id
@@ -83,7 +85,7 @@ class KVConnector:
         self._context = context
         self._fingerprint = fingerprint
         self._may_load = may_load
-        self._block_bytes = block_bytes
+        self._block_bytes, self._state_bytes = block_bytes, state_bytes
         self._waiting: dict[RequestKey, Submit] = {}
         """Requests whose blocks are fetched, in order of arrival: the scheduler does not know them yet."""
         self._waiters: dict[str, list[RequestKey]] = {}
@@ -130,6 +132,8 @@ class KVConnector:
             return own
         request = Request(client, own, 0, 0.0)
         num_blocks = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
+        if self._scheduler.cache.states is not None and transfer.num_tokens:  # which end at a checkpoint
+            num_blocks = min(num_blocks, transfer.num_tokens // self._scheduler.cache.block_size)
         has_all = self._scheduler.cache.count_hits(request)[0].num_blocks >= num_blocks
         if has_all or not request.reads_prefix_cache:
             return own
@@ -167,22 +171,27 @@ class KVConnector:
         """Have the workers load what the requests need of a pull. They do so before any later plan."""
         assert self._puller is not None
         is_current = pulled.fingerprint == self._fingerprint() and self._may_load() and self._workers.is_ready
-        rows = []
+        rows, states = list[BlockCopy](), list[BlockCopy]()
         if not pulled.fault and is_current:
             for client, submit in submits:
-                rows += self._scheduler.take_blocks(client, submit, pulled.keys)
+                taken = self._scheduler.take_blocks(client, submit, pulled.keys)
+                rows += taken.blocks
+                states += taken.states
         if pulled.fault:
             logger.warning("blocks of another engine do not come, and are computed here: %s", pulled.fault)
-        if not rows:
+        if not rows and not states:
             self._puller.remove_files(pulled.path)
             return
-        self._scheduler.counters.kv_transfer_loaded_bytes += len(rows) * self._block_bytes
+        num_bytes = len(rows) * self._block_bytes + len(states) * self._state_bytes
+        self._scheduler.counters.kv_transfer_loaded_bytes += num_bytes
+        num_blocks = num_block_keys(self._scheduler.cache, pulled.keys)
         remove = self._puller.remove_files
 
         def on_done(answer: Answer) -> None:
             remove(pulled.path)
 
-        self._workers.command(partial(LoadBlockFiles, path=pulled.path, rows=rows), on_done)
+        load = partial(LoadBlockFiles, path=pulled.path, rows=rows, state_rows=states, num_blocks=num_blocks)
+        self._workers.command(load, on_done)
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
         """Save the blocks of a request that finishes, if another engine shall continue; return `cause`."""
@@ -192,9 +201,11 @@ class KVConnector:
 
     def _save(self, request: Request) -> KVTransfer | None:
         """Have the workers write the blocks of a request to files, before any later plan; return how to take them."""
-        blocks = [] if request.is_mixed else blocks_to_give(self._scheduler.cache, request)
-        num_bytes = len(blocks) * self._block_bytes
-        if not blocks or self._server is None or not self._workers.is_ready:
+        if request.is_mixed or self._server is None or not self._workers.is_ready:
+            return None
+        num_tokens, blocks, states = contents_to_give(self._scheduler.cache, request)
+        num_bytes = len(blocks) * self._block_bytes + len(states) * self._state_bytes
+        if not blocks and not states:
             return None
         if not self._offers.has_room(num_bytes):
             logger.warning(
@@ -206,20 +217,20 @@ class KVConnector:
         transfer_id = secrets.token_hex(TRANSFER_ID_BYTES)
         path = str(self._folder / f"out-{transfer_id}")
         deadline_s = time.monotonic() + self._config.keep_s
-        keys = [key for key, _ in blocks]
+        keys = [key for key, _ in (*blocks, *states)]
         offer = Offer(transfer_id, self._fingerprint(), keys, path, num_bytes, deadline_s)
         self._offers.add(offer)
         self._scheduler.counters.kv_transfer_saved_bytes += num_bytes
-        ids = [block_id for _, block_id in blocks]
-        self._workers.command(partial(SaveBlockFiles, path=path, blocks=ids), partial(self._on_saved, offer))
-        num_tokens = (request.num_prompt_tokens - 1) // self._scheduler.cache.block_size
+        ids, slots = ([place for _, place in contents] for contents in (blocks, states))
+        save = partial(SaveBlockFiles, path=path, blocks=ids, states=slots)
+        self._workers.command(save, partial(self._on_saved, offer))
         return KVTransfer(
             takes=True,
             engine_id=self._engine_id,
             transfer_id=transfer_id,
             host=self._config.host,
             port=self._server.port,
-            num_tokens=num_tokens * self._scheduler.cache.block_size,
+            num_tokens=num_tokens,
         )
 
     def _on_saved(self, offer: Offer, answer: Answer) -> None:

@@ -20,7 +20,6 @@ from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
 from octavo.protocol.control import CoreSpec
 from octavo.protocol.curve import Authenticator, GroupKeys
 from octavo.protocol.env import Env
-from octavo.protocol.errors import StartupError
 
 
 # long: one part after another
@@ -47,18 +46,12 @@ def open_connector(
 
     Raises:
         ConfigError: other machines can reach the address, and there are no keys.
-        StartupError: a socket cannot be bound, or the model has states, which are in no block.
+        StartupError: a socket cannot be bound.
     """
     config = spec.config
     transfer = config.kv_transfer
     if transfer is None:
         return None
-    if plan.has_states:
-        raise StartupError(
-            "kv_transfer_config: this model has layers with a recurrent state, which is in no KV block",
-            phase="allocating the KV cache",
-            hint="leave out --kv-transfer-config",
-        )
     env = Env.read()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()  # its sockets have keys of their own
     directory = socket_directory(env.runtime_dir)
@@ -101,6 +94,7 @@ def open_connector(
         fingerprint=lambda: f"{identity()}-{layout}",
         may_load=may_load,
         block_bytes=sum(fact.kv_block_bytes for fact in facts),
+        state_bytes=sum(fact.state_bytes for fact in facts),
     )
 
 
@@ -114,6 +108,6 @@ def _layout(config: ResolvedConfig, plan: CachePlan, facts: Sequence[DeviceFacts
         config.pipeline_parallel_size,
         config.stage_layers,
         plan.cache_groups,
-        [[fact.kv_block_bytes, fact.cpu_kernels] for fact in facts],
+        [[fact.kv_block_bytes, fact.state_bytes, fact.cpu_kernels] for fact in facts],
     ]
     return hashlib.blake2b(msgspec.json.encode(parts), digest_size=16).hexdigest()

@@ -42,6 +42,8 @@ class Answer:
     """See `Acknowledged.digest`."""
     missing: set[BlockId] = field(default_factory=set)
     """See `BlocksLoaded.missing`: those of any rank."""
+    missing_states: set[BlockId] = field(default_factory=set)
+    """Likewise."""
     elapsed_s: float = 0.0
     """See `BlocksLoaded.elapsed_s`: of the slowest rank."""
 
@@ -188,6 +190,7 @@ class WorkerCommands:
         answer = pending.answer
         if isinstance(reply, BlocksLoaded):
             answer.missing.update(reply.missing)
+            answer.missing_states.update(reply.missing_states)
             answer.elapsed_s = max(answer.elapsed_s, reply.elapsed_s)
         if isinstance(reply, Acknowledged):
             if reply.fault:

@@ -111,7 +111,7 @@ class EngineMetrics:
         num_loaded = stats.kv_transfer_loaded_bytes - last.kv_transfer_loaded_bytes
         self.add("kv_transfer_total_bytes", num_loaded, "loaded")
         self._set("encoder_cache_usage_perc", stats.num_cached_encoder_tokens / max(1, stats.num_encoder_cache_tokens))
-        self._set("kv_offload_usage_perc", stats.num_offloaded_blocks / max(1, stats.num_host_blocks))
+        self._set("kv_offload_usage_perc", stats.kv_offload_used_bytes / max(1, stats.kv_offload_capacity_bytes))
         for cause in _FAILURE_CAUSES:
             growth = stats.worker_failures.get(cause, 0) - last.worker_failures.get(cause, 0)
             self.add("worker_failures", growth, cause)

@@ -86,7 +86,7 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("external_prefix_cache_hits", _C, "Prompt tokens found in host memory."),
     MetricName("kv_offload_store_bytes", _C, "KV cache copied to host memory."),
     MetricName("kv_offload_load_bytes", _C, "KV cache copied back from host memory."),
-    MetricName("kv_offload_usage_perc", _G, "Fraction of the blocks in host memory with contents, 0 to 1."),
+    MetricName("kv_offload_usage_perc", _G, "Fraction of the host memory for blocks and states with contents, 0 to 1."),
     MetricName(
         "kv_transfer_total_bytes", _C, "KV blocks kept for other engines (saved), and taken from them (loaded).",
         ("direction",),

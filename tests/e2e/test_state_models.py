@@ -4,6 +4,7 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from tiny_models import make_tiny
 from waiting import until, wait_until
 from workloads import Ask, ask, ask_all, ask_one_by_one
 
-from octavo import AsyncClient, SamplingParams
+from octavo import LLM, AsyncClient, SamplingParams
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.division import division_problem
@@ -172,6 +173,81 @@ def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
             return results
 
     assert asyncio.run(in_turn()) == [asyncio.run(alone())] * 4
+
+
+@pytest.mark.parametrize("name", [pytest.param("mamba2", marks=pytest.mark.long), "granite-hybrid-dense"])
+def test_checkpoints_come_back_from_files(name: str, root: Path, tmp_path: Path) -> None:
+    """After the workers died, after a restart, and as far as no file is torn."""
+    params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, logprobs=1, ignore_eos=True)
+    prompts = [Ask((*range(5 + first, 305 + first),), params) for first in range(3)]
+    path, files = str(tiny(name, root)), {"kv_offloading_path": str(tmp_path), "kv_offloading_recompute": False}
+
+    async def alone() -> list[Any]:
+        async with AsyncClient.launch(path, **ALONE) as client:
+            return await ask_one_by_one(client, prompts)
+
+    async def with_files(*, dies: bool) -> tuple[list[list[Any]], int]:
+        async with AsyncClient.launch(path, **{**SETTINGS, "max_num_seqs": 2}, **files) as client:
+            results = [await ask_one_by_one(client, prompts)]
+            if dies:
+                os.kill(core_and_worker(client)[1], signal.SIGKILL)
+                results.append(await ask_one_by_one(client, prompts))
+            return results, (await client.engine_stats()).external_prefix_cache_hits
+
+    expected = asyncio.run(alone())
+    results, num_hits = asyncio.run(with_files(dies=True))
+    # The first request after the loss may have begun before the core noticed it.
+    assert results == [expected] * 2 and num_hits >= 2 * 256
+    assert asyncio.run(with_files(dies=False)) == ([expected], 3 * 256)
+    packs = sorted(each for each in tmp_path.rglob("*") if each.is_file())
+    for pack in packs:
+        os.truncate(pack, pack.stat().st_size - 1)
+    assert asyncio.run(with_files(dies=False)) == ([expected], 0)
+
+
+def test_a_decode_engine_continues_from_the_state_of_a_prefill_engine(root: Path) -> None:
+    """A hybrid over shared memory, and over tcp; nothing is lost if the engine that gives dies."""
+    path, prompt = str(tiny("granite-hybrid-dense", root)), [*range(5, 305)]
+    both = {"kv_connector": "OctavoConnector"}
+    with ExitStack() as stack:
+        giver, remote, taker = (
+            stack.enter_context(LLM(path, **SETTINGS, kv_transfer_config={**both, **role}))
+            for role in (
+                {"kv_role": "kv_producer"},
+                {"kv_role": "kv_producer", "kv_ip": "127.0.0.1"},
+                {"kv_role": "kv_consumer"},
+            )
+        )
+
+        def prefill(llm: LLM) -> dict[str, Any]:
+            leave = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"do_remote_decode": True}})
+            (output,) = llm.generate([{"prompt_token_ids": prompt}], leave, use_tqdm=False)
+            assert output.kv_transfer_params and output.kv_transfer_params["remote_num_tokens"] == 256
+            return output.kv_transfer_params
+
+        def decode(transfer: dict[str, Any] | None) -> tuple[Any, int]:
+            taker.reset_prefix_cache()
+            params = SamplingParams(
+                max_tokens=16, temperature=1.0, seed=5, ignore_eos=True, logprobs=2,
+                extra_args=transfer and {"kv_transfer_params": transfer},
+            )  # fmt: skip
+            (output,) = taker.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+            assert output.outputs[0].logprobs is not None
+            values = [[one.logprob for one in place.values()] for place in output.outputs[0].logprobs]
+            return (list(output.outputs[0].token_ids), values), output.num_cached_tokens or 0
+
+        expected, num_cached = decode(None)
+        assert num_cached == 0
+        assert decode(prefill(giver)) == (expected, 256)
+        assert decode(prefill(remote)) == (expected, 256)
+        transfer = prefill(giver)
+        assert giver.client.engine is not None
+        os.kill(giver.client.engine.core_pid, signal.SIGKILL)
+        assert decode(transfer) == (expected, 0), "it is computed"
+        transfer = prefill(remote)
+        assert taker.client.engine is not None
+        os.kill(max(descendants(taker.client.engine.core_pid)), signal.SIGKILL)
+        assert decode(transfer)[0] == expected
 
 
 @pytest.mark.parametrize("name", ["mamba2", "granite-hybrid-dense"])

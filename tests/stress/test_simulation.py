@@ -97,6 +97,16 @@ def test_contents_are_loaded_through_connectors(seed: int) -> None:
     assert report.num_loaded_tokens > 20
 
 
+@pytest.mark.parametrize(("seed", "num_ranks"), [(2002, 1), (2061, 2), (2128, 2)])
+def test_states_are_loaded_from_files(seed: int, num_ranks: int) -> None:
+    """As above, with recurrent states: some come late, some never."""
+    scenario = draw_scenario(seed, 60, 12, num_ranks)
+    assert any(group.kind == "state" for group in scenario.groups)
+    engine = {**scenario.engine, "kv_offloading_path": "/files", "enable_prefix_caching": True}
+    report = run_scenario(replace(scenario, engine=engine), is_observed=True)
+    assert report.num_loaded_tokens > 20
+
+
 def test_requests_move_between_engines() -> None:
     totals = Totals()
     for seed in range(100, 110):

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 from client_events import by_request
-from simulation.worker import ONE_GROUP, SimulatedWorker
+from simulation.worker import NUM_LANDING, ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
@@ -78,6 +78,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
     wait for; 0: any number.
     """
     num_host_blocks, num_copied = divmod(config.kv_offloading_bytes, 1000)
+    num_landing = NUM_LANDING if config.stores_blocks else 0
     return CachePlan(
         blocks_per_group=[num_blocks] * len(groups),
         block_size=config.block_size,
@@ -87,7 +88,7 @@ def cache_plan(config: ResolvedConfig, num_blocks: int = 64, groups: Sequence[Ca
         max_request_states=state.max_held if (state := CacheGroups.of(config, groups).state) else 0,
         num_host_blocks=num_host_blocks,
         host_block_bytes=MAX_COPIED_BYTES // num_copied if num_copied else 1000,
-        num_host_states=num_host_blocks if any(group.kind == "state" for group in groups) else 0,
+        num_host_states=max(num_host_blocks, num_landing) if any(group.kind == "state" for group in groups) else 0,
         host_state_bytes=1000,
     )
 
@@ -156,9 +157,7 @@ class FakeEngine:
         self._transfers: list[StepHook] = [BlockTransfers(self.scheduler, self)]
         self.watch = FakeWatch(self.files)
         if self.config.kv_offloading_path:
-            files = FileStore(self.scheduler, self, "files", cast(Any, self.watch), 1000)
-            self.scheduler.cache.add_observer(files)
-            self._transfers.append(files)
+            self._transfers.append(FileStore(self.scheduler, self, "files", cast(Any, self.watch), 1000, 1000))
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Output:
         """Queue a request; sampling fields and `Submit` fields alike."""
@@ -200,7 +199,7 @@ class FakeEngine:
         """Finish the oldest load or store."""
         sequence, answer, on_done = self.loads.popleft()
         answer = answer or self.worker.finish_load(sequence)
-        on_done(Answer(missing=set(answer.missing)))
+        on_done(Answer(missing=set(answer.missing), missing_states=set(answer.missing_states)))
         invariants.check(self.scheduler)
 
     def _transfer(self) -> None:

@@ -177,13 +177,24 @@ _COMMANDS = [
         ),
     ),
     steps.StepPlan(
+        8,
+        [],
+        [],
+        [],
+        [steps.Scheduled(0, 2, 1, 1)],
+        state_copies_out=[(3, 0)],
+        state_copies_in=[(1, 3)],
+    ),
+    steps.StepPlan(
         7, [], [], [], [steps.Scheduled(0, 2, 2, 2)], draft_tokens=[(0, pack_ids([5]))], state_moves=[(0, 4, 9)]
     ),
     steps.TokenMasks.pack(2, [(0, 0, b"\x01\x00\x00\x80"), (0, 1, b"\xff\xff\xff\xff")]),
     steps.TokenMasks.pack(3, [(slot, 0, LARGE[: 2**15]) for slot in range(4)]),
     steps.LoadBlocks(6, [(5, 0)], [(1, 4)], [(2, 3), (3, 9)]),
     steps.LoadBlocks(7, from_files=[(b"\xab" * 32, 4)], folder="/kv/1"),
+    steps.LoadBlocks(7, folder="/kv/1", states_from_files=[(b"\xab" * 32 + b"\x01", 2)]),
     steps.StoreBlocks(8, [(5, b"\xab" * 32)], "/kv/1"),
+    steps.StoreBlocks(9, [(3, b"\xab" * 32 + b"\x01")], "/kv/1", are_states=True),
     steps.AllocateCache(0, [10], 100),
     steps.AllocateCache(0, [10], 100, 7),
     steps.WarmUp(1),
@@ -194,7 +205,9 @@ _COMMANDS = [
     steps.ReleaseMemory(2, 1),
     steps.RestoreWeights(3),
     steps.SaveBlockFiles(4, "/dev/shm/blocks", [7, 2]),
+    steps.SaveBlockFiles(4, "/dev/shm/blocks", [7, 2], [1]),
     steps.LoadBlockFiles(5, "/dev/shm/blocks", [(1, 9)]),
+    steps.LoadBlockFiles(5, "/dev/shm/blocks", [(1, 9)], [(0, 3)], 2),
     steps.StopWorker(0),
 ]
 _REPLIES = [
@@ -204,6 +217,7 @@ _REPLIES = [
     steps.StepResult(3, pack_ids([4]), [], [], adapter_faults=[adapters.AdapterFault(1, "ab", "r: too large")]),
     steps.StepResult(4, pack_ids([steps.POOLED]), [], [], pooled=[POOLED]),
     steps.BlocksLoaded(6, 1, [9], 0.25),
+    steps.BlocksLoaded(6, 1, [], 0.25, [2]),
     steps.StepResult(5, pack_ids([4]), [], [], drafts=[(0, pack_ids([5, 6]))], drafts_s=0.25, idle_s=0.5),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),

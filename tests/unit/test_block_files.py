@@ -29,6 +29,22 @@ def test_blocks_arrive_where_they_are_wanted(tmp_path: Path) -> None:
         assert all(torch.equal(target[block], old[block]) for block in (0, 2, 3, 4))
 
 
+def test_states_lie_behind_blocks(tmp_path: Path) -> None:
+    given, taken = caches(1.0), caches(90.0)
+    before = [buffer.clone() for buffer in taken]
+    path = str(tmp_path / "blocks")
+    files, others = (BlockFiles(each[:2], NUM_BLOCKS, each[2:], NUM_BLOCKS) for each in (given, taken))
+    assert files.apply(SaveBlockFiles(0, path, [4, 0], [2, 5]), 0) == ""
+    assert others.apply(LoadBlockFiles(0, path, [(0, 5)], [(1, 3)], 2), 0) == ""
+    for source, target, old in zip(given[:2], taken[:2], before, strict=False):
+        assert torch.equal(target[5], source[4])
+        assert torch.equal(target[:5], old[:5])
+    assert torch.equal(taken[2][3], given[2][5])
+    assert all(torch.equal(taken[2][slot], before[2][slot]) for slot in (0, 1, 2, 4, 5))
+    with pytest.raises(ValueError, match="2 blocks of 72 and 3 states of 4 were expected"):
+        others.apply(LoadBlockFiles(0, path, [(0, 5)], [(2, 3)], 2), 0)
+
+
 def test_a_stage_without_a_cache_has_empty_files(tmp_path: Path) -> None:
     files, path = BlockFiles([], NUM_BLOCKS), str(tmp_path / "blocks")
     assert files.apply(SaveBlockFiles(0, path, [1]), 0) == ""
@@ -42,7 +58,7 @@ def test_a_fault_of_saving_is_told_and_one_of_loading_ends_the_worker(tmp_path: 
     path = str(tmp_path / "blocks")
     assert files.apply(SaveBlockFiles(0, path, [1]), 0) == ""
     assert "exists" in files.apply(SaveBlockFiles(0, path, [1]), 0)
-    with pytest.raises(ValueError, match="2 blocks of 76 were expected"):
+    with pytest.raises(ValueError, match="2 blocks of 76 and 0 states of 0 were expected"):
         files.apply(LoadBlockFiles(0, path, [(1, 1)]), 0)
     with pytest.raises(FileNotFoundError):
         files.apply(LoadBlockFiles(0, path, [(0, 1)]), 1)

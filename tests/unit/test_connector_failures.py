@@ -217,7 +217,6 @@ def test_engines_that_save_nothing_forget_too() -> None:
     plugin = memory()
     engine, connector = engine_with(plugin)
     store = FileStore(engine.scheduler, engine, "here", cast(Any, connector), 1000, saves=False)
-    engine.scheduler.cache.add_observer(store)
     engine._transfers.append(store)
     files = engine.scheduler.cache.files
     assert files is not None
@@ -324,7 +323,6 @@ def test_random_requests_give_the_tokens_of_each_alone_whatever_is_lost_or_forgo
     engine, connector = engine_with(plugin)
     plugin.files = engine.files
     store = FileStore(engine.scheduler, engine, "here", cast(Any, connector), 1000, saves=saves)
-    engine.scheduler.cache.add_observer(store)
     engine._transfers.append(store)
     files = engine.scheduler.cache.files
     assert files is not None

@@ -68,7 +68,7 @@ def test_an_evicted_prefix_comes_back() -> None:
 @pytest.mark.parametrize(("num_host_blocks", "max_copied"), [(1, 0), (7, 1), (300, 0), (300, 1), (300, 3)])
 def test_random_conversations_read_only_what_they_wrote(mix: str, num_host_blocks: int, max_copied: int) -> None:
     rng = random.Random(num_host_blocks)
-    path = "/files" if max_copied == 3 and STATE not in MIXES[mix] else ""
+    path = "/files" if max_copied == 3 else ""
     changes = {"max_num_batched_tokens": 24, "kv_offloading_path": path}
     engine = offloading(len(MIXES[mix]) * 18, num_host_blocks, MIXES[mix], max_copied, **changes)
     turns = [[rng.randrange(VOCAB) for _ in range(rng.randrange(1, 12))] for _ in range(8)]
@@ -153,13 +153,14 @@ def test_a_load_ends_after_its_request_or_its_weights(event: str) -> None:
         assert engine.outputs["again"].num_cached_tokens == 0
 
 
-def with_files(num_blocks: int = 16, num_host_blocks: int = 0, **changes) -> FakeEngine:
-    return offloading(num_blocks, num_host_blocks, kv_offloading_path="/files", **changes)
+def with_files(num_blocks: int = 16, num_host_blocks: int = 0, mix: str = "full", **changes) -> FakeEngine:
+    return offloading(num_blocks, num_host_blocks, MIXES[mix], kv_offloading_path="/files", **changes)
 
 
+@pytest.mark.parametrize("mix", ["full", "states", "states only"])
 @pytest.mark.parametrize("num_host_blocks", [0, 3, 100])
-def test_other_workers_find_files(num_host_blocks: int) -> None:
-    engine = with_files(num_host_blocks=num_host_blocks)
+def test_other_workers_find_files(num_host_blocks: int, mix: str) -> None:
+    engine = with_files(num_host_blocks=num_host_blocks, mix=mix)
     ask_in_turn(engine, "abc", num_tokens=33)
     engine.replace_worker()
     before = engine.worker.num_computed_tokens
@@ -168,8 +169,7 @@ def test_other_workers_find_files(num_host_blocks: int) -> None:
     assert output.num_cached_tokens == 32
     assert output.token_ids == alone([1] * 33).token_ids
     assert engine.worker.num_computed_tokens - before == 4
-    stats = engine.scheduler.stats()
-    assert stats.external_prefix_cache_hits >= 32
+    assert engine.scheduler.stats().external_prefix_cache_hits >= 32
 
 
 def test_a_request_is_computed_whose_files_have_vanished() -> None:

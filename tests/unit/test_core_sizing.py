@@ -305,6 +305,8 @@ def test_host_memory_is_divided_between_blocks_and_checkpoints():
     states_only = plan_cache(config, [device(cache_groups=[state(8 * MIB)])])
     assert (states_only.num_host_blocks, states_only.num_host_states) == (0, 50)
     assert plan_cache(on_gpu(enable_prefix_caching=False, kv_offloading_bytes=400 * MIB), hybrid).num_host_states == 0
+    files = plan_cache(on_gpu(kv_offloading_path="/files"), hybrid)
+    assert (files.num_host_blocks, files.num_host_states) == (0, 32), "states from files arrive there"
 
 
 def test_the_slowest_worker_decides_what_a_copy_takes():

@@ -11,6 +11,7 @@ from simulation.worker import SimulatedWorker
 from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups, checkpoint_interval
 from octavo.core_proc.recorder import Recorder, read_recording, replay
+from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.observed import ObservedScheduler
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.ids import pack_ids
@@ -90,13 +91,37 @@ def test_a_prefix_is_computed_if_the_copy_of_its_state_takes_longer(mix: str) ->
             run(engine, f"between {num_cached} {number}", prompt)
 
 
+@pytest.mark.parametrize("mix", MIXES)
+def test_a_hit_ends_at_a_checkpoint_on_the_device_if_a_later_one_takes_too_long(mix: str) -> None:
+    prompt = [number % 40 + 1 for number in range(65)]
+    engine = FakeEngine(40, MIXES[mix], max_model_len=80, kv_offloading_bytes=400_000, host_block_s=1.0)
+    run(engine, "first", prompt)
+    states = engine.scheduler.cache.states
+    assert states is not None and states.host is not None
+    request = Request(CLIENT, Submit("again", prompt, SamplingSpec(max_tokens=1, seed=0)), 0, 0.0)
+    key = states.key(request, 64 // BLOCK)
+    slot = states.pool.find(key)
+    assert slot is not None
+    states.host.on_evicted(slot, key)
+    states.pool.drop_hash(key)
+    engine.scheduler.cache.copy_cost.observe_step(1e-6, 0.0)
+    assert run(engine, "again", prompt).num_cached_tokens == 48, "not 32, which is half as far"
+    assert engine.scheduler.stats().kv_offload_used_bytes == 1000, "the state is there"
+
+
 def test_a_checkpoint_is_copied_only_if_that_is_faster_than_computing() -> None:
     cost = CopyCost(1.0, BLOCK, host_state_s=100.0)
     cost.observe_step(token_s=1.0, key_s=0.0)
-    assert cost.is_worth_it(0, [0] * 26, copies_state=True), "104 tokens take longer than a state"
-    assert not cost.is_worth_it(0, [0] * 24, copies_state=True)
-    assert not cost.is_worth_it(0, [1] * 26, copies_state=True), "blocks that are copied too save less"
-    assert cost.is_worth_it(0, [1] * 26, copies_state=False)
+    zeros, ones = [0] * 26, [1] * 26
+    assert cost.is_worth_it(0, zeros, zeros, state="host"), "104 tokens take longer than a state"
+    assert not cost.is_worth_it(0, zeros[:24], zeros[:24], state="host")
+    assert not cost.is_worth_it(0, ones, zeros, state="host"), "blocks that are copied too save less"
+    assert cost.is_worth_it(0, ones, zeros, state="device")
+    assert not cost.is_worth_it(0, zeros, zeros, state="files"), "it is read and then copied"
+    assert cost.is_worth_it(0, zeros * 2, zeros * 2, state="files")
+    for _ in range(20):
+        cost.observe_load(0, 0, elapsed_s=250.0, num_states=1)
+    assert not cost.is_worth_it(0, zeros * 2, zeros * 2, state="files"), "the file takes longer than a copy"
 
 
 @pytest.mark.parametrize("mix", MIXES)

@@ -7,7 +7,7 @@ import pytest
 from core_fakes import CLIENT, FakeEngine, alone
 
 from octavo.core_proc import invariants
-from octavo.core_proc.cache.exchange import blocks_to_give
+from octavo.core_proc.cache.exchange import contents_to_give, num_block_keys
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.stop import FinishCause
@@ -20,7 +20,16 @@ from octavo.protocol.requests import Submit
 
 FULL = CacheGroupSpec(num_layers=1, block_bytes=1000)
 WINDOW = CacheGroupSpec(kind="window", window=9, num_layers=1, block_bytes=1000)
-MOVABLE = {"full": [FULL], "full and window": [FULL, WINDOW], "windows": [WINDOW, FULL, WINDOW], "window": [WINDOW]}
+STATE = CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000)
+MOVABLE = {
+    "full": [FULL],
+    "full and window": [FULL, WINDOW],
+    "windows": [WINDOW, FULL, WINDOW],
+    "window": [WINDOW],
+    "states": [FULL, STATE],
+    "window and states": [WINDOW, STATE],
+    "states only": [STATE],
+}
 NAMES = "abcd"
 SIZE = 4
 
@@ -39,9 +48,11 @@ class Giver:
         return []
 
     def finish_cause(self, request: Request, cause: FinishCause) -> FinishCause:
-        cache = self._engine.worker._cache
-        blocks = blocks_to_give(self._engine.scheduler.cache, request)
-        self.given[request.request_id] = {key: cache[SIZE * one : SIZE * (one + 1)] for key, one in blocks}
+        worker = self._engine.worker
+        _, blocks, states = contents_to_give(self._engine.scheduler.cache, request)
+        given = {key: worker._cache[SIZE * one : SIZE * (one + 1)] for key, one in blocks}
+        given |= {key: [(worker._states or {})[slot]] for key, slot in states}
+        self.given[request.request_id] = given
         return cause
 
 
@@ -49,11 +60,14 @@ def take(engine: FakeEngine, request_id: str, prompt: list[int], given: dict[byt
     """Put contents into free blocks of an engine; returns how many."""
     submit = Submit(request_id, prompt, SamplingSpec(max_tokens=1, seed=0))
     keys = list(given)
-    rows = engine.scheduler.take_blocks(CLIENT, submit, keys)
+    rows, states = engine.scheduler.take_blocks(CLIENT, submit, keys)
     for row, block_id in rows:
         engine.worker._cache[SIZE * block_id : SIZE * (block_id + 1)] = given[keys[row]]
+    for row, slot in states:
+        assert engine.worker._states is not None
+        (engine.worker._states[slot],) = given[keys[num_block_keys(engine.scheduler.cache, keys) + row]]
     invariants.check(engine.scheduler)
-    return len(rows)
+    return len(rows) + len(states)
 
 
 @pytest.mark.parametrize("mix", MOVABLE)

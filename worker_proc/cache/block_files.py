@@ -1,9 +1,10 @@
-"""`BlockFiles`: contents of blocks in files, for the workers of another engine. Does not decide which."""
+"""`BlockFiles`: contents of blocks and states in files, for the workers of another engine. Does not decide which."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,26 +13,36 @@ from octavo.kernels import copy_blocks
 from octavo.kernels.copy_blocks import native
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.kv_transfer import rank_file
-from octavo.protocol.steps import BlockFilesCommand, LoadBlockFiles
+from octavo.protocol.steps import BlockCopy, BlockFilesCommand, LoadBlockFiles
+
+_T = TypeVar("_T")
 
 
 class BlockFiles:
-    """Writes blocks of one worker to files in shared memory, and reads such files. The parts of a block lie together,
-    in the order of the buffers, so workers of the same layout read each other's files.
+    """Writes blocks of one worker to files in shared memory, and reads such files: blocks, then recurrent states. The
+    parts of a block lie together, in the order of the buffers, so workers of the same layout read each other's files.
 
     Args:
         buffers: of the cache; each is divided evenly among its blocks. []: a pipeline stage without any.
         num_blocks: of the cache.
+        state_buffers: likewise, of recurrent states; [] if there are none.
+        num_states: their slots.
         library: copies on several threads; None: torch copies.
         num_threads: of the library.
     """
 
     def __init__(
-        self, buffers: Sequence[Tensor], num_blocks: int, library: NativeLibrary | None = None, num_threads: int = 1
+        self,
+        buffers: Sequence[Tensor],
+        num_blocks: int,
+        state_buffers: Sequence[Tensor] = (),
+        num_states: int = 0,
+        *,
+        library: NativeLibrary | None = None,
+        num_threads: int = 1,
     ) -> None:
-        self._cache = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
-        self._block_bytes = sum(buffer.shape[1] for buffer in self._cache)
-        self._is_on_host = all(buffer.device.type == "cpu" for buffer in self._cache)
+        self._blocks = _Parts(buffers, num_blocks)
+        self._states = _Parts(state_buffers, num_states)
         self._copy = (
             copy_blocks.copy_blocks
             if library is None
@@ -46,60 +57,95 @@ class BlockFiles:
         """
         path = rank_file(command.path, rank)
         if isinstance(command, LoadBlockFiles):
-            self.load(path, command.rows)
+            self.load(path, command.rows, command.state_rows, command.num_blocks)
             return ""
         try:
-            self.save(path, command.blocks)
+            self.save(path, command.blocks, command.states)
         except (OSError, RuntimeError) as error:  # torch's error if a file cannot be mapped
             return str(error)
         return ""
 
-    def save(self, path: str, blocks: Sequence[int]) -> None:
-        """Write blocks to a new file, one after another. No step that writes them may be unfinished.
+    def save(self, path: str, blocks: Sequence[int], states: Sequence[int] = ()) -> None:
+        """Write blocks to a new file, one after another, then states. No step that writes them may be unfinished.
 
         Raises:
             OSError: there is no room, or the file cannot be made.
         """
+        num_bytes = self._num_bytes(len(blocks), len(states))
         fd = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR | os.O_CLOEXEC, 0o600)
         try:
-            if num_bytes := len(blocks) * self._block_bytes:
+            if num_bytes:
                 os.posix_fallocate(fd, 0, num_bytes)  # a full memory is an error here, and a signal while it is mapped
         finally:
             os.close(fd)
-        rows = self._rows(path, len(blocks), shared=True)
-        if self._is_on_host:
-            self._copy(self._cache, rows, [(block, row) for row, block in enumerate(blocks)])
+        if not num_bytes:
             return
-        index = torch.tensor(list(blocks))
-        for part, buffer in zip(rows, self._cache, strict=True):
-            part.copy_(buffer[index.to(buffer.device)])
+        mapped = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+        for parts, ids, rows in self._divide(mapped, len(blocks), blocks, states):
+            if parts.is_on_host:
+                self._copy(parts.buffers, rows, [(block, row) for row, block in enumerate(ids)])
+                continue
+            index = torch.tensor(list(ids))
+            for part, buffer in zip(rows, parts.buffers, strict=True):
+                part.copy_(buffer[index.to(buffer.device)])
 
-    def load(self, path: str, rows: Sequence[tuple[int, int]]) -> None:
-        """Read blocks from a file. No step that reads or writes them may be unfinished.
+    def load(
+        self,
+        path: str,
+        rows: Sequence[BlockCopy],
+        state_rows: Sequence[BlockCopy] = (),
+        num_blocks: int = 0,
+    ) -> None:
+        """Read blocks and states from a file. No step that reads or writes them may be unfinished.
 
         Args:
             path: of the file.
             rows: index in the file, and block.
+            state_rows: index among the states in the file, and slot.
+            num_blocks: in the file, before the states.
 
         Raises:
             OSError, ValueError: the file cannot be read, or is too short.
         """
-        size, num_rows = Path(path).stat().st_size, max([row for row, _ in rows], default=-1) + 1
-        if size < num_rows * self._block_bytes:
-            raise ValueError(f"{path} has {size} bytes, {num_rows} blocks of {self._block_bytes} were expected")
-        parts = self._rows(path, num_rows, shared=False)
-        if self._is_on_host:
-            self._copy(parts, self._cache, rows)
+        size = Path(path).stat().st_size
+        num_rows, num_states = (max([row for row, _ in each], default=-1) + 1 for each in (rows, state_rows))
+        num_rows = max(num_rows, num_blocks)
+        num_bytes = self._num_bytes(num_rows, num_states)
+        if size < num_bytes:
+            raise ValueError(
+                f"{path} has {size} bytes, {num_rows} blocks of {self._blocks.num_bytes} and {num_states} states of "
+                f"{self._states.num_bytes} were expected"
+            )
+        if not num_bytes:
             return
-        sources, blocks = torch.tensor(list(rows)).T
-        for part, buffer in zip(parts, self._cache, strict=True):
-            buffer[blocks.to(buffer.device)] = part[sources].to(buffer.device)
-        torch.cuda.synchronize(self._cache[0].device)  # steps run on a stream of their own
+        mapped = torch.from_file(path, shared=False, size=num_bytes, dtype=torch.uint8)
+        for parts, copies, file_rows in self._divide(mapped, num_rows, rows, state_rows):
+            if parts.is_on_host:
+                self._copy(file_rows, parts.buffers, copies)
+                continue
+            sources, blocks = torch.tensor(list(copies)).T
+            for part, buffer in zip(file_rows, parts.buffers, strict=True):
+                buffer[blocks.to(buffer.device)] = part[sources].to(buffer.device)
+            torch.cuda.synchronize(parts.buffers[0].device)  # steps run on a stream of their own
 
-    def _rows(self, path: str, num_rows: int, *, shared: bool) -> list[Tensor]:
-        """Return the file's parts of blocks, one tensor for each buffer; the tensors keep it mapped."""
-        if not self._cache or not num_rows:
-            return []
-        size = num_rows * self._block_bytes
-        mapped = torch.from_file(path, shared=shared, size=size, dtype=torch.uint8)
-        return copy_blocks.parts_of(mapped.view(num_rows, self._block_bytes), self._cache)
+    def _num_bytes(self, num_blocks: int, num_states: int) -> int:
+        return num_blocks * self._blocks.num_bytes + num_states * self._states.num_bytes
+
+    def _divide(
+        self, mapped: Tensor, num_blocks: int, blocks: Sequence[_T], states: Sequence[_T]
+    ) -> Iterator[tuple["_Parts", Sequence[_T], list[Tensor]]]:
+        """Yield the buffers of blocks and of states, what is to be copied, and the rows of the file for it."""
+        end = num_blocks * self._blocks.num_bytes
+        for parts, wanted, part in ((self._blocks, blocks, mapped[:end]), (self._states, states, mapped[end:])):
+            if wanted and parts.buffers:
+                yield parts, wanted, copy_blocks.parts_of(part.view(-1, parts.num_bytes), parts.buffers)
+
+
+class _Parts:
+    """Buffers that are divided evenly among blocks, or among slots of states."""
+
+    def __init__(self, buffers: Sequence[Tensor], num_blocks: int) -> None:
+        self.buffers = [buffer.view(torch.uint8).view(num_blocks, -1) for buffer in buffers]
+        self.num_bytes = sum(buffer.shape[1] for buffer in self.buffers)
+        """Of one block."""
+        self.is_on_host = all(buffer.device.type == "cpu" for buffer in self.buffers)

@@ -8,15 +8,16 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from octavo.protocol.block_packs import MAX_CONTENTS
+from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import BlockId
-from octavo.protocol.steps import LoadBlocks, StoreBlocks
+from octavo.protocol.steps import BlocksLoaded, LoadBlocks, StoreBlocks
 from octavo.worker_proc.cache.content_files import Content
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent
@@ -46,6 +47,11 @@ class FinishedTransfer:
     sequence: int
     missing: list[BlockId]
     elapsed_s: float
+    missing_states: list[BlockId] = field(default_factory=list)
+
+    def reply(self, rank: int) -> BlocksLoaded:
+        """Return the answer of a worker."""
+        return BlocksLoaded(self.sequence, rank, self.missing, self.elapsed_s, self.missing_states)
 
 
 class BlockLoader:
@@ -54,10 +60,11 @@ class BlockLoader:
     Args:
         host: what it copies from, and through which it reads and writes files.
         store: None: there is none.
+        states: host memory for recurrent states; None: the engine keeps none there.
     """
 
-    def __init__(self, host: HostBlocks, store: ContentStore | None = None) -> None:
-        self._host = host
+    def __init__(self, host: HostBlocks, store: ContentStore | None = None, states: HostBlocks | None = None) -> None:
+        self._host, self._states = host, states
         self._contents = store
         self._fd = os.eventfd(0, os.EFD_NONBLOCK)
         self._close_fd = weakref.finalize(self, os.close, self._fd)
@@ -68,6 +75,9 @@ class BlockLoader:
         self._load_rows = range(host.first_staging_row, host.first_staging_row + num_rows // 4)
         self._store_rows = deque(range(host.first_staging_row + num_rows // 4, host.first_staging_row + num_rows))
         """Free rows for contents that are written to files."""
+        first, num_state_rows = (states.first_staging_row, states.num_staging_rows) if states is not None else (0, 0)
+        self._state_rows = deque(range(first, first + num_state_rows))
+        """Likewise, for states."""
 
     def fileno(self) -> int:
         """Return the file descriptor to poll."""
@@ -83,12 +93,20 @@ class BlockLoader:
         self._submit(self._load_thread, lambda: self._load(command, event))
 
     def store(self, command: StoreBlocks, record_event: Callable[[], DeviceEvent]) -> None:
-        """Copy blocks for files and begin to write them. What does not fit into the rows is missing in the answer."""
-        free = [self._store_rows.popleft() for _ in range(min(len(self._store_rows), len(command.blocks)))]
+        """Copy blocks or states for files and begin to write them. What does not fit into the rows is missing in the
+        answer."""
+        host, rows = (self._states_host, self._state_rows) if command.are_states else (self._host, self._store_rows)
+        free = [rows.popleft() for _ in range(min(len(rows), len(command.blocks)))]
         blocks = command.blocks[: len(free)]
-        self._host.copy_out([(block_id, row) for (block_id, _), row in zip(blocks, free, strict=True)])
+        host.copy_out([(block_id, row) for (block_id, _), row in zip(blocks, free, strict=True)])
         event = record_event()
         self._submit(self._store_thread, lambda: self._store(command, free, event))
+
+    @property
+    def _states_host(self) -> HostBlocks:
+        if self._states is None:
+            raise ProtocolError("states are to be read or written, but host memory was allocated for none")
+        return self._states
 
     def take_finished(self) -> list[FinishedTransfer]:
         """Return what has ended since the last call. Never blocks.
@@ -133,19 +151,31 @@ class BlockLoader:
             self._host.load(
                 [(row, block_id) for row, (_, block_id), is_there in zip(rows, part, found, strict=False) if is_there]
             )
-        return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
+        missing_states = self._load_states(command) if command.states_from_files else []
+        return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s, missing_states)
+
+    def _load_states(self, command: LoadBlocks) -> list[BlockId]:
+        """Read states into their places in host memory; returns those of which none has come."""
+        contents = [(key, self._states_host.row(place)) for key, place in command.states_from_files]
+        found = [False] * len(contents) if self._contents is None else self._contents.read_all(command.folder, contents)
+        places = zip(command.states_from_files, found, strict=True)
+        return [place for (_, place), is_there in places if not is_there]
 
     def _store(self, command: StoreBlocks, rows: list[int], event: DeviceEvent) -> FinishedTransfer:
         event.wait()
         started_s = time.perf_counter()
         missing = [block_id for block_id, _ in command.blocks[len(rows) :]]
-        for start in range(0, len(rows), MAX_CONTENTS):
-            part, blocks = rows[start : start + MAX_CONTENTS], command.blocks[start:]
-            contents = [(key, self._host.row(row)) for row, (_, key) in zip(part, blocks, strict=False)]
+        # A state is large enough for a pack of its own. All contents of a pack have one size.
+        host, free, num_contents = self._host, self._store_rows, MAX_CONTENTS
+        if command.are_states:
+            host, free, num_contents = self._states_host, self._state_rows, 1
+        for start in range(0, len(rows), num_contents):
+            part, blocks = rows[start : start + num_contents], command.blocks[start:]
+            contents = [(key, host.row(row)) for row, (_, key) in zip(part, blocks, strict=False)]
             store = self._contents
             written = [False] * len(part) if store is None else store.write_all(command.folder, contents)
             missing += [block_id for (block_id, _), is_there in zip(blocks, written, strict=False) if not is_there]
-            self._store_rows.extend(part)
+            free.extend(part)
         return FinishedTransfer(command.sequence, missing, time.perf_counter() - started_s)
 
 

@@ -82,7 +82,7 @@ class PipelinedExecutor:
         self._adapters = adapters
         self._pooler = pooler
         self._host_blocks, self._host_states = host_blocks, host_states
-        self.loader = None if host_blocks is None else BlockLoader(host_blocks, store)
+        self.loader = None if host_blocks is None else BlockLoader(host_blocks, store, host_states)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
         self._drafter = drafter
         self._encoder, self._aligner = encoder, aligner

@@ -29,6 +29,8 @@ from octavo.worker_proc.speculation.open import open_drafter
 STAGING_BYTES = 64 << 20
 """Host memory through which files are read and written: what a disk takes in the time of a long step."""
 MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
+MIN_STATE_ROWS = 4
+"""The same for recurrent states. Those that are complete while all rows are being written get no file."""
 
 
 # long: each part that a step may use, one after another
@@ -76,13 +78,16 @@ def open_executor(
     store = _open_store(config, rank)
     host_blocks = None
     if num_host_blocks or store is not None:
-        host_blocks = _open_host_blocks(
-            buffers, config, model, stream, num_blocks, num_host_blocks, has_store=store is not None
+        num_rows = _num_staging_rows(buffers, num_blocks, MIN_STAGING_ROWS) if store is not None else 0
+        host_blocks = HostBlocks(
+            buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream, num_staging_rows=num_rows
         )
     host_states = None
     if num_host_states:
+        states = runner.state_buffers
+        num_rows = _num_staging_rows(states, num_states, MIN_STATE_ROWS) if store is not None else 0
         host_states = HostBlocks(
-            runner.state_buffers, num_states, num_host_states, model.library, config.num_threads, stream
+            states, num_states, num_host_states, model.library, config.num_threads, stream, num_staging_rows=num_rows
         )
     executor = PipelinedExecutor(
         batch,
@@ -100,7 +105,14 @@ def open_executor(
         answers=model.stage.is_last,
     )
     if config.kv_transfer is not None:
-        executor.block_files = BlockFiles(buffers, num_blocks, model.library, config.num_threads)
+        executor.block_files = BlockFiles(
+            buffers,
+            num_blocks,
+            runner.state_buffers,
+            num_states,
+            library=model.library,
+            num_threads=config.num_threads,
+        )
     return executor
 
 
@@ -117,23 +129,10 @@ def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:
     return ContentFiles(rank) if config.kv_offloading_path else None
 
 
-def _open_host_blocks(
-    buffers: Sequence[Tensor],
-    config: ResolvedConfig,
-    model: Model,
-    stream: Stream | None,
-    num_blocks: int,
-    num_host_blocks: int,
-    *,
-    has_store: bool,
-) -> HostBlocks:
-    num_rows = 0
-    if has_store:
-        block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
-        num_rows = min(max(MIN_STAGING_ROWS, STAGING_BYTES // max(1, block_bytes)), MAX_STAGING_ROWS)
-    return HostBlocks(
-        buffers, num_blocks, num_host_blocks, model.library, config.num_threads, stream, num_staging_rows=num_rows
-    )
+def _num_staging_rows(buffers: Sequence[Tensor], num_blocks: int, at_least: int) -> int:
+    """Return through how many rows contents of these buffers go to files and come from them."""
+    block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
+    return min(max(at_least, STAGING_BYTES // max(1, block_bytes)), MAX_STAGING_ROWS)
 
 
 def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_len: int) -> BatchState:

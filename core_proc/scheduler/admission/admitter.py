@@ -91,10 +91,10 @@ class Admitter:
 
     def _must_load(self, request: Request) -> bool:
         """Return whether copies for a request would take too long before a step in which others are."""
-        if self._cache.states is not None:
-            return False
         if self._cache.has_file_hits(request):
             return True
+        if self._cache.states is not None:
+            return False
         has_others = self._batch.requests.first is not None or bool(self._cache.loads.in_flight)
         return has_others and self._cache.num_absent_blocks(request) > self._max_copied_blocks
 

@@ -123,7 +123,7 @@ export class EngineView {
       ["waiting" + (stats.waiting_reason ? `: ${stats.waiting_reason}` : ""), stats.num_waiting],
       ["KV cache used", percent(1 - stats.num_free_blocks / stats.num_blocks)],
       ["prefix hits, last minute", asked ? percent(found / asked) : "–"],
-      ...(stats.num_host_blocks ? [["prompt tokens from host memory", stats.external_prefix_cache_hits]] : []),
+      ...(stats.kv_offload_capacity_bytes ? [["prompt tokens from host memory", stats.external_prefix_cache_hits]] : []),
       ...encoderCache(stats, first),
       ...speculation(stats, first),
       ["preemptions", stats.num_preemptions],

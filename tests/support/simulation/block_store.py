@@ -41,7 +41,5 @@ def store_blocks(
         watch = connector = open_simulated(process, scheduler, setting, files, scale, timeout_s, on_event)
         saves, finds = setting.saves, setting.loads
     min_free = files.rng.choice([0, 5, 10_000])
-    store = FileStore(scheduler, workers, "", watch, 1000, finds=finds, saves=saves, min_free_blocks=min_free)
-    scheduler.cache.add_observer(store)
-    scheduler.hooks.add(store)
+    FileStore(scheduler, workers, "", watch, 1000, 1000, finds=finds, saves=saves, min_free_blocks=min_free)
     return connector

@@ -32,6 +32,8 @@ from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, 
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
+NUM_LANDING = 3
+"""Recurrent states for which host memory has room if it is for no blocks."""
 LOAD_S = 0.001
 """In which a block is loaded from a file."""
 
@@ -103,7 +105,7 @@ class SimulatedWorker:
         """The state in each slot, block after block."""
         self._host: list[list[int | None] | None] = [None] * num_host_blocks
         """The states in each block of host memory; None: it was never written."""
-        self._host_states: list[int | None] = [None] * num_host_blocks
+        self._host_states: list[int | None] = [None] * max(num_host_blocks, NUM_LANDING)
         """That of each slot for recurrent states."""
         self.num_copied_in = self.num_states_copied_in = 0
         self._loading: dict[int, LoadBlocks] = {}
@@ -187,6 +189,8 @@ class SimulatedWorker:
     def begin_load(self, command: LoadBlocks) -> None:
         """Begin to fill blocks: until `finish_load` they hold what nobody may read."""
         self._copy_blocks(command)
+        for _, place in command.states_from_files:
+            self._host_states[place] = None
         self._loading[command.sequence] = command
         for _, block_id in (*command.from_host, *command.from_files):
             self._cache[block_id * self._block_size : (block_id + 1) * self._block_size] = [None] * self._block_size
@@ -200,22 +204,27 @@ class SimulatedWorker:
             place = block_id * self._block_size
             self._cache[place : place + self._block_size] = self._files.get(key) or [None] * self._block_size
         missing = [block_id for key, block_id in command.from_files if self._files.get(key) is None]
-        for key, _ in command.from_files:
+        for key, place in command.states_from_files:
+            (self._host_states[place],) = self._files.get(key) or [None]
+        missing_states = [place for key, place in command.states_from_files if self._files.get(key) is None]
+        for key, _ in (*command.from_files, *command.states_from_files):
             if key in self._files and self._files[key] is None:
                 del self._files[key]
-        return BlocksLoaded(sequence, 0, missing, LOAD_S * len(command.from_files))
+        return BlocksLoaded(sequence, 0, missing, LOAD_S * len(command.from_files), missing_states)
 
     def store(self, command: StoreBlocks) -> BlocksLoaded:
-        """Write blocks to files."""
+        """Write blocks or states to files."""
         for key, states in self.copies_for_files(command):
             self.write_file(key, states)
         return BlocksLoaded(command.sequence, 0)
 
     def copies_for_files(self, command: StoreBlocks) -> list[tuple[bytes, list[int | None]]]:
-        """Return key and content of the blocks that are to be written to files, as they are now."""
+        """Return key and content of the blocks or states that are to be written to files, as they are now."""
         size, copies = self._block_size, []
         for block_id, key in command.blocks:
             states = self._cache[block_id * size : (block_id + 1) * size]
+            if command.are_states:
+                states = [(self._states or {}).get(block_id)]
             require(None not in states, f"block {block_id} is stored before it is full")
             require((self._files.get(key) or states) == states, f"block {block_id} is stored under a foreign key")
             copies.append((key, states))
