@@ -8,7 +8,9 @@ not exceed 1e-3 nats. Where a format rounds activations to 8 bits, the reference
 format's tool. Such a reference is sensitive: a sum in another order moves a number to the next integer, and each layer
 has more of them. `--with-float64` shows how far the reference moves from itself when it computes in float64. Formats
 that `octavo quantize` does not write come from `tests/support/quantized_checkpoints.py`: by their tools or formulas;
-the GGUF types that its package cannot write from ggml (`ggml_types.py`).
+the GGUF types that its package cannot write from ggml (`ggml_types.py`). A small model with one or two bits in all
+layers is destroyed, and whatever moves a last bit moves its loss by more than 1e-3. `--every` gives a type to some
+blocks only.
 """
 
 import argparse
