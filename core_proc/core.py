@@ -266,13 +266,6 @@ class EngineCore:
         """
         if not config.stores_blocks:
             return "", None
-        if scheduler.cache.states is not None and config.kv_connector is not None:
-            raise StartupError(
-                "kv_transfer_config: a connector is not asked for recurrent states, so nothing of this hybrid model "
-                "would be found",
-                phase="opening the store of KV blocks",
-                hint="use --kv-offloading-path, which keeps states too, or OctavoConnector",
-            )
         name, connector, plugin = folder_name(config, plan, identity), config.kv_connector, None
         if connector is None:
             path = Path(config.kv_offloading_path)
@@ -292,6 +285,7 @@ class EngineCore:
                 name,
                 plugin,
                 plan.host_block_bytes,
+                plan.host_state_bytes,
                 finds=connector.loads,
                 saves=connector.saves,
             )

@@ -44,11 +44,15 @@ class ConnectorRequest:
     block_keys: Sequence[Sequence[str]]
     """Of each full block that may be loaded, from the first on: the keys of its contents, one for each cache group.
     A group with a window needs the last blocks only."""
+    state_keys: Sequence[str] = ()
+    """For each of these blocks the key of the recurrent state after it; () if the model has none. Few of these states
+    are ever saved. What can be loaded ends after a block whose state can be loaded too."""
 
 
 KVBlock: TypeAlias = tuple[str, memoryview]
-"""Key and bytes of a content. All contents of a worker have the same size. The key names everything that the bytes
-depend on, besides the rank: the engine's identity, the layout, and all tokens up to the end of the block."""
+"""Key and bytes of a content. All blocks of a worker have the same size, and so have all states. The key names
+everything that the bytes depend on, besides the rank: the engine's identity, the layout, and all tokens up to the end
+of the block."""
 
 
 def content_key(namespace: str, key: bytes) -> str:

@@ -54,6 +54,8 @@ class _Question:
     token_ids: list[int]
     keys: list[list[bytes]]
     """Of the contents of each full block."""
+    state_keys: list[bytes]
+    """Of the recurrent state after each of them; [] if the model has none."""
     num_computed: int
     """Tokens that the cache has."""
     deadline_s: float
@@ -161,11 +163,14 @@ class PluginConnector:
             return own
         hash_of_block(request, num_blocks - 1, cache.block_size)
         keys = [[one + suffix for suffix in cache.groups.key_suffixes] for one in request.block_hashes[:num_blocks]]
+        states = cache.states
+        state_keys = [] if states is None else [states.key(request, 1 + index) for index in range(num_blocks)]
         self._waiting[key] = question = _Question(
             next(self._numbers),
             own,
             list(request.token_ids),
             keys,
+            state_keys,
             num_cached * cache.block_size,
             self._clock() + self._timeout_s,
         )
@@ -279,7 +284,8 @@ class PluginConnector:
             return  # nobody waits for the answer
         size, keys, num_computed = self._scheduler.cache.block_size, question.keys, question.num_computed
         names = [[content_key(self._namespace, one) for one in block] for block in keys]
-        request = ConnectorRequest(question.submit.request_id, question.token_ids, names)
+        state_names = [content_key(self._namespace, one) for one in question.state_keys]
+        request = ConnectorRequest(question.submit.request_id, question.token_ids, names, state_names)
 
         def ask() -> int:
             return operator.index(self._plugin.get_num_new_matched_tokens(request, num_computed))
@@ -287,6 +293,8 @@ class PluginConnector:
         num_new = self._call("get_num_new_matched_tokens", ask, f"request {request.request_id} is computed") or 0
         end = (num_computed + num_new) // size
         found = [one for block in keys[num_computed // size : max(0, end)] for one in block]
+        if num_new > 0:
+            found += question.state_keys[end - 1 : end]
         self._answer(_Found(key, question, found))
 
     def _answer(self, answer: _Found | _Forgotten) -> None:

@@ -1,21 +1,19 @@
 """Blocks in host memory and in files, in whole engines: the same bits as without, on each kind of worker group."""
 
 import os
-import re
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from connector_fakes import documented_connector
 from servers import descendants
-from source_tree import ROOT
 from waiting import wait_until
 
 from octavo import LLM, SamplingParams
 from octavo.protocol.block_packs import list_packs, read_header_of
 
 NUM_CONVERSATIONS, NUM_TURNS = 4, 3
-CONNECTORS = ROOT / "docs" / "kv-connectors.md"
 SETTINGS: dict[str, Any] = {"max_model_len": 192, "num_gpu_blocks_override": 14, "max_num_seqs": 2}
 COPIES: dict[str, Any] = {"kv_offloading_recompute": False}
 """Times decide nothing: a tiny model may compute faster than files are read."""
@@ -99,15 +97,7 @@ def test_conversations_continue_from_files(
 def test_conversations_continue_from_a_connector(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The example of the documentation, on two ranks, over a restart."""
     monkeypatch.setenv("OCTAVO_CHECK", "1")
-    (example,) = re.findall(r"^```python connector\n(.*?)^```$", CONNECTORS.read_text(), re.MULTILINE | re.DOTALL)
-    module = tmp_path / "folder_connector.py"
-    module.write_text(example)
-    connector = {
-        "kv_connector": "FolderConnector",
-        "kv_connector_module_path": str(module),
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"folder": str(tmp_path / "blocks")},
-    }
+    connector = documented_connector(tmp_path)
     settings = SETTINGS | {"dtype": "float32", "tensor_parallel_size": 2}
     with LLM(str(model), **settings, **COPIES, kv_transfer_config=connector) as llm:
         expected, _ = converse(llm)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from connector_fakes import documented_connector
 from servers import descendants
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
@@ -175,12 +176,22 @@ def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
     assert asyncio.run(in_turn()) == [asyncio.run(alone())] * 4
 
 
-@pytest.mark.parametrize("name", [pytest.param("mamba2", marks=pytest.mark.long), "granite-hybrid-dense"])
-def test_checkpoints_come_back_from_files(name: str, root: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "is_connector"),
+    [
+        ("granite-hybrid-dense", False),
+        pytest.param("granite-hybrid-dense", True, marks=pytest.mark.long),
+        pytest.param("mamba2", False, marks=pytest.mark.long),
+        pytest.param("mamba2", True, marks=pytest.mark.long),
+    ],
+)
+def test_checkpoints_come_back_from_files(name: str, is_connector: bool, root: Path, tmp_path: Path) -> None:
     """After the workers died, after a restart, and as far as no file is torn."""
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, logprobs=1, ignore_eos=True)
     prompts = [Ask((*range(5 + first, 305 + first),), params) for first in range(3)]
     path, files = str(tiny(name, root)), {"kv_offloading_path": str(tmp_path), "kv_offloading_recompute": False}
+    if is_connector:
+        files |= {"kv_offloading_path": "", "kv_transfer_config": documented_connector(tmp_path)}
 
     async def alone() -> list[Any]:
         async with AsyncClient.launch(path, **ALONE) as client:
@@ -199,7 +210,7 @@ def test_checkpoints_come_back_from_files(name: str, root: Path, tmp_path: Path)
     # The first request after the loss may have begun before the core noticed it.
     assert results == [expected] * 2 and num_hits >= 2 * 256
     assert asyncio.run(with_files(dies=False)) == ([expected], 3 * 256)
-    packs = sorted(each for each in tmp_path.rglob("*") if each.is_file())
+    packs = sorted(each for each in tmp_path.rglob("*") if each.is_file() and each.suffix not in (".py", ".pyc"))
     for pack in packs:
         os.truncate(pack, pack.stat().st_size - 1)
     assert asyncio.run(with_files(dies=False)) == ([expected], 0)

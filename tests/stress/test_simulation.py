@@ -97,12 +97,14 @@ def test_contents_are_loaded_through_connectors(seed: int) -> None:
     assert report.num_loaded_tokens > 20
 
 
-@pytest.mark.parametrize(("seed", "num_ranks"), [(2002, 1), (2061, 2), (2128, 2)])
-def test_states_are_loaded_from_files(seed: int, num_ranks: int) -> None:
-    """As above, with recurrent states: some come late, some never."""
+@pytest.mark.parametrize(("seed", "num_ranks", "path"), [(2002, 1, "/files"), (2061, 2, "/files"), (2128, 2, "")])
+def test_states_are_loaded(seed: int, num_ranks: int, path: str) -> None:
+    """As above, with recurrent states from files or through a connector: some come late, some never."""
     scenario = draw_scenario(seed, 60, 12, num_ranks)
     assert any(group.kind == "state" for group in scenario.groups)
-    engine = {**scenario.engine, "kv_offloading_path": "/files", "enable_prefix_caching": True}
+    connector = None if path else ResolvedKVConnector(name="Simulated", module_path="", role="kv_both")
+    changes = {"kv_offloading_path": path, "kv_connector": connector, "enable_prefix_caching": True}
+    engine = {**scenario.engine, **changes}
     report = run_scenario(replace(scenario, engine=engine), is_observed=True)
     assert report.num_loaded_tokens > 20
 

@@ -1,9 +1,12 @@
 """A connector that keeps contents in memory, and an engine that asks it."""
 
+import re
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
 from core_fakes import FakeEngine
+from source_tree import ROOT
 from waiting import wait_until
 
 from octavo.core_proc.transfer.plugin import PluginConnector
@@ -35,11 +38,12 @@ class Memory(KVConnectorBase):
         if self.error is not None:
             raise self.error
         self.asked.append((request.request_id, num_computed_tokens))
-        num_found = 0
-        for keys in request.block_keys[num_computed_tokens // self.config.block_size :]:
+        num_found, first = 0, num_computed_tokens // self.config.block_size
+        for index, keys in enumerate(request.block_keys[first:], first):
             if any(key not in self.contents for key in keys):
                 break
-            num_found += 1
+            if not request.state_keys or request.state_keys[index] in self.contents:
+                num_found = index + 1 - first
         return num_found * self.config.block_size
 
     def request_finished(self, request_id: str) -> None:
@@ -63,6 +67,19 @@ class Memory(KVConnectorBase):
 
     def wait_for_save(self) -> Collection[str]:
         return []
+
+
+def documented_connector(folder: Path, role: str = "kv_both") -> dict[str, Any]:
+    """Return the `kv_transfer_config` of the connector in the documentation, which keeps contents in a folder."""
+    text = (ROOT / "docs" / "kv-connectors.md").read_text()
+    (example,) = re.findall(r"^```python connector\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    (module := folder / "folder_connector.py").write_text(example)
+    return {
+        "kv_connector": "FolderConnector",
+        "kv_connector_module_path": str(module),
+        "kv_role": role,
+        "kv_connector_extra_config": {"folder": str(folder / "blocks")},
+    }
 
 
 def memory(block_size: int = 4) -> Memory:

@@ -130,6 +130,41 @@ def test_blocks_go_to_files_and_back(tmp_path: Path) -> None:
     loader.close()
 
 
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_states_go_to_packs_of_their_own_and_back_to_host_memory(is_damaged: bool, tmp_path: Path) -> None:
+    blocks = [torch.zeros(6, 8, dtype=torch.uint8)]
+    states = [torch.arange(60, dtype=torch.float32).view(3, 20), torch.arange(3, dtype=torch.float32).view(3, 1)]
+    host = HostBlocks(states, 3, 2, num_staging_rows=2)
+    loader = BlockLoader(HostBlocks(blocks, 6, 0, num_staging_rows=5), ContentFiles(0), host)
+    keys = [bytes([index]) * 33 for index in range(3)]
+
+    def finish() -> FinishedTransfer:
+        wait_until(lambda: all(transfer.done() for transfer in loader._transfers))
+        (finished,) = loader.take_finished()
+        return finished
+
+    loader.store(StoreBlocks(3, [(2, keys[0]), (1, keys[1]), (0, keys[2])], str(tmp_path), True), CompletedEvent)
+    assert finish().missing == [0], "there are rows for two"
+    packs = [each for each in tmp_path.rglob("*") if each.is_file()]
+    assert len(packs) == 2
+    if is_damaged:
+        with packs[0].open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"x")
+    before = [buffer.clone() for buffer in states]
+    for buffer in states:
+        buffer.zero_()
+    command = LoadBlocks(4, folder=str(tmp_path), states_from_files=[(keys[0], 1), (keys[1], 0)])
+    loader.load(command, CompletedEvent())
+    missing = finish().missing_states
+    assert len(missing) == is_damaged
+    host.apply([], [(place, slot) for place, slot in ((1, 2), (0, 1)) if place not in missing])
+    for buffer, old in zip(states, before, strict=True):
+        assert all(buffer[slot].equal(old[slot]) for place, slot in ((1, 2), (0, 1)) if place not in missing)
+        assert not buffer[0].any()
+    loader.close()
+
+
 class TestWatch:
     def test_it_finds_packs_and_deletes_the_oldest(self, tmp_path: Path) -> None:
         folder = tmp_path / "ab12"

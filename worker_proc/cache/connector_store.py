@@ -1,6 +1,7 @@
 """`ConnectorStore`: a connector of the user's as a store of contents. What it raises makes contents missing."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 
 from octavo.protocol.kv_connector import KVBlock, KVConnectorBase, content_key
@@ -66,13 +67,14 @@ class _Transfers:
         self._start = start
         self._wait = wait
         self._consequence = consequence
-        self._free: list[bytearray] = []
-        """Buffers that the connector does not use. All contents of a worker have the same size."""
+        self._free: defaultdict[int, list[bytearray]] = defaultdict(list)
+        """Buffers that the connector does not use, by their sizes: that of blocks and that of states."""
         self._log = LimitedLog(logger)
 
     def take_buffers(self, contents: Sequence[Content]) -> list[bytearray]:
         """Return a buffer for each content, for the next `run`."""
-        return [self._free.pop() if self._free else bytearray(len(content)) for _, content in contents]
+        sizes = [len(content) for _, content in contents]
+        return [self._free[size].pop() if self._free[size] else bytearray(size) for size in sizes]
 
     def run(self, folder: str, contents: Sequence[Content], buffers: list[bytearray]) -> list[bool]:
         """Transfer contents to or from buffers; returns which of them it has done."""
@@ -90,7 +92,8 @@ class _Transfers:
         except Exception as error:  # the author's code, which may raise anything
             self._warn(self._wait, len(blocks), error)
             return [False] * len(blocks)  # the connector keeps the buffers
-        self._free += buffers
+        for buffer in buffers:
+            self._free[len(buffer)].append(buffer)
         return [has_started and key not in missing for key, _ in blocks]
 
     def _warn(self, method: Callable[..., object], num_blocks: int, error: Exception) -> None:

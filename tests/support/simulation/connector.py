@@ -47,10 +47,12 @@ class SimulatedConnector(KVConnectorBase):
         # What is promised here may be gone or damaged when it is loaded.
         known = {content_key("", key) for key in self._files.ranks[0]}
         size, num_found = self.config.block_size, 0
-        for keys in request.block_keys[num_computed_tokens // size :]:
+        first = num_computed_tokens // size
+        for index, keys in enumerate(request.block_keys[first:], first):
             if not known.issuperset(keys):
                 break
-            num_found += 1
+            if not request.state_keys or request.state_keys[index] in known:
+                num_found = index + 1 - first
         return num_found * size
 
     def request_finished(self, request_id: str) -> None:
