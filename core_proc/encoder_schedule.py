@@ -135,7 +135,7 @@ class EncoderSchedule:
             self._evicted.append(digest)
         self._cached[item.digest] = num_rows
         self._num_cached += num_rows
-        self._inputs.append(EncoderInput(item.digest, num_rows, item.tensors))
+        self._inputs.append(EncoderInput(item.digest, num_rows, item.tensors, item.kind))
         self.num_encoded_tokens += num_rows
         return True
 

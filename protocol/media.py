@@ -5,8 +5,9 @@ The core reads spans and digests. It passes tensors on without a look at the num
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
@@ -14,10 +15,16 @@ from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
 from octavo.protocol.ids import SlotId
 from octavo.protocol.prompt_embeds import Span
 
+Kind = Literal["image", "video", "audio"]
+"""What an item is: a key of `multi_modal_data` and of `--limit-mm-per-prompt`. It chooses the encoder."""
+
 DIGEST_BYTES = 32
 
 NUM_AXES = 3
 """Of a grid: frames, rows and columns."""
+
+MAX_POSITIONS = 2**16
+"""That the grid of an item may take on an axis."""
 
 MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
 """Bytes of all tensors of one item, and of the items that one step encodes."""
@@ -43,11 +50,21 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """By the names that the processor gives them."""
     grid: list[int] = []
     """Frames, rows and columns that its rows are, for models that count positions on several axes; it then has one
-    span. []: its rows are a line."""
+    span, or one for each frame. []: its rows are a line."""
     attended_rows: int = 0
     """Rows that every token of the request attends to (cross-attention); the item then has no spans."""
     is_both_ways: bool = False
     """The rows of a span attend to each other in both directions, so that one step computes them all."""
+    kind: Kind = "image"
+    frame_step: float = 1.0
+    """Positions from a frame of the grid to the next; rounded down for each frame."""
+
+    @property
+    def grids(self) -> list["GridSpan"]:
+        """Its grid, or one for each frame if other tokens lie between them."""
+        if self.grid and len(self.spans) > 1:
+            return [GridSpan(position, [1, *self.grid[1:]]) for position, _ in self.spans]
+        return [GridSpan(self.start, self.grid, self.frame_step)] if self.grid else []
 
     @property
     def num_rows(self) -> int:
@@ -77,6 +94,7 @@ class GridSpan(msgspec.Struct, array_like=True, gc=False, frozen=True):
     start: int
     """The first position."""
     grid: list[int]
+    frame_step: float = 1.0
 
 
 class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -86,6 +104,7 @@ class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
     num_rows: int
     """Of the result."""
     tensors: dict[str, MediaTensor]
+    kind: Kind = "image"
 
 
 class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -111,11 +130,16 @@ def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
     return found.digest()
 
 
-def media_fault(items: Sequence[MediaItem], num_prompt_tokens: int, attended_rows: int = 0) -> str | None:
+def media_fault(
+    items: Sequence[MediaItem], num_prompt_tokens: int, kinds: Container[Kind], attended_rows: int = 0
+) -> str | None:
     """Return why these cannot be the media of a prompt of so many positions; None: they can.
 
+    `kinds`: what the model reads.
     `attended_rows`: the model attends to one item of so many rows; 0: items are rows of the prompt.
     """
+    if unread := {item.kind for item in items if item.kind not in kinds}:
+        return f"the model of this engine does not read media of kind {', '.join(sorted(unread))}"
     if attended_rows:
         if len(items) != 1 or items[0].attended_rows != attended_rows or items[0].spans:
             return f"this model transcribes audio: each request needs one sound, which has {attended_rows} rows"
@@ -142,5 +166,9 @@ def _digest_or_size_fault(items: Sequence[MediaItem]) -> str | None:
 
 
 def _is_grid_of(item: MediaItem) -> bool:
-    is_sound = len(item.grid) == NUM_AXES and min(item.grid) > 0 and len(item.spans) == 1
-    return is_sound and math.prod(item.grid) == item.num_rows
+    if len(item.grid) != NUM_AXES or min(item.grid) < 1 or math.prod(item.grid) != item.num_rows:
+        return False
+    frames, rows, columns = item.grid
+    if len(item.spans) > 1 and [num_rows for _, num_rows in item.spans] != [rows * columns] * frames:
+        return False
+    return 0 <= frames * item.frame_step <= MAX_POSITIONS  # false for what is not a number

@@ -58,8 +58,8 @@ class LiveModel:
         speculation = config.speculation
         self._draft_model = model.head if speculation is not None and speculation.method == "draft_model" else None
         """It keeps its weights."""
-        self._tower = model.tower
-        """It keeps its weights."""
+        self._towers = model.towers
+        """They keep their weights."""
         self._head_facts = speculation.head if speculation is not None and self._draft_model is None else None
         """The files of a head, which belongs to its model: a new model reads them again. None: there is none."""
         self.stage = model.stage
@@ -185,7 +185,7 @@ class LiveModel:
     def _use(self, model: Model, head: ModelFacts | None) -> None:
         model.library, model.exchange, model.head = self._library, self._exchange, self._draft_model
         model.cache_scales = self._cache_scales  # what the cache holds was stored with them
-        model.tower = self._tower
+        model.towers = self._towers
         if self._config.takes_rows:
             model.take_given_rows(self._config.max_num_batched_tokens, self._config.num_deeper_rows)
         if (speculation := self._config.speculation) is not None and head is not None:

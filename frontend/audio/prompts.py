@@ -1,7 +1,7 @@
 """`AudioPrompts`: prompts of models that transcribe speech, each with the audio that its tokens attend to."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,12 +12,12 @@ from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import Kind, MediaOptions, MediaSource, first_media_path
+from octavo.frontend.media.parts import MediaOptions, MediaSource, media_parts
 from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import MediaItem, MediaTensor
+from octavo.protocol.media import Kind, MediaItem, MediaTensor
 
 _NO_OPTIONS = MediaOptions()
 
@@ -47,7 +47,7 @@ class AudioPrompts:
         encode: tokenizes: see `AsyncClient.tokenize`.
     """
 
-    kind: Kind = "audio"
+    kinds: Collection[Kind] = frozenset[Kind](["audio"])
 
     def __init__(self, config: ResolvedConfig, encode: Encode) -> None:
         assert config.media is not None and config.model.media is not None, "a model that transcribes speech"
@@ -66,7 +66,7 @@ class AudioPrompts:
         Raises:
             InvalidRequestError: it has media.
         """
-        if (path := first_media_path(messages)) is not None:
+        for _, path in media_parts(messages):
             raise InvalidRequestError(
                 f"{path}: this model transcribes audio, and holds no conversations about media", path
             )
@@ -122,7 +122,7 @@ class AudioPrompts:
 
     def _item(self, window: Window) -> MediaItem:
         tensors = {FEATURES: MediaTensor("float32", window.shape, LiveBuffer(window.data))}
-        return MediaItem([], window.digest, tensors, attended_rows=self._attended_rows)
+        return MediaItem([], window.digest, tensors, attended_rows=self._attended_rows, kind="audio")
 
     async def close(self) -> None:
         """End the processes that decode audio."""

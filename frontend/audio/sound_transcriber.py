@@ -67,7 +67,7 @@ class SoundTranscriber:
             raise InvalidRequestError(f"language is {request.language!r}; expected two letters, such as en", "language")
         language = f"lang:{request.language}" if request.language else ""
         text = f"[INST][BEGIN_AUDIO]{PLACEHOLDER}[/INST]{language}{_MARK}"
-        made = await self._prompts.of_text(text, [MediaSource(request.file, "file")], adds_special_tokens=True)
+        made = await self._prompts.of_text(text, [MediaSource("audio", request.file, "file")], adds_special_tokens=True)
         vocab_size = self._client.facts.vocab_size
         prompt = TokenizedPrompt(None, packed_prompt(made.token_ids, vocab_size), media=made.items)
         return WholeSound(prompt, made.duration_s, request.language or "", request.params, request_id)

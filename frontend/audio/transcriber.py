@@ -90,7 +90,7 @@ class Transcriber:
         prompt_of(language)  # before the file is decoded
         if request.has_words:
             self._tokens.alignment(1, 1)
-        found = await self._prompts.read(MediaSource(request.file, "file"))
+        found = await self._prompts.read(MediaSource("audio", request.file, "file"))
         if language is None and self._tokens.languages:
             language = await self._detect(found.windows[0], request_id)
         asked = prompt_of(language)

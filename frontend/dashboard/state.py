@@ -51,8 +51,8 @@ class EngineCard(msgspec.Struct):
     has_prefix_cache: bool
     tasks: list[str]
     """What a pooling model computes; empty: it generates."""
-    reads: str
-    """The media of its conversations: "image", "audio" or ""."""
+    reads: list[str]
+    """The media of its conversations: "image", "video", "audio"."""
 
 
 class EngineRow(msgspec.Struct):
@@ -133,7 +133,7 @@ def _card(state: AppState, engine: int) -> EngineCard:
         epoch=facts.epoch,
         has_prefix_cache=config.enable_prefix_caching,
         tasks=[*config.model.pooling.tasks] if config.model.pooling else [],
-        reads=media.kind if (media := config.model.media) is not None and not media.attended_rows else "",
+        reads=[*media.token_ids] if (media := config.model.media) is not None and not media.attended_rows else [],
     )
 
 

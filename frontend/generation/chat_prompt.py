@@ -5,7 +5,7 @@ from typing import Any, Protocol, TypeVar
 
 from octavo.frontend.generation.chat_embeds import PARTS, take_embeds
 from octavo.frontend.generation.prompt import conversation_prompt
-from octavo.frontend.media.prompts import FIELD, PromptMaker
+from octavo.frontend.media.prompts import FIELD, PromptMaker, by_kind
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ async def chat_prompt(
         messages, sources = await client.media.take(messages)
         if sources:
             text = await client.run_in_thread(lambda: template.render(messages, **variables))
-            return {"prompt": text, "add_special_tokens": False, FIELD: {client.media.kind: sources}}
+            return {"prompt": text, "add_special_tokens": False, FIELD: by_kind(sources)}
     messages, parts = take_embeds(messages)
     if parts:
         text = await client.run_in_thread(lambda: template.render(messages, **variables))

@@ -59,7 +59,7 @@ async def make_prompt(
     """
     if maker is None:
         raise InvalidRequestError(f"the model of this engine reads text only: leave {FIELD} out", FIELD)
-    sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS), maker.kind)
+    sources = sources_of(prompt.get(FIELD) or {}, prompt.get(UUIDS), maker.kinds)
     options = MediaOptions(prompt.get(KWARGS) or {}, cache_salt)
     text = prompt.get("prompt")
     if isinstance(text, str):

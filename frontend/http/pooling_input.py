@@ -9,7 +9,7 @@ from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.schemas.pooling import InputFields, PoolingFields, ScoreRequest, Text
 from octavo.frontend.media.alone import plain_text
-from octavo.frontend.media.prompts import FIELD
+from octavo.frontend.media.prompts import FIELD, by_kind
 from octavo.frontend.pooling.inputs import Fields
 from octavo.frontend.pooling.spec import require_pooling
 from octavo.protocol.adapters import Adapter
@@ -91,7 +91,7 @@ async def _conversation_prompt(
     if maker is None or not sources:
         return prefix + text
     adds = body.add_special_tokens or False
-    return {"prompt": prefix + text, FIELD: {maker.kind: sources}, "add_special_tokens": adds}
+    return {"prompt": prefix + text, FIELD: by_kind(sources), "add_special_tokens": adds}
 
 
 def _several(found: list[str | int | list[int]]) -> Sequence[Any]:

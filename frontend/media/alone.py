@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from octavo.frontend.media.parts import MediaOptions, MediaSource, first_media_path, take_media
+from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.prompts import MediaPrompt, MediaPrompts
 from octavo.frontend.text.messages import Message, MessageForm
 from octavo.protocol.errors import InvalidRequestError
@@ -16,9 +16,7 @@ class ImagePrompts(MediaPrompts):
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation without its images, and these; raises as `MediaPrompts.take`."""
-        if first_media_path(messages) is None:
-            return list(messages), []
-        return take_media(messages, self.kind, "")
+        return take_media(messages, dict.fromkeys(self._kinds_in(messages), ""))
 
     async def of_text(
         self,
@@ -42,7 +40,8 @@ class ImagePrompts(MediaPrompts):
                 "them in prompts of their own",
                 path,
             )
-        return self._prompt([self._token_id], await self._process_all(sources, options), sources)
+        results = await self._process_all(sources, options)
+        return self._prompt([self._token_ids["image"]], list(zip(sources, results, strict=True)))
 
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS

@@ -12,10 +12,11 @@ from octavo.frontend.audio.voxtral import rows_per_window
 from octavo.frontend.audio.wire import SoundJob, SoundSetup
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import image_job
-from octavo.frontend.media.parts import Kind
 from octavo.frontend.media.wire import Setup
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.config.media import ResolvedMedia
+from octavo.protocol.media import Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +39,20 @@ class MediaKind:
     """Whether a value of `multi_modal_data` is one item, not several."""
 
 
+def token_id_of(facts: MediaFacts, kind: Kind) -> int:
+    """Return the placeholder of the rows of a kind of media, which are rows of prompts."""
+    token_id = facts.token_ids[kind]
+    assert token_id is not None, "rows of prompts"
+    return token_id
+
+
 def _of_images(config: ResolvedConfig) -> Setup:
-    assert config.media is not None and config.model.media is not None and config.model.media.token_id is not None
+    assert config.media is not None and config.model.media is not None, "a model that reads images"
     return Setup(
         os.getpid(),
         config.model.media.processor_path,
         config.model.trust_remote_code,
-        config.model.media.token_id,
+        token_id_of(config.model.media, "image"),
         config.media.max_image_pixels,
         config.media.processor_kwargs,
         config.model.media.architecture,
@@ -53,12 +61,12 @@ def _of_images(config: ResolvedConfig) -> Setup:
 
 
 def _of_sounds(config: ResolvedConfig) -> SoundSetup:
-    assert config.media is not None and config.model.media is not None and config.model.media.token_id is not None
+    assert config.media is not None and config.model.media is not None, "a model that reads sounds"
     return SoundSetup(
         os.getpid(),
         config.model.media.processor_path,
         config.model.trust_remote_code,
-        config.model.media.token_id,
+        token_id_of(config.model.media, "audio"),
         config.media.max_audio_s,
         rows_per_window(config.model.media),
         config.media.max_item_tokens,

@@ -1,33 +1,39 @@
 """Takes the media out of a conversation: what the template sees is a mark where each of them was."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from octavo.frontend.text.messages import MediaPart, Message, part_path
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import Kind
 
-Kind = Literal["image", "audio"]
-"""The key of `multi_modal_data` and of `--limit-mm-per-prompt`."""
-NOUNS: dict[Kind, str] = {"image": "image", "audio": "sound"}
+NOUNS: dict[Kind, str] = {"image": "image", "video": "video", "audio": "sound"}
 
 _PARTS: dict[str, tuple[Kind, str]] = {
     "image_url": ("image", "image_url"),
     "input_image": ("image", "image_url"),
     "image": ("image", "image"),
     "image_pil": ("image", "image_pil"),
+    "video_url": ("video", "video_url"),
+    "video": ("video", "video"),
     "audio_url": ("audio", "audio_url"),
     "input_audio": ("audio", "input_audio"),
     "audio": ("audio", "audio"),
 }
 """Types of parts that are media: their kind, and the key that has the item: a URL, an object with one, or data."""
-_EXAMPLES: dict[Kind, str] = {"image": "data:image/png;base64,...", "audio": "data:audio/wav;base64,..."}
+_EXAMPLES: dict[Kind, str] = {
+    "image": "data:image/png;base64,...",
+    "video": "data:video/mp4;base64,...",
+    "audio": "data:audio/wav;base64,...",
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MediaSource:
-    """An image or a sound of a request."""
+    """An image, a video or a sound of a request."""
 
+    kind: Kind
     value: Any
     """A URL, the bytes of a file, or what `MediaKind.job` takes besides."""
     path: str
@@ -46,26 +52,26 @@ class MediaOptions:
     """Of the request: uuids of another salt are other ones."""
 
 
-def first_media_path(messages: Sequence[Message]) -> str | None:
-    """Return the path of the first part of a conversation that is an image or a sound; None: none is."""
+def media_parts(messages: Sequence[Message]) -> Iterator[tuple[Kind, str]]:
+    """Yield the kind and the path of each part of a conversation that is an item of media."""
     for place, message in enumerate(messages):
         content = message.get("content") if isinstance(message, Mapping) else None
         for index, part in enumerate(content if isinstance(content, list | tuple) else ()):
-            if _kind_and_key(part):
-                return part_path(part, f"messages[{place}].content[{index}]")
-    return None
+            if (found := _kind_and_key(part)) is not None:
+                yield found[0], part_path(part, f"messages[{place}].content[{index}]")
 
 
-def take_media(messages: Sequence[Message], kind: Kind, placeholder: str) -> tuple[list[Message], list[MediaSource]]:
+def take_media(
+    messages: Sequence[Message], placeholders: Mapping[Kind, str]
+) -> tuple[list[Message], list[MediaSource]]:
     """Return the messages with marks in place of media, and the media in order.
 
     Args:
-        messages: of the caller; not changed.
-        kind: that the model reads.
-        placeholder: the text that stands for an item where a template takes strings.
+        messages: of the caller; not changed. They have no other kinds than those of `placeholders`.
+        placeholders: the texts that stand for an item of each kind where a template takes strings.
 
     Raises:
-        InvalidRequestError: an item has no URL, or is of another kind.
+        InvalidRequestError: an item has no URL.
     """
     sources: list[MediaSource] = []
     taken: list[Message] = []
@@ -80,13 +86,11 @@ def take_media(messages: Sequence[Message], kind: Kind, placeholder: str) -> tup
             if (found := _kind_and_key(part)) is None:
                 parts.append(part)
                 continue
-            if found[0] != kind:
-                raise InvalidRequestError(
-                    f"{path}.type: this model reads {NOUNS[kind]}s and no {NOUNS[found[0]]}s: leave it out", path
-                )
+            kind, key = found
             uuid = _uuid_of(part, path)
-            sources.append(MediaSource(_value_of(part, *found, path, is_optional=uuid is not None), path, uuid))
-            parts.append(MediaPart(kind, placeholder))
+            value = _value_of(part, kind, key, path, is_optional=uuid is not None)
+            sources.append(MediaSource(kind, value, path, uuid))
+            parts.append(MediaPart(kind, placeholders[kind]))
         taken.append({**message, "content": parts})
     return taken, sources
 

@@ -1,4 +1,4 @@
-"""`MediaProcessor`: images or sounds to tensors and placeholders, through processes that may be killed."""
+"""`MediaProcessor`: media to tensors and placeholders, through processes that may be killed."""
 
 import hashlib
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from octavo.frontend.media.parts import MediaOptions
 from octavo.frontend.media.wire import Result
 from octavo.frontend.metrics.call import current_owner
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.media import DIGEST_BYTES
+from octavo.protocol.media import DIGEST_BYTES, Kind
 
 
 class MediaProcessor:
@@ -27,23 +27,25 @@ class MediaProcessor:
     def __init__(self, config: ResolvedConfig, on_query: Callable[[bool], None] = lambda is_hit: None) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads media"
         self._media = config.media
-        kind = KINDS[config.model.media.kind]
-        self._processes = ChildProcesses(kind.module, kind.setup(config), config.media.decode_timeout_s, kind.hint)
+        self._processes = {
+            name: ChildProcesses(kind.module, kind.setup(config), config.media.decode_timeout_s, kind.hint)
+            for name, kind in [(name, KINDS[name]) for name in config.model.media.token_ids]
+        }
         self._results: OrderedDict[bytes, Result] = OrderedDict()
         self._num_cached_bytes = 0
         self._on_query = on_query
 
-    async def placeholder(self) -> str:
-        """Return the text that stands for an item in a prompt.
+    async def placeholder(self, kind: Kind) -> str:
+        """Return the text that stands for an item of a kind in a prompt.
 
         Raises:
             ConfigError: the processor cannot be loaded.
         """
-        return (await self._processes.ready()).placeholder
+        return (await self._processes[kind].ready()).placeholder
 
-    async def placeholder_id(self) -> int:
-        """Return the token that stands for an item in a prompt; raises as `placeholder`."""
-        return (await self._processes.ready()).placeholder_id
+    async def placeholder_id(self, kind: Kind) -> int:
+        """Return the token that stands for an item of a kind in a prompt; raises as `placeholder`."""
+        return (await self._processes[kind].ready()).placeholder_id
 
     def known(self, name: bytes) -> Result | None:
         """Return what is kept of an item under a name; see `name_of`. Counts a query if there is something."""
@@ -52,10 +54,11 @@ class MediaProcessor:
             self._on_query(True)
         return result
 
-    async def process(self, job: msgspec.Struct, name: bytes | None = None) -> Result:
+    async def process(self, kind: Kind, job: msgspec.Struct, name: bytes | None = None) -> Result:
         """Return what the model's processor makes of an item.
 
         Args:
+            kind: of the item.
             job: about the item: see `MediaKind.job`.
             name: is in place of the item's contents for all caches; see `name_of`.
 
@@ -64,11 +67,11 @@ class MediaProcessor:
             ConfigError: the processor cannot be loaded.
         """
         data = msgspec.msgpack.encode(job)
-        key = name or hashlib.blake2b(data, digest_size=DIGEST_BYTES).digest()
+        key = name or hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=kind.encode()).digest()
         if (known := self.known(key)) is not None:
             return known
         self._on_query(False)
-        result = await self._processes.ask(data, Result)
+        result = await self._processes[kind].ask(data, Result)
         if result.fault:
             raise MediaError(result.fault)
         if name is not None:
@@ -78,7 +81,8 @@ class MediaProcessor:
 
     async def close(self) -> None:
         """End the processes."""
-        await self._processes.close()
+        for processes in self._processes.values():
+            await processes.close()
 
     def _keep(self, key: bytes, result: Result) -> None:
         if (same := self._results.pop(key, None)) is not None:  # two requests have processed it at the same time
@@ -90,10 +94,10 @@ class MediaProcessor:
             self._num_cached_bytes -= _num_bytes(oldest)
 
 
-def name_of(uuid: str, options: MediaOptions) -> bytes:
-    """Return the name of an item in all caches, if the caller names it: one for each uuid, tenant, salt and
+def name_of(kind: Kind, uuid: str, options: MediaOptions) -> bytes:
+    """Return the name of an item in all caches, if the caller names it: one for each kind, uuid, tenant, salt and
     processing. A tenant must not see the media of another one by their uuids."""
-    named = msgspec.msgpack.encode([uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
+    named = msgspec.msgpack.encode([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
     return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"uuid").digest()
 
 

@@ -1,29 +1,31 @@
-"""`MediaPrompts`: prompts with images or sounds, from text or tokens and the media to tokens and `MediaItem`s."""
+"""`MediaPrompts`: prompts with media, from text or tokens and the media to tokens and `MediaItem`s."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, Protocol
 
 import msgspec
 
 from octavo.frontend.media.download import MediaError, read_url
-from octavo.frontend.media.kinds import KINDS
+from octavo.frontend.media.kinds import KINDS, token_id_of
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
-from octavo.frontend.media.parts import NOUNS, Kind, MediaOptions, MediaSource, first_media_path, take_media
+from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import MAX_ITEM_BYTES, MediaItem, MediaTensor
+from octavo.protocol.media import MAX_ITEM_BYTES, Kind, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
 
 FIELD, UUIDS, KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 Encode = Callable[..., Awaitable[list[int]]]
 _NO_OPTIONS = MediaOptions()
+_Processed = tuple[MediaSource, Result]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,7 +42,7 @@ class MediaPrompt:
 class PromptMaker(Protocol):
     """Makes the prompts of a model with media."""
 
-    kind: Kind
+    kinds: Collection[Kind]
     """What it reads."""
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
@@ -78,10 +80,10 @@ class MediaPrompts:
         self, config: ResolvedConfig, encode: Encode, on_query: Callable[[bool], None] = lambda is_hit: None
     ) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads media"
-        self._media, self.kind = config.media, config.model.media.kind
-        assert config.model.media.token_id is not None, "a model whose media are rows of prompts"
-        self._token_id = config.model.media.token_id
-        self._is_both_ways = config.model.media.both_ways_rows > 0
+        self._media = config.media
+        self._token_ids = {kind: token_id_of(config.model.media, kind) for kind in config.model.media.token_ids}
+        self.kinds: Collection[Kind] = self._token_ids
+        self._both_ways: Container[Kind] = ("image",) if config.model.media.both_ways_rows else ()
         self._encode = encode
         self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
@@ -92,9 +94,10 @@ class MediaPrompts:
         Raises:
             InvalidRequestError: an item has no URL, or is of another kind.
         """
-        if first_media_path(messages) is None:  # needs no process that decodes any
+        kinds = self._kinds_in(messages)
+        if not kinds:  # needs no process that decodes any
             return list(messages), []
-        return take_media(messages, self.kind, await self.processor.placeholder())
+        return take_media(messages, {kind: await self.processor.placeholder(kind) for kind in kinds})
 
     async def of_text(
         self,
@@ -104,42 +107,59 @@ class MediaPrompts:
         adds_special_tokens: bool,
         options: MediaOptions = _NO_OPTIONS,
     ) -> MediaPrompt:
-        """Return the prompt of a text that has a placeholder for each item.
+        """Return the prompt of a text that has a placeholder for each item. Items of a kind come in its order.
 
         Raises:
             InvalidRequestError: an item cannot be used, or their number is another one.
             OverloadedError: live requests hold as much as they may.
         """
         results = await self._process_all(sources, options)
-        pieces = text.split(await self.processor.placeholder())
-        self._check_count(len(pieces) - 1, sources)
-        replaced = [one.replacement for one in results]
-        expanded = "".join(chain.from_iterable(zip(pieces, [*replaced, ""], strict=True)))
-        return self._prompt(await self._encode(expanded, add_special_tokens=adds_special_tokens), results, sources)
+        kinds = {await self.processor.placeholder(kind): kind for kind in _kinds_of(sources)}
+        pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text) if kinds else [text]
+        items = _in_order([kinds[mark] for mark in pieces[1::2]], sources, results)
+        pieces[1::2] = [result.replacement for _, result in items]
+        return self._prompt(await self._encode("".join(pieces), add_special_tokens=adds_special_tokens), items)
 
     async def of_tokens(
         self, token_ids: Sequence[int], sources: Sequence[MediaSource], options: MediaOptions = _NO_OPTIONS
     ) -> MediaPrompt:
         """Return the prompt of tokens that have one placeholder for each item; raises as `of_text`."""
         results = await self._process_all(sources, options)
-        placeholder_id = await self.processor.placeholder_id()
-        self._check_count(list(token_ids).count(placeholder_id), sources)
-        remaining, expanded = iter(results), list[int]()
+        kinds = {await self.processor.placeholder_id(kind): kind for kind in _kinds_of(sources)}
+        items = _in_order([kinds[token_id] for token_id in token_ids if token_id in kinds], sources, results)
+        remaining, expanded = iter(items), list[int]()
         for token_id in token_ids:
-            expanded += next(remaining).token_ids if token_id == placeholder_id else [token_id]
-        return self._prompt(expanded, results, sources)
+            expanded += next(remaining)[1].token_ids if token_id in kinds else [token_id]
+        return self._prompt(expanded, items)
 
     async def close(self) -> None:
         """End the processes that decode media."""
         await self.processor.close()
 
+    def _kinds_in(self, messages: Sequence[Message]) -> set[Kind]:
+        """Return the kinds of media in a conversation.
+
+        Raises:
+            InvalidRequestError: the model does not read one of them.
+        """
+        kinds = set()
+        for kind, path in media_parts(messages):
+            if kind not in self._token_ids:
+                known = " and ".join([f"{NOUNS[one]}s" for one in self._token_ids])
+                raise InvalidRequestError(
+                    f"{path}.type: this model reads {known} and no {NOUNS[kind]}s: leave it out", path
+                )
+            kinds.add(kind)
+        return kinds
+
     async def _process_all(self, sources: Sequence[MediaSource], options: MediaOptions) -> list[Result]:
-        limit = self._media.limits[self.kind]
-        if len(sources) > limit:
-            raise InvalidRequestError(
-                f"the prompt has {len(sources)} {NOUNS[self.kind]}s, and the limit is {limit} (--limit-mm-per-prompt)",
-                sources[limit].path,
-            )
+        for kind in _kinds_of(sources):
+            own, limit = [source for source in sources if source.kind == kind], self._media.limits[kind]
+            if len(own) > limit:
+                raise InvalidRequestError(
+                    f"the prompt has {len(own)} {NOUNS[kind]}s, and the limit is {limit} (--limit-mm-per-prompt)",
+                    own[limit].path,
+                )
         tasks = [asyncio.ensure_future(self._process(source, options)) for source in sources]
         try:
             return list(await asyncio.gather(*tasks))
@@ -155,50 +175,47 @@ class MediaPrompts:
         """
         try:
             if source.uuid is None:
-                return await self.processor.process(await self._read(source.value, options))
+                return await self.processor.process(source.kind, await self._read(source, options))
             return await self._process_named(source, source.uuid, options)
         except MediaError as error:
             raise InvalidRequestError(
-                f"{source.path}: the {NOUNS[self.kind]} cannot be used: {error}", source.path
+                f"{source.path}: the {NOUNS[source.kind]} cannot be used: {error}", source.path
             ) from None
 
     async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
         """Return what the processor makes of an item with a uuid. A known one is not read again."""
-        name = name_of(uuid, options)
+        name = name_of(source.kind, uuid, options)
         if (known := self.processor.known(name)) is not None:
             return known
         if source.value is None:
-            noun = NOUNS[self.kind]
+            noun = NOUNS[source.kind]
             raise MediaError(f"the server has no {noun} with the uuid {uuid!r} any more: send the {noun} with it")
-        return await self.processor.process(await self._read(source.value, options), name)
+        return await self.processor.process(source.kind, await self._read(source, options), name)
 
-    async def _read(self, value: Any, options: MediaOptions) -> msgspec.Struct:
+    async def _read(self, source: MediaSource, options: MediaOptions) -> msgspec.Struct:
         """Return an item as `MediaProcessor.process` takes it."""
+        value = source.value
         if isinstance(value, str):
             try:
                 async with asyncio.timeout(self._media.fetch_timeout_s + 1.0):  # resolving a name has no limit
                     value = await asyncio.to_thread(read_url, value, self._media)
             except TimeoutError:
                 raise MediaError("the download takes too long (--media-fetch-timeout)") from None
-        return await asyncio.to_thread(KINDS[self.kind].job, value, options.processor_kwargs, self._media)
+        return await asyncio.to_thread(KINDS[source.kind].job, value, options.processor_kwargs, self._media)
 
-    def _check_count(self, num_placeholders: int, sources: Sequence[MediaSource]) -> None:
-        if num_placeholders != len(sources):
-            noun = NOUNS[self.kind]
-            raise InvalidRequestError(
-                f"the prompt has {num_placeholders} placeholders of {noun}s for {len(sources)} {noun}s: each {noun} "
-                "needs one, and no text may contain it",
-                sources[0].path if sources else FIELD,
-            )
-
-    def _prompt(self, token_ids: list[int], results: Sequence[Result], sources: Sequence[MediaSource]) -> MediaPrompt:
+    def _prompt(self, token_ids: list[int], processed: Sequence[_Processed]) -> MediaPrompt:
         """Return the prompt, whose placeholders are the rows of the items in order."""
-        places = iter([place for place, token_id in enumerate(token_ids) if token_id == self._token_id])
+        found: dict[int, list[int]] = {token_id: [] for token_id in self._token_ids.values()}
+        for place, token_id in enumerate(token_ids):
+            if token_id in found:
+                found[token_id].append(place)
+        places = {token_id: iter(own) for token_id, own in found.items()}
         items = []
-        for result, source in zip(results, sources, strict=True):
+        for source, result in processed:
+            noun, token_id = NOUNS[source.kind], self._token_ids[source.kind]
             if result.num_rows > self._media.max_item_tokens:
                 raise InvalidRequestError(
-                    f"{source.path}: the {NOUNS[self.kind]} has {result.num_rows} tokens, and the limit is "
+                    f"{source.path}: the {noun} has {result.num_rows} tokens, and the limit is "
                     f"{self._media.max_item_tokens}: send a smaller one (--max-num-encoder-tokens and "
                     "--encoder-cache-tokens limit it)",
                     source.path,
@@ -207,62 +224,122 @@ class MediaPrompts:
                 name: MediaTensor(dtype, shape, LiveBuffer(data))
                 for name, (dtype, shape, data) in result.tensors.items()
             }
-            own = list(islice(places, result.num_rows))
+            own = list(islice(places[token_id], result.num_rows))
             if len(own) < result.num_rows:
                 raise InvalidRequestError(
                     f"the prompt has fewer placeholders than rows of media: the model's tokenizer does not make token "
-                    f"{self._token_id}, which config.json names, of each",
+                    f"{token_id}, which config.json names, of each",
                     FIELD,
                 )
-            item = MediaItem(_spans(own), result.digest, tensors, result.grid, is_both_ways=self._is_both_ways)
+            is_both_ways = source.kind in self._both_ways
+            item = MediaItem(
+                _spans(own), result.digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind
+            )
             if item.num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
-                    f"{source.path}: the processed {NOUNS[self.kind]} has more than {MAX_ITEM_BYTES} bytes", source.path
+                    f"{source.path}: the processed {noun} has more than {MAX_ITEM_BYTES} bytes", source.path
                 )
             items.append(item)
-        if next(places, None) is not None:
+        if any(next(rest, None) is not None for rest in places.values()):
             raise InvalidRequestError("the prompt has more placeholders than rows of media", FIELD)
         self._live.hold_prompt(items, FIELD)
-        return MediaPrompt(token_ids, tuple(items), sum([result.duration_s for result in results]))
+        return MediaPrompt(token_ids, tuple(items), sum([result.duration_s for _, result in processed]))
 
 
-def sources_of(data: Any, uuids: Any, kind: Kind) -> list[MediaSource]:
-    """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...]}, {"audio": sound}, ...
+def _kinds_of(sources: Iterable[MediaSource]) -> list[Kind]:
+    """Return the kinds of some items, each once."""
+    return list(dict.fromkeys([source.kind for source in sources]))
+
+
+def by_kind(sources: Sequence[MediaSource]) -> dict[Kind, list[MediaSource]]:
+    """Return the items of a conversation as `multi_modal_data` has them."""
+    return {kind: [source for source in sources if source.kind == kind] for kind in _kinds_of(sources)}
+
+
+def _in_order(marks: Sequence[Kind], sources: Sequence[MediaSource], results: Sequence[Result]) -> list[_Processed]:
+    """Return items in the order of their placeholders; those of a kind have it already.
+
+    Args:
+        marks: the kinds of the placeholders of the prompt.
+        sources: the items.
+        results: one for each.
+
+    Raises:
+        InvalidRequestError: another number of items has placeholders.
+    """
+    remaining: dict[Kind, list[_Processed]] = {}
+    for source, result in zip(sources, results, strict=True):
+        remaining.setdefault(source.kind, []).append((source, result))
+    for kind, own in remaining.items():
+        if (num_marks := marks.count(kind)) != len(own):
+            noun = NOUNS[kind]
+            raise InvalidRequestError(
+                f"the prompt has {num_marks} placeholders of {noun}s for {len(own)} {noun}s: each {noun} needs one, "
+                "and no text may contain it",
+                own[0][0].path,
+            )
+    following = {kind: iter(own) for kind, own in remaining.items()}
+    return [next(following[kind]) for kind in marks]
+
+
+def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSource]:
+    """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...], "video": clip}, ...
 
     Args:
         data: of the caller.
         uuids: {"image": uuid} or {"image": [uuid, None, ...]}, one for each item, which may then be None; or None.
-        kind: that the model reads.
+        kinds: those that the model reads.
 
     Raises:
         InvalidRequestError: it has something else.
     """
     given = {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else None
-    if given is None or given.keys() - {kind}:
+    if given is None or given.keys() - set(kinds):
         found = type(data).__name__ if given is None else sorted(given)
-        raise InvalidRequestError(f"{FIELD} has {found}; this model takes {{{kind!r}: {NOUNS[kind]}}}", FIELD)
-    items: Any = given.get(kind, None if uuids else [])
-    several: Sequence[Any] = [items] if KINDS[kind].is_one(items) else items
-    names = _uuids(uuids, len(several), kind)
-    return [
-        item if isinstance(item, MediaSource) else MediaSource(item, f"{FIELD}[{kind!r}][{place}]", name)
-        for place, (item, name) in enumerate(zip(several, names, strict=True))
-    ]
+        known = ", ".join([f"{kind!r}: {NOUNS[kind]}" for kind in kinds])
+        raise InvalidRequestError(f"{FIELD} has {found}; this model takes {{{known}}}", FIELD)
+    names = _uuids_by_kind(uuids, given, kinds)
+    sources: list[MediaSource] = []
+    for kind in kinds:
+        if kind not in given and kind not in names:
+            continue
+        items: Any = given.get(kind)
+        several: Sequence[Any] = [items] if KINDS[kind].is_one(items) else items
+        sources += [
+            item if isinstance(item, MediaSource) else MediaSource(kind, item, f"{FIELD}[{kind!r}][{place}]", name)
+            for place, (item, name) in enumerate(zip(several, _uuids(names, len(several), kind), strict=True))
+        ]
+    return sources
 
 
-def _uuids(uuids: Any, num_items: int, kind: Kind) -> Sequence[str | None]:
+def _uuids_by_kind(uuids: Any, given: Collection[str], kinds: Collection[Kind]) -> dict[str, Any]:
+    """Return uuids by kind; those of one kind may come without it.
+
+    Raises:
+        InvalidRequestError: they are of other kinds, or of an unknown one.
+    """
+    if not isinstance(uuids, dict):
+        named = given or kinds
+        if uuids is not None and len(named) != 1:
+            raise InvalidRequestError(f"{UUIDS} is {uuids!r}; expected uuids by kind: {sorted(named)}", UUIDS)
+        return {} if uuids is None else dict.fromkeys(named, uuids)
+    if uuids.keys() - set(kinds):
+        raise InvalidRequestError(f"{UUIDS} has {sorted(uuids)}; this model reads {', '.join(kinds)}", UUIDS)
+    return uuids
+
+
+def _uuids(uuids: dict[str, Any], num_items: int, kind: Kind) -> Sequence[str | None]:
     """Return the uuid of each item.
 
     Raises:
         InvalidRequestError: they are not strings, one for each item.
     """
-    if uuids is None:
+    if (given := uuids.get(kind)) is None:
         return [None] * num_items
-    given = uuids.get(kind) if isinstance(uuids, dict) and not uuids.keys() - {kind} else uuids
     several = given if isinstance(given, list | tuple) else [given]
     if len(several) != num_items or any(one is not None and not (isinstance(one, str) and one) for one in several):
         raise InvalidRequestError(
-            f"{UUIDS} is {uuids!r}; expected {{{kind!r}: [uuid, ...]}}, a string or None for each of "
+            f"{UUIDS} is {given!r}; expected {{{kind!r}: [uuid, ...]}}, a string or None for each of "
             f"{num_items} {NOUNS[kind]}s",
             UUIDS,
         )

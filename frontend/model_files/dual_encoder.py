@@ -63,7 +63,7 @@ def split_dual_encoder(
     media = MediaFacts(
         architecture=architecture,
         hf_config={**hf_config, "vision_config": vision},
-        token_id=0,  # any token: its hidden state is not read
+        token_ids={"image": 0},  # any token: its hidden state is not read
         processor_path=str(home),
         vector_width=width,
         vector_patches=(size // patch_size) ** 2 + is_clip,

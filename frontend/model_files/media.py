@@ -1,12 +1,13 @@
 """Models that read media: their language model's part of `config.json`, and what else the other processes need."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from octavo.frontend.model_files.dual_encoder import DUAL_ENCODERS, split_dual_encoder
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.media import Kind
 
 PHASE = "reading the model's files"
 
@@ -163,12 +164,11 @@ def split_config(
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True
-    media_kind: Literal["image", "audio"] = "audio" if architecture in AUDIO_ARCHITECTURES else "image"
+    kinds: tuple[Kind, ...] = ("audio",) if architecture in AUDIO_ARCHITECTURES else ("image",)
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        kind=media_kind,
-        token_id=_token_id(hf_config, media_kind, own.get("vocab_size", 0)),
+        token_ids={one: _token_id(hf_config, one, own.get("vocab_size", 0)) for one in kinds},
         processor_path=str(home),
         has_any_size=_has_any_size(hf_config, architecture),
         deeper_rows=_num_deeper(hf_config) if kind.startswith("qwen3_vl") else 0,
@@ -248,8 +248,7 @@ def _split_speech(
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        kind="audio",
-        token_id=None,
+        token_ids={"audio": None},
         processor_path=str(home),
         attended_rows=hf_config["max_source_positions"],
     )

@@ -17,13 +17,13 @@ _TEXT_PARTS = {"text": "text", "input_text": "text", "output_text": "text", "ref
 _MEDIA_PARTS = {
     "image_url": "images", "input_image": "images", "image": "images",
     "input_audio": "audio", "audio_url": "audio", "audio": "audio",
-    "video_url": "video", "file": "files", "input_file": "files",
+    "video_url": "video", "video": "video", "file": "files", "input_file": "files",
 }  # fmt: skip
 """Types of parts that other servers support, and their content."""
 
 
 class SourcePart(dict[str, Any]):
-    """An image or a sound of another API, as chat completions have it.
+    """An item of media of another API, as chat completions have it.
 
     Args:
         path: where the request has it, for errors.
@@ -39,7 +39,7 @@ class MediaPart(dict[str, Any]):
     """Stands for an item of media that was taken out of a message; made by the server only.
 
     Args:
-        kind: of the item: "image" or "audio".
+        kind: of the item: "image", "video" or "audio".
         placeholder: the text that stands for it where a template takes strings.
     """
 

@@ -5,20 +5,19 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from octavo.protocol.config.model import ModelImpl, TokenizerMode
+from octavo.protocol.media import Kind
 from octavo.protocol.pooling import PoolingFacts
 
 
 class MediaFacts(Struct, frozen=True, kw_only=True):
-    """A model that reads images or audio. The other facts are those of its language model."""
+    """A model that reads images, video or audio. The other facts are those of its language model."""
 
     architecture: str
     """Of the whole model, as in `config.json`: "LlavaForConditionalGeneration"."""
     hf_config: dict[str, Any]
     """All of `config.json`."""
-    kind: Literal["image", "audio"] = "image"
-    """What it reads."""
-    token_id: int | None
-    """The placeholder of the rows of media; None: the rows are attended to."""
+    token_ids: dict[Kind, int | None]
+    """What it reads: each kind, with the placeholder of its rows in prompts; None: the rows are attended to."""
     processor_path: str
     """Local directory with the files of the processor."""
     attended_rows: int = 0

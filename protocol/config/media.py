@@ -3,12 +3,13 @@
 import json
 import logging
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
 
 from octavo.protocol.config.facts import MediaFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.media import Kind
 
 logger = logging.getLogger(__name__)
 
@@ -98,8 +99,8 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 class ResolvedMedia(Struct, frozen=True, kw_only=True):
     """Media of a running engine."""
 
-    limits: dict[str, int]
-    """Most items of a prompt, of the kind that the model reads: image or audio."""
+    limits: dict[Kind, int]
+    """Most items of a prompt, of each kind that the model reads."""
     processor_kwargs: dict[str, Any]
     max_num_encoder_tokens: int
     encoder_cache_tokens: int
@@ -235,7 +236,7 @@ def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
 
 def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
     given = _json("mm_processor_kwargs", config.mm_processor_kwargs)
-    if given and media.kind == "audio":
+    if given and media.token_ids.keys() == {"audio"}:
         raise ConfigError(
             f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments",
             phase="configuration",
@@ -251,28 +252,28 @@ def _counts(value: dict[str, Any] | str | None) -> dict[str, Any]:
     return _json("limit_mm_per_prompt", value)
 
 
-def _limits(given: dict[str, Any], media: MediaFacts) -> dict[str, int]:
-    """Return the limit of what the model reads; a value may be an object with a "count", as in vLLM.
+def _limits(given: dict[str, Any], media: MediaFacts) -> dict[Kind, int]:
+    """Return the limit of each kind that the model reads; a value may be an object with a "count", as in vLLM.
 
     A model that attends to audio takes one sound in each prompt, whatever the limit.
     """
-    kind: str = media.kind
-    limits = {kind: 1 if media.attended_rows else MAX_ITEMS}
+    limits = dict.fromkeys(media.token_ids, 1 if media.attended_rows else MAX_ITEMS)
     least = 1 if media.attended_rows else 0
     for name, value in given.items():
         count = value.get("count") if isinstance(value, dict) else value
-        if type(count) is not int or count < 0 or (name == kind and not least <= count <= MAX_ITEMS):
+        if type(count) is not int or count < 0 or (name in limits and not least <= count <= MAX_ITEMS):
             raise ConfigError(
                 f"limit_mm_per_prompt: {name} is {value!r}",
                 phase="configuration",
                 hint=f"use a number from {least} to {MAX_ITEMS}",
             )
-        if name == kind:
-            limits[name] = count
-        elif name not in ("image", "video", "audio") or count:
+        kind = next((kind for kind in limits if kind == name), None)
+        if kind is not None:
+            limits[kind] = count
+        elif name not in get_args(Kind) or count:
             raise ConfigError(
                 f"limit_mm_per_prompt: this model reads no media of kind {name!r}",
                 phase="configuration",
-                hint=f"use {kind}",
+                hint=f"use {' or '.join(limits)}",
             )
     return limits

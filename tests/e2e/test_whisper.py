@@ -134,8 +134,8 @@ def test_w8a8_quantizes_the_encoder_too(path: Path) -> None:
     settings = {**SETTINGS, "dtype": "bfloat16", "quantization": "w8a8"}
     user_config = engine_config({"model": str(path), **settings})
     config = resolve(user_config, read_model_facts(user_config.model, Env.read()), device="cpu", num_cores=1)
-    tower = load_model(config, lambda fraction: None, library=load()).tower
-    assert tower is not None and {kind_of(weight.packed) for weight in tower.parameters.linears} == {"u8_channel"}
+    tower = load_model(config, lambda fraction: None, library=load()).towers["audio"]
+    assert {kind_of(weight.packed) for weight in tower.parameters.linears} == {"u8_channel"}
     with LLM(str(path), **settings) as llm:
         prompts = [prompt(seed) for seed in range(3)]
         assert [result(run(llm, one)[0]) for one in prompts] == list(map(result, run(llm, *prompts)))
@@ -200,7 +200,7 @@ async def windows_of(llm: LLM, value: Any) -> ReadSound:
 
     prompts = AudioPrompts(llm.client.config, encode)
     try:
-        return await prompts.read(MediaSource(value, "audio"))
+        return await prompts.read(MediaSource("audio", value, "audio"))
     finally:
         await prompts.close()
 
@@ -276,7 +276,7 @@ def test_a_text_is_aligned_with_a_sound_by_both_kernels(path: Path) -> None:
         async with await AsyncClient.launch(str(path), **SETTINGS, cpu_kernels=kernels) as client:
             assert isinstance(client.media, AudioPrompts)
             text = list(range(20, 40))
-            made = await client.media.of_tokens(text, [MediaSource((sound(1), RATE), "file")])
+            made = await client.media.of_tokens(text, [MediaSource("audio", (sound(1), RATE), "file")])
             heads = ((0, 1), (1, 0), (1, 2))
             for spec, message in (
                 (AlignmentSpec(((2, 0),), 2, 40), "heads must be of 2 layers with 3 heads each"),

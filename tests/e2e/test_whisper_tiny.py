@@ -142,7 +142,7 @@ async def assert_aligned(
 async def aligned(client: AsyncClient, samples: Any, output: RequestOutput) -> list[int]:
     assert isinstance(client.media, AudioPrompts)
     prompt, tokens = output.prompt_token_ids, output.outputs[0].token_ids[:-1]
-    made = await client.media.of_tokens(prompt, [MediaSource((samples, RATE), "file")])
+    made = await client.media.of_tokens(prompt, [MediaSource("audio", (samples, RATE), "file")])
     assert client.config.model.media is not None
     spec = SpeechTokens.of(client.config.model.media.processor_path).alignment(len(prompt), len(samples) // 320)
     return list(map(int, (await client.pooler.align([*prompt, *tokens], made.items, spec)).array()))
@@ -152,7 +152,7 @@ async def windows_of(client: AsyncClient, text: str) -> list[Any]:
     """Return the samples of the windows of a spoken text, at 16 kHz."""
     assert isinstance(client.media, AudioPrompts)
     data = speech(text).read_bytes()
-    result = await client.media.read(MediaSource(data, "file"))
+    result = await client.media.read(MediaSource("audio", data, "file"))
     samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
     samples = soxr.resample(samples, rate, RATE)
     return [samples[round(one.start_s * RATE) :][: round(one.duration_s * RATE)] for one in result.windows]

@@ -63,7 +63,8 @@ EMBEDS = prompt_embeds.PromptEmbeds.pack([(0, 17), (18, 1)], LARGE[: 18 * 8])
 PIXELS = {"pixel_values": media.MediaTensor("float32", [1, 2], Buffer(LARGE))}
 IMAGE = media.MediaItem([(1, 3), (5, 1)], media.digest_of(PIXELS), PIXELS)
 GRID = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [1, 2, 3])
-SOUND = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50)
+VIDEO = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [3, 1, 2], kind="video", frame_step=1.5)
+SOUND = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50, kind="audio")
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
     requests.Submit("r", pack_ids([1, 2]), SPEC, 3, "salt", None, pack_ids([7])),
@@ -72,6 +73,7 @@ _REQUESTS = [
     requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
     requests.Submit("image", pack_ids([0] * 8), SPEC, media=[IMAGE]),
     requests.Submit("grid", pack_ids([0] * 8), SPEC, media=[GRID]),
+    requests.Submit("video", pack_ids([0] * 8), SPEC, media=[VIDEO]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
     requests.Submit("align", pack_ids([1, 2]), AlignmentSpec(((0, 1), (1, 0)), 1, 40, 5), media=[SOUND]),

@@ -12,7 +12,7 @@ from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.config.media import _counts, _limits
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.vision.registry import build_tower
+from octavo.worker_proc.models.vision.registry import build_towers
 from octavo.worker_proc.models.vision.tower import TowerSpec
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -109,7 +109,7 @@ VOXTRAL: dict[str, Any] = {
     ],
 )
 def test_limits(given: Any, limits: dict[str, int]) -> None:
-    media = MediaFacts(architecture="A", hf_config={}, kind="audio", token_id=1, processor_path="")
+    media = MediaFacts(architecture="A", hf_config={}, token_ids={"audio": 1}, processor_path="")
     assert _limits(_counts(given), media) == limits
     for wrong in ("audio=", "audio=2;", "image=1", '{"audio": 65}', "[2]"):
         with pytest.raises(ConfigError, match="limit_mm_per_prompt"):
@@ -124,10 +124,11 @@ def test_published_configurations(published: dict[str, Any], width: int, rows: i
     architecture = published["architectures"][0]
     text, _, media = split_config(published, architecture, Path("files"), ModelConfig(model="files"))
     assert media is not None
-    assert (text["hidden_size"], media.kind, rows_per_window(media)) == (width, "audio", rows)
+    assert (text["hidden_size"], list(media.token_ids), rows_per_window(media)) == (width, ["audio"], rows)
     assert media.has_any_size == bool(rows), "a step encodes all windows of a sound"
     placement = Placement(torch.bfloat16, torch.device("meta"))
-    tower = build_tower(TowerSpec(facts=media, width=width, placement=placement, library=None, max_item_tokens=10_000))
+    spec = TowerSpec(facts=media, width=width, placement=placement, library=None, max_item_tokens=10_000)
+    tower = build_towers(spec)["audio"]
     assert sum(one.numel() for _, one in tower.named_parameters()) // 10**6 == millions
     for changes, message in (
         ({"audio_config": {**published["audio_config"], "window": 3}}, "'window' .* in 'audio_config' is unknown"),
@@ -137,4 +138,4 @@ def test_published_configurations(published: dict[str, Any], width: int, rows: i
         _, _, changed = split_config({**published, **changes}, architecture, Path("files"), ModelConfig(model="files"))
         assert changed is not None
         with pytest.raises(ConfigError, match=message):
-            build_tower(TowerSpec(changed, width, placement, None, 10_000))
+            build_towers(TowerSpec(changed, width, placement, None, 10_000))

@@ -1,13 +1,15 @@
 """Positions on several axes: from the grids of images, and as rotary angles."""
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.media import GridSpan
+from octavo.protocol.media import GridSpan, MediaItem, media_fault
 from octavo.worker_proc.batch.axes import AxisPositions, axes_of_grids
 from octavo.worker_proc.batch.columns import SlotColumns
 from octavo.worker_proc.models.layers.rotary import AxisRotary, Rotary, rotary_from_config
@@ -22,6 +24,18 @@ def test_positions_follow_the_longest_side_of_a_grid() -> None:
         [0, 1, 2, 3, 4, 2, 3, 4, 5, 6, 6],
     ]
     assert 11 + shift == 8, "the token after the second image"
+
+
+def test_frames_are_as_far_apart_as_their_times() -> None:
+    """One token, three frames of 1 x 2 rows that are 1.5 positions apart, and text after the last of them."""
+    axes_AL, shift = axes_of_grids([GridSpan(1, [3, 1, 2], 1.5)])
+    assert axes_AL.tolist() == [[0, 1, 1, 2, 2, 4, 4], [0, 1, 1, 1, 1, 1, 1], [0, 1, 2, 1, 2, 1, 2]]
+    assert 7 + shift == 5
+    frames = MediaItem([(1, 2), (6, 2)], bytes(32), {}, [2, 1, 2], kind="video")
+    assert frames.grids == [GridSpan(1, [1, 1, 2]), GridSpan(6, [1, 1, 2])]
+    assert media_fault([frames], 9, {"video"}) is None
+    for changes in ({"grid": [1, 2, 2]}, {"spans": [(1, 3), (6, 1)]}, {"frame_step": 4e4}, {"frame_step": math.nan}):
+        assert "grid" in str(media_fault([replace(frames, **changes)], 9, {"video"}))
 
 
 def test_a_batch_of_requests_with_and_without_images() -> None:
@@ -48,7 +62,7 @@ def test_each_pair_rotates_by_its_axis(rope: dict[str, Any], axes: list[int]) ->
     assert isinstance(rotary, AxisRotary)
     plain = Rotary.of(100.0, 8)
     for one in (rotary, plain):
-        one.prepare(64, torch.device("cpu"))
+        one.prepare(64 if one is plain else 8, torch.device("cpu"))
     rotary.take_steps(4)
     axes_AT = np.array([[3, 50], [7, 50], [9, 51]])
     rotary.put(axes_AT)

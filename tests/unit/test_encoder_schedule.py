@@ -150,8 +150,9 @@ def _submit(name: str) -> Submit:
     ],
 )
 def test_faults_of_media(items: list[MediaItem], message: str) -> None:
-    assert message in str(media_fault(items, 100))
-    assert media_fault([item("a", (0, 5)), item("b", (5, 95))], 100) is None
+    assert message in str(media_fault(items, 100, {"image"}))
+    assert "does not read media of kind image" in str(media_fault([item("a", (0, 5))], 100, {"video", "audio"}))
+    assert media_fault([item("a", (0, 5)), item("b", (5, 95))], 100, {"image"}) is None
 
 
 def attended(name: str) -> MediaItem:
@@ -184,6 +185,6 @@ def test_what_running_requests_attend_to_is_kept() -> None:
 
 def test_faults_of_items_that_are_attended_to() -> None:
     sound, image = attended("a"), item("b", (0, 3))
-    assert media_fault([sound], 4, attended_rows=40) is None
+    assert media_fault([sound], 4, {"image"}, attended_rows=40) is None
     for items, rows in (([], 40), ([sound, sound], 40), ([image], 40), ([sound], 41), ([sound], 0)):
-        assert media_fault(items, 10, attended_rows=rows)
+        assert media_fault(items, 10, {"image"}, attended_rows=rows)

@@ -111,10 +111,12 @@ def test_damaged_images(tmp_path: Path, rounds: int) -> None:
         processor = MediaProcessor(config_of(make_llava(tmp_path)))
 
         async def read(data: bytes) -> object:
-            return (await processor.process(Job(data, None, {}))).digest
+            return (await processor.process("image", Job(data, None, {}))).digest
 
         try:
-            num_read, num_refused = await survive(read, files, lambda: processor._processes._idle[0].pid, rounds)
+            num_read, num_refused = await survive(
+                read, files, lambda: processor._processes["image"]._idle[0].pid, rounds
+            )
         finally:
             await processor.close()
         assert min(num_read, num_refused) > rounds // 10, "damage of both kinds"
@@ -142,11 +144,11 @@ def test_damaged_sounds_of_prompts(tmp_path: Path, rounds: int) -> None:
         processor = MediaProcessor(config_of(make_qwen2_audio(tmp_path)))
 
         async def read(data: bytes) -> object:
-            return (await processor.process(SoundJob(data, FILE))).digest
+            return (await processor.process("audio", SoundJob(data, FILE))).digest
 
         try:
             num_read, num_refused = await survive(
-                read, sound_files(), lambda: processor._processes._idle[0].pid, rounds // 3
+                read, sound_files(), lambda: processor._processes["audio"]._idle[0].pid, rounds // 3
             )
         finally:
             await processor.close()

@@ -86,7 +86,7 @@ def test_a_step_computes_a_span_up_to_its_end() -> None:
     [(99, 0, "whole images of 80 tokens beside one token of each of 20"), (100, 79, "whole images of 80")],
 )
 def test_steps_too_small_for_an_image_are_refused(budget: int, max_chunk: int, message: str) -> None:
-    media = MediaFacts(architecture="A", hf_config={}, token_id=1, processor_path="", both_ways_rows=80)
+    media = MediaFacts(architecture="A", hf_config={}, token_ids={"image": 1}, processor_path="", both_ways_rows=80)
     _check_whole_images(media, 100, 20, 80)
     with pytest.raises(ConfigError, match=message):
         _check_whole_images(media, budget, 20, max_chunk)

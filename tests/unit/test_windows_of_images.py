@@ -13,7 +13,7 @@ from octavo.protocol.config import EngineConfig, ModelConfig, resolve
 from octavo.protocol.config.media import DEFAULT_ITEM_TOKENS, MediaConfig
 from octavo.protocol.env import Env
 from octavo.worker_proc.models.vision.qwen25_vl import squares_by_window
-from octavo.worker_proc.models.vision.registry import build_tower
+from octavo.worker_proc.models.vision.registry import build_towers
 from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, MIN_RUN_ROWS, TowerSpec, VisionTower
 from octavo.worker_proc.parallel.placement import Placement
 
@@ -34,9 +34,8 @@ def tower_of(path: Path, **settings: int) -> VisionTower:
     resolved = resolve(config, read_model_facts(model, Env.read()), device="cpu", num_cores=1)
     assert resolved.media is not None and resolved.model.media is not None
     placement = Placement(torch.float32, torch.device("meta"))
-    return build_tower(
-        TowerSpec(resolved.model.media, resolved.model.embedding_width, placement, None, resolved.media.max_item_tokens)
-    )
+    sizes = resolved.model.embedding_width, placement, None, resolved.media.max_item_tokens
+    return build_towers(TowerSpec(resolved.model.media, *sizes))["image"]
 
 
 def test_memory_is_planned_for_the_largest_image_that_is_accepted(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""Positions on the axes of time, rows and columns (M-RoPE), from the grids of a request's images.
+"""Positions on the axes of time, rows and columns (M-RoPE), from the grids of a request's images and videos.
 
-A token of text advances all axes by one. The rows of an image count along its grid, from the position after the token
-before it. The token that follows it comes after its longest side.
+A token of text advances all axes by one. The rows of a grid count along it, from the position after the token before
+it, and its frames may be several positions apart. The token that follows comes after the last position on any axis.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,9 @@ def axes_of_grids(grids: Sequence[GridSpan]) -> tuple[Ints, int]:
         parts.append(np.tile(np.arange(num_before) + following, (NUM_AXES, 1)))
         following += num_before
         grid_AL = np.indices(one.grid).reshape(NUM_AXES, -1)
+        # In float32, as the model was trained.
+        grid_AL[0] = np.floor(grid_AL[0].astype(np.float32) * np.float32(one.frame_step)).astype(np.int64)
         parts.append(grid_AL + following)
-        following += max(one.grid)
+        following += int(grid_AL.max()) + 1
         end = one.start + grid_AL.shape[1]
     return np.concatenate(parts, axis=1), following - end

@@ -6,6 +6,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.encoder import MediaEncoder
+from octavo.worker_proc.media.tower_runner import TowerRunner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, VisionTower
 from octavo.worker_proc.runners.host import HostRunner
@@ -18,31 +19,46 @@ def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
     """
-    if not isinstance(tower := model.tower, VisionTower):
+    if not model.towers:
         return None
+    towers = towers_of(model)
+    runners: dict[Model, TowerRunner] = {tower: _open_tower(tower, config) for tower in towers}
+    attended = None
+    if model.cross_cache is not None:
+        attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads)
+    return MediaEncoder({kind: runners[tower] for kind, tower in model.towers.items()}, attended)
+
+
+def towers_of(model: Model) -> list[VisionTower]:
+    """Return the towers of a model, each once."""
+    return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, VisionTower)]
+
+
+def _open_tower(tower: VisionTower, config: ResolvedConfig) -> TowerRunner:
     own = _own_config(tower, config)
     # Each sequence and each part begins in a block of its own.
     num_blocks = -(-tower.max_rows // own.block_size) + max(MAX_RUN_SEQUENCES, tower.max_parts)
     runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
     assert isinstance(runner, HostRunner), "towers run on CPUs"
-    attended = None
-    if model.cross_cache is not None:
-        attended = AttendedItems(model, model.cross_cache, tower.width, config.num_threads)
-    return MediaEncoder(tower, runner.forward, own.block_size, config.num_threads, attended)
+    return TowerRunner(tower, runner.forward, own.block_size, config.num_threads)
 
 
 def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
-    """Return what the encoder takes beside its weights: activations of its largest run, and results that are kept."""
-    if config.media is None or not isinstance(tower := model.tower, VisionTower):
+    """Return what the encoder takes beside its weights: activations of its largest runs, and results that are kept."""
+    if config.media is None or not model.towers:
         return 0
-    own = _own_config(tower, config)
     if model.cross_cache is not None:
         kept_bytes = model.cross_cache.num_bytes
     else:
         row_bytes = (1 + config.num_deeper_rows) * config.model.embedding_width * model.dtype.itemsize
         kept_bytes = config.media.encoder_cache_tokens * row_bytes
-    run_bytes = measure_steps(tower, device, own).activation_bytes if tower.library else tower.weights_bytes
-    return kept_bytes + run_bytes
+    return kept_bytes + sum([_run_bytes(tower, device, config) for tower in towers_of(model)])
+
+
+def _run_bytes(tower: VisionTower, device: Device, config: ResolvedConfig) -> int:
+    if not tower.library:
+        return tower.weights_bytes
+    return measure_steps(tower, device, _own_config(tower, config)).activation_bytes
 
 
 def _own_config(tower: VisionTower, config: ResolvedConfig) -> ResolvedConfig:

@@ -16,6 +16,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.model import ModelImpl
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.media import Kind
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
@@ -157,8 +158,9 @@ class Model(ABC):
         """What a head reads of this model; None: there is no head."""
         self.head: Model | None = None
         """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
-        self.tower: Model | None = None
-        """Encodes images or audio for this model; None: the model reads tokens only, or another stage has it."""
+        self.towers: Mapping[Kind, Model] = {}
+        """What encodes each kind of media for this model; {}: the model reads tokens only, or another stage has them.
+        One tower may be that of several kinds."""
         self.cross_cache: CrossCache | None = None
         """Keys and values of what the tower has encoded, if layers attend to it; made before steps are recorded."""
         self.stage = parameters.stage
@@ -209,10 +211,10 @@ class Model(ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters, those of a head and a tower included, and of given rows."""
+        """Bytes of all parameters, those of a head and of towers included, and of given rows."""
         given_bytes = self.given_rows.num_bytes if self.given_rows else 0
-        others = [model.weights_bytes for model in (self.head, self.tower) if model is not None]
-        return self._parameters.num_bytes + given_bytes + sum(others)
+        others: list[Model] = [*dict.fromkeys(self.towers.values()), *([self.head] if self.head else [])]
+        return self._parameters.num_bytes + given_bytes + sum([model.weights_bytes for model in others])
 
     @property
     def parameters(self) -> Parameters:

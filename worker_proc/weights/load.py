@@ -29,7 +29,7 @@ from octavo.worker_proc.weights.cache_scales import read_cache_scales
 from octavo.worker_proc.weights.dummy import fill_dummy
 from octavo.worker_proc.weights.formats import log_formats
 from octavo.worker_proc.weights.heads import load_head
-from octavo.worker_proc.weights.media import load_tower, read_text_weights
+from octavo.worker_proc.weights.media import load_towers, read_text_weights
 from octavo.worker_proc.weights.packed_cache import PackedCache
 from octavo.worker_proc.weights.quantized.assembly import open_format
 from octavo.worker_proc.weights.quantized.layout import quantize_dummy
@@ -102,7 +102,7 @@ def load_model(
                 model.head = _load_draft_model(config, config.speculation, report, placement, library, cache_dir)
             else:
                 load_head(config.speculation, model, config.max_num_batched_tokens, report)
-        model.tower = load_tower(config, model)
+        model.towers = load_towers(config, model)
         model.cross_cache = _cross_cache(config, model)
         if config.takes_rows:
             model.take_given_rows(config.max_num_batched_tokens, config.num_deeper_rows)

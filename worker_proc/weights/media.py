@@ -8,9 +8,10 @@ from torch import Tensor
 from octavo.kernels.linear import Packer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.facts import ModelFacts
+from octavo.protocol.media import Kind
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
-from octavo.worker_proc.models.vision.registry import build_tower
+from octavo.worker_proc.models.vision.registry import build_towers
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 from octavo.worker_proc.parallel.placement import Placement
 from octavo.worker_proc.weights.dummy import fill_dummy
@@ -49,21 +50,21 @@ def read_text_weights(
         yield own, values
 
 
-def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
-    """Return the tower of a model; None: it has none.
+def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower]:
+    """Return the tower of each kind of media that a model reads; {}: this worker has none.
 
-    Its weights are as precise as in the checkpoint, but w8a8 quantizes an encoder that is attended to: it has many
+    Their weights are as precise as in the checkpoint, but w8a8 quantizes an encoder that is attended to: it has many
     rows, and other quantizations make only steps with few rows faster.
 
-    Every rank has all of it, and the first pipeline stage alone.
+    Every rank has all of them, and the first pipeline stage alone.
 
     Raises:
-        ConfigError: the tower is not supported, or a tensor is missing or has another shape.
+        ConfigError: a tower is not supported, or a tensor is missing or has another shape.
     """
     if config.media is None or not model.stage.is_first:
-        return None
+        return {}
     assert config.model.media is not None, "a model that reads media"
-    tower = build_tower(
+    towers = build_towers(
         TowerSpec(
             facts=config.model.media,
             width=config.model.embedding_width,
@@ -72,13 +73,18 @@ def load_tower(config: ResolvedConfig, model: Model) -> VisionTower | None:
             max_item_tokens=min(config.media.max_item_tokens, config.max_model_len),
         )
     )
+    is_quantized = config.quantization == "w8a8" and config.model.media.attended_rows > 0
+    for tower in dict.fromkeys(towers.values()):
+        _fill(tower, config)
+        tower.pack(Packer(model.device, native=model.library, quantization="w8a8" if is_quantized else None))
+    return towers
+
+
+def _fill(tower: VisionTower, config: ResolvedConfig) -> None:
     if config.model.load_format == "dummy":
         fill_dummy(tower.named_parameters(), config.seed)
-    else:
-        wants = tower.parameters.wants
-        tower.load_weights(
-            read_weights(config.model, lambda fraction: None, lambda name: text_name(name) is None and wants(name))
-        )
-    is_quantized = config.quantization == "w8a8" and config.model.media.attended_rows > 0
-    tower.pack(Packer(model.device, native=model.library, quantization="w8a8" if is_quantized else None))
-    return tower
+        return
+    wants = tower.parameters.wants
+    tower.load_weights(
+        read_weights(config.model, lambda fraction: None, lambda name: text_name(name) is None and wants(name))
+    )

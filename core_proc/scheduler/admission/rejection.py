@@ -183,7 +183,7 @@ class RejectionRules:
         most = self._media.max_item_tokens
         if (largest := max([item.num_rows for item in items], default=0)) > most:
             return f"an item has {largest} rows, and the limit is {most} (--max-num-encoder-tokens)"
-        return media_fault(items, len(submit.prompt_token_ids), self._media.attended_rows)
+        return media_fault(items, len(submit.prompt_token_ids), self._media.limits, self._media.attended_rows)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
         """Check what frontends check too: a value that slips through would fail every request of its step."""

@@ -12,7 +12,7 @@ export class Chat {
   #openCalls = 0;
   #running = null;
   #attachments = new Attachments({
-    readsSounds: async () => (await getJson("dashboard/state")).engine.reads === "audio",
+    readsSounds: async () => (await getJson("dashboard/state")).engine.reads.includes("audio"),
     onSound: (file) => this.#transcribe(file),
     onRefusal: (problem) => {
       byId("stats").textContent = problem;

@@ -138,6 +138,8 @@ class AxisRotary(Rotary):
     def put(self, axes_AT: npt.NDArray[np.int64]) -> None:
         """See `octavo.worker_proc.models.base.StepAngles`."""
         assert self._step_tables is not None, "take_steps() comes before"
+        # Frames of a video may be further apart than the tokens of the longest request.
+        self.prepare(int(axes_AT.max()) + 1, self._cos_LC.device)
         positions_TC = torch.from_numpy(axes_AT).T[:, self._axes_C]
         for table_XC, angles_LC in zip(self._step_tables, (self._cos_LC, self._sin_LC), strict=True):
             table_XC[: len(positions_TC)] = angles_LC[positions_TC, self._pairs_C]

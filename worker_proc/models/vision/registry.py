@@ -3,6 +3,7 @@
 from importlib import import_module
 
 from octavo.protocol.errors import ConfigError
+from octavo.protocol.media import Kind
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
 _AUDIO = {
@@ -31,19 +32,22 @@ TOWERS = {
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""
 
 
-def build_tower(spec: TowerSpec) -> VisionTower:
-    """Make the tower of a model that reads images or audio. Its parameters are uninitialized.
+def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower]:
+    """Make the towers of a model that reads media, by the kinds that they encode. Their parameters are uninitialized.
+
+    Images and video have the same one.
 
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.
     """
-    architecture = spec.facts.architecture
-    package, name = "vision", TOWERS.get(architecture)
-    if name is None:
-        package, name = "audio", _AUDIO.get(architecture)
-    if name is None:
-        known = ", ".join([*TOWERS, *_AUDIO])
-        raise ConfigError(f"octavo has no encoder of {architecture}", hint=f"use one of {known}")
-    build = import_module(f"octavo.worker_proc.models.{package}.{name}").build
-    tower: VisionTower = build(spec)
-    return tower
+    architecture, towers = spec.facts.architecture, dict[str, VisionTower]()
+    found: dict[Kind, VisionTower] = {}
+    for kind in spec.facts.token_ids:
+        package, modules = ("audio", _AUDIO) if kind == "audio" else ("vision", TOWERS)
+        if architecture not in modules:
+            known = ", ".join(modules)
+            raise ConfigError(f"octavo has no encoder of {architecture} for {kind}", hint=f"use one of {known}")
+        if package not in towers:
+            towers[package] = import_module(f"octavo.worker_proc.models.{package}.{modules[architecture]}").build(spec)
+        found[kind] = towers[package]
+    return found
