@@ -3,16 +3,20 @@
 import ctypes
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.filter_logits.native import Filter
 from octavo.kernels.logprobs.native import logprobs
 from octavo.kernels.logprobs.row import RowLogprobs
-from octavo.kernels.native.arguments import Arguments, Matrix
-from octavo.kernels.native.direct import run
+from octavo.kernels.native.arguments import Arguments, Matrix, StepArguments
+from octavo.kernels.native.direct import DirectCall
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.penalties.native import Penalties
 from octavo.kernels.top_k.native import scratch
+
+Ints = npt.NDArray[np.int64]
 
 
 class SampledRequest(ctypes.Structure):
@@ -51,6 +55,42 @@ class SampleArguments(Arguments):
     )
 
 
+class PreparedSamples:
+    """The arguments of `sample` for some rows, except for their logits: see `NativeSampler.prepare`."""
+
+    def __init__(
+        self,
+        library: NativeLibrary,
+        scratch: Tensor,
+        max_threads: int,
+        requests: Sequence[int],
+        positions_R: Ints,
+        num_outputs_R: Ints,
+    ) -> None:
+        num_rows = len(requests)
+        self._call = DirectCall(
+            library, "sample", SampleArguments(scratch=scratch.data_ptr()), StepArguments(num_rows=num_rows)
+        )
+        self._max_threads = min(max_threads, num_rows)
+        self._requests = (ctypes.c_int64 * num_rows)(*requests)
+        self._token_ids = (ctypes.c_int64 * num_rows)()
+        self._arrays = scratch, positions_R, num_outputs_R  # a structure does not keep what a number points to
+        arguments = self._call.arguments
+        arguments.requests, arguments.token_ids = map(ctypes.addressof, (self._requests, self._token_ids))
+        arguments.positions, arguments.num_outputs = positions_R.ctypes.data, num_outputs_R.ctypes.data
+
+    def sample(self, logits_RV: Tensor, num_threads: int) -> list[int]:
+        """Return one token id per row; -1 where the largest logit is NaN or infinite.
+
+        Args:
+            logits_RV: float32, left as they are; rows may lie apart.
+            num_threads: that share the rows.
+        """
+        self._call.arguments.logits = Matrix.of(logits_RV)
+        self._call.run(min(num_threads, self._max_threads))
+        return list(self._token_ids)
+
+
 class NativeSampler:
     """Samples rows of `vocab_size` logits on up to `max_threads` threads, and computes their logprobs."""
 
@@ -59,31 +99,15 @@ class NativeSampler:
         self._max_threads = max_threads
         self._scratch = scratch(library, vocab_size, max_threads)
 
-    def sample(
-        self,
-        logits_RV: Tensor,
-        requests: Sequence[int],
-        positions: Sequence[int],
-        num_outputs: Sequence[int],
-        num_threads: int,
-    ) -> list[int]:
-        """Return one token id per row; -1 where the largest logit is NaN or infinite.
+    def prepare(self, requests: Sequence[int], positions_R: Ints, num_outputs_R: Ints) -> "PreparedSamples":
+        """Prepare draws, which may be made again after the arrays have changed.
 
         Args:
-            logits_RV: float32, left as they are; rows may lie apart.
             requests: the address of each row's `SampledRequest`.
-            positions: number of tokens before the one that is drawn.
-            num_outputs: number of outputs among them.
-            num_threads: that share the rows.
+            positions_R: number of tokens before the one that is drawn; contiguous.
+            num_outputs_R: number of outputs among them; contiguous.
         """
-        num_rows = logits_RV.shape[0]
-        integers = ctypes.c_int64 * num_rows
-        token_ids = integers()
-        arrays = [integers(*values) for values in (requests, positions, num_outputs)] + [token_ids]
-        arguments = SampleArguments(Matrix.of(logits_RV), *map(ctypes.addressof, arrays), self._scratch.data_ptr())
-        num_threads = min(num_threads, self._max_threads, num_rows)
-        run(self._library, "sample", arguments, num_rows=num_rows, num_threads=num_threads)
-        return list(token_ids)
+        return PreparedSamples(self._library, self._scratch, self._max_threads, requests, positions_R, num_outputs_R)
 
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]], num_threads: int

@@ -76,7 +76,7 @@ class BatchState:
         self.rows: dict[int, Row] = {}
         self.columns = SlotColumns(num_slots)
         self._num_admissions = 0
-        self._block_size = block_size
+        self.block_size = block_size
         self._vocab_size = vocab_size
         self._has_block_tables = has_block_tables
         # The last token of a request is sampled one position past the last computed one.
@@ -185,6 +185,11 @@ class BatchState:
         self._token_ids[slots_N, positions_N] = PENDING
         self.columns.num_known_S[slots_N] = positions_N + 1
 
+    def append_sampled(self, slots_N: Ints, positions_N: Ints, tokens_N: Ints) -> None:
+        """Append tokens whose requests have no traits: `append_pending` and `set_tokens` at once."""
+        self._token_ids[slots_N, positions_N] = tokens_N
+        self.columns.num_known_S[slots_N] = positions_N + 1
+
     def set_tokens(self, slots_N: Ints, positions_N: Ints, admissions_N: Ints, tokens_N: Ints) -> None:
         """Fill in pending tokens, or accept tokens that were drafted and the one after them.
 
@@ -265,11 +270,11 @@ class BatchState:
             query_starts = np.concatenate(([0], counts_R.cumsum()))
             positions_T = np.arange(query_starts[-1]) + np.repeat(starts_R - query_starts[:-1], counts_R)
             slots_T = np.repeat(slots_R, counts_R)
-        blocks_T, offsets_T = np.divmod(positions_T, self._block_size)
-        num_blocks = -(-max_context_len // self._block_size) if self._has_block_tables else 0
+        blocks_T, offsets_T = np.divmod(positions_T, self.block_size)
+        num_blocks = -(-max_context_len // self.block_size) if self._has_block_tables else 0
         groups = []
         for block_ids in self._block_ids[: self.num_groups]:
-            slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self._block_size + offsets_T
+            slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self.block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         token_ids_T = self._token_ids[slots_T, positions_T]
         given = None if embeds is None else GivenInputs.of(entries, query_starts, embeds)
@@ -324,7 +329,7 @@ class BatchState:
         columns.admission_S[row.slot] = self._num_admissions
         columns.num_known_S[row.slot] = len(admitted.token_ids)
         columns.num_prompt_S[row.slot] = row.num_prompt_tokens
-        columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
+        columns.capacity_S[row.slot] = min(row.num_blocks) * self.block_size
         columns.traits_S[row.slot] = int(row.traits)
         columns.adapter_S[row.slot] = admitted.adapter_slot + 1
         if self._axes is not None:
@@ -341,7 +346,7 @@ class BatchState:
             end = row.num_blocks[group] + len(block_ids)
             self._block_ids[group][row.slot, row.num_blocks[group] : end] = block_ids
             row.num_blocks[group] = end
-        self.columns.capacity_S[row.slot] = min(row.num_blocks) * self._block_size
+        self.columns.capacity_S[row.slot] = min(row.num_blocks) * self.block_size
 
     def _check_groups(self, block_ids: list[list[int]]) -> None:
         if len(block_ids) != len(self._block_ids):
@@ -381,5 +386,5 @@ class BatchState:
             )
         if entry.num_samples and end != num_known:
             raise ProtocolError(f"slot {entry.slot} samples after position {end - 1}, which is not its last token")
-        if end > min(row.num_blocks) * self._block_size:
+        if end > min(row.num_blocks) * self.block_size:
             raise ProtocolError(f"slot {entry.slot}: position {end - 1} has no block")

@@ -5,6 +5,7 @@ Decides nothing and sends nothing; the command loop in `worker` does that.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,9 @@ import torch
 from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.ids import SlotId
+from octavo.protocol.ids import SlotId, pack_ids
 from octavo.protocol.prompt_embeds import StepEmbeds
-from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StoreBlocks
+from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StepResult, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.state import BatchState
@@ -23,9 +24,18 @@ from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader, ContentStore
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
+from octavo.worker_proc.executor.repeated import RepeatedDecode
 from octavo.worker_proc.executor.results import StepTimes, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
-from octavo.worker_proc.executor.runner import Accepted, Deliver, ReceiveMasks, Runner, Samples, WaitForCommand
+from octavo.worker_proc.executor.runner import (
+    Accepted,
+    Deliver,
+    ReceiveMasks,
+    Repeater,
+    Runner,
+    Samples,
+    WaitForCommand,
+)
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder
@@ -55,6 +65,7 @@ class PipelinedExecutor:
         drafter: drafts tokens; None: the workers draft none.
         encoder: makes rows of media; None: this worker encodes none.
         aligner: computes steps with requests that align; None: the model attends to no sounds.
+        repeater: the runner, if it can compute steps again whose arrays were changed in place; None: it cannot.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
     """
@@ -74,6 +85,7 @@ class PipelinedExecutor:
         drafter: Drafter | None = None,
         encoder: MediaEncoder | None = None,
         aligner: Aligner | None = None,
+        repeater: Repeater | None = None,
         answers: bool = True,
     ) -> None:
         self.runner = runner
@@ -88,6 +100,10 @@ class PipelinedExecutor:
         self._encoder, self._aligner = encoder, aligner
         self._batch = batch
         self._deliver = deliver
+        # They change what a step computes or samples in ways of their own.
+        is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and answers
+        self._repeater = repeater if is_plain else None
+        self._repeated: RepeatedDecode | None = None
         self._in_flight: deque[InFlightStep] = deque()
         self._last_end_s = 0.0
         self.block_files: BlockFiles | None = None
@@ -125,6 +141,10 @@ class PipelinedExecutor:
             ProtocolError: the plan or the masks do not fit the batch.
         """
         started_s = time.perf_counter()
+        if self._repeater is not None and self._repeated is not None and self._repeated.moves_on(plan):
+            self._repeat(self._repeater, self._repeated, plan, started_s)
+            return
+        self._repeated = None
         while len(self._in_flight) >= self.runner.max_in_flight:
             self._finish_oldest()
         adapter_faults = self._adapters.apply(plan.adapter_loads) if self._adapters and plan.adapter_loads else ()
@@ -175,6 +195,7 @@ class PipelinedExecutor:
     def use_model(self, model: Model | None) -> None:
         """See `Runner.use_model`. No step is in flight."""
         assert not self._in_flight, "a step computes with the present weights"
+        self._repeated = None
         self.runner.use_model(model)
         if self._drafter is not None:
             self._drafter.use_model(model)
@@ -221,6 +242,16 @@ class PipelinedExecutor:
                 if memory is not None:
                     memory.on_idle(wait_for_command)
 
+    def _repeat(self, repeater: Repeater, decode: RepeatedDecode, plan: StepPlan, started_s: float) -> None:
+        """Compute a plan that continues the last one, and deliver its result."""
+        token_ids = repeater.repeat(decode.samples).token_ids()
+        decode.append(token_ids)
+        times = self._end_step(started_s, time.perf_counter())
+        self._deliver(
+            StepResult(plan.sequence, pack_ids(token_ids), [], [], elapsed_s=times.elapsed_s, idle_s=times.idle_s)
+        )
+        self.runner.after_step(len(token_ids))
+
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
         entries = batch.entries_of(plan.scheduled)
@@ -244,11 +275,7 @@ class PipelinedExecutor:
             num_tokens, event = len(inputs.token_ids_T), self.runner.record_event()
             return InFlightStep(plan.sequence, started_s, num_tokens, samples, pooled, (), event)
         reporting = (traits_R & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
-        prompts = [
-            chunk
-            for place in reporting
-            if (chunk := self._prompt_chunk(plan.scheduled[place], int(inputs.query_starts[place])))
-        ]
+        prompts = self._prompt_chunks([(plan.scheduled[place], int(inputs.query_starts[place])) for place in reporting])
         output, rounds = None, None
         if len(samples):
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
@@ -269,6 +296,8 @@ class PipelinedExecutor:
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )
             _append_pending(batch, samples)
+            if self._repeater is not None and not plan.awaits_masks:
+                self._repeated = RepeatedDecode.of(plan, inputs, samples, batch)
         event = self.runner.record_event()
         faults = () if self._processors is None else self._processors.take_faults()
         num_tokens = int(inputs.query_starts[-1])
@@ -293,6 +322,11 @@ class PipelinedExecutor:
 
     def _change_logits(self, processors: Processors, logits_RV: Tensor, samples: Samples) -> Tensor:
         return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)
+
+    def _prompt_chunks(self, entries: Sequence[tuple[Scheduled, int]]) -> list[PromptChunk]:
+        """Return the logprobs that entries report, given with their first rows."""
+        chunks = [self._prompt_chunk(entry, first_row) for entry, first_row in entries]
+        return [chunk for chunk in chunks if chunk is not None]
 
     def _prompt_chunk(self, entry: Scheduled, first_row: int) -> PromptChunk | None:
         """Return the logprobs of the prompt tokens that follow an entry's positions; None: none do."""
@@ -319,16 +353,20 @@ class PipelinedExecutor:
         sampled_s = time.perf_counter()
         if self._drafter is not None and step.entries is not None and step.query_starts is not None:
             drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
-        end_s = time.perf_counter()
-        idle_s = max(0.0, step.started_s - self._last_end_s) if self._last_end_s else -1.0
-        times = StepTimes(
-            elapsed_s=end_s - max(step.started_s, self._last_end_s),
-            drafts_s=end_s - sampled_s if drafts else 0.0,
-            idle_s=idle_s,
-        )
-        self._last_end_s = end_s
+        times = self._end_step(step.started_s, sampled_s, has_drafts=bool(drafts))
         self._deliver(step_result(step, token_ids, times, accepted, drafts))
         self.runner.after_step(step.num_tokens)
+
+    def _end_step(self, started_s: float, sampled_s: float, *, has_drafts: bool = False) -> StepTimes:
+        """Return the times of a step that ends now."""
+        end_s = time.perf_counter()
+        times = StepTimes(
+            elapsed_s=end_s - max(started_s, self._last_end_s),
+            drafts_s=end_s - sampled_s if has_drafts else 0.0,
+            idle_s=max(0.0, started_s - self._last_end_s) if self._last_end_s else -1.0,
+        )
+        self._last_end_s = end_s
+        return times
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:
         """Put the tokens of a step into the batch; returns which of them are tokens, None if all are."""

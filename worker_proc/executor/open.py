@@ -102,6 +102,7 @@ def open_executor(
         drafter=drafter,
         encoder=open_encoder(model, config),
         aligner=_open_aligner(model, runner),
+        repeater=runner if isinstance(runner, HostRunner) else None,
         answers=model.stage.is_last,
     )
     if config.kv_transfer is not None:

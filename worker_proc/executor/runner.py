@@ -122,7 +122,7 @@ class Samples(Sequence[SampledRow]):
         self.admissions_N: Ints = columns.admission_S[self.slots_N]
         self.traits_N: Ints = columns.traits_S[self.slots_N]
         """When the step begins; masks come later."""
-        self._has_traits = bool(self.traits_N.any())
+        self.has_traits = bool(self.traits_N.any())
         self._batch_rows = batch.rows
         self._rows: list[SampledRow] | None = None
 
@@ -134,6 +134,11 @@ class Samples(Sequence[SampledRow]):
         part.draft_tokens, part._rows = None, None
         return part
 
+    def move_on(self) -> None:
+        """Follow the arrays of a step that only decodes, whose positions were moved on by one token in place."""
+        self.num_outputs_N += 1
+        self._rows = None
+
     def leave_out(self, draws: Sequence[tuple[int, int]]) -> None:
         """Do not make some draws after drafts, given as slots and numbers of drafts, whatever was drafted."""
         for slot, num_draft_tokens in draws:
@@ -143,7 +148,7 @@ class Samples(Sequence[SampledRow]):
 
     def with_trait(self, trait: Trait) -> list[int]:
         """Return the places of the requests that have a trait."""
-        if not self._has_traits:
+        if not self.has_traits:
             return []
         places: list[int] = (self.traits_N & int(trait)).nonzero()[0].tolist()
         return places
@@ -206,6 +211,16 @@ class Rounds(Protocol):
 
     def record(self, token_ids: Sequence[int]) -> None:
         """Take the tokens of these places, make those known that are accepted, and find the next places."""
+
+
+class Repeater(Protocol):
+    """A runner that computes a step again whose arrays were changed in place, if the last call of it was for this step.
+
+    Each step is over when the call returns.
+    """
+
+    def repeat(self, samples: "Samples") -> PendingSamples:
+        """Do again what `run` and `sample` did with the step of these samples, which need no masks and no rounds."""
 
 
 class Runner(Protocol):

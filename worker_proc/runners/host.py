@@ -19,7 +19,7 @@ from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.prefault import Prefaulter
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Rounds, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.sampling.sampler import Draw, Sampler, as_logits
+from octavo.worker_proc.sampling.sampler import Draw, DrawAgain, Sampler, as_logits
 
 SMALL_STEP_TOKENS = 16
 """After a step of at most this many tokens a page is prefaulted. After a larger one the engine is busy, and all threads
@@ -58,6 +58,9 @@ class Forward(Protocol):
 
         A model that pools has no vocabulary: what it returns are its hidden states.
         """
+
+    def repeat(self, rows: Ints) -> Tensor:
+        """`run` and `logits` of these rows once more, after the arrays of the last step were changed in place."""
 
     @property
     def features(self) -> Sequence[Tensor]:
@@ -146,6 +149,8 @@ class HostRunner:
         self.forward = forward
         self.max_logits = max_logits
         self._sampler = sampler
+        self._repeated: tuple[Samples, DrawAgain] | None = None
+        """What `repeat` was last called with, and its draws."""
         # Torch's memory has no huge pages, so no step waits for many of them.
         native_buffers = [buffer for buffer in forward.cache_buffers if buffer.dtype == torch.uint8]
         self._prefaulter = Prefaulter(native_buffers, num_blocks)
@@ -184,6 +189,15 @@ class HostRunner:
     def run(self, inputs: StepInputs, samples: Samples) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         self.forward.run(inputs)
+
+    def repeat(self, samples: Samples) -> HostSamples:
+        """See `octavo.worker_proc.executor.runner.Repeater`."""
+        logits_RV = self.forward.repeat(samples.indices_N)
+        if self._repeated is None or self._repeated[0] is not samples:
+            states = [sample.row.sampling for sample in samples]
+            draw_again = self._sampler.prepare(states, samples.positions_N, samples.num_outputs_N)
+            self._repeated = samples, draw_again
+        return HostSamples(self._repeated[1](logits_RV), None)
 
     def join_step(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

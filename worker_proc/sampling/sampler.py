@@ -6,6 +6,7 @@ Reads their sampling states and never changes them; the batch records the tokens
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,10 +19,15 @@ from octavo.kernels.penalties import apply_penalties
 from octavo.kernels.sample import NativeSampler
 from octavo.kernels.timestamp_mask import mask_unlikely_text
 from octavo.kernels.token_mask import mask_tokens
+from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.sampling.state import LARGEST, SamplingState
 
 PASSES_OF_A_DRAW = 5
 """Cost of a draw with noise, in greedy draws; a wide nucleus costs more."""
+
+
+DrawAgain = Callable[[Tensor], list[int]]
+"""Draws for rows of logits as `Sampler.sample` does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +76,34 @@ class Sampler:
         `logits_RV` (float32, a row per draw) is not modified.
         """
         if self._native is not None:
-            addresses = [draw.state.native_address for draw in draws]
-            positions, num_outputs = [draw.position for draw in draws], [draw.num_outputs for draw in draws]
-            passes = sum(1 if draw.state.is_greedy else PASSES_OF_A_DRAW for draw in draws)
-            num_threads = self._choose_threads(passes * self._vocab_size)
-            return self._native.sample(logits_RV, addresses, positions, num_outputs, num_threads)
+            positions_R = np.array([draw.position for draw in draws], dtype=np.int64)
+            num_outputs_R = np.array([draw.num_outputs for draw in draws], dtype=np.int64)
+            return self.prepare([draw.state for draw in draws], positions_R, num_outputs_R)(logits_RV)
         if all(draw.state.is_greedy and not draw.state.changes_logits(draw.num_outputs) for draw in draws):
             largest = logits_RV.max(dim=1).values
             # The lowest id wins among equals: argmax takes the first.
             return logits_RV.argmax(dim=1).masked_fill_(~largest.isfinite(), -1).tolist()
         return [self._sample_row(logits_V, draw) for logits_V, draw in zip(logits_RV, draws, strict=True)]
+
+    def prepare(self, states: Sequence[SamplingState], positions_R: Ints, num_outputs_R: Ints) -> DrawAgain:
+        """Return a function that draws one token for each of these states, however often it is called.
+
+        Args:
+            states: of the draws.
+            positions_R: numbers of tokens before them. The arrays may be changed between two calls, but not replaced.
+            num_outputs_R: numbers of outputs among them.
+        """
+        if (native := self._native) is None:
+            return lambda logits_RV: self.sample(
+                logits_RV, list(map(Draw, states, positions_R.tolist(), num_outputs_R.tolist()))
+            )
+        work = self._vocab_size * sum(1 if state.is_greedy else PASSES_OF_A_DRAW for state in states)
+        prepared = native.prepare([state.native_address for state in states], positions_R, num_outputs_R)
+
+        def draw(logits_RV: Tensor) -> list[int]:
+            return prepared.sample(logits_RV, self._choose_threads(work))
+
+        return draw
 
     def logprobs(
         self, logits_RV: Tensor, token_ids: Sequence[int], tops: Sequence[int | Sequence[int]]

@@ -58,6 +58,10 @@ class NativePrograms:
         """The same programs, which keep queries too, over the same cache; recorded when they are first needed."""
         self._last: NativePrograms | None = None
         """What has run the last step; None: this."""
+        self._inputs: StepInputs | None = None
+        """Of the last step, whose memory its arguments refer to."""
+        self._step, self._chosen = StepArguments(), StepArguments()
+        """The last arguments of each program."""
         self.use_model(model)
 
     def _record(self, model: Model, *, keeps_queries: bool = False) -> None:
@@ -153,7 +157,17 @@ class NativePrograms:
         if inputs.axes_AT is not None and self._step_angles is not None:
             self._step_angles.put(inputs.axes_AT)
         self._adapters = inputs.adapters
-        self.layers.run(step_arguments(inputs), self._threads_of_layers(len(inputs.token_ids_T)))
+        self._inputs, self._step = inputs, step_arguments(inputs)
+        self._run_layers()
+
+    def repeat(self, rows: Ints) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._last is None, "a step with queries is never repeated"
+        self._run_layers()
+        return self._run_head()
+
+    def _run_layers(self) -> None:
+        self.layers.run(self._step, self._threads_of_layers(self._step.num_rows))
 
     def join_step(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
@@ -164,13 +178,17 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`."""
         if self._last is not None:
             return self._last.logits(rows)
-        head = self.head
-        assert head is not None and self._logits_RV is not None, "the last stage has the logits"
-        step = StepArguments(num_rows=len(rows), token_ids=address(rows))
+        self._chosen = step = StepArguments(num_rows=len(rows), token_ids=address(rows))
+        step.rows = rows  # a structure does not keep what a number points to
         if self._adapters is not None:
             set_adapters(step, self._adapters.of_rows(rows))
-        head.run(step, self._threads.choose(head.work * len(rows)))
-        return self._logits_RV[: len(rows)]
+        return self._run_head()
+
+    def _run_head(self) -> Tensor:
+        head, num_rows = self.head, self._chosen.num_rows
+        assert head is not None and self._logits_RV is not None, "the last stage has the logits"
+        head.run(self._chosen, self._threads.choose(head.work * num_rows))
+        return self._logits_RV[:num_rows]
 
     @property
     def features(self) -> Sequence[Tensor]:

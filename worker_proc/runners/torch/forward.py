@@ -22,6 +22,7 @@ class TorchForward:
         self._max_model_len = max_model_len
         self.use_model(model)
         self._hidden_TD: Tensor | None = None
+        self._inputs: StepInputs | None = None
         self._adapters: AdapterInputs | None = None
 
     @property
@@ -43,6 +44,7 @@ class TorchForward:
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None, "a step without a model"
+        self._inputs = inputs
         if self._model.given_rows is not None:
             self._model.given_rows.put(inputs.given)
         if inputs.axes_AT is not None and self._model.step_angles is not None:
@@ -69,6 +71,12 @@ class TorchForward:
         assert self._model is not None and self._hidden_TD is not None, "run() comes before logits(), on the last stage"
         self._set_rows(None if self._adapters is None else self._adapters.of_rows(rows))
         return self._model.logits(self._hidden_TD[torch.from_numpy(rows)]).float()
+
+    def repeat(self, rows: Ints) -> Tensor:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert self._inputs is not None, "there was a step"
+        self.run(self._inputs)
+        return self.logits(rows)
 
     @property
     def features(self) -> Sequence[Tensor]:

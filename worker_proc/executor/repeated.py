@@ -1,0 +1,67 @@
+"""Decode steps that repeat: the same requests, each one token further. Their arrays are moved on in place.
+
+perf: in one stream the weights of each step displace everything else from the caches, so that Python between two steps
+takes several times as long as in a loop. What is not run is what saves time.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from octavo.protocol.steps import Scheduled, StepPlan
+from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.executor.runner import Samples
+
+
+class RepeatedDecode:
+    """The arrays of the last step, if the next one may be the same one token further.
+
+    Args:
+        plan: of the last step.
+        inputs: its arrays.
+        samples: what it has sampled.
+        batch: of its requests.
+    """
+
+    def __init__(self, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> None:
+        self.inputs, self.samples = inputs, samples
+        self._batch = batch
+        self._scheduled = plan.scheduled
+
+    @classmethod
+    def of(cls, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> "RepeatedDecode | None":
+        """Return what the last step leaves; None: the next one cannot be the same.
+
+        Then it has more than one token of a request, something besides tokens and keys and values, or a request whose
+        sampling has a state that follows its tokens.
+        """
+        is_decode = len(samples) == len(plan.scheduled) == len(inputs.token_ids_T) and samples.draft_tokens is None
+        others = (inputs.states, inputs.cross, inputs.given, inputs.axes_AT, inputs.pieces)
+        if not is_decode or samples.has_traits or any(one is not None for one in others):
+            return None
+        return cls(plan, inputs, samples, batch)
+
+    def moves_on(self, plan: StepPlan) -> bool:
+        """Move the arrays on to the next tokens if `plan` says nothing else; otherwise return False."""
+        scheduled = [Scheduled(entry.slot, entry.start + 1, 1, 1) for entry in self._scheduled]
+        if plan != StepPlan(plan.sequence, [], [], [], scheduled):
+            return False
+        # The first position of a block is in a block that the arrays do not have.
+        if any(entry.start % self._batch.block_size == 0 for entry in scheduled):
+            return False
+        self._scheduled = scheduled
+        inputs = self.inputs
+        inputs.positions_T += 1
+        inputs.context_lens += 1
+        for group in inputs.groups:
+            group.slot_mapping_T += 1
+        inputs.token_ids_T[:] = self._batch.tokens_at(inputs.slots_T, inputs.positions_T)
+        self.samples.move_on()
+        return True
+
+    def append(self, token_ids: Sequence[int]) -> None:
+        """Put what the step has sampled into the batch, where the next step reads it."""
+        # A request without a token has failed, but its next step may have been planned already.
+        tokens_N = np.array([max(token_id, 0) for token_id in token_ids], dtype=np.int64)
+        self._batch.append_sampled(self.samples.slots_N, self.samples.positions_N, tokens_N)
