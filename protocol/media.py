@@ -26,6 +26,9 @@ NUM_AXES = 3
 MAX_POSITIONS = 2**16
 """That the grid of an item may take on an axis."""
 
+GIVEN = "rows"
+"""The name of the only tensor of an item whose rows the caller has computed: no encoder reads it."""
+
 MAX_ITEM_BYTES = MAX_BUFFERS_BYTES // 2
 """Bytes of all tensors of one item, and of the items that one step encodes."""
 
@@ -155,6 +158,26 @@ def media_fault(
     if any(item.grid and not _is_grid_of(item) for item in items):
         return "the grid of a media item is not that of its rows"
     return _digest_or_size_fault(items)
+
+
+def given_fault(items: Sequence[MediaItem], dtype: str, width: int) -> str | None:
+    """Return why rows that callers have computed are not those of a model; None: they are.
+
+    Args:
+        items: of a prompt.
+        dtype: of the model.
+        width: numbers of a row; 0: the engine takes no such rows.
+    """
+    num_bytes = width * (4 if dtype == "float32" else 2)
+    for item in items:
+        if (rows := item.tensors.get(GIVEN)) is None:
+            continue
+        if not width:
+            return "this engine takes no embeddings of media: start it with --enable-mm-embeds"
+        has_shape = rows.dtype == dtype and rows.shape == [item.num_rows, width] and len(item.tensors) == 1
+        if not has_shape or len(rows.data) != item.num_rows * num_bytes:
+            return f"embeddings of media must be {dtype} of shape [{item.num_rows}, {width}], got {rows.shape}"
+    return None
 
 
 def _digest_or_size_fault(items: Sequence[MediaItem]) -> str | None:

@@ -11,6 +11,7 @@ from octavo.frontend.audio.samples import samples_of
 from octavo.frontend.audio.wire import AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child_processes import ChildProcesses
 from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.given import GivenRows
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import MediaOptions, MediaSource, media_parts
 from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
@@ -110,6 +111,8 @@ class AudioPrompts:
             ConfigError: the processes that decode audio do not start.
         """
         try:
+            if isinstance(source.value, GivenRows):
+                raise MediaError("this model attends to sounds and has no rows of them in its prompts: send the sound")
             job = AudioJob(*samples_of(source.value), max_windows)
             result = await self._processes.ask(msgspec.msgpack.encode(job), AudioResult)
             if result.fault:

@@ -37,6 +37,8 @@ class MediaKind:
     """
     is_one: Callable[[Any], bool] = lambda value: not isinstance(value, list | tuple)
     """Whether a value of `multi_modal_data` is one item, not several."""
+    empty: Callable[[], Any] | None = None
+    """Returns an item without content, for `job`; None: callers cannot give the rows of this kind."""
 
 
 def token_id_of(facts: MediaFacts, kind: Kind) -> int:
@@ -79,12 +81,25 @@ def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedM
     return SoundJob(*samples_of(value))
 
 
+def _empty_picture() -> Any:
+    import numpy
+
+    return numpy.zeros((192, 256, 3), dtype=numpy.uint8)
+
+
+def _silence() -> Any:
+    import numpy
+
+    return numpy.zeros(16_000, dtype=numpy.float32), 16_000
+
+
 KINDS: dict[Kind, MediaKind] = {
     "image": MediaKind(
         "octavo.frontend.media.process",
         "images need pip install 'octavo[image]', and the model's processor files",
         _of_images,
         image_job,
+        empty=_empty_picture,
     ),
     "audio": MediaKind(
         "octavo.frontend.audio.sounds",
@@ -92,5 +107,6 @@ KINDS: dict[Kind, MediaKind] = {
         _of_sounds,
         _sound_job,
         lambda value: not isinstance(value, list | tuple) or is_pair(value),
+        _silence,
     ),
 }

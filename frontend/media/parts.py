@@ -4,6 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from octavo.frontend.media.given import KEYS as GIVEN_KEYS
+from octavo.frontend.media.given import given_part
 from octavo.frontend.text.messages import MediaPart, Message, part_path
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import Kind
@@ -20,6 +22,8 @@ _PARTS: dict[str, tuple[Kind, str]] = {
     "audio_url": ("audio", "audio_url"),
     "input_audio": ("audio", "input_audio"),
     "audio": ("audio", "audio"),
+    "image_embeds": ("image", GIVEN_KEYS["image"]),
+    "audio_embeds": ("audio", GIVEN_KEYS["audio"]),
 }
 """Types of parts that are media: their kind, and the key that has the item: a URL, an object with one, or data."""
 _EXAMPLES: dict[Kind, str] = {
@@ -110,6 +114,11 @@ def _uuid_of(part: Mapping[str, Any], path: str) -> str | None:
 
 def _value_of(part: Mapping[str, Any], kind: Kind, key: str, path: str, *, is_optional: bool) -> Any:
     value = part.get(key)
+    if key in GIVEN_KEYS.values():
+        if value is None and not is_optional:
+            example = "base64 of a safetensors file with one tensor, or of what torch.save writes"
+            raise InvalidRequestError(f"{path}.{key} is missing: send {example}", path)
+        return given_part(value, key, path)
     if key == "input_audio" and not (value is None and is_optional):
         return _data_url(value, f"{path}.{key}", path)
     if isinstance(value, Mapping):

@@ -75,9 +75,15 @@ class MediaProcessor:
         if result.fault:
             raise MediaError(result.fault)
         if name is not None:
-            result = msgspec.structs.replace(result, digest=_digest_of_named(name, result))
+            return self.keep(name, result)
         self._keep(key, result)
         return result
+
+    def keep(self, name: bytes, result: Result) -> Result:
+        """Keep a result under a name, and return it with the digest of an item of that name."""
+        named = msgspec.structs.replace(result, digest=_digest_of_named(name, result))
+        self._keep(name, named)
+        return named
 
     async def close(self) -> None:
         """End the processes."""
@@ -94,11 +100,11 @@ class MediaProcessor:
             self._num_cached_bytes -= _num_bytes(oldest)
 
 
-def name_of(kind: Kind, uuid: str, options: MediaOptions) -> bytes:
+def name_of(kind: Kind, uuid: str, options: MediaOptions, *, is_given: bool = False) -> bytes:
     """Return the name of an item in all caches, if the caller names it: one for each kind, uuid, tenant, salt and
-    processing. A tenant must not see the media of another one by their uuids."""
+    processing. A tenant must not see the media of another one by their uuids. `is_given`: its rows are the caller's."""
     named = msgspec.msgpack.encode([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
-    return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"uuid").digest()
+    return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"rows" if is_given else b"uuid").digest()
 
 
 def _digest_of_named(name: bytes, result: Result) -> bytes:

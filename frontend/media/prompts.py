@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import msgspec
 
 from octavo.frontend.media.download import MediaError, read_url
+from octavo.frontend.media.given import GivenRows, given_items
+from octavo.frontend.media.given_results import GivenMedia
 from octavo.frontend.media.kinds import KINDS, token_id_of
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
@@ -87,6 +89,7 @@ class MediaPrompts:
         self._encode = encode
         self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
+        self._given = GivenMedia(config, self._process_empty, self.processor)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with marks in place of its media, and the media.
@@ -174,6 +177,8 @@ class MediaPrompts:
             InvalidRequestError: it cannot be used; the message names it.
         """
         try:
+            if isinstance(source.value, GivenRows):
+                return await self._process_given(source, source.value, options)
             if source.uuid is None:
                 return await self.processor.process(source.kind, await self._read(source, options))
             return await self._process_named(source, source.uuid, options)
@@ -181,6 +186,23 @@ class MediaPrompts:
             raise InvalidRequestError(
                 f"{source.path}: the {NOUNS[source.kind]} cannot be used: {error}", source.path
             ) from None
+
+    async def _process_given(self, source: MediaSource, given: GivenRows, options: MediaOptions) -> Result:
+        """Return the result of rows that the caller has computed. Known ones are not read again."""
+        if source.uuid is None:
+            return await self._given.result(source.kind, given)
+        name = name_of(source.kind, source.uuid, options, is_given=True)
+        if (known := self.processor.known(name)) is not None:
+            return known
+        if given.rows is None:
+            raise MediaError(f"the server has no rows with the uuid {source.uuid!r} any more: send them with it")
+        return self.processor.keep(name, await self._given.result(source.kind, given))
+
+    async def _process_empty(self, kind: Kind) -> Result:
+        """Return what the processor makes of an item without content."""
+        empty = KINDS[kind].empty
+        assert empty is not None, "a kind whose rows can be given"
+        return await self.processor.process(kind, KINDS[kind].job(empty(), {}, self._media))
 
     async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
         """Return what the processor makes of an item with a uuid. A known one is not read again."""
@@ -304,7 +326,7 @@ def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSour
         if kind not in given and kind not in names:
             continue
         items: Any = given.get(kind)
-        several: Sequence[Any] = [items] if KINDS[kind].is_one(items) else items
+        several = given_items(items, kind, f"{FIELD}[{kind!r}]", is_one=KINDS[kind].is_one(items))
         sources += [
             item if isinstance(item, MediaSource) else MediaSource(kind, item, f"{FIELD}[{kind!r}][{place}]", name)
             for place, (item, name) in enumerate(zip(several, _uuids(names, len(several), kind), strict=True))

@@ -50,6 +50,13 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "again. An item of more is refused.",
         ),
     ] = DEFAULT_CACHE_TOKENS
+    enable_mm_embeds: Annotated[
+        bool,
+        Meta(
+            description="Take rows of media that callers have computed: image_embeds and audio_embeds. Any vectors of "
+            "the right size can be sent, so that prompts may hold what no encoder makes."
+        ),
+    ] = False
     allowed_local_media_path: Annotated[
         str | None, Meta(description="Directory whose files file:// URLs of requests may name. Default: none may.")
     ] = None
@@ -117,6 +124,8 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_audio_s: float
     max_live_bytes: int
     processor_cache_bytes: int
+    takes_embeds: bool = False
+    """Callers may send rows that they have computed."""
     attended_rows: int = 0
     vector_width: int = 0
     """See `MediaFacts`."""
@@ -168,6 +177,12 @@ def resolve_media(
             phase="configuration",
             hint=f"use --encoder-cache-tokens {rows} or more",
         )
+    if config.enable_mm_embeds and (rows or facts.media.vector_width):
+        raise ConfigError(
+            f"enable_mm_embeds: {facts.media.architecture} has no rows of media in its prompts",
+            phase="configuration",
+            hint="leave --enable-mm-embeds out",
+        )
     if facts.media.vector_width and num_stages > 1:
         raise ConfigError(
             f"pipeline_parallel_size {num_stages}: vectors of images do not pass between the stages of "
@@ -196,6 +211,7 @@ def resolve_media(
         max_audio_s=config.max_audio_seconds,
         max_live_bytes=config.max_media_bytes,
         processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
+        takes_embeds=config.enable_mm_embeds,
         attended_rows=facts.media.attended_rows,
         vector_width=facts.media.vector_width,
     )

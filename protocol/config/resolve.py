@@ -194,6 +194,11 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
         return 0 if self.model.media is None else self.model.media.deeper_rows
 
     @property
+    def media_row_width(self) -> int:
+        """Numbers of a row of media, with those of the rows beside it."""
+        return self.model.embedding_width * (1 + self.num_deeper_rows)
+
+    @property
     def computes_whole_prompts(self) -> bool:
         """Whether tokens attend to later ones, so that a prompt is computed in one step and shares nothing."""
         return is_computed_whole(self.model)

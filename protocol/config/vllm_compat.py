@@ -344,7 +344,7 @@ def _unsupported() -> Iterator[VllmSetting]:
 
 def _media() -> Iterator[VllmSetting]:
     """Yield settings of images, audio and video."""
-    yield from _group("switch", _TEXT_ONLY, _OFF, "trust_request_mm_kwargs enable_mm_embeds mm_encoder_only")
+    yield from _group("switch", _TEXT_ONLY, _OFF, "trust_request_mm_kwargs mm_encoder_only")
     yield from _group(
         "switch",
         _TEXT_ONLY,

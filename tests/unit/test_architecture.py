@@ -56,7 +56,7 @@ CATCHES_EVERYTHING = {
 MAY_IMPORT_CLOUDPICKLE = {"protocol/code.py"}
 """At most one file."""
 
-CATCHES_ERRORS_OF_PICKLE = {"worker_proc/weights/pytorch.py", "frontend/generation/embeds.py"}
+CATCHES_ERRORS_OF_PICKLE = {"worker_proc/weights/pytorch.py", "frontend/generation/tensors.py"}
 """Files that torch saved are read by its restricted unpickler, which raises errors of `pickle`."""
 
 MAY_IMPORT_RAY = {"core_proc/workers/ray.py", "frontend/ray_engines.py", "protocol/ray_cluster.py"}

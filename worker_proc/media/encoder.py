@@ -9,7 +9,7 @@ from torch import Tensor
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId
-from octavo.protocol.media import EncoderInput, Kind, StepMedia
+from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.tower_runner import TowerRunner
@@ -47,8 +47,10 @@ class MediaEncoder:
             is_kept = self._attended.evict(digest) if self._attended else self._results.pop(digest, None) is not None
             if not is_kept:
                 raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
-        if media.inputs:
-            self._encode(media.inputs)
+        for item in [one for one in media.inputs if GIVEN in one.tensors]:
+            self._results[item.digest] = self._given_rows(item)
+        if encoded := [item for item in media.inputs if GIVEN not in item.tensors]:
+            self._encode(encoded)
         if self._makes_vectors:
             return embeds
         places = [] if embeds is None else list(embeds.places)
@@ -85,6 +87,11 @@ class MediaEncoder:
         if rows is None or num_rows > len(rows):
             raise ProtocolError(f"rows of media {digest.hex()[:16]} are needed but not kept")
         return rows
+
+    def _given_rows(self, item: EncoderInput) -> Tensor:
+        """Return the rows that a caller has computed, which the core has checked."""
+        rows = item.tensors[GIVEN]
+        return torch.frombuffer(bytearray(rows.data.data), dtype=self._towers[item.kind].tower.dtype).view(rows.shape)
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> None:
         for runner in dict.fromkeys(self._towers.values()):

@@ -10,7 +10,7 @@ from octavo.protocol.alignment import MAX_FILTER_WIDTH, AlignmentSpec, is_filter
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, FailureKind
 from octavo.protocol.ids import are_below
-from octavo.protocol.media import MediaItem, media_fault
+from octavo.protocol.media import MediaItem, given_fault, media_fault
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.pooling import TOKEN_TASKS
 from octavo.protocol.prompt_embeds import PromptEmbeds
@@ -33,6 +33,8 @@ class RejectionRules:
         self._max_model_len = cache_plan.max_model_len
         self._embedding_bytes = config.embedding_bytes if config.enable_prompt_embeds else 0
         self._media, self._num_layers, self._num_heads = config.media, config.model.num_layers, config.model.num_heads
+        self._dtype = config.dtype
+        self._given_width = config.media_row_width if config.media is not None and config.media.takes_embeds else 0
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
 
     def rejection(self, submit: Submit, waiting: WaitingQueue) -> Failed | None:
@@ -183,7 +185,8 @@ class RejectionRules:
         most = self._media.max_item_tokens
         if (largest := max([item.num_rows for item in items], default=0)) > most:
             return f"an item has {largest} rows, and the limit is {most} (--max-num-encoder-tokens)"
-        return media_fault(items, len(submit.prompt_token_ids), self._media.limits, self._media.attended_rows)
+        fault = media_fault(items, len(submit.prompt_token_ids), self._media.limits, self._media.attended_rows)
+        return fault or given_fault(items, self._dtype, self._given_width)
 
     def _sampling_fault(self, sampling: SamplingSpec) -> tuple[str, str] | None:
         """Check what frontends check too: a value that slips through would fail every request of its step."""

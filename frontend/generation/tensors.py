@@ -1,0 +1,133 @@
+"""Tensors of callers: what `torch.save` and safetensors write, in base64, or the tensors themselves.
+
+Loads torch when the first one arrives. Bounds are checked before anything is decoded.
+"""
+
+import base64
+import binascii
+import io
+import pickle
+import zipfile
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from octavo.protocol.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_ZIP = b"PK\x03\x04"
+_MAX_HEAD_BYTES = 2**16
+"""What a file may have beside the numbers of its tensor."""
+_LARGEST_BYTES = 4
+"""Of one number, in the types that are accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsForm:
+    """What a tensor of rows must be. All functions raise `InvalidRequestError` with the field."""
+
+    field: str
+    """What the caller calls it."""
+    width: int
+    """Numbers of a row."""
+    max_rows: int
+    limit: str
+    """The setting that limits the rows."""
+
+    def decode(self, text: str) -> "Tensor":
+        """Return the tensor in a base64 text: one tensor as safetensors, or saved by `torch.save`."""
+        max_bytes = self.max_rows * self.width * _LARGEST_BYTES + _MAX_HEAD_BYTES
+        if len(text) > -(-max_bytes // 3) * 4:
+            raise InvalidRequestError(
+                f"{self.field} has {len(text)} characters of base64, more than {self.max_rows} rows ({self.limit}) of "
+                f"{self.width} float32 numbers need: shorten it",
+                self.field,
+            )
+        return decode_tensor(text, self.field)
+
+    def checked(self, value: object) -> "Tensor":
+        """Return a tensor (rows, width) or (1, rows, width) of floats as (rows, width), whatever the number of rows."""
+        import torch
+
+        if not isinstance(value, torch.Tensor):
+            raise InvalidRequestError(f"{self.field} must be a torch.Tensor, got {type(value).__name__}", self.field)
+        if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+            raise InvalidRequestError(f"{self.field} must be a dense tensor with numbers", self.field)
+        rows = value.detach()
+        if rows.ndim == 3 and len(rows) == 1:
+            rows = rows[0]
+        if rows.ndim != 2 or rows.shape[1] != self.width or not len(rows):
+            raise InvalidRequestError(
+                f"{self.field} must have the shape (rows, {self.width}), the hidden size of this model, got "
+                f"{tuple(value.shape)}",
+                self.field,
+            )
+        if rows.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise InvalidRequestError(
+                f"{self.field} must be float32, bfloat16 or float16, got {str(rows.dtype).removeprefix('torch.')}",
+                self.field,
+            )
+        return rows.cpu()
+
+    def data(self, rows: "Tensor", dtype: str) -> bytes:
+        """Return the bytes of rows in the type of the model."""
+        import torch
+
+        converted = rows.to(getattr(torch, dtype)).contiguous()
+        if not torch.isfinite(converted).all():
+            is_overflow = bool(torch.isfinite(rows).all())
+            reason = f"too large for {dtype}, the type of the model" if is_overflow else "NaN or infinite"
+            raise InvalidRequestError(f"{self.field} has numbers that are {reason}", self.field)
+        return converted.view(torch.uint8).numpy().tobytes()
+
+
+def decode_tensor(text: str, field: str) -> "Tensor":
+    """Return the tensor in a base64 text, whose length the caller has checked.
+
+    Raises:
+        InvalidRequestError: the text is damaged, or holds something else.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:  # ValueError: characters that are not ASCII
+        raise InvalidRequestError(f"{field} is not base64: {error}", field) from None
+    return _load_saved(data, field) if data.startswith(_ZIP) else _load_safetensors(data, field)
+
+
+def _load_saved(data: bytes, field: str) -> "Tensor":
+    """Return what `torch.save` wrote, read by torch's restricted unpickler."""
+    import torch
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            parts = file.infolist()
+        is_stored = all(part.compress_type == zipfile.ZIP_STORED for part in parts)
+        # Else a short text could unpack to any size.
+        is_safe = is_stored and sum(part.file_size for part in parts) <= len(data)
+        content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if is_safe else None
+    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        raise InvalidRequestError(
+            f"{field} is not a tensor that torch.save wrote, or it is damaged: save the tensor alone", field
+        ) from error
+    if not is_safe:
+        raise InvalidRequestError(f"{field} is a compressed archive, which torch.save never writes", field)
+    if not isinstance(content, torch.Tensor):
+        raise InvalidRequestError(f"{field} holds a {type(content).__name__}: save the tensor alone", field)
+    return content
+
+
+def _load_safetensors(data: bytes, field: str) -> "Tensor":
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
+    try:
+        tensors = load(data)
+    except (SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise InvalidRequestError(
+            f"{field} is neither a safetensors file nor one of torch.save (torch 1.6 or newer): {error}", field
+        ) from error
+    if len(tensors) != 1:
+        raise InvalidRequestError(f"{field} holds {len(tensors)} tensors: save one", field)
+    (tensor,) = tensors.values()
+    return tensor

@@ -1,0 +1,104 @@
+"""Items of a request whose rows the caller has computed: `image_embeds` and `audio_embeds`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import NUM_AXES
+
+GRID = "image_grid_thw"
+KEYS = {"image": "image_embeds", "audio": "audio_embeds"}
+"""Of parts, and of objects in `multi_modal_data`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GivenRows:
+    """An item as the caller has sent it."""
+
+    rows: Any
+    """A tensor (rows, hidden size) or (1, rows, hidden size), base64 of a file with one, or None: its uuid is known."""
+    grid: Any = None
+    """A tensor or list of frames, rows and columns of patches, or base64 of a file with a tensor; None: there is none.
+    """
+
+
+def given_part(value: Any, key: str, path: str) -> GivenRows:
+    """Return the item of a part, such as {"type": "image_embeds", "image_embeds": base64}.
+
+    Args:
+        value: of the part's key.
+        key: that key.
+        path: where the request has the part.
+
+    Raises:
+        InvalidRequestError: an object has other keys than the rows and their grid.
+    """
+    if not isinstance(value, Mapping):
+        return GivenRows(value)
+    known = {key, GRID} if key == KEYS["image"] else {key}
+    if (unknown := value.keys() - known) or value.get(key) is None:
+        found = f"has {', '.join(sorted(unknown))}" if unknown else f"has no {key}"
+        raise InvalidRequestError(f"{path}.{key} {found}; octavo knows {', '.join(sorted(known))}", path)
+    return GivenRows(value[key], value.get(GRID))
+
+
+def given_items(value: Any, kind: str, path: str, *, is_one: bool) -> Sequence[Any]:
+    """Return the items of a value of `multi_modal_data`: those that are tensors or objects with rows as `GivenRows`.
+
+    A tensor (items, rows, hidden size) has several items, and so has one (rows, hidden size) with several grids.
+
+    Args:
+        value: one item, or several.
+        kind: of the items.
+        path: where the request has them.
+        is_one: whether it is one, unless it is a tensor.
+
+    Raises:
+        InvalidRequestError: the rows do not divide among the grids, or an object has other keys.
+    """
+    if kind not in KEYS:
+        return [value] if is_one else value
+    if _has_rows(value):
+        return _divided(value, kind, path) if isinstance(value, Mapping) else _divided({KEYS[kind]: value}, kind, path)
+    several = [value] if is_one else value
+    return [
+        one if not _has_rows(one) else given_part(one, KEYS[kind], f"{path}[{place}]")
+        for place, one in enumerate(several)
+    ]
+
+
+def _has_rows(value: Any) -> bool:
+    """Return whether a value has rows: a tensor that is no line of samples, or an object with one. Imports no torch."""
+    if isinstance(value, Mapping):
+        return not value.keys().isdisjoint(KEYS.values())
+    return hasattr(value, "layout") and hasattr(value, "detach") and value.ndim > 1
+
+
+def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
+    """Return the items that one tensor has."""
+    given = given_part(value, KEYS[kind], path)
+    rows, num_axes = given.rows, getattr(given.rows, "ndim", 0)
+    if given.grid is None or isinstance(given.grid, str):
+        return [GivenRows(one) for one in rows] if num_axes == 3 and given.grid is None else [given]
+    numbers = whole_numbers(given.grid)
+    grids = [numbers[at : at + NUM_AXES] for at in range(0, len(numbers), NUM_AXES)]
+    if num_axes == 3 and len(grids) == len(rows):
+        return [GivenRows(one, grid) for one, grid in zip(rows, grids, strict=True)]
+    if len(grids) == 1:
+        return [GivenRows(rows, grids[0])]
+    sizes = [math.prod(grid) for grid in grids]
+    lengths = [len(rows) * size // max(1, sum(sizes)) for size in sizes] if num_axes == 2 else []
+    if min(sizes, default=0) < 1 or sum(lengths) != getattr(rows, "shape", (0,))[0]:
+        raise InvalidRequestError(f"{path}: the rows do not divide among the grids {grids} ({GRID})", path)
+    return [GivenRows(one, grid) for one, grid in zip(rows.split(lengths), grids, strict=True)]
+
+
+def whole_numbers(grid: Any) -> list[int]:
+    """Return the numbers of a grid in a row."""
+    listed = grid.flatten().tolist() if hasattr(grid, "tolist") else grid
+    flat = [number for one in listed for number in (one if isinstance(one, list | tuple) else [one])]
+    if not all(type(number) is int for number in flat):
+        raise InvalidRequestError(f"{GRID} must have whole numbers, got {listed}", GRID)
+    return flat

@@ -1,0 +1,127 @@
+"""`GivenMedia`: makes results of rows that callers have computed, so that no encoder reads the items.
+
+What stands around the rows in a prompt is learned from an item without content that the model's processor is given:
+its run of placeholders gets as many as there are rows.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from octavo.frontend.generation.tensors import RowsForm, decode_tensor
+from octavo.frontend.media.download import MediaError
+from octavo.frontend.media.given import GRID, KEYS, GivenRows, whole_numbers
+from octavo.frontend.media.kinds import token_id_of
+from octavo.frontend.media.processor import MediaProcessor
+from octavo.frontend.media.wire import Result
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import GIVEN, NUM_AXES, Kind, MediaTensor, digest_of
+
+_MAX_GRID_CHARS = 2**15
+"""Of base64: a tensor of a few numbers in a file."""
+
+
+class GivenMedia:
+    """Makes results of rows that callers have computed, as processes make them of files.
+
+    Args:
+        config: of the engine.
+        probe: returns what the processor makes of an item of a kind without content.
+        processor: knows the text that stands for an item in a prompt.
+    """
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        probe: Callable[[Kind], Awaitable[Result]],
+        processor: MediaProcessor,
+    ) -> None:
+        assert config.media is not None and config.model.media is not None, "a model that reads media"
+        self._media, self._facts, self._dtype = config.media, config.model.media, config.dtype
+        self._width = config.media_row_width
+        self._probe, self._processor = probe, processor
+
+    async def result(self, kind: Kind, given: GivenRows) -> Result:
+        """Return the result of an item.
+
+        Raises:
+            MediaError: the engine takes no rows, or these are not rows of this model.
+        """
+        if not self._media.takes_embeds:
+            raise MediaError("this engine takes no embeddings of media: start it with --enable-mm-embeds")
+        probe, placeholder = await self._probe(kind), await self._processor.placeholder(kind)
+        try:
+            tensor, num_rows, grid = await asyncio.to_thread(self._read, kind, given, needs_grid=bool(probe.grid))
+        except InvalidRequestError as error:
+            raise MediaError(error.message) from None
+        row_id = token_id_of(self._facts, kind)
+        replacement, token_ids = _around(probe, placeholder, row_id, num_rows, self._facts.architecture)
+        tensors = {GIVEN: tensor}
+        return Result(
+            replacement=replacement,
+            token_ids=token_ids,
+            num_rows=num_rows,
+            digest=digest_of(tensors),
+            tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
+            grid=grid,
+        )
+
+    def _read(self, kind: Kind, given: GivenRows, *, needs_grid: bool) -> tuple[MediaTensor, int, list[int]]:
+        """Return the rows in the type of the model, their number, and their grid."""
+        most = self._media.max_item_tokens
+        form = RowsForm(KEYS[kind], self._width, most, "--encoder-cache-tokens")
+        rows = form.checked(form.decode(given.rows) if isinstance(given.rows, str) else given.rows)
+        if len(rows) > most:
+            raise InvalidRequestError(f"{form.field} has {len(rows)} rows, and the limit is {most} ({form.limit})")
+        grid = self._grid(given.grid, len(rows), is_needed=needs_grid)
+        data = form.data(rows, self._dtype)
+        return MediaTensor(self._dtype, [len(rows), self._width], Buffer(data)), len(rows), grid
+
+    def _grid(self, given: Any, num_rows: int, *, is_needed: bool) -> list[int]:
+        """Return frames, rows and columns of the rows; []: they are a line."""
+        if given is None or not is_needed:
+            if is_needed or given is not None:
+                raise InvalidRequestError(
+                    f"{self._facts.architecture} needs {GRID} beside the rows"
+                    if is_needed
+                    else f"{self._facts.architecture} takes no {GRID}: leave it out"
+                )
+            return []
+        if isinstance(given, str):
+            if len(given) > _MAX_GRID_CHARS:
+                raise InvalidRequestError(f"{GRID} has {len(given)} characters of base64: send three numbers")
+            given = decode_tensor(given, GRID)
+        numbers = whole_numbers(given)
+        merge_size = int(self._facts.hf_config.get("vision_config", {}).get("spatial_merge_size") or 2)
+        grid = [numbers[0], *[number // merge_size for number in numbers[1:]]] if numbers else []
+        is_sound = len(numbers) == NUM_AXES and min(grid) > 0 and not any(one % merge_size for one in numbers[1:])
+        if not is_sound or grid[0] != 1 or grid[1] * grid[2] != num_rows:
+            raise InvalidRequestError(
+                f"{GRID} is {numbers} for {num_rows} rows: expected [1, height, width] in patches, of which squares of "
+                f"{merge_size} x {merge_size} are a row"
+            )
+        return grid
+
+
+def _around(probe: Result, placeholder: str, row_id: int, num_rows: int, architecture: str) -> tuple[str, list[int]]:
+    """Return the text and the tokens of an item with so many rows, each of which is the token `row_id`.
+
+    Raises:
+        MediaError: rows of this model are not one run in its prompts, or their number is always the same.
+    """
+    first = probe.token_ids.index(row_id)
+    end = first + probe.num_rows
+    if set(probe.token_ids[first:end]) != {row_id}:
+        raise MediaError(
+            f"{architecture} has marks between the rows of an item, which do not tell where these belong: send the "
+            "item itself"
+        )
+    if num_rows == probe.num_rows:
+        return probe.replacement, probe.token_ids
+    if probe.replacement.count(placeholder) != probe.num_rows:
+        raise MediaError(f"it has {num_rows} rows, and each item of {architecture} has {probe.num_rows}")
+    before, _, after = probe.replacement.partition(placeholder * probe.num_rows)
+    tokens = [*probe.token_ids[:first], *[row_id] * num_rows, *probe.token_ids[end:]]
+    return f"{before}{placeholder * num_rows}{after}", tokens

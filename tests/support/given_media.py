@@ -1,0 +1,47 @@
+"""The rows that the tower of a model makes of pictures, computed in this process: what callers may send as rows."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from octavo.frontend.model_files.facts import read_model_facts
+from octavo.kernels.native import library
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.config import EngineConfig, ModelConfig, resolve
+from octavo.protocol.env import Env
+from octavo.protocol.media import EncoderInput, MediaTensor, StepMedia
+from octavo.worker_proc.media.open import open_encoder
+from octavo.worker_proc.weights.load import load_model
+
+
+@torch.inference_mode()
+def rows_of_tower(path: Path, inputs: dict[str, Any], num_rows: int) -> torch.Tensor:
+    """Return the rows of one item in float32.
+
+    Args:
+        path: of the model.
+        inputs: arrays that its processor makes of the item.
+        num_rows: of the item.
+    """
+    model = ModelConfig(model=str(path), dtype="float32")
+    config = resolve(EngineConfig(model=model), read_model_facts(model, Env.read()), device="cpu", num_cores=1)
+    loaded = load_model(config, lambda fraction: None, library=library.load())
+    encoder = open_encoder(loaded, config)
+    assert encoder is not None
+    tensors = {
+        name: MediaTensor(array.dtype.name, list(array.shape), Buffer(array.tobytes()))
+        for name, array in inputs.items()
+    }
+    digest = bytes(32)
+    item = EncoderInput(digest, num_rows, tensors)
+    given = encoder.rows_of_step(StepMedia([], [item], [(0, 0, num_rows, 0, 0)], [digest]), None)
+    assert given is not None
+    return torch.frombuffer(bytearray(given.data.data), dtype=torch.float32).view(num_rows, -1).clone()
+
+
+def image_inputs(path: Path, picture: Any) -> dict[str, Any]:
+    """Return what the image processor of a model makes of a picture."""
+    processor = transformers.AutoImageProcessor.from_pretrained(path)
+    return dict(processor(images=[picture], return_tensors="np"))
