@@ -6,6 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from octavo.frontend.model_files.alignment import alignment_heads
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.alignment import MAX_FILTER_WIDTH, AlignmentSpec, is_filter_width
 from octavo.protocol.errors import InvalidRequestError
@@ -69,7 +70,7 @@ class SpeechTokens:
             suppressed=tuple(made.get("suppress_tokens") or ()),
             suppressed_first=tuple(made.get("begin_suppress_tokens") or ()),
             max_initial_timestamp=made.get("max_initial_timestamp_index"),
-            alignment_heads=_alignment_heads(made.get("alignment_heads"), sizes),
+            alignment_heads=alignment_heads(Path(path)),
             filter_width=sizes.get("median_filter_width", 7),
             # The vocabulary has it before the token of no timestamps; no file names it.
             no_speech=found["no_timestamps_token_id"] - 1,
@@ -173,14 +174,3 @@ class SpeechTokens:
             known = ", ".join(self.languages)
             raise InvalidRequestError(f"language is {language!r}; this model knows {known}", "language")
         return language
-
-
-def _alignment_heads(found: Any, sizes: dict[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Return pairs of a layer and a head.
-
-    (): there are none, or the decoder does not have all of them, as in distilled models with the file of their teacher.
-    """
-    heads = tuple(tuple(pair) if isinstance(pair, list) else () for pair in found or ())
-    num_layers, num_heads = sizes.get("decoder_layers", 0), sizes.get("decoder_attention_heads", 0)
-    are_there = [len(pair) == 2 and pair[0] in range(num_layers) and pair[1] in range(num_heads) for pair in heads]
-    return heads if all(are_there) else ()

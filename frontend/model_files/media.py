@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from octavo.frontend.model_files.alignment import alignment_heads
 from octavo.frontend.model_files.dual_encoder import DUAL_ENCODERS, split_dual_encoder
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
@@ -251,5 +252,6 @@ def _split_speech(
         token_ids={"audio": None},
         processor_path=str(home),
         attended_rows=hf_config["max_source_positions"],
+        aligned_layers=sorted({layer for layer, _ in alignment_heads(home)}),
     )
     return own, architecture, media

@@ -27,3 +27,4 @@
 #include "silu_and_mul/native.h"
 #include "stage_exchange/native.h"
 #include "store_kv/native.h"
+#include "time_warping/native.h"

@@ -23,6 +23,8 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     attended_rows: int = 0
     """Rows that the encoder makes of 30 seconds of audio, and that every token attends to (cross-attention); 0: what
     the encoder makes are rows of the prompt."""
+    aligned_layers: list[int] = []
+    """Layers whose cross-attention follows the sound, so that it tells when a token is spoken; []: none are known."""
     has_any_size: bool = False
     """Whether an item of any size is encoded in one step, so that the largest one limits its memory and its time."""
     deeper_rows: int = 0

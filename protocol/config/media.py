@@ -128,6 +128,7 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     """Callers may send rows that they have computed."""
     attended_rows: int = 0
     vector_width: int = 0
+    aligned_layers: list[int] = []
     """See `MediaFacts`."""
 
 
@@ -214,6 +215,7 @@ def resolve_media(
         takes_embeds=config.enable_mm_embeds,
         attended_rows=facts.media.attended_rows,
         vector_width=facts.media.vector_width,
+        aligned_layers=facts.media.aligned_layers,
     )
 
 

@@ -279,7 +279,7 @@ def test_a_text_is_aligned_with_a_sound_by_both_kernels(path: Path) -> None:
             made = await client.media.of_tokens(text, [MediaSource("audio", (sound(1), RATE), "file")])
             heads = ((0, 1), (1, 0), (1, 2))
             for spec, message in (
-                (AlignmentSpec(((2, 0),), 2, 40), "heads must be of 2 layers with 3 heads each"),
+                (AlignmentSpec(((2, 0),), 2, 40), "layers .0, 1. with 3 heads each"),
                 (AlignmentSpec(heads, 20, 40), "first must be below the 20 tokens"),
                 (AlignmentSpec(heads, 2, 51), "num_rows must be from 1 to 50"),
                 (AlignmentSpec(heads, 2, 40, 4), "filter_width must be odd"),

@@ -19,6 +19,7 @@ from octavo.frontend.audio.words import words_of
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.metrics.record import RequestRecord
 from octavo.frontend.pooling.pooler import Pooler
+from octavo.kernels import time_warping
 from octavo.kernels.native.arguments import GroupArguments, Matrix, StepArguments
 from octavo.kernels.native.direct import run
 from octavo.kernels.native.library import load
@@ -150,6 +151,30 @@ def test_alignments_equal_those_of_transformers(num_tokens: int, num_rows: int, 
     texts, times = _dynamic_time_warping(-smooth.double().numpy())
     expected = times[np.pad(np.diff(texts), (1, 0), constant_values=1).astype(bool)]
     assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize(
+    ("num_heads", "num_tokens", "num_rows", "width", "num_threads"),
+    [
+        (1, 1, 1, 7, 1),
+        (3, 2, 3, 7, 2),
+        (2, 9, 4, 7, 1),
+        (6, 21, 50, 7, 3),
+        (4, 70, 133, 9, 2),
+        (2, 5, 90, 63, 2),
+        (3, 8, 40, 1, 1),
+    ],
+)
+def test_native_alignments_have_the_bits_of_numpy(
+    num_heads: int, num_tokens: int, num_rows: int, width: int, num_threads: int
+) -> None:
+    random = np.random.default_rng(num_tokens)
+    weights = random.normal(size=(num_heads, num_tokens, num_rows)).astype(np.float32)
+    weights[..., : num_rows // 2] = np.round(weights[..., : num_rows // 2])  # equal numbers, and equal sums
+    native, plain = weights.copy(), weights.copy()
+    found = time_warping.first_rows(native, width, load(), num_threads)
+    assert found.tolist() == time_warping.first_rows(plain, width, None).tolist()
+    assert native.tolist() == plain.tolist(), "the medians"
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -40,8 +40,8 @@ class PagedCacheAttention:
     ) -> None:
         self._cross = cross
         self._cross_planned: PagedAttention | None = None
-        self.cross_queries: list[Tensor] | None = None
-        """Of the layers with cross-attention of a step, TNH, if a caller puts a list here; None: they are not kept."""
+        self.cross_queries: dict[int, Tensor] = {}
+        """Of `CrossCache.aligned_layers` in the last step, TNH."""
         self._storage = storage
         self._states = states
         self._scales = scales or {}
@@ -135,8 +135,8 @@ class PagedCacheAttention:
     def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
         """See `octavo.worker_proc.attention.base.Attention`."""
         assert self._cross is not None and self._cross_planned is not None, "a model with cross-attention, and a step"
-        if self.cross_queries is not None:
-            self.cross_queries.append(q_TNH)
+        if cross_index in self._cross.aligned_layers:
+            self.cross_queries[cross_index] = q_TNH
         return self._cross_planned(q_TNH, *self._cross.layers[cross_index])
 
     def state(self, layer_index: int) -> LayerState:

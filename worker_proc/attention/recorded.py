@@ -79,8 +79,8 @@ class RecordedAttention:
     ) -> None:
         self._scales = scales or {}
         self._cross = cross
-        self.cross_queries: list[Tensor] = []
-        """Of the layers with cross-attention that were recorded, TNH."""
+        self.cross_queries: dict[int, Tensor] = {}
+        """Of `CrossCache.aligned_layers`, TNH."""
         self._states = states
         self._num_groups = len(groups)
         self._places = places_of_layers(groups)
@@ -124,7 +124,8 @@ class RecordedAttention:
     def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
         """Record the attention of a layer to the items of requests."""
         assert self._cross is not None, "a model with cross-attention"
-        self.cross_queries.append(q_TNH)
+        if cross_index in self._cross.aligned_layers:
+            self.cross_queries[cross_index] = q_TNH
         return record.record(q_TNH, *self._cross.layers[cross_index], self._workspaces[-1])
 
     def state(self, layer_index: int) -> LayerState:

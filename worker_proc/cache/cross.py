@@ -1,5 +1,7 @@
 """Keys and values of items that whole requests attend to: cross-attention. Written once for each item."""
 
+from collections.abc import Collection
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ class CrossCache:
         dtype: of keys and values.
         library: of native kernels; None: torch computes.
         group: index of the cache group of these layers in a step: after all others.
+        aligned_layers: whose queries every step keeps, for alignments.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
@@ -40,7 +43,9 @@ class CrossCache:
         dtype: torch.dtype,
         library: NativeLibrary | None,
         group: int,
+        aligned_layers: Collection[int] = (),
     ) -> None:
+        self.aligned_layers = aligned_layers
         self.shape, self.num_items, self.num_keys = shape, num_items, num_keys
         self.block_size, self.group = block_size, group
         self._blocks_per_item = -(-num_keys // block_size)

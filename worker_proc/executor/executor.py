@@ -64,7 +64,7 @@ class PipelinedExecutor:
         store: keeps them in files or elsewhere, by way of `host_blocks`; None: the engine has none.
         drafter: drafts tokens; None: the workers draft none.
         encoder: makes rows of media; None: this worker encodes none.
-        aligner: computes steps with requests that align; None: the model attends to no sounds.
+        aligner: of texts with sounds; None: the model attends to no sounds.
         repeater: the runner, if it can compute steps again whose arrays were changed in place; None: it cannot.
         answers: whether this is the last pipeline stage, which samples. The others learn from later plans what it has
             sampled, and their results are empty.
@@ -260,10 +260,9 @@ class PipelinedExecutor:
         samples = Samples(entries, inputs, batch)
         alignments = None
         traits_R = batch.columns.traits_S[entries.slots_R]
+        self.runner.run(inputs, samples)
         if self._aligner is not None and (traits_R & int(Trait.IS_ALIGNED)).any():
-            alignments = self._aligner.run(plan.scheduled, inputs, batch)
-        else:
-            self.runner.run(inputs, samples)
+            alignments = self._aligner.align(plan.scheduled, inputs, batch)
         if not self._answers:
             _append_pending(batch, samples)
             return InFlightStep(

@@ -121,7 +121,7 @@ def _open_aligner(model: Model, runner: Runner) -> Aligner | None:
     if model.cross_cache is None:
         return None
     assert isinstance(runner, HostRunner), "models with cross-attention run on CPUs"
-    return Aligner(runner.forward, model.cross_cache)
+    return Aligner(runner.forward, model.cross_cache, model.library)
 
 
 def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.alignment import AlignmentSpec
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import PooledOutput
@@ -44,14 +45,15 @@ class Aligner:
     Args:
         forward: of the model.
         cache: the keys of sounds.
+        library: of native kernels; None: torch computes.
     """
 
-    def __init__(self, forward: Forward, cache: CrossCache) -> None:
-        self._forward, self._cache = forward, cache
+    def __init__(self, forward: Forward, cache: CrossCache, library: NativeLibrary | None) -> None:
+        self._forward, self._cache, self._library = forward, cache, library
 
-    def run(self, scheduled: Sequence[Scheduled], inputs: StepInputs, batch: BatchState) -> Alignments:
-        """Compute a step some of whose requests have an `AlignmentSpec`, in place of `Forward.run`."""
-        queries = self._forward.run_with_queries(inputs)
+    def align(self, scheduled: Sequence[Scheduled], inputs: StepInputs, batch: BatchState) -> Alignments:
+        """Take the queries of a step that has run, some of whose requests have an `AlignmentSpec`."""
+        queries = self._forward.cross_queries
         found = Alignments()
         for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):
             row = batch.rows[entry.slot]
@@ -77,4 +79,5 @@ class Aligner:
             np.matmul(queries_TD * self._cache.shape.scale, keys[layer][:, head].T, out=scores_TS)
             np.exp(scores_TS - scores_TS.max(axis=1, keepdims=True), out=scores_TS)
             scores_TS /= scores_TS.sum(axis=1, keepdims=True)
-        return first_rows(weights[..., : spec.num_rows], spec.filter_width)
+        num_threads = self._forward.choose_threads(weights.size * spec.filter_width**2)
+        return first_rows(weights[..., : spec.num_rows], spec.filter_width, self._library, num_threads)

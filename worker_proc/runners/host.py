@@ -1,6 +1,6 @@
 """Steps that the host computes and samples: the part that the native and the torch runner share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -44,12 +44,6 @@ class Forward(Protocol):
     def run(self, inputs: StepInputs) -> None:
         """Compute the hidden states of all rows and put their keys and values into the cache."""
 
-    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
-        """`run`, and return the queries of each layer with cross-attention: float32, a row for each row of the step.
-
-        The bits of everything else are those of `run`.
-        """
-
     def join_step(self) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
@@ -66,6 +60,11 @@ class Forward(Protocol):
     def features(self) -> Sequence[Tensor]:
         """See `Features` of the last step: matrices TD with a row for each of its rows at least; overwritten by the
         next one."""
+
+    @property
+    def cross_queries(self) -> Mapping[int, Tensor]:
+        """Queries of cross-attention in the last step, of the layers that `CrossCache.aligned_layers` names: float32,
+        matrices TND with a row for each of its rows at least; overwritten by the next one."""
 
     def choose_threads(self, work: int) -> int:
         """Return the number of threads for native work between two runs: see `ThreadPolicy.choose`."""

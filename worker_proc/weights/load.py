@@ -135,6 +135,7 @@ def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
         dtype=model.dtype,
         library=model.library,
         group=len(model.cache_groups) + (model.state_group is not None),
+        aligned_layers=config.media.aligned_layers,
     )
 
 

@@ -32,7 +32,7 @@ class RejectionRules:
         self._max_num_queued_tokens = config.max_num_queued_tokens
         self._max_model_len = cache_plan.max_model_len
         self._embedding_bytes = config.embedding_bytes if config.enable_prompt_embeds else 0
-        self._media, self._num_layers, self._num_heads = config.media, config.model.num_layers, config.model.num_heads
+        self._media, self._num_heads = config.media, config.model.num_heads
         self._dtype = config.dtype
         self._given_width = config.media_row_width if config.media is not None and config.media.takes_embeds else 0
         self._num_cache_tokens = groups.longest_request(cache_plan.num_blocks, cache_plan.max_model_len)
@@ -140,9 +140,10 @@ class RejectionRules:
         num_tokens, limit = len(submit.prompt_token_ids), min(self._max_model_len, self._num_cache_tokens)
         if num_tokens > limit:
             return f"the text has {num_tokens} tokens, and the limit is {limit} (--max-model-len)", "prompt"
-        are_there = [0 <= layer < self._num_layers and 0 <= head < self._num_heads for layer, head in spec.heads]
+        layers = self._media.aligned_layers
+        are_there = [layer in layers and 0 <= head < self._num_heads for layer, head in spec.heads]
         if not are_there or not all(are_there):
-            return f"heads must be of {self._num_layers} layers with {self._num_heads} heads each", "heads"
+            return f"heads must be of the layers {layers} with {self._num_heads} heads each", "heads"
         if not 0 <= spec.first < num_tokens:
             return f"first must be below the {num_tokens} tokens of the text", "first"
         if not 0 < spec.num_rows <= self._media.attended_rows:

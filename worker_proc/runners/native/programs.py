@@ -1,7 +1,6 @@
 """Runs a model as recorded native programs: arrays go in, the logits of chosen rows come out."""
 
-from collections.abc import Sequence
-from copy import copy
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
@@ -49,22 +48,18 @@ class NativePrograms:
         self._no_rows = step_without_rows(len(layouts) + (states is not None))
         self._is_lock_step = model.parameters.placement.engines is not None
         self._caches = allocate_caches(model.cache_groups, layouts, num_blocks)
-        self._model: Model | None = None
         self._parts: tuple[Program, ...] = ()
         """`layers`, and `head` if there is one; empty while there is no model."""
         self._logits_RV: Tensor | None = None
         self._features: Sequence[Tensor] = ()
-        self._with_queries: NativePrograms | None = None
-        """The same programs, which keep queries too, over the same cache; recorded when they are first needed."""
-        self._last: NativePrograms | None = None
-        """What has run the last step; None: this."""
+        self._cross_queries: Mapping[int, Tensor] = {}
         self._inputs: StepInputs | None = None
         """Of the last step, whose memory its arguments refer to."""
         self._step, self._chosen = StepArguments(), StepArguments()
         """The last arguments of each program."""
         self.use_model(model)
 
-    def _record(self, model: Model, *, keeps_queries: bool = False) -> None:
+    def _record(self, model: Model) -> None:
         model.prepare(self._bounds.max_context)
         self._given_rows, self._step_angles = model.given_rows, model.step_angles
         recorder = ProgramRecorder(model.dtype)
@@ -89,10 +84,12 @@ class NativePrograms:
             return
         logits = value_of(model.logits(hidden).float())
         features = [value_of(one_TD) for one_TD in model.features.results] if model.features is not None else []
-        features += [value_of(q_TNH) for q_TNH in attention.cross_queries] if keeps_queries else []
-        halves = split(fuse(recorder.nodes, [logits, *features]), features)
-        layers = Program(library, halves.all_rows, [*halves.passed, *features], bounds.max_rows)
-        self._features = layers.results[len(halves.passed) :]
+        kept = [*features, *(value_of(q_TNH) for q_TNH in attention.cross_queries.values())]
+        halves = split(fuse(recorder.nodes, [logits, *kept]), kept)
+        layers = Program(library, halves.all_rows, [*halves.passed, *kept], bounds.max_rows)
+        results = layers.results[len(halves.passed) :]
+        self._features = results[: len(features)]
+        self._cross_queries = dict(zip(attention.cross_queries, results[len(features) :], strict=True))
         chosen = with_gathered_rows(halves, layers.results[: len(halves.passed)], recorder)
         head = Program(library, chosen, [logits], bounds.max_logits)
         self._parts = (layers, head)
@@ -101,7 +98,7 @@ class NativePrograms:
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
         self._parts, self._logits_RV, self._features, self.attention = (), None, (), None
-        self._model, self._with_queries, self._last = model, None, None
+        self._cross_queries = {}
         if model is not None:
             self._record(model)
 
@@ -138,20 +135,8 @@ class NativePrograms:
             self.attention.workspace_bytes if self.attention else 0
         )
 
-    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
-        """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._model is not None, "a step without a model"
-        if self._with_queries is None:
-            self._with_queries = copy(self)
-            self._with_queries._record(self._model, keeps_queries=True)
-        self._with_queries.run(inputs)
-        self._last = self._with_queries
-        num_queries = len(self._model.cross_layers)
-        return self._with_queries._features[-num_queries:]
-
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        self._last = None
         if self._given_rows is not None:
             self._given_rows.put(inputs.given)
         if inputs.axes_AT is not None and self._step_angles is not None:
@@ -162,7 +147,6 @@ class NativePrograms:
 
     def repeat(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        assert self._last is None, "a step with queries is never repeated"
         self._run_layers()
         return self._run_head()
 
@@ -176,8 +160,6 @@ class NativePrograms:
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
-        if self._last is not None:
-            return self._last.logits(rows)
         self._chosen = step = StepArguments(num_rows=len(rows), token_ids=address(rows))
         step.rows = rows  # a structure does not keep what a number points to
         if self._adapters is not None:
@@ -195,6 +177,11 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._features, "a model with features"
         return self._features
+
+    @property
+    def cross_queries(self) -> Mapping[int, Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        return self._cross_queries
 
     def _threads_of_layers(self, num_rows: int) -> int:
         # In lock step the experts here may have the tokens of other engines, whose number is not known yet.

@@ -1,6 +1,6 @@
 """Runs a model operation by operation, through torch or with native products and attention."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -55,17 +55,6 @@ class TorchForward:
         token_ids_T, positions_T = torch.from_numpy(inputs.token_ids_T), torch.from_numpy(inputs.positions_T)
         self._hidden_TD = self._model.forward(token_ids_T, positions_T, self._attention)
 
-    def run_with_queries(self, inputs: StepInputs) -> Sequence[Tensor]:
-        """See `octavo.worker_proc.runners.host.Forward`."""
-        assert isinstance(self._attention, PagedCacheAttention), "a model with cross-attention"
-        queries: list[Tensor] = []
-        self._attention.cross_queries = queries
-        try:
-            self.run(inputs)
-        finally:
-            self._attention.cross_queries = None
-        return [q_TNH.float() for q_TNH in queries]
-
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None and self._hidden_TD is not None, "run() comes before logits(), on the last stage"
@@ -83,6 +72,12 @@ class TorchForward:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None and self._model.features is not None, "a model with features"
         return self._model.features.results
+
+    @property
+    def cross_queries(self) -> Mapping[int, Tensor]:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+        assert isinstance(self._attention, PagedCacheAttention), "a model with cross-attention"
+        return {layer: q_TNH.float() for layer, q_TNH in self._attention.cross_queries.items()}
 
     def _set_rows(self, adapters: AdapterInputs | None) -> None:
         if self._model is not None and self._model.adapter_rows is not None:
