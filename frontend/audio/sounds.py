@@ -53,11 +53,11 @@ class SoundProcessor:
         duration_s = len(samples) / self._decoder.rate
         if self._processor is None:
             rows, most = self._setup.rows_per_window, self._setup.max_rows
-            if (needed := rows * -(-len(samples) // self._decoder.window)) > most:  # before the work is done
-                limits = "--max-num-encoder-tokens and --encoder-cache-tokens limit it"
-                return Result(f"it has {needed} tokens, and the limit is {most} ({limits})")
+            num_windows = -(-len(samples) // self._decoder.window)
+            if (needed := rows * num_windows) > most:  # before the work is done
+                return Result(f"it has {needed} tokens, and the limit is {most} (--max-model-len)")
             inputs = windowed_inputs(self._decoder.extractor, samples, self._setup.token_id, rows)
-            return result_of(inputs, self._setup.token_id, duration_s=duration_s)
+            return result_of(inputs, self._setup.token_id, duration_s=duration_s, num_items=num_windows)
         if len(samples) > self._decoder.window:
             most_s = self._decoder.window / self._decoder.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")

@@ -71,7 +71,7 @@ def _of_sounds(config: ResolvedConfig) -> SoundSetup:
         token_id_of(config.model.media, "audio"),
         config.media.max_audio_s,
         rows_per_window(config.model.media),
-        config.media.max_item_tokens,
+        config.max_model_len,
     )
 
 

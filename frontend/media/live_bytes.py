@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from itertools import chain
 
 from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
+from octavo.protocol.codec import MAX_BUFFERS
 from octavo.protocol.errors import InvalidRequestError, OverloadedError
 from octavo.protocol.media import MediaItem
+
+MAX_PROMPT_TENSORS = MAX_BUFFERS - 16
+"""A message has room for some other buffers."""
 
 
 class LiveBuffer(Buffer):
@@ -34,6 +38,12 @@ class LiveMedia:
         """
         if sum([item.num_bytes for item in items]) > MAX_BUFFERS_BYTES:
             raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        if (count := sum([len(item.tensors) for item in items])) > MAX_PROMPT_TENSORS:
+            raise InvalidRequestError(
+                f"the media of the prompt are {count} tensors, and the limit is {MAX_PROMPT_TENSORS}: send fewer, or "
+                "shorter sounds",
+                field,
+            )
         self.hold(items, field)
 
     def hold(self, items: Sequence[MediaItem], field: str) -> None:

@@ -1,6 +1,7 @@
 """`MediaPrompts`: prompts with media, from text or tokens and the media to tokens and `MediaItem`s."""
 
 import asyncio
+import hashlib
 import re
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import MAX_ITEM_BYTES, Kind, MediaItem, MediaTensor
+from octavo.protocol.media import DIGEST_BYTES, MAX_ITEM_BYTES, Kind, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
 
 FIELD, UUIDS, KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
@@ -235,17 +236,13 @@ class MediaPrompts:
         items = []
         for source, result in processed:
             noun, token_id = NOUNS[source.kind], self._token_ids[source.kind]
-            if result.num_rows > self._media.max_item_tokens:
+            if (num_rows := result.num_rows // result.num_items) > self._media.max_item_tokens:
                 raise InvalidRequestError(
-                    f"{source.path}: the {noun} has {result.num_rows} tokens, and the limit is "
+                    f"{source.path}: the {noun} has {num_rows} tokens, and the limit is "
                     f"{self._media.max_item_tokens}: send a smaller one (--max-num-encoder-tokens and "
                     "--encoder-cache-tokens limit it)",
                     source.path,
                 )
-            tensors = {
-                name: MediaTensor(dtype, shape, LiveBuffer(data))
-                for name, (dtype, shape, data) in result.tensors.items()
-            }
             own = list(islice(places[token_id], result.num_rows))
             if len(own) < result.num_rows:
                 raise InvalidRequestError(
@@ -254,14 +251,16 @@ class MediaPrompts:
                     FIELD,
                 )
             is_both_ways = source.kind in self._both_ways
-            item = MediaItem(
-                _spans(own), result.digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind
-            )
-            if item.num_bytes > MAX_ITEM_BYTES:
+            for part in range(result.num_items):
+                spans = _spans(own[part * num_rows :][:num_rows])
+                digest, tensors = _part_of(result, part)
+                items.append(
+                    MediaItem(spans, digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind)
+                )
+            if items[-1].num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
                     f"{source.path}: the processed {noun} has more than {MAX_ITEM_BYTES} bytes", source.path
                 )
-            items.append(item)
         if any(next(rest, None) is not None for rest in places.values()):
             raise InvalidRequestError("the prompt has more placeholders than rows of media", FIELD)
         self._live.hold_prompt(items, FIELD)
@@ -366,6 +365,21 @@ def _uuids(uuids: dict[str, Any], num_items: int, kind: Kind) -> Sequence[str | 
             UUIDS,
         )
     return several
+
+
+def _part_of(result: Result, part: int) -> tuple[bytes, dict[str, MediaTensor]]:
+    """Return the digest and the tensors of one of `Result.num_items`."""
+    if (count := result.num_items) == 1:
+        whole = {
+            name: MediaTensor(dtype, shape, LiveBuffer(data)) for name, (dtype, shape, data) in result.tensors.items()
+        }
+        return result.digest, whole
+    tensors = {}
+    for name, (dtype, shape, data) in result.tensors.items():
+        size = len(data) // count
+        own = LiveBuffer(memoryview(data)[part * size :][:size])
+        tensors[name] = MediaTensor(dtype, [shape[0] // count, *shape[1:]], own)
+    return hashlib.blake2b(result.digest + part.to_bytes(4), digest_size=DIGEST_BYTES).digest(), tensors
 
 
 def _spans(places: Sequence[int]) -> list[Span]:

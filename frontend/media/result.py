@@ -24,7 +24,14 @@ def result_alone(inputs: Mapping[str, Any]) -> Result:
     )
 
 
-def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = (), *, duration_s: float = 0.0) -> Result:
+def result_of(
+    inputs: Mapping[str, Any],
+    token_id: int,
+    grid: Sequence[int] = (),
+    *,
+    duration_s: float = 0.0,
+    num_items: int = 1,
+) -> Result:
     """Return the result of an item.
 
     Args:
@@ -32,6 +39,7 @@ def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()
         token_id: the placeholder of a row.
         grid: see `MediaItem.grid`.
         duration_s: of a sound.
+        num_items: see `Result`.
     """
     alone = result_alone({name: value for name, value in inputs.items() if name not in _OF_TEXT})
     ((offsets, *_), *_) = inputs["text_replacement_offsets"]
@@ -44,4 +52,5 @@ def result_of(inputs: Mapping[str, Any], token_id: int, grid: Sequence[int] = ()
         tensors=alone.tensors,
         grid=list(grid),
         duration_s=duration_s,
+        num_items=num_items,
     )

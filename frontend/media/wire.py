@@ -62,3 +62,6 @@ class Result(msgspec.Struct, array_like=True):
     """See `MediaItem.grid`."""
     duration_s: float = 0.0
     """Of a sound."""
+    num_items: int = 1
+    """Parts that are encoded without a look at each other, such as windows of a sound: each has as many rows, and the
+    same share of the first axis of each tensor."""

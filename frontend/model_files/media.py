@@ -209,9 +209,7 @@ def _token_id(hf_config: dict[str, Any], kind: str, vocab_size: int) -> int:
 
 
 def _has_any_size(hf_config: dict[str, Any], architecture: str) -> bool:
-    """Return whether an item of any size is encoded in one step: whole images, or all windows of a sound."""
-    if architecture == "VoxtralForConditionalGeneration":
-        return True
+    """Return whether images of any size are encoded."""
     if (vision := hf_config.get("vision_config")) is None:
         return False
     return architecture.startswith(("Qwen", "Mistral3")) or vision.get("model_type") == "pixtral"

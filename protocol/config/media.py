@@ -38,7 +38,7 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="Tokens of media that one step encodes at most. A larger item is encoded alone: images "
-            "of any size and sounds of any length up to 4096 tokens, and others up to --encoder-cache-tokens. "
+            "of any size up to 4096 tokens, and others up to --encoder-cache-tokens. Windows of a sound are items. "
             "Default: --max-num-batched-tokens."
         ),
     ] = None

@@ -18,7 +18,9 @@ SETTINGS: dict[str, Any] = {
     "dtype": "float32",
     "max_num_seqs": 4,
     "served_model_name": ["v"],
-    "encoder_cache_tokens": 100,
+    "max_model_len": 124,
+    "encoder_cache_tokens": 50,  # two windows
+    "max_num_encoder_tokens": 30,  # a step encodes one
 }
 FILE = {"file": ("a.wav", wav(sound(1, 2.4)))}
 
@@ -37,6 +39,8 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
     events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
     assert "".join(one.get("delta") or "" for one in events) == events[-1]["text"] == answers[""]["text"]
     assert events[-1]["usage"]["input_tokens"] > 3 * 25
+    stats = await client.engine_stats()
+    assert stats.num_cached_encoder_tokens == 50 < 3 * 25 <= stats.encoder_tokens, "a sound of more is read"
     for name, fields, param in (
         ("translations", {}, "model"),
         ("transcriptions", {"response_format": "srt"}, "response_format"),
@@ -49,7 +53,7 @@ async def check(client: AsyncClient, http: httpx.AsyncClient) -> dict[str, Any]:
         "/v1/audio/transcriptions", files={"file": ("a.wav", wav(sound(1, 4.2)))}, data={"model": "v"}
     )
     assert (long.status_code, long.json()["error"]["param"]) == (400, "file")
-    assert "it has 125 tokens, and the limit is 100 (--max-num-encoder-tokens and" in long.json()["error"]["message"]
+    assert "it has 125 tokens, and the limit is 124 (--max-model-len)" in long.json()["error"]["message"]
     return {language: one["text"] for language, one in answers.items()}
 
 
