@@ -13,7 +13,7 @@ _IMPLEMENTATIONS = {
 
 
 def varlen_attention(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, parts: Parts, scale: float) -> Tensor:
-    """Return out_TNH, in which each row has attended to all rows of its part. On a GPU H is at most 128.
+    """Return out_TNH, in which each row has attended to all keys of its part. On a GPU H is at most 128.
 
     Scores and sums are float32. Keys are taken in tiles that are anchored at the beginning of a part and added in
     order, so the result for a row depends on the rows of its part alone.

@@ -29,10 +29,10 @@ def varlen_attention(q_TNH: Tensor, k_TNH: Tensor, v_TNH: Tensor, parts: Parts, 
     q, k, v = (x if x.stride()[1:] == (head_dim, 1) else x.contiguous() for x in (q_TNH, k_TNH, v_TNH))
     out_TNH = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     block, tail_block = head_blocks(head_dim)
-    for rows, tiles_X3 in parts.tiles.items():
-        varlen_kernel[(len(tiles_X3) * num_heads,)](
-            tiles_X3,
-            len(tiles_X3),
+    for rows, tiles_X4 in parts.tiles.items():
+        varlen_kernel[(len(tiles_X4) * num_heads,)](
+            tiles_X4,
+            len(tiles_X4),
             q,
             k,
             v,
@@ -147,8 +147,9 @@ def varlen_kernel(
 ):
     """Compute a tile of rows of one head. The tiles of a head are neighbours: they read the same keys."""
     head = tl.program_id(0) // num_tiles
-    tile_ptr = tiles_ptr + tl.program_id(0) % num_tiles * 3
+    tile_ptr = tiles_ptr + tl.program_id(0) % num_tiles * 4
     first_row, start, end = tl.load(tile_ptr), tl.load(tile_ptr + 1), tl.load(tile_ptr + 2)
+    num_keys = tl.load(tile_ptr + 3) - start
     rows = (first_row + tl.arange(0, ROWS)).to(tl.int64)
     is_row = rows < end
     DIM: tl.constexpr = min(HEAD_DIM, BLOCK)
@@ -164,7 +165,7 @@ def varlen_kernel(
         tail_sums = tl.zeros((ROWS, TAIL_BLOCK), tl.float32)
     sums, weights = tl.zeros((ROWS, BLOCK), tl.float32), tl.zeros((ROWS, NUM_ONES), tl.float32)
     state = sums, tail_sums, weights, tl.full((ROWS,), float("-inf"), tl.float32)
-    keys, num_keys = tl.arange(0, KEYS), end - start
+    keys = tl.arange(0, KEYS)
     end_whole = num_keys // KEYS * KEYS
     for first in tl.range(0, end_whole, KEYS):
         state = _add_keys(

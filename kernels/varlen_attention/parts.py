@@ -21,18 +21,34 @@ class Parts:
 
     starts: Sequence[int]
     """P + 1 offsets into the rows."""
+    key_ends: Sequence[int]
+    """P; the end of the rows of each part that its rows attend to. Those behind it are not seen."""
     tiles: Mapping[int, Tensor]
-    """By the rows of a tile: X3 in int32, the first row of each, and the first row and the end of its part."""
+    """By the rows of a tile: X4 in int32, the first row of each, and first row, end and `key_ends` of its part."""
 
     @classmethod
-    def of(cls, lengths_P: Ints, upload: Callable[[npt.NDArray[Any]], Tensor] = torch.from_numpy) -> "Parts":
-        """Divide rows into parts of these lengths; `upload` copies an array to the device."""
+    def of(
+        cls,
+        lengths_P: Ints,
+        upload: Callable[[npt.NDArray[Any]], Tensor] = torch.from_numpy,
+        *,
+        num_keys_P: Ints | None = None,
+    ) -> "Parts":
+        """Divide rows into parts.
+
+        Args:
+            lengths_P: of the parts.
+            upload: copies an array to the device.
+            num_keys_P: how many rows of a part, from its first one, are attended to; None: all are.
+        """
         ends_P = lengths_P.cumsum()
+        key_ends_P = ends_P if num_keys_P is None else ends_P - lengths_P + num_keys_P
         tiles = {}
         for rows, is_chosen_P in ((LARGE_TILE, lengths_P > SMALL_TILE), (SMALL_TILE, lengths_P <= SMALL_TILE)):
             if is_chosen_P.any():
-                tiles[rows] = upload(_tiles(lengths_P[is_chosen_P], ends_P[is_chosen_P], rows))
-        return cls([0, *ends_P.tolist()], tiles)
+                chosen = _tiles(lengths_P[is_chosen_P], ends_P[is_chosen_P], key_ends_P[is_chosen_P], rows)
+                tiles[rows] = upload(chosen)
+        return cls([0, *ends_P.tolist()], key_ends_P.tolist(), tiles)
 
     @property
     def num_rows(self) -> int:
@@ -40,12 +56,12 @@ class Parts:
         return self.starts[-1]
 
 
-def _tiles(lengths_P: Ints, ends_P: Ints, rows: int) -> npt.NDArray[np.int32]:
+def _tiles(lengths_P: Ints, ends_P: Ints, key_ends_P: Ints, rows: int) -> npt.NDArray[np.int32]:
     """Return the tiles of parts; the longest parts come first, so that the last programs to end are short."""
     counts_P = -(-lengths_P // rows)
     parts_X = np.repeat(np.arange(len(counts_P)), counts_P)
     numbers_X = np.arange(len(parts_X)) - np.repeat(counts_P.cumsum() - counts_P, counts_P)
     ends_X, lengths_X = ends_P[parts_X], lengths_P[parts_X]
     starts_X = ends_X - lengths_X
-    columns = np.stack([starts_X + numbers_X * rows, starts_X, ends_X], axis=1)
+    columns = np.stack([starts_X + numbers_X * rows, starts_X, ends_X, key_ends_P[parts_X]], axis=1)
     return columns[np.argsort(-lengths_X, kind="stable")].astype(np.int32)

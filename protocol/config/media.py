@@ -21,6 +21,35 @@ DEFAULT_ITEM_TOKENS = 4096
 """Most tokens of an item of any size, unless a step encodes more: workers plan its memory, and others wait for it."""
 
 
+_ON_GPUS = frozenset(
+    {
+        "Idefics3ForConditionalGeneration",
+        "InternVLForConditionalGeneration",
+        "LlavaForConditionalGeneration",
+        "LlavaNextForConditionalGeneration",
+        "LlavaOnevisionForConditionalGeneration",
+        "Mistral3ForConditionalGeneration",
+        "Phi4MultimodalForCausalLM",
+        "Qwen2VLForConditionalGeneration",
+        "Qwen2_5_VLForConditionalGeneration",
+        "Qwen3VLForConditionalGeneration",
+        "Qwen3VLMoeForConditionalGeneration",
+        "SmolVLMForConditionalGeneration",
+    }
+)
+"""Architectures whose towers and language models `tests/gpu/pipeline/test_media.py` compares with a CPU."""
+_ONLY_ON_CPUS = {
+    "CLIPModel": "makes vectors of images on the host",
+    "SiglipModel": "makes vectors of images on the host",
+    "Gemma3ForConditionalGeneration": "attends in both directions within an image, which attention over a cache "
+    "does not do there",
+    "Qwen2AudioForConditionalGeneration": "has convolutions over spectrograms, which have no kernels there",
+    "VoxtralForConditionalGeneration": "has convolutions over spectrograms, which have no kernels there",
+    "WhisperForConditionalGeneration": "has cross-attention, which graphs of steps do not have there",
+}
+"""Why others are refused."""
+
+
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Images and sounds in prompts, for models that read them."""
 
@@ -159,11 +188,7 @@ def resolve_media(
                 logger.warning("--%s has no effect: %s reads text only", flag, facts.architecture)
         return None
     if device != "cpu":
-        raise ConfigError(
-            f"{facts.media.architecture} reads media, which octavo encodes on CPUs only so far",
-            phase="configuration",
-            hint="use --device cpu",
-        )
+        _check_gpu(facts.media.architecture)
     rows = facts.media.attended_rows
     if rows and num_workers > 1:
         raise ConfigError(
@@ -217,6 +242,19 @@ def resolve_media(
         vector_width=facts.media.vector_width,
         aligned_layers=facts.media.aligned_layers,
     )
+
+
+def _check_gpu(architecture: str) -> None:
+    """Check that the model runs on GPUs.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    if architecture not in _ON_GPUS:
+        reason = _ONLY_ON_CPUS.get(architecture, "has not been tried there")
+        raise ConfigError(
+            f"{architecture} does not run on GPUs: it {reason}", phase="configuration", hint="use --device cpu"
+        )
 
 
 def _check_whole_images(media: MediaFacts, budget: int, max_num_seqs: int, max_chunk: int) -> None:

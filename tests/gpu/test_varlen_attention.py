@@ -40,6 +40,15 @@ def test_a_part_has_the_same_bits_in_any_company(device: torch.device, seed: int
         assert torch.equal(alone, whole[start:end])
 
 
+def test_rows_behind_the_keys_are_not_seen(device: torch.device, seed: int) -> None:
+    q, k, v = product(100, 2, 16, torch.float32, seed)
+    k[65:70], v[65:70] = torch.nan, torch.nan
+    lengths, num_keys = np.array([70, 30]), np.array([65, 30])
+    parts = Parts.of(lengths, lambda array: torch.from_numpy(array).to(device), num_keys_P=num_keys)
+    actual = gpu.varlen_attention(q.to(device), k.to(device), v.to(device), parts, 0.1)
+    assert_close(actual.cpu(), reference.varlen_attention(q, k, v, parts, 0.1), cases.TOLERANCES[torch.float32])
+
+
 def test_heads_are_divided_into_powers_of_two() -> None:
     dims = {16: (16, 0), 12: (16, 0), 24: (32, 0), 64: (64, 0), 72: (64, 16), 80: (64, 16), 96: (64, 32), 112: (128, 0)}
     assert {dim: gpu.head_blocks(dim) for dim in dims} == dims

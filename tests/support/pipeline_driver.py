@@ -7,6 +7,7 @@ from worker_plans import Running, step_embeds
 
 from octavo.protocol.adapters import NO_ADAPTER, AdapterLoad
 from octavo.protocol.ids import pack_ids
+from octavo.protocol.media import StepMedia
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.steps import NO_TOKEN, Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
@@ -78,6 +79,7 @@ class PipelineDriver:
         chunks: dict[int, int] | None = None,
         masks: Callable[[], Sequence[TokenMask]] | None = None,
         draft_tokens: dict[int, list[int]] | None = None,
+        media: StepMedia | None = None,
     ) -> None:
         """Begin a step: `chunks` tokens of each slot, by default all there are, and `draft_tokens` that follow them.
 
@@ -111,6 +113,7 @@ class PipelineDriver:
                 r.sampling,
                 embed_spans=r.embeds.spans if r.embeds else [],
                 adapter_slot=r.adapter_slot,
+                grids=r.grids,
             )
             for r in self._admitted
         ]
@@ -123,6 +126,7 @@ class PipelineDriver:
             masks is not None,
             prompt_embeds=step_embeds(self.running, scheduled),
             adapter_loads=self.adapter_loads,
+            media=media,
             draft_tokens=[(slot, pack_ids(token_ids)) for slot, token_ids in draft_tokens.items()],
         )
         self._plans.append(entries)

@@ -16,6 +16,7 @@ from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
 from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
+from octavo.protocol.media import GridSpan, StepMedia
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
@@ -66,6 +67,7 @@ class Running:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     embeds: PromptEmbeds | None = None
     adapter_slot: int = NO_ADAPTER
+    grids: list[GridSpan] = field(default_factory=list)
 
     @property
     def outputs(self) -> list[int]:
@@ -178,6 +180,7 @@ class Driver:
         draft_tokens: dict[int, list[int]] | None = None,
         masks: list[TokenMask] | None = None,
         num_drafts: int = 0,
+        media: StepMedia | None = None,
     ) -> StepResult:
         """Run one step: `chunks` tokens of each slot, by default everything that is known; `draft_tokens` follow."""
         draft_tokens = draft_tokens or {}
@@ -206,6 +209,7 @@ class Driver:
                 r.sampling,
                 embed_spans=r.embeds.spans if r.embeds else [],
                 adapter_slot=r.adapter_slot,
+                grids=r.grids,
             )
             for r in self._admitted
         ]
@@ -220,6 +224,7 @@ class Driver:
             draft_tokens=[(slot, pack_ids(token_ids)) for slot, token_ids in draft_tokens.items()],
             awaits_masks=masks is not None,
             num_drafts=num_drafts,
+            media=media,
         )
         self._released, self._admitted, self.adapter_loads = [], [], []
         self.sequence += 1

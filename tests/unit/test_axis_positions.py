@@ -63,7 +63,7 @@ def test_each_pair_rotates_by_its_axis(rope: dict[str, Any], axes: list[int]) ->
     plain = Rotary.of(100.0, 8)
     for one in (rotary, plain):
         one.prepare(64 if one is plain else 8, torch.device("cpu"))
-    rotary.take_steps(4)
+    rotary.take_steps(4, torch.device("cpu"))
     axes_AT = np.array([[3, 50], [7, 50], [9, 51]])
     rotary.put(axes_AT)
     for (_, table_XC), (_, expected_LC) in zip(

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from octavo.kernels.given_rows import GIVEN as GIVEN
 from octavo.kernels.lora.rows import GroupedRows
 from octavo.kernels.slot_rows import PENDING as PENDING
 from octavo.protocol.errors import ProtocolError
+from octavo.protocol.ids import SlotId
 from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import Scheduled
 
@@ -81,18 +83,26 @@ class AdapterInputs:
         return AdapterInputs(self.slots_T[rows], self.num_slots)
 
 
+MediaRows = Sequence[tuple[SlotId, int, Tensor]]
+"""Slots, first positions, and the rows from there on, on the device of the model: what an encoder has made of media."""
+
+
 @dataclass(slots=True, eq=False)
 class GivenInputs:
     """Rows of a step that its requests give in place of token embeddings."""
 
     indices_N: Ints
-    """Their rows in the step."""
+    """The rows of the step that `data` has."""
     data: bytes | bytearray | memoryview
-    """The rows, one after another, in the type of the model; only read."""
+    """Prompt embeddings, one after another, in the type of the model; only read."""
+    media: Sequence[tuple[int, Tensor]] = ()
+    """Rows of media, and the first row of the step that they are for."""
 
     @classmethod
-    def of(cls, entries: StepEntries, query_starts: Ints, embeds: StepEmbeds) -> "GivenInputs":
-        """Find the prompt embeddings of a step among its rows.
+    def of(
+        cls, entries: StepEntries, query_starts: Ints, embeds: StepEmbeds | None, media: MediaRows = ()
+    ) -> "GivenInputs":
+        """Find prompt embeddings and rows of media of a step among its rows.
 
         Raises:
             ProtocolError: if they are of a request or a position that the step does not compute.
@@ -107,15 +117,27 @@ class GivenInputs:
                 strict=False,  # query_starts has one number more
             )
         }
-        indices = []
-        for slot, position, num_rows in embeds.places:
+
+        def row_of(slot: SlotId, position: int, num_rows: int) -> int:
             first, start, end = parts.get(slot, (0, 0, 0))
             if num_rows < 1 or not start <= position <= end - num_rows:
                 raise ProtocolError(
                     f"slot {slot}: {num_rows} embeddings came for position {position}, not of this step"
                 )
-            indices.append(np.arange(num_rows) + (first + position - start))
-        return cls(np.concatenate(indices), embeds.data.data)
+            return int(first + position - start)
+
+        indices = [np.arange(num) + row_of(slot, start, num) for slot, start, num in (embeds.places if embeds else ())]
+        return cls(
+            np.concatenate(indices) if indices else np.empty(0, dtype=np.int64),
+            embeds.data.data if embeds else b"",
+            [(row_of(slot, position, len(rows)), rows) for slot, position, rows in media],
+        )
+
+    def mark(self, token_ids_T: Ints) -> None:
+        """Write `GIVEN` in place of the tokens of these rows."""
+        token_ids_T[self.indices_N] = GIVEN
+        for first, rows in self.media:
+            token_ids_T[first : first + len(rows)] = GIVEN
 
 
 @dataclass(frozen=True, slots=True, eq=False)

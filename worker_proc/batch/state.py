@@ -15,12 +15,12 @@ from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, Token
 from octavo.worker_proc.batch.axes import AxisPositions
 from octavo.worker_proc.batch.columns import SlotColumns, Trait, with_doubled_rows
 from octavo.worker_proc.batch.inputs import (
-    GIVEN,
     PENDING,
     AdapterInputs,
     GivenInputs,
     GroupInputs,
     Ints,
+    MediaRows,
     StepEntries,
     StepInputs,
 )
@@ -255,8 +255,8 @@ class BatchState:
         """Return the arrays of a forward pass over `scheduled`, which is not empty."""
         return self.step_inputs(self.entries_of(scheduled))
 
-    def step_inputs(self, entries: StepEntries, embeds: StepEmbeds | None = None) -> StepInputs:
-        """Return the arrays of a forward pass; `embeds`: prompt embeddings at some of its positions."""
+    def step_inputs(self, entries: StepEntries, embeds: StepEmbeds | None = None, media: MediaRows = ()) -> StepInputs:
+        """Return the arrays of a forward pass; `embeds` and `media`: rows in place of tokens at some positions."""
         slots_R, starts_R, counts_R = entries.slots_R, entries.starts_R, entries.counts_R
         if counts_R.max() == 1:
             # perf: in a step that only decodes, the arrays per request and per token are the same.
@@ -277,9 +277,9 @@ class BatchState:
             slot_mapping_T = block_ids[slots_T, blocks_T].astype(np.int64) * self.block_size + offsets_T
             groups.append(GroupInputs(slot_mapping_T, block_ids[slots_R, :num_blocks] if num_blocks else None))
         token_ids_T = self._token_ids[slots_T, positions_T]
-        given = None if embeds is None else GivenInputs.of(entries, query_starts, embeds)
+        given = GivenInputs.of(entries, query_starts, embeds, media) if embeds is not None or media else None
         if given is not None:
-            token_ids_T[given.indices_N] = GIVEN
+            given.mark(token_ids_T)
         if self._segment_stride:
             first_T = self.columns.segment_S[slots_T]
             positions_T = positions_T + self._segment_stride * ((first_T > 0) & (positions_T >= first_T))

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, pack_ids
-from octavo.protocol.prompt_embeds import StepEmbeds
 from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StepResult, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
-from octavo.worker_proc.batch.inputs import Ints
+from octavo.worker_proc.batch.inputs import Ints, MediaRows
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader, ContentStore
@@ -123,6 +122,8 @@ class PipelinedExecutor:
         Raises:
             RuntimeError: there is no memory for it.
         """
+        if self._encoder is not None:
+            self._encoder.warm_up()
         return self.runner.warm_up()
 
     @torch.inference_mode()
@@ -255,8 +256,8 @@ class PipelinedExecutor:
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
         entries = batch.entries_of(plan.scheduled)
-        embeds, vectors = self._encode_media(plan)
-        inputs = batch.step_inputs(entries, embeds)
+        media, vectors = self._encode_media(plan)
+        inputs = batch.step_inputs(entries, plan.prompt_embeds, media)
         samples = Samples(entries, inputs, batch)
         alignments = None
         traits_R = batch.columns.traits_S[entries.slots_R]
@@ -306,14 +307,14 @@ class PipelinedExecutor:
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         return step
 
-    def _encode_media(self, plan: StepPlan) -> tuple[StepEmbeds | None, dict[SlotId, Floats]]:
-        """Return the given rows of a step, and the vectors of requests that are an image alone, by slot."""
+    def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, Floats]]:
+        """Return the rows of media of a step, and the vectors of requests that are an image alone, by slot."""
         if plan.media is None or self._encoder is None:
-            return plan.prompt_embeds, {}
-        embeds = self._encoder.rows_of_step(plan.media, plan.prompt_embeds)
+            return (), {}
+        rows = self._encoder.rows_of_step(plan.media)
         for slot, place in self._encoder.attended_places(plan.media):
             self._batch.columns.attended_S[slot] = place
-        return embeds, self._encoder.vectors_of_step(plan.media)
+        return rows, self._encoder.vectors_of_step(plan.media)
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
         """Return whether the host must know what the steps before have sampled before this one samples."""

@@ -100,7 +100,7 @@ def open_executor(
         host_states=host_states,
         store=store,
         drafter=drafter,
-        encoder=open_encoder(model, config),
+        encoder=open_encoder(model, config, stream),
         aligner=_open_aligner(model, runner),
         repeater=runner if isinstance(runner, HostRunner) else None,
         answers=model.stage.is_last,

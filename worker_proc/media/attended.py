@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from octavo.kernels.given_rows import all_given_rows
 from octavo.kernels.native.arguments import GroupArguments, StepArguments
@@ -17,7 +18,6 @@ from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.step_arguments import address
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.models.vision.tower import Floats
 
 
 class AttendedItems:
@@ -63,7 +63,7 @@ class AttendedItems:
         self._free.append(place)
         return True
 
-    def put(self, digest: bytes, rows_TD: Floats) -> None:
+    def put(self, digest: bytes, rows_TD: Tensor) -> None:
         """Compute and keep the keys and values of an item.
 
         Args:
@@ -81,10 +81,10 @@ class AttendedItems:
         place = self._places[digest] = self._free.pop()
         slots_T = self._cache.slots_of(place)
         if self._program is not None:
-            self._inputs_XD[:] = torch.from_numpy(rows_TD)
+            self._inputs_XD[:] = rows_TD
             self._run(self._program, slots_T)
             return
-        rows = torch.from_numpy(rows_TD).to(self._model.dtype)
+        rows = rows_TD.to(self._model.dtype)
         for layer, buffers in zip(self._model.cross_layers, self._cache.layers, strict=True):
             store_kv(*layer.keys_and_values(rows), *buffers, torch.from_numpy(slots_T))
 

@@ -6,11 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId
 from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
-from octavo.protocol.prompt_embeds import StepEmbeds
+from octavo.worker_proc.batch.inputs import MediaRows
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.tower_runner import TowerRunner
 from octavo.worker_proc.models.vision.tower import Floats, VisionTower
@@ -27,18 +26,19 @@ class MediaEncoder:
     def __init__(self, towers: Mapping[Kind, TowerRunner], attended: AttendedItems | None = None) -> None:
         self._towers, self._attended = towers, attended
         self._results: dict[bytes, Tensor] = {}
-        """Rows by digest, in the type of the model; or one vector each in float32."""
+        """Rows by digest, in the type of the model and on its device; or one vector each in float32."""
         heads = [runner.tower.pooling_head for runner in towers.values() if runner.tower.pooling_head is not None]
         self._makes_vectors = bool(heads)
         for head in heads:
             head.prepare()
 
-    def rows_of_step(self, media: StepMedia, embeds: StepEmbeds | None) -> StepEmbeds | None:
-        """Encode what a step asks for, and return its given rows.
+    def warm_up(self) -> None:
+        """Do before the first run of each tower what it would otherwise wait for."""
+        for runner in dict.fromkeys(self._towers.values()):
+            runner.runs.warm_up()
 
-        Args:
-            media: of the step.
-            embeds: rows that other requests of the step give.
+    def rows_of_step(self, media: StepMedia) -> MediaRows:
+        """Encode what a step asks for, and return its rows of media.
 
         Raises:
             ProtocolError: the core and this worker do not agree on what is kept.
@@ -52,14 +52,11 @@ class MediaEncoder:
         if encoded := [item for item in media.inputs if GIVEN not in item.tensors]:
             self._encode(encoded)
         if self._makes_vectors:
-            return embeds
-        places = [] if embeds is None else list(embeds.places)
-        parts: list[bytes | bytearray | memoryview] = [] if embeds is None else [embeds.data.data]
-        for slot, position, num_rows, index, first in media.places:
-            rows = self._kept(media.digests[index], first + num_rows)
-            places.append((slot, position, num_rows))
-            parts.append(rows[first : first + num_rows].view(torch.uint8).numpy().tobytes())
-        return StepEmbeds(places, Buffer(b"".join(parts))) if places else None
+            return []
+        return [
+            (slot, position, self._kept(media.digests[index], first + num_rows)[first : first + num_rows])
+            for slot, position, num_rows, index, first in media.places
+        ]
 
     def vectors_of_step(self, media: StepMedia) -> dict[SlotId, Floats]:
         """Return the vectors of requests that are an image alone, by slot; call `rows_of_step` before.
@@ -90,8 +87,9 @@ class MediaEncoder:
 
     def _given_rows(self, item: EncoderInput) -> Tensor:
         """Return the rows that a caller has computed, which the core has checked."""
-        rows = item.tensors[GIVEN]
-        return torch.frombuffer(bytearray(rows.data.data), dtype=self._towers[item.kind].tower.dtype).view(rows.shape)
+        rows, tower = item.tensors[GIVEN], self._towers[item.kind].tower
+        host_RD = torch.frombuffer(bytearray(rows.data.data), dtype=tower.dtype).view(rows.shape)
+        return host_RD.to(tower.device)
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> None:
         for runner in dict.fromkeys(self._towers.values()):
@@ -99,15 +97,15 @@ class MediaEncoder:
             for item, rows_RD in zip(own, runner.encode(own), strict=True):
                 self._keep(item, rows_RD, runner.tower)
 
-    def _keep(self, item: EncoderInput, rows_RD: Floats, tower: VisionTower) -> None:
+    def _keep(self, item: EncoderInput, rows_RD: Tensor, tower: VisionTower) -> None:
         if self._attended is not None:
             self._attended.put(item.digest, rows_RD)
             return
-        arranged = tower.arrange(rows_RD, item.tensors)
+        rows = tower.arrange(rows_RD, item.tensors)
         if (head := tower.pooling_head) is not None:
-            rows = torch.from_numpy(np.stack([head(row_D) for row_D in arranged]))
+            rows = torch.from_numpy(np.stack([head(row_D) for row_D in rows.float().numpy()]))
         else:
-            rows = torch.from_numpy(arranged).to(tower.dtype)
+            rows = rows.to(tower.dtype)
         if len(rows) != item.num_rows:
             raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
         self._results[item.digest] = rows

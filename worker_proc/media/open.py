@@ -1,20 +1,29 @@
 """Makes the encoder of a model, and computes what it takes."""
 
 import msgspec
+import torch
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
+from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
+from octavo.worker_proc.media.device_tower import DeviceTower
 from octavo.worker_proc.media.encoder import MediaEncoder
-from octavo.worker_proc.media.tower_runner import TowerRunner
+from octavo.worker_proc.media.host_tower import HostTower
+from octavo.worker_proc.media.tower_runner import TowerRunner, TowerRuns
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, VisionTower
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.registry import measure_steps, open_runner
 
 
-def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
+def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) -> MediaEncoder | None:
     """Make the encoder of a loaded model; None: it has none on this worker.
+
+    Args:
+        model: with its towers.
+        config: sizes of a step, types, threads.
+        stream: of the device; None: the host computes.
 
     Raises:
         MemoryError, RuntimeError: there is no memory for it.
@@ -22,7 +31,9 @@ def open_encoder(model: Model, config: ResolvedConfig) -> MediaEncoder | None:
     if not model.towers:
         return None
     towers = towers_of(model)
-    runners: dict[Model, TowerRunner] = {tower: _open_tower(tower, config) for tower in towers}
+    runners: dict[Model, TowerRunner] = {
+        tower: TowerRunner(tower, _open_runs(tower, config, stream)) for tower in towers
+    }
     attended = None
     if model.cross_cache is not None:
         attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads)
@@ -34,13 +45,15 @@ def towers_of(model: Model) -> list[VisionTower]:
     return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, VisionTower)]
 
 
-def _open_tower(tower: VisionTower, config: ResolvedConfig) -> TowerRunner:
+def _open_runs(tower: VisionTower, config: ResolvedConfig, stream: Stream | None) -> TowerRuns:
+    if stream is not None:
+        return DeviceTower(tower, stream)
     own = _own_config(tower, config)
     # Each sequence and each part begins in a block of its own.
     num_blocks = -(-tower.max_rows // own.block_size) + max(MAX_RUN_SEQUENCES, tower.max_parts)
     runner = open_runner(tower, own, None, num_blocks=num_blocks, max_model_len=tower.max_item_rows)
-    assert isinstance(runner, HostRunner), "towers run on CPUs"
-    return TowerRunner(tower, runner.forward, own.block_size, config.num_threads)
+    assert isinstance(runner, HostRunner), "without a stream the host computes"
+    return HostTower(tower, runner.forward, own.block_size, config.num_threads)
 
 
 def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
@@ -56,9 +69,22 @@ def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
 
 
 def _run_bytes(tower: VisionTower, device: Device, config: ResolvedConfig) -> int:
+    if (stream := device.stream()) is not None:
+        return _device_run_bytes(tower, device, stream)
     if not tower.library:
         return tower.weights_bytes
     return measure_steps(tower, device, _own_config(tower, config)).activation_bytes
+
+
+@torch.inference_mode()
+def _device_run_bytes(tower: VisionTower, device: Device, stream: Stream) -> int:
+    """Run the largest item, and as many blank patches beside it as a run has room for."""
+    device.reset_peak()
+    num_merged = 1 if tower.merged is None else tower.merged.num_merged
+    rest = (tower.max_rows - tower.max_item_rows) // num_merged * num_merged
+    lengths = [tower.max_item_rows // num_merged * num_merged, *([rest] if rest else [])]
+    DeviceTower(tower, stream).run([tower.blank(num_rows) for num_rows in lengths])
+    return device.peak_growth_bytes()
 
 
 def _own_config(tower: VisionTower, config: ResolvedConfig) -> ResolvedConfig:

@@ -15,7 +15,7 @@ from octavo.kernels.native.recorder import ProgramRecorder
 from octavo.kernels.native.threads import ThreadPolicy
 from octavo.kernels.native.value import as_tensor, value_of
 from octavo.worker_proc.batch.step_arguments import address
-from octavo.worker_proc.models.vision.tower import Floats, VisionTower
+from octavo.worker_proc.models.vision.tower import VisionTower
 
 
 class Projector:
@@ -44,10 +44,9 @@ class Projector:
         self._program = Program(tower.library, fuse(recorder.nodes, [result]), [result], self._max_rows)
         self._threads = ThreadPolicy(tower.library, num_threads)
 
-    def __call__(self, results_TD: Floats) -> Floats:
-        """Return a row of the prompt for each group of the tower's results; T is at most that of a run."""
-        rows = torch.from_numpy(results_TD).reshape(len(results_TD) // self._num_merged, -1)
-        return self._project(rows).float().numpy().copy()
+    def __call__(self, results_TD: Tensor) -> Tensor:
+        """Return a row of the prompt for each group of the tower's results; T is at most that of a run. In float32."""
+        return self._project(results_TD.reshape(len(results_TD) // self._num_merged, -1)).float().clone()
 
     def _project(self, rows_RD: Tensor) -> Tensor:
         if self._program is None:

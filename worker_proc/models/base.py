@@ -20,6 +20,7 @@ from octavo.protocol.media import Kind
 from octavo.worker_proc.attention.base import Attention
 from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import StateGroup, StateShape, group_layers
+from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.features import Features
 from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.models.layers.devices import check_recurrent
@@ -70,10 +71,13 @@ Tables = tuple[Tensor, ...]
 
 
 class StepAngles(Protocol):
-    """Rotary angles that the host makes for each step, of a model that counts positions on several axes."""
+    """Rotary angles that are made for each step, of a model that counts positions on several axes."""
 
-    def put(self, axes_AT: npt.NDArray[np.int64]) -> None:
-        """Make the angles of the next step, whose rows have these positions on each axis."""
+    def put(self, axes_AT: npt.NDArray[np.int64], stream: Stream | None = None) -> None:
+        """Make the angles of the next step, whose rows have these positions on each axis.
+
+        `stream`: of the device, after whose work so far they are made; None: on the host, at once.
+        """
 
 
 class Layer(Protocol):

@@ -1,12 +1,14 @@
 """Memory for the rows that a step's requests give in place of token embeddings. Knows no request."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor
 
 from octavo.kernels.given_rows import take_given_rows
 from octavo.kernels.native.memory import allocate
-from octavo.worker_proc.batch.inputs import GivenInputs, Ints
+from octavo.worker_proc.batch.inputs import GivenInputs
 from octavo.worker_proc.device.stream import Stream
 
 
@@ -28,9 +30,12 @@ class GivenRows:
         on_host = device.type == "cpu"  # where only the rows that are ever used take memory
         memory_B = allocate(num_bytes) if on_host else torch.zeros(num_bytes, dtype=torch.uint8, device=device)
         self.rows_XD = memory_B[:num_bytes].view(dtype).view(max_rows, width)
-        self.deeper_LXD = torch.zeros(num_deeper, max_rows, width)
-        """Zeros where no row is given. In float32, as native programs pass rows on."""
-        self._last_N: Ints = np.empty(0, dtype=np.int64)
+        # Native programs pass rows on in float32.
+        self.deeper_LXD = torch.zeros(
+            num_deeper, max_rows, width, dtype=torch.float32 if on_host else dtype, device=device
+        )
+        """Zeros where no row is given."""
+        self._deeper: list[slice] = []
         """Rows of `deeper_LXD` that are not zeros."""
 
     @property
@@ -44,23 +49,38 @@ class GivenRows:
 
     def put(self, given: GivenInputs | None) -> None:
         """Take the rows of the next step, on the host; None: it has none."""
-        if len(self._last_N):
-            self.deeper_LXD[:, torch.from_numpy(self._last_N)] = 0.0
-            self._last_N = self._last_N[:0]
+        self._clear_deeper()
         if given is None:
             return
-        rows_NB = np.frombuffer(given.data, dtype=np.uint8).reshape(len(given.indices_N), -1)
-        num_deeper, _, width = self.deeper_LXD.shape
-        own_NB, deeper_NB = np.split(rows_NB, [width * self.rows_XD.itemsize], axis=1)
-        self.rows_XD.view(torch.uint8).numpy()[given.indices_N] = own_NB
-        if num_deeper:
-            deeper_ND = torch.from_numpy(np.ascontiguousarray(deeper_NB)).view(self.rows_XD.dtype)
-            deeper_NLD = deeper_ND.view(-1, num_deeper, width).float()
-            self.deeper_LXD[:, torch.from_numpy(given.indices_N)] = deeper_NLD.transpose(0, 1)
-            self._last_N = given.indices_N
+        if len(given.indices_N):
+            rows_NB = np.frombuffer(given.data, dtype=np.uint8).reshape(len(given.indices_N), -1)
+            self.rows_XD.view(torch.uint8).numpy()[given.indices_N] = rows_NB
+        self._take_media(given.media)
 
-    def send(self, given: GivenInputs, stream: Stream) -> None:
-        """Copy the rows of the next step to the device, after the work before."""
+    def send(self, given: GivenInputs | None, stream: Stream) -> None:
+        """Copy the rows of the next step to the device, after the work before; None: it has none."""
+        self._clear_deeper()
+        if given is None:
+            return
+        if len(given.indices_N):
+            self._upload(given, stream)
+        self._take_media(given.media)
+
+    def _clear_deeper(self) -> None:
+        for rows in self._deeper:
+            self.deeper_LXD[:, rows] = 0.0
+        self._deeper.clear()
+
+    def _take_media(self, media: Sequence[tuple[int, Tensor]]) -> None:
+        num_deeper, _, width = self.deeper_LXD.shape
+        for first, rows_ND in media:
+            rows = slice(first, first + len(rows_ND))
+            self.rows_XD[rows] = rows_ND[:, :width]
+            if num_deeper:
+                self.deeper_LXD[:, rows] = rows_ND[:, width:].unflatten(1, (num_deeper, width)).transpose(0, 1)
+                self._deeper.append(rows)
+
+    def _upload(self, given: GivenInputs, stream: Stream) -> None:
         num_rows, num_bytes = len(given.indices_N), len(memoryview(given.data))
         start = given.indices_N.nbytes
         host_B = stream.host_buffer(start + num_bytes)

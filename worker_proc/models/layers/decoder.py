@@ -193,7 +193,7 @@ class DecoderModel(LayeredModel):
         for rotary in self._rotaries:
             if isinstance(rotary, AxisRotary):
                 self.step_angles = rotary
-                rotary.take_steps(max_rows)
+                rotary.take_steps(max_rows, self.device)
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.LayeredModel`."""

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import NUM_AXES
+from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.hf_config import ignore, optional, required
 
 _CHUNK_POSITIONS = 1024
@@ -116,7 +117,7 @@ class DynamicRotary(Rotary):
 class AxisRotary(Rotary):
     """M-RoPE: each pair of a head rotates by the position on one of several axes.
 
-    A step that may have such positions reads tables that the host fills with the angles of its rows. Otherwise all axes
+    A step that may have such positions reads tables that are filled with the angles of its rows. Otherwise all axes
     are the same, and it looks them up by position as others do.
 
     Args:
@@ -131,21 +132,24 @@ class AxisRotary(Rotary):
         self._pairs_C = torch.arange(len(axes_C))
         self._step_tables: tuple[Tensor, Tensor] | None = None
 
-    def take_steps(self, max_rows: int) -> None:
-        """Let the host fill the tables, for steps of up to so many rows: before a step is recorded."""
-        self._step_tables = torch.zeros(max_rows, self.num_pairs), torch.zeros(max_rows, self.num_pairs)
+    def take_steps(self, max_rows: int, device: torch.device) -> None:
+        """Let tables be filled for steps of up to so many rows: before a step is recorded."""
+        cos_XC, sin_XC = torch.zeros(2, max_rows, self.num_pairs, device=device)
+        self._step_tables = cos_XC, sin_XC
+        self._axes_C, self._pairs_C = self._axes_C.to(device), self._pairs_C.to(device)
 
-    def put(self, axes_AT: npt.NDArray[np.int64]) -> None:
+    def put(self, axes_AT: npt.NDArray[np.int64], stream: Stream | None = None) -> None:
         """See `octavo.worker_proc.models.base.StepAngles`."""
         assert self._step_tables is not None, "take_steps() comes before"
         # Frames of a video may be further apart than the tokens of the longest request.
         self.prepare(int(axes_AT.max()) + 1, self._cos_LC.device)
-        positions_TC = torch.from_numpy(axes_AT).T[:, self._axes_C]
+        axes = torch.from_numpy(axes_AT) if stream is None else upload_array(stream, axes_AT)
+        positions_TC = axes.T[:, self._axes_C]
         for table_XC, angles_LC in zip(self._step_tables, (self._cos_LC, self._sin_LC), strict=True):
             table_XC[: len(positions_TC)] = angles_LC[positions_TC, self._pairs_C]
 
     def lookups(self, positions_T: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-        """See `Rotary.lookups`; `positions_T` counts the rows of the step if the host fills the tables."""
+        """See `Rotary.lookups`; `positions_T` counts the rows of the step if they are filled for each step."""
         if self._step_tables is None:
             return super().lookups(positions_T)
         cos_XC, sin_XC = self._step_tables

@@ -108,9 +108,11 @@ class DualEncoderTower(LlavaTower):
             return [sequence]
         return [Patches(sequence.rows_TP, sequence.positions_T, np.zeros(1, dtype=np.int64))]
 
-    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+    def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
         """See `VisionTower.arrange`."""
-        return rows_RD if self.attention_pool is None else self.attention_pool(rows_RD)[None]
+        if self.attention_pool is None:
+            return rows_RD
+        return torch.from_numpy(self.attention_pool(rows_RD.float().numpy()))[None]
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -11,7 +11,7 @@ from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.hf_config import CheckedConfig, optional, required
 from octavo.worker_proc.models.vision.llava import LlavaTower, assemble
-from octavo.worker_proc.models.vision.tower import Floats, Patches, TowerSpec, array_of
+from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, array_of
 
 Size = tuple[int, int]
 """Height and width."""
@@ -35,22 +35,22 @@ class TiledTower(LlavaTower):
             raise ProtocolError(f"{1 + len(others)} images in place of one")
         return [self.clip.sequence(tile_CHW, first=self.first) for tile_CHW in tiles_NCHW]
 
-    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+    def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
         """See `VisionTower.arrange`: without what shows the margins that were added to the image."""
         ((height, width),) = array_of(tensors, "image_sizes", np.int64, 2).tolist()
         side = self.clip.side
         rows, columns = (pixels // self.clip.image_size for pixels in best_size((height, width), self.sizes))
         if len(rows_RD) != (1 + rows * columns) * (side**2 + self.clip.has_class_token - self.first):
             raise ProtocolError(f"{len(rows_RD)} rows of an image of {rows} x {columns} tiles")
-        overview_RD, tiles_RD = np.split(rows_RD, [len(rows_RD) // (1 + rows * columns)])
+        num_each = len(rows_RD) // (1 + rows * columns)
+        overview_RD, tiles_RD = rows_RD.split([num_each, len(rows_RD) - num_each])
         tiles = tiles_RD.reshape(rows, columns, side, side, -1).swapaxes(1, 2)
         inner = without_margins(tiles.reshape(rows * side, columns * side, -1), (height, width))
         inner = self._limited(inner)
-        newlines = np.broadcast_to(self.newline_D.float().numpy(), (len(inner), 1, inner.shape[2]))
-        lines = np.concatenate([inner, newlines], axis=1)
-        return np.concatenate([overview_RD, lines.reshape(-1, lines.shape[2])])
+        newlines = self.newline_D.to(inner.dtype).expand(len(inner), 1, -1)
+        return torch.cat([overview_RD, torch.cat([inner, newlines], dim=1).flatten(0, 1)])
 
-    def _limited(self, rows: Floats) -> Floats:
+    def _limited(self, rows: Tensor) -> Tensor:
         """Return rows that lie on a plane, shape (height, width, D), or fewer that are interpolated between them."""
         if not self.max_tiles:
             return rows
@@ -58,10 +58,9 @@ class TiledTower(LlavaTower):
         ratio = float((height * width / (self.max_tiles * self.clip.side**2)) ** 0.5)
         if ratio <= _MAX_STRETCH:
             return rows
-        planes = torch.from_numpy(np.ascontiguousarray(rows)).permute(2, 0, 1)[None]
+        planes = rows.float().permute(2, 0, 1).contiguous()[None]
         size = int(height // ratio), int(width // ratio)
-        fewer: Floats = torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).numpy()
-        return fewer
+        return torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).to(rows.dtype)
 
 
 def best_size(size: Size, sizes: Sequence[Size]) -> Size:
@@ -75,7 +74,7 @@ def best_size(size: Size, sizes: Sequence[Size]) -> Size:
     return max(sizes, key=merits)
 
 
-def without_margins(rows: Floats, size: Size) -> Floats:
+def without_margins(rows: Tensor, size: Size) -> Tensor:
     """Return rows of a plane, shape (height, width, D), without those of the margins around an image of some size."""
     height, width = rows.shape[:2]
     if size[1] / size[0] > width / height:

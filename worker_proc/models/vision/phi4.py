@@ -101,7 +101,7 @@ class Phi4Tower(VisionTower):
             num_keys=int(is_shown.sum()),
         )
 
-    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+    def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
         """See `VisionTower.arrange`: lines of the whole picture, a learned row, and lines of the overview.
 
         Raises:
@@ -113,12 +113,11 @@ class Phi4Tower(VisionTower):
         if rows * columns != len(shown) - 1:
             raise ProtocolError(f"{len(shown) - 1} tiles of an image of {rows} x {columns}")
         sizes = [((tall + 1) // 2, (wide + 1) // 2) for tall, wide in shown]
-        bounds = np.cumsum([tall * wide for tall, wide in sizes])
-        *pieces, (middle_D, end_D) = np.split(rows_RD, bounds)
+        *pieces, (middle_D, end_D) = rows_RD.split([*(tall * wide for tall, wide in sizes), 2])
         overview, *tiles = [piece.reshape(*size, -1) for piece, size in zip(pieces, sizes, strict=True)]
-        lines = [np.concatenate(tiles[row * columns :][:columns], axis=1) for row in range(rows)]
-        whole = _ended(np.concatenate(lines), end_D)
-        return np.concatenate([whole, middle_D[None], _ended(overview, end_D)])
+        lines = [torch.cat(tiles[row * columns :][:columns], dim=1) for row in range(rows)]
+        whole = _ended(torch.cat(lines), end_D)
+        return torch.cat([whole, middle_D[None], _ended(overview, end_D)])
 
 
 def _shown(mask: Floats) -> tuple[int, int]:
@@ -133,10 +132,9 @@ def _shown(mask: Floats) -> tuple[int, int]:
     return height, width
 
 
-def _ended(lines: Floats, end_D: Floats) -> Floats:
+def _ended(lines: Tensor, end_D: Tensor) -> Tensor:
     """Return the rows of lines, with one more behind each."""
-    ends = np.broadcast_to(end_D, (len(lines), 1, len(end_D)))
-    return np.concatenate([lines, ends], axis=1).reshape(-1, len(end_D))
+    return torch.cat([lines, end_D.expand(len(lines), 1, -1)], dim=1).flatten(0, 1)
 
 
 def places_in(whole: int, num_shown: int) -> Ints:

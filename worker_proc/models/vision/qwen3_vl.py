@@ -34,12 +34,19 @@ class Qwen3Tower(QwenTower):
 
     positions_LD: Tensor
     """Of a square of places."""
+    _host_table_LD: Floats | None = None
+
+    def _table(self) -> Floats:
+        """Return the table of positions on the host."""
+        if self._host_table_LD is None:
+            self._host_table_LD = self.positions_LD.float().cpu().numpy()
+        return self._host_table_LD
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: each patch has its position besides, between those of the table."""
         _, (_, height, width) = patches_and_grid(tensors, self.merge_size)
         places_2T = places_of_patches(height, width, self.merge_size)
-        positions_TD = interpolated(self.positions_LD.float().numpy(), places_2T, (height, width))
+        positions_TD = interpolated(self._table(), places_2T, (height, width))
         return [replace(frame, tables=(*frame.tables, positions_TD)) for frame in super().patches(tensors)]
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:

@@ -22,6 +22,7 @@ from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
+from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.base import Layer, LayeredModel, Residual, Tables
 from octavo.worker_proc.models.hf_config import CheckedConfig, optional
 from octavo.worker_proc.models.parameters import Parameters
@@ -117,12 +118,17 @@ class VisionTower(LayeredModel):
         self.library = library
         self.layers = layers
         self.max_item_rows = max_item_rows
-        self.max_rows, self.max_parts = max(max_item_rows, MIN_RUN_ROWS), max_parts
+        is_on_gpu = self.device.type == "cuda"
+        least_rows = MIN_RUN_ROWS_OF_GPU if is_on_gpu else MIN_RUN_ROWS
+        self.max_rows, self.max_parts = max(max_item_rows, least_rows), max_parts
         self._embed, self._project = embed, project
         self.merged, self.width = merged, width
-        # Native programs pass rows on in float32.
-        self._inputs_XP = self._memory(patch_width, torch.float32 if library else self.dtype)
-        self._tables = [self._memory(width, torch.float32) for width in table_widths]
+        self._patch_width, self._table_widths = patch_width, table_widths
+        self._inputs_XP, self._tables = torch.empty(0), [torch.empty(0)] * len(table_widths)
+        if not is_on_gpu:
+            # Native programs pass rows on in float32, and know the address of their memory.
+            self._inputs_XP = self._memory(patch_width, torch.float32 if library else self.dtype)
+            self._tables = [self._memory(width, torch.float32) for width in table_widths]
 
     @abstractmethod
     def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
@@ -132,7 +138,7 @@ class VisionTower(LayeredModel):
             ProtocolError: these are not tensors of the model's processor.
         """
 
-    def arrange(self, rows_RD: Floats, tensors: Mapping[str, MediaTensor]) -> Floats:
+    def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
         """Return the rows of the prompt of an item.
 
         Args:
@@ -146,6 +152,18 @@ class VisionTower(LayeredModel):
         _copy(self._inputs_XP, [one.rows_TP for one in sequences])
         for index, table_XC in enumerate(self._tables):
             _copy(table_XC, [one.tables[index] for one in sequences])
+
+    def send(self, sequences: Sequence[Patches], stream: Stream) -> None:
+        """The same on a device, after the work of the stream so far."""
+        self._inputs_XP = upload_array(stream, np.concatenate([one.rows_TP for one in sequences])).to(self.dtype)
+        tables = zip(*[one.tables for one in sequences], strict=True)
+        self._tables = [upload_array(stream, np.concatenate(parts)) for parts in tables]
+
+    def blank(self, num_rows: int) -> Patches:
+        """Return a sequence of zeros, to compile kernels and to measure memory."""
+        tables = tuple(np.zeros((num_rows, width), dtype=np.float32) for width in self._table_widths)
+        rows_TP = np.zeros((num_rows, self._patch_width), dtype=np.float32)
+        return Patches(rows_TP, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows), tables)
 
     def _memory(self, width: int, dtype: torch.dtype) -> Tensor:
         num_bytes = self.max_rows * width * dtype.itemsize
@@ -174,7 +192,7 @@ def _copy(target_XC: Tensor, parts: Sequence[Floats]) -> None:
     target_XC[: len(rows_TC)] = rows_TC
 
 
-MIN_RUN_ROWS = 1024
+MIN_RUN_ROWS, MIN_RUN_ROWS_OF_GPU = 1024, 8192
 """Small images share runs of at least so many rows."""
 MAX_RUN_SEQUENCES = 64
 """Sequences of one run."""

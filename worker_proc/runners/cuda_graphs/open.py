@@ -107,6 +107,7 @@ def open_runner(
         storage.buffers,
         max_size,
         model.given_rows,
+        model.step_angles,
         changes_logits=changes_logits,
         state_buffers=states.buffers if states else (),
     )

@@ -15,7 +15,7 @@ from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
 from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
-from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.base import Model, StepAngles
 from octavo.worker_proc.models.given_rows import GivenRows
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
@@ -77,6 +77,7 @@ class CudaGraphRunner:
         cache_buffers: of keys and values.
         max_size: of any step.
         given_rows: of the model.
+        step_angles: of the model.
         changes_logits: whether `sample` may be given `change_logits`.
         state_buffers: of recurrent states.
     """
@@ -95,6 +96,7 @@ class CudaGraphRunner:
         cache_buffers: Sequence[Tensor],
         max_size: StepSize,
         given_rows: GivenRows | None = None,
+        step_angles: StepAngles | None = None,
         *,
         changes_logits: bool = False,
         state_buffers: Sequence[Tensor] = (),
@@ -108,7 +110,7 @@ class CudaGraphRunner:
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
         self.max_logits = max_size.num_samples
-        self._given_rows = given_rows
+        self._given_rows, self._step_angles = given_rows, step_angles
         self._changes_logits = changes_logits
 
     def warm_up(self) -> int:
@@ -153,8 +155,10 @@ class CudaGraphRunner:
             rows = SampleRows(samples.indices_N, samples.slots_N, samples.positions_N, samples.num_outputs_N)
         specs = _reporting_specs(samples)
         self.graphs.stage(inputs, rows, reports=bool(specs) and all(map(is_reported_with_draw, specs)))
-        if inputs.given is not None and self._given_rows is not None:
+        if self._given_rows is not None:
             self._given_rows.send(inputs.given, self._stream)
+        if self._step_angles is not None and inputs.axes_AT is not None:
+            self._step_angles.put(inputs.axes_AT, self._stream)
         self.graphs.compute()
 
     def prompt_logprobs(

@@ -1,0 +1,19 @@
+"""Which models that read media run on GPUs, and why others are refused."""
+
+import pytest
+
+from octavo.protocol.config.media import _ON_GPUS, _ONLY_ON_CPUS, _check_gpu
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.vision.registry import _AUDIO, TOWERS
+
+
+def test_every_tower_runs_there_or_is_refused_with_a_reason() -> None:
+    assert {*TOWERS, *_AUDIO} == _ON_GPUS | set(_ONLY_ON_CPUS)
+    assert not _ON_GPUS & set(_ONLY_ON_CPUS)
+
+
+@pytest.mark.parametrize("architecture", _ONLY_ON_CPUS)
+def test_refusals_name_the_model_and_the_reason(architecture: str) -> None:
+    with pytest.raises(ConfigError, match=f"{architecture} does not run on GPUs: it {_ONLY_ON_CPUS[architecture]}"):
+        _check_gpu(architecture)
+    _check_gpu("LlavaForConditionalGeneration")
