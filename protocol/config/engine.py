@@ -75,8 +75,8 @@ class CacheConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     kv_offloading_path: Annotated[
         str | None,
         Meta(
-            description="Directory for files of all full KV blocks. They survive restarts, and engines of one machine "
-            "share them. Default: none."
+            description="Directory for files of all full KV blocks and of recurrent states. They survive restarts, and "
+            "engines of one machine share them. Default: none."
         ),
     ] = None
     kv_offloading_disk_size: Annotated[
