@@ -18,6 +18,8 @@ from octavo.frontend.media.without_videos import leave_out_videos
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
 SPARE_BYTES = 2**28
+_LINES = ("ColQwen2ForRetrieval",)
+"""Models whose processors make texts of their own, and which count positions on one axis."""
 _NOT_OF_REQUESTS = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 """Arguments of processors that are about their own arrays."""
 
@@ -67,6 +69,8 @@ class ImageProcessor:
         further = {**self._setup.processor_kwargs, **job.processor_kwargs}
         if self._setup.is_alone:
             return result_alone(self._processor(images=[image], return_tensors="np", **further))
+        if self._setup.architecture in _LINES:
+            return self._line(self._processor.image_processor(images=[image], return_tensors="np", **further))
         inputs = self._processor(
             images=[image],
             text=[self.placeholder],
@@ -76,6 +80,13 @@ class ImageProcessor:
             **further,
         )
         return result_of(inputs, self._setup.token_id, self._grid(inputs))
+
+    def _line(self, inputs: Any) -> Result:
+        """Return the result of an image whose rows are a line, whatever its grid."""
+        replacement = self._processor.replace_image_token(inputs, 0)
+        token_ids = [self._setup.token_id] * replacement.count(self.placeholder)
+        alone = result_alone(inputs)
+        return Result("", replacement, token_ids, len(token_ids), alone.digest, alone.tensors)
 
     def _grid(self, inputs: Any) -> list[int]:
         """Return the grid of an image's rows; []: the model's positions have one axis."""

@@ -3,6 +3,8 @@
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from octavo.frontend.model_files.alignment import alignment_heads
 from octavo.frontend.model_files.dual_encoder import DUAL_ENCODERS, split_dual_encoder
 from octavo.protocol.config import ModelConfig
@@ -30,6 +32,8 @@ ARCHITECTURES = (
 """Those whose vision towers octavo has."""
 AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
 """Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
+RETRIEVERS = {"ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration"}
+"""Those with a vector for each token of texts and images, and the model inside of each."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""
 
@@ -131,6 +135,8 @@ def split_config(
     if architecture in DUAL_ENCODERS:
         own, media = split_dual_encoder(hf_config, architecture, home, config)
         return own, architecture, media
+    if architecture in RETRIEVERS:
+        return _split_retriever(hf_config, architecture, home, config)
     text = hf_config.get("text_config")
     if text is None and hf_config.get("model_type") in _FLAT_KINDS and "vision_config" in hf_config:
         text = _flat_text_config(hf_config)
@@ -176,6 +182,25 @@ def split_config(
         both_ways_rows=int(hf_config.get("mm_tokens_per_image") or 256) if kind == "gemma3_text" else 0,
     )
     return own, _TEXT_ARCHITECTURES[kind], media
+
+
+def _split_retriever(
+    hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
+) -> tuple[dict[str, Any], str, MediaFacts | None]:
+    """Return the configuration of a model that reads images and has a vector for each token.
+
+    Raises:
+        ConfigError: a section or a size is missing, or the model inside of it is not supported.
+    """
+    inner, width = hf_config.get("vlm_config"), hf_config.get("embedding_dim", 128)
+    if not isinstance(inner, dict) or type(width) is not int or width < 1:
+        raise ConfigError(f"config.json: {architecture} needs vlm_config, and a positive embedding_dim", phase=PHASE)
+    inner = {**inner, **{key: hf_config[key] for key in ("dtype", "torch_dtype") if hf_config.get(key) is not None}}
+    config = replace(config, runner="auto" if config.runner == "pooling" else config.runner)
+    own, text_architecture, media = split_config(inner, RETRIEVERS[architecture], home, config)
+    assert media is not None, "a model that reads images"
+    named = text_architecture.replace("ForCausalLM", "ForRetrieval")
+    return {**own, "embedding_dim": width}, named, replace(media, architecture=architecture)
 
 
 def _reject_unsupported(text: dict[str, Any], architecture: str, home: Path) -> None:

@@ -28,6 +28,8 @@ _ENCODER = re.compile(
 """Architectures whose tokens attend to those after them."""
 _CLASSIFIER = re.compile(r"For\w*Classification|ClassificationModel|RewardModel")
 _LANGUAGE_MODEL = re.compile(r"LMHeadModel|ForCausalLM|ForConditionalGeneration")
+_RETRIEVER = "ForRetrieval"
+"""Ends the names of architectures that have a vector for each token."""
 _POOLING_MODES: dict[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "last"}
 _SENTENCE_CONFIGS = (
     *("sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json"),
@@ -214,6 +216,8 @@ def _is_pooling(config: ModelConfig, architecture: str, hf_config: Mapping[str, 
 def _is_pooling_class(architecture: str, hf_config: Mapping[str, Any]) -> bool:
     if _LANGUAGE_MODEL.search(architecture):
         return False
+    if architecture.endswith(_RETRIEVER):
+        return True
     # Code of a repository may call what generates text as it likes.
     generates = "AutoModelForCausalLM" in (hf_config.get("auto_map") or {})
     is_bare = architecture.endswith(("Model", "ForTextEncoding")) and not generates
@@ -246,6 +250,8 @@ def _pooling_types(pooler: PoolerConfig, architecture: str, modules: _Modules) -
     token_pooling = pooler.token_pooling or ("step" if architecture.endswith("ForProcessRewardModel") else "all")
     if pooler.sequence_pooling:
         return pooler.sequence_pooling, token_pooling
+    if architecture.endswith(_RETRIEVER):
+        return token_pooling, token_pooling
     if "TokenClassification" in architecture or architecture.endswith("RewardModel") or pooler.token_pooling:
         return token_pooling, token_pooling
     if modules.pooling is not None and not _CLASSIFIER.search(architecture):

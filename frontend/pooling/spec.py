@@ -41,6 +41,8 @@ def embedding_width(model: ModelFacts) -> int:
     assert model.pooling is not None
     if model.media is not None and model.media.vector_width:
         return model.media.vector_width
+    if model.architecture.endswith("ForRetrieval"):
+        return int(model.hf_config["embedding_dim"])
     return model.pooling.dense[-1].num_outputs if model.pooling.dense else model.embedding_width
 
 

@@ -1,7 +1,5 @@
 """Vectors of texts and images, of CLIP and SigLIP: against `transformers`, alone and in batches, and over HTTP."""
 
-import base64
-import io
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +11,7 @@ import tiny_dual
 import torch
 import transformers
 from servers import serve
-from tiny_media import picture
+from tiny_media import data_url, picture
 
 from octavo import LLM, PoolingParams
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -113,10 +111,7 @@ def test_over_http(tmp_path: Path) -> None:
     path = tiny_dual.make_clip(tmp_path)
     dual = Dual(None, path, pads=False)  # type: ignore[arg-type]
     texts, images = expected(dual)
-    file = io.BytesIO()
-    picture(0, *SIZES[0]).save(file, "PNG")
-    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
-    part = {"type": "image_url", "image_url": {"url": url}}
+    part = {"type": "image_url", "image_url": {"url": data_url(picture(0, *SIZES[0]))}}
 
     def messages(*parts: Any) -> dict[str, Any]:
         return {"messages": [{"role": "user", "content": list(parts)}]}

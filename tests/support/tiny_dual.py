@@ -1,8 +1,10 @@
-"""Tiny random CLIP and SigLIP, with real image processors of `transformers` and tokenizers in their form."""
+"""Tiny random CLIP, SigLIP and ColQwen2, with real image processors of `transformers` and tokenizers in their form."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import tiny_media
 import tiny_models
 import transformers
 from tiny_models import BOS, EOS, VOCAB_SIZE
@@ -55,4 +57,15 @@ def _write(directory: Path, model: transformers.PreTrainedModel, image_processor
     tiny_models._randomize(model, seed=7)
     for part in (model, image_processor, fast):
         part.save_pretrained(directory)
+    return directory
+
+
+def make_colqwen2(directory: Path) -> Path:
+    """Write a ColQwen2: the Qwen2-VL of `tiny_media`, and vectors of 24 numbers for its tokens."""
+    tiny_media.make_qwen2_vl(directory)
+    inner = transformers.Qwen2VLConfig.from_pretrained(directory)
+    model = transformers.ColQwen2ForRetrieval(transformers.ColQwen2Config(vlm_config=inner, embedding_dim=24))
+    tiny_models._randomize(model, seed=5)
+    model.save_pretrained(directory)
+    (directory / "processor_config.json").write_text(json.dumps({"processor_class": "ColQwen2Processor"}))
     return directory

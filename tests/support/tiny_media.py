@@ -1,5 +1,7 @@
 """Tiny random models that read images, each with a real processor of `transformers`, and random pictures."""
 
+import base64
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,13 @@ def picture(seed: int, width: int = 44, height: int = 33) -> Image.Image:
     """Return a picture of random pixels."""
     pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
     return Image.fromarray(pixels)
+
+
+def data_url(shown: Image.Image) -> str:
+    """Return the URL that has a picture as PNG."""
+    file = io.BytesIO()
+    shown.save(file, "PNG")
+    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
 
 
 def make_llava(directory: Path, **changes: Any) -> Path:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import optional
+from octavo.worker_proc.models.hf_config import optional, required
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.pooling.heads import Dense, HeadLayer, PoolingHead
@@ -17,6 +17,7 @@ _KINDS = (
     "ForTokenClassification",
     "ForProcessRewardModel",
     "ForRewardModel",
+    "ForRetrieval",
     "BidirectionalModel",
     "Model",
 )
@@ -44,9 +45,12 @@ def decoder_head(parameters: Parameters, facts: ModelFacts) -> PoolingHead:
     """
     pooling = facts.pooling
     assert pooling is not None, "a decoder that pools"
+    width = next(int(facts.hf_config[key]) for key in _WIDTHS if facts.hf_config.get(key))
+    if facts.architecture.endswith("ForRetrieval"):
+        num_outputs = required(facts.hf_config, "embedding_dim", int)
+        return PoolingHead([Dense.new(parameters, "embedding_proj_layer", width, num_outputs, has_bias=True)])
     if pooling.convert == "embed":
         return PoolingHead(dense=pooling.dense)
-    width = next(int(facts.hf_config[key]) for key in _WIDTHS if facts.hf_config.get(key))
     if pooling.score_token_ids:
         return PoolingHead([_token_scores(parameters, facts, width)])
     return PoolingHead(_classifier(parameters, facts.architecture, width, pooling.num_labels))

@@ -191,7 +191,8 @@ def assemble(
     ignore(config, *_READ_ELSEWHERE)
     rows = stacked_qkv(own.num_heads, own.num_heads, own.head_dim)
     rules: list[Rule] = [renamed(_NAMES), split_rows("qkv", rows), _flat_patches]
-    parameters = Parameters(spec.placement, prefixes=["visual.", "model.visual."], rules=rules)
+    prefixes = [f"{outer}{inner}visual." for outer in ("", "vlm.") for inner in ("", "model.")]
+    parameters = Parameters(spec.placement, prefixes=prefixes, rules=rules)
     patch = Linear.new(parameters, "patch_embed", own.patch_width, own.width, bias=own.has_patch_bias)
     merged_width = own.width * own.merge_size**2
 

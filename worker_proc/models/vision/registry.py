@@ -14,6 +14,7 @@ _AUDIO = {
 """The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
     "CLIPModel": "dual_encoder",
+    "ColQwen2ForRetrieval": "qwen_vl",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Idefics3ForConditionalGeneration": "idefics3",
     "InternVLForConditionalGeneration": "internvl",

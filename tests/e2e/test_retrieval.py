@@ -1,0 +1,81 @@
+"""Vectors of tokens of images and queries, of ColQwen2: against `transformers`, alone, in batches and over HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pytest
+import tiny_dual
+import torch
+import transformers
+from servers import serve
+from tiny_media import data_url, picture
+
+from octavo import LLM, PoolingParams
+from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.protocol.errors import InvalidRequestError
+
+Floats = npt.NDArray[np.float32]
+IMAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
+TEXTS = ["where do foxes live?", "a"]
+SIZES = ((44, 33), (60, 20), (30, 90))
+TEMPLATE = Path(__file__).parents[2] / "docs" / "templates" / "colqwen2.jinja"
+
+
+@pytest.fixture(autouse=True)
+def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave_out_videos(monkeypatch.setattr)
+
+
+@torch.inference_mode()
+def expected(path: Path) -> tuple[list[Floats], list[Floats]]:
+    """Return the vectors of `TEXTS` as queries, and of pictures of `SIZES`."""
+    model = transformers.ColQwen2ForRetrieval.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    processor = transformers.ColQwen2Processor(transformers.AutoImageProcessor.from_pretrained(path), tokenizer)
+    end = "<|endoftext|>"  # of the real tokenizer; the tiny one pads with another token
+    queries = [tokenizer(query(text, end), return_tensors="pt") for text in TEXTS]
+    images = [processor.process_images([picture(seed, *size)], return_tensors="pt") for seed, size in enumerate(SIZES)]
+    names = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw")
+    inputs = [{name: one[name] for name in names if name in one} for one in (*queries, *images)]
+    found = [model(**one).embeddings[0].numpy() for one in inputs]
+    return found[: len(TEXTS)], found[len(TEXTS) :]
+
+
+def query(text: str, end: str = "<|endoftext|>") -> str:
+    return f"Query: {text}{end * 10}\n"
+
+
+def test_images_and_queries(tmp_path: Path) -> None:
+    path = tiny_dual.make_colqwen2(tmp_path)
+    texts, images = expected(path)
+    prompts: list[Any] = [*map(query, TEXTS)]
+    prompts += [
+        {"prompt": IMAGE, "multi_modal_data": {"image": picture(seed, *size)}} for seed, size in enumerate(SIZES)
+    ]
+    with LLM(str(path), dtype="float32", max_model_len=256, max_num_batched_tokens=32, max_num_seqs=6) as llm:
+        found = [one.outputs.data for one in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
+        for one, own in zip(found, [*texts, *images], strict=True):
+            assert one.shape == own.shape
+            assert np.abs(one - own).max() < 1e-4
+        for one, prompt in zip(found, prompts, strict=True):
+            (alone,) = llm.encode(prompt, use_tqdm=False)
+            assert np.array_equal(alone.outputs.data, one), "the bits of vectors depend on their prompt alone"
+        with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens"):
+            llm.encode(prompts[-1], PoolingParams(truncate_prompt_tokens=4), use_tqdm=False)
+        with pytest.raises(InvalidRequestError, match="does not compute embed"):
+            llm.embed("a", use_tqdm=False)
+
+
+def test_over_http(tmp_path: Path) -> None:
+    path = tiny_dual.make_colqwen2(tmp_path)
+    texts, images = expected(path)
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--chat-template", str(TEMPLATE))
+    with serve(path, *flags) as server:
+        server.wait_until_ready()
+        image = {"type": "image_url", "image_url": {"url": data_url(picture(0, *SIZES[0]))}}
+        for content, own in (([image], images[0]), (TEXTS[0], texts[0])):
+            response: httpx.Response = server.post("/pooling", {"messages": [{"role": "user", "content": content}]})
+            assert np.abs(np.array(response.json()["data"][0]["data"]) - own).max() < 1e-4
