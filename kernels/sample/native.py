@@ -74,6 +74,8 @@ class PreparedSamples:
         self._max_threads = min(max_threads, num_rows)
         self._requests = (ctypes.c_int64 * num_rows)(*requests)
         self._token_ids = (ctypes.c_int64 * num_rows)()
+        self._logits_RV: Tensor | None = None
+        """What the arguments refer to."""
         self._arrays = scratch, positions_R, num_outputs_R  # a structure does not keep what a number points to
         arguments = self._call.arguments
         arguments.requests, arguments.token_ids = map(ctypes.addressof, (self._requests, self._token_ids))
@@ -86,7 +88,8 @@ class PreparedSamples:
             logits_RV: float32, left as they are; rows may lie apart.
             num_threads: that share the rows.
         """
-        self._call.arguments.logits = Matrix.of(logits_RV)
+        if logits_RV is not self._logits_RV:  # perf: otherwise their memory is the same
+            self._logits_RV, self._call.arguments.logits = logits_RV, Matrix.of(logits_RV)
         self._call.run(min(num_threads, self._max_threads))
         return list(self._token_ids)
 

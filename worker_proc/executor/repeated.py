@@ -6,8 +6,6 @@ takes several times as long as in a loop. What is not run is what saves time.
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from octavo.protocol.steps import Scheduled, StepPlan
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.batch.state import BatchState
@@ -28,6 +26,8 @@ class RepeatedDecode:
         self.inputs, self.samples = inputs, samples
         self._batch = batch
         self._scheduled = plan.scheduled
+        self._has_tokens = False
+        """Whether `inputs.token_ids_T` are those of the next step."""
 
     @classmethod
     def of(cls, plan: StepPlan, inputs: StepInputs, samples: Samples, batch: BatchState) -> "RepeatedDecode | None":
@@ -56,12 +56,15 @@ class RepeatedDecode:
         inputs.context_lens += 1
         for group in inputs.groups:
             group.slot_mapping_T += 1
-        inputs.token_ids_T[:] = self._batch.tokens_at(inputs.slots_T, inputs.positions_T)
+        if not self._has_tokens:
+            inputs.token_ids_T[:] = self._batch.tokens_at(inputs.slots_T, inputs.positions_T)
         self.samples.move_on()
         return True
 
     def append(self, token_ids: Sequence[int]) -> None:
         """Put what the step has sampled into the batch, where the next step reads it."""
+        tokens_T = self.inputs.token_ids_T
         # A request without a token has failed, but its next step may have been planned already.
-        tokens_N = np.array([max(token_id, 0) for token_id in token_ids], dtype=np.int64)
-        self._batch.append_sampled(self.samples.slots_N, self.samples.positions_N, tokens_N)
+        tokens_T[:] = [max(token_id, 0) for token_id in token_ids]
+        self._batch.append_sampled(self.samples.slots_N, self.samples.positions_N, tokens_T)
+        self._has_tokens = True

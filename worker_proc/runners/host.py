@@ -179,6 +179,7 @@ class HostRunner:
 
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
+        self._repeated = None
         self.forward.use_model(model)
 
     def on_plan(self, plan: StepPlan, batch: BatchState) -> None:

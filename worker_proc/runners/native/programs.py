@@ -57,6 +57,8 @@ class NativePrograms:
         """Of the last step, whose memory its arguments refer to."""
         self._step, self._chosen = StepArguments(), StepArguments()
         """The last arguments of each program."""
+        self._last_logits_RV: Tensor | None = None
+        """Those that `logits` has returned last."""
         self.use_model(model)
 
     def _record(self, model: Model) -> None:
@@ -99,6 +101,7 @@ class NativePrograms:
         """See `octavo.worker_proc.runners.host.Forward`: programs are recorded again, over the same cache."""
         self._parts, self._logits_RV, self._features, self.attention = (), None, (), None
         self._cross_queries = {}
+        self._last_logits_RV = None
         if model is not None:
             self._record(model)
 
@@ -148,7 +151,9 @@ class NativePrograms:
     def repeat(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`."""
         self._run_layers()
-        return self._run_head()
+        self._run_head()
+        assert self._last_logits_RV is not None, "there was a step"
+        return self._last_logits_RV
 
     def _run_layers(self) -> None:
         self.layers.run(self._step, self._threads_of_layers(self._step.num_rows))
@@ -164,13 +169,15 @@ class NativePrograms:
         step.rows = rows  # a structure does not keep what a number points to
         if self._adapters is not None:
             set_adapters(step, self._adapters.of_rows(rows))
-        return self._run_head()
+        self._run_head()
+        assert self._logits_RV is not None, "the last stage has the logits"
+        self._last_logits_RV = self._logits_RV[: len(rows)]
+        return self._last_logits_RV
 
-    def _run_head(self) -> Tensor:
-        head, num_rows = self.head, self._chosen.num_rows
-        assert head is not None and self._logits_RV is not None, "the last stage has the logits"
-        head.run(self._chosen, self._threads.choose(head.work * num_rows))
-        return self._logits_RV[:num_rows]
+    def _run_head(self) -> None:
+        head = self.head
+        assert head is not None, "the last stage has the logits"
+        head.run(self._chosen, self._threads.choose(head.work * self._chosen.num_rows))
 
     @property
     def features(self) -> Sequence[Tensor]:
