@@ -25,6 +25,8 @@ constexpr int64_t kSpinNs = 400'000;
 // From then on it offers its core between two looks: to the core's process, which plans between steps, or to a thread
 // of its own step that has lost its core.
 constexpr int64_t kYieldNs = 30'000;
+// Longer absences from a core that was offered are counted in `offered_ns`: somebody else has run.
+constexpr int64_t kAbsenceNs = 2'000;
 // Reads of the value between two reads of the clock, which cost 20 to 30 ns each.
 constexpr int kLooks = 16;
 constexpr int64_t kMaxThreads = 512;
@@ -42,6 +44,9 @@ int64_t now_ns() {
     clock_gettime(CLOCK_MONOTONIC, &now);
     return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
 }
+
+// How long threads were away from cores that they had offered, in which they would only have waited.
+std::atomic<int64_t> offered_ns{0};
 
 // Both may return early; callers check again. A 32-bit std::atomic is a plain word for the kernel.
 template <Scope kScope>
@@ -158,7 +163,12 @@ void Signal<kScope>::wait_while(uint32_t old) {
         const int64_t now = now_ns();
         if (start_ns == 0) start_ns = now;
         if (now - start_ns > kSpinNs) break;
-        if (now - start_ns > kYieldNs) sched_yield();
+        if (now - start_ns > kYieldNs) {
+            sched_yield();
+            const int64_t absence = now_ns() - now;
+            if (absence > kAbsenceNs && value_.load(std::memory_order_acquire) == old)
+                offered_ns.fetch_add(absence, std::memory_order_relaxed);
+        }
     }
     num_sleepers_.fetch_add(1, std::memory_order_seq_cst);
     while (value_.load(std::memory_order_seq_cst) == old) sleep_while<kScope>(value_, old);
@@ -220,6 +230,10 @@ extern "C" int32_t octavo_bind_threads(const int64_t* cpus, int64_t count) {
         error = bind(shared.members[i - 1]->handle, shared.cpus[i]);
     return error;
 }
+
+// Returns for how long waiting threads have been away from cores that they had offered, all of them together. The system
+// counts this as waiting for a core, but nothing was lost.
+extern "C" int64_t octavo_offered_ns() { return octavo::offered_ns.load(std::memory_order_relaxed); }
 
 // Writes the kernel's numbers of the pool's threads, at most `count`, and returns how many it has written. The
 // caller's thread is not among them.

@@ -40,8 +40,8 @@ class Usage(NamedTuple):
 
     running: int
     waiting: int
-    """Ready to run, without a core. That includes time after a waiting thread has offered its core (`pool.cpp`): the
-    kernel cannot tell that it needed none."""
+    """Ready to run, without a core. That includes `offered_ns` of the pool: threads that waited for others and had
+    offered their cores, so that nothing was lost."""
 
 
 class ThreadPolicy:
@@ -63,6 +63,7 @@ class ThreadPolicy:
         root: Path = Path("/"),
     ) -> None:
         self._ids = library.function("thread_ids", [ctypes.c_void_p, ctypes.c_int64], ctypes.c_int64)
+        self._read_offered_ns = library.function("offered_ns", [], ctypes.c_int64)
         self._max = max_threads
         self._count = max_threads
         self._clock = clock
@@ -74,6 +75,7 @@ class ThreadPolicy:
         self._window_start = clock()
         self._usage = self._read_usage()
         self._idle_ticks = self._read_idle_ticks()
+        self._offered_ns = self._read_offered_ns()
 
     def choose(self, work: int) -> int:
         """Return the number of threads for the next run.
@@ -91,10 +93,11 @@ class ThreadPolicy:
     def _end_window(self, now: float) -> None:
         """Decide by the counters of this window, and begin the next one."""
         # perf: each file is read once, for the window that ends and the one that begins.
-        usage, idle_ticks = self._read_usage(), self._read_idle_ticks()
+        usage, idle_ticks, offered_ns = self._read_usage(), self._read_idle_ticks(), self._read_offered_ns()
         idle_s = (idle_ticks - self._idle_ticks) / os.sysconf("SC_CLK_TCK")
-        self._reconsider(now, _lost_share(self._usage, usage), idle_s / (now - self._window_start))
-        self._window_start, self._usage, self._idle_ticks = now, usage, idle_ticks
+        lost_share = _lost_share(self._usage, usage, offered_ns - self._offered_ns)
+        self._reconsider(now, lost_share, idle_s / (now - self._window_start))
+        self._window_start, self._usage, self._idle_ticks, self._offered_ns = now, usage, idle_ticks, offered_ns
 
     def _reconsider(self, now: float, lost_share: float, idle_cores: float) -> None:
         is_crowded = self._count > 1 and lost_share > LOST_SHARE / self._count
@@ -142,11 +145,11 @@ class ThreadPolicy:
         return sum(int(words[4]) + int(words[5]) for words in fields if words[0] in cores)
 
 
-def _lost_share(before: dict[int, Usage], now: dict[int, Usage]) -> float:
-    """Return the total time that threads waited for cores, as a share of the busiest thread's work."""
+def _lost_share(before: dict[int, Usage], now: dict[int, Usage], offered_ns: int) -> float:
+    """Return the total time that threads lost by waiting for cores, as a share of the busiest thread's work."""
     spent = [(now[i].running - before[i].running, now[i].waiting - before[i].waiting) for i in now.keys() & before]
     busiest = max((running + waiting for running, waiting in spent), default=0)
-    return sum(waiting for _, waiting in spent) / busiest if busiest else 0.0
+    return max(0, sum(waiting for _, waiting in spent) - offered_ns) / busiest if busiest else 0.0
 
 
 def bind_threads(library: NativeLibrary, cpus: Sequence[int]) -> None:

@@ -33,9 +33,12 @@ class Machine:
         self.now = 100.0
         self.usage = {MAIN: [0, 0], HELPER: [0, 0]}
         self.idle_ticks = 0.0
+        self.offered_ns = 0
         self._write()
 
     def function(self, name: str, *_: object):
+        if name == "offered_ns":
+            return lambda: self.offered_ns
         assert name == "thread_ids"
 
         def write(numbers, count: int) -> int:
@@ -47,9 +50,13 @@ class Machine:
     def clock(self) -> float:
         return self.now
 
-    def pass_time(self, seconds: float, *, waiting: float, idle_cores: float) -> None:
-        """Let each thread be at work for all the time, and wait for a core for a share of it."""
+    def pass_time(self, seconds: float, *, waiting: float, idle_cores: float, offered: float = 0.0) -> None:
+        """Let each thread be at work for all the time, and wait for a core for a share of it.
+
+        `offered`: the part of both threads' waiting in which they had offered their cores.
+        """
         self.now += seconds
+        self.offered_ns += int(2 * seconds * waiting * offered * SECOND)
         for usage in self.usage.values():
             usage[0] += int(seconds * (1 - waiting) * SECOND)
             usage[1] += int(seconds * waiting * SECOND)
@@ -100,6 +107,17 @@ def test_a_moment_of_another_process_takes_no_thread_away(machine: Machine) -> N
         for waiting in (*[0.4] * (CROWDED_WINDOWS - 1), 0.0):
             machine.pass_time(PERIOD_S, waiting=waiting, idle_cores=0)
             assert policy.choose(SMALL_WORK) == 2
+
+
+def test_time_on_offered_cores_takes_no_thread_away(machine: Machine) -> None:
+    policy = policy_of(machine, max_threads=8)
+    for _ in range(2 * CROWDED_WINDOWS):
+        machine.pass_time(PERIOD_S, waiting=0.33, idle_cores=0, offered=0.95)
+        assert policy.choose(SMALL_WORK) == 8
+    for _ in range(CROWDED_WINDOWS):
+        machine.pass_time(PERIOD_S, waiting=0.33, idle_cores=0, offered=0.5)
+        count = policy.choose(SMALL_WORK)
+    assert count == 7
 
 
 def test_one_thread_for_little_work(machine: Machine) -> None:
