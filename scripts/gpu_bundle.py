@@ -104,7 +104,7 @@ def start_here() -> str:
 
 Run these in the root of the unpacked archive. Each writes its results to `$OUT`, or to the current folder.
 
-## 1. The first look: six minutes
+## 1. The first look: seven minutes
 
 ```
 {FIRST_LOOK_COMMAND}

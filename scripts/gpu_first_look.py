@@ -1,4 +1,4 @@
-"""Shows what octavo does on a GPU, in at most six minutes: whether it is right, and how far from the GPU's limits.
+"""Shows what octavo does on a GPU, in at most seven minutes: whether it is right, and how far from the GPU's limits.
 
 Every cell is written to the report as soon as it is over, and runs in a process that may crash or hang. --dry-run needs
 no GPU: it lists all cells with their expected times and runs each of them with tiny sizes on the CPU.

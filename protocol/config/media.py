@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+from collections.abc import Collection
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
@@ -38,13 +39,15 @@ _ON_GPUS = frozenset(
     }
 )
 """Architectures whose towers and language models `tests/gpu/pipeline/test_media.py` compares with a CPU."""
+_CONVOLUTIONS = "has convolutions over spectrograms, which have no kernels there"
 _ONLY_ON_CPUS = {
     "CLIPModel": "makes vectors of images on the host",
+    "ColQwen2ForRetrieval": "makes vectors of images, which has not been tried there",
     "SiglipModel": "makes vectors of images on the host",
     "Gemma3ForConditionalGeneration": "attends in both directions within an image, which attention over a cache "
     "does not do there",
-    "Qwen2AudioForConditionalGeneration": "has convolutions over spectrograms, which have no kernels there",
-    "VoxtralForConditionalGeneration": "has convolutions over spectrograms, which have no kernels there",
+    "Qwen2AudioForConditionalGeneration": _CONVOLUTIONS,
+    "VoxtralForConditionalGeneration": _CONVOLUTIONS,
     "WhisperForConditionalGeneration": "has cross-attention, which graphs of steps do not have there",
 }
 """Why others are refused."""
@@ -188,7 +191,7 @@ def resolve_media(
                 logger.warning("--%s has no effect: %s reads text only", flag, facts.architecture)
         return None
     if device != "cpu":
-        _check_gpu(facts.media.architecture)
+        _check_gpu(facts.media.architecture, facts.media.token_ids)
     rows = facts.media.attended_rows
     if rows and num_workers > 1:
         raise ConfigError(
@@ -244,14 +247,14 @@ def resolve_media(
     )
 
 
-def _check_gpu(architecture: str) -> None:
-    """Check that the model runs on GPUs.
+def _check_gpu(architecture: str, kinds: Collection[Kind]) -> None:
+    """Check that a model that reads these kinds of media runs on GPUs.
 
     Raises:
         ConfigError: it does not.
     """
-    if architecture not in _ON_GPUS:
-        reason = _ONLY_ON_CPUS.get(architecture, "has not been tried there")
+    if architecture not in _ON_GPUS or "audio" in kinds:
+        reason = _ONLY_ON_CPUS.get(architecture, _CONVOLUTIONS if "audio" in kinds else "has not been tried there")
         raise ConfigError(
             f"{architecture} does not run on GPUs: it {reason}", phase="configuration", hint="use --device cpu"
         )

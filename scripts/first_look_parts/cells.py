@@ -11,8 +11,9 @@ from bench_gpu_parts.quantized import ROWS as QUANTIZED_ROWS
 from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
+from bench_gpu_parts.towers import TOWER_RUNS, TowerRunName
 
-TOTAL_S = 360.0
+TOTAL_S = 400.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
 MAX_HEAD_ROWS = 256
 """Only rows that are sampled are multiplied with the output weight."""
@@ -52,6 +53,8 @@ def all_cells() -> list[Cell]:
     return [
         Cell("environment", "the machine", "kernels", "environment", {}, 1, 30),
         Cell("ceilings", "the GPU's ceilings", "kernels", "ceilings", {}, 3, 30),
+        *(_tower_attention(name) for name in TOWER_RUNS),
+        Cell("tower", "a whole vision tower", "kernels", "tower", {}, 20, 70),
         *(_agree(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         _sinks(),
@@ -126,6 +129,11 @@ def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -
     if num_shared:
         title, arguments = f"{title}, of which {num_shared} shared", arguments | {"num_shared": num_shared}
     return Cell(f"attention-{batch}-{context}-{num_tokens}", title, "kernels", "attention", arguments, 3, 25)
+
+
+def _tower_attention(name: TowerRunName) -> Cell:
+    title = f"attention of a vision tower, {name}"
+    return Cell(f"tower-{name}", title, "kernels", "tower_attention", {"name": name}, 2, 25)
 
 
 def _latent(num_heads: int) -> Cell:

@@ -27,7 +27,7 @@ from bench_gpu_parts.workloads import Load
 from gpu_attention_estimates import estimate_prefill
 from gpu_decode_estimates import estimate_decode
 
-from first_look_parts import bits, early, latent, mixtures, products, quantized, ranks, recurrences
+from first_look_parts import bits, early, latent, mixtures, products, quantized, ranks, recurrences, towers
 from first_look_parts.figures import cell_result, figure
 from octavo.worker_proc.device.cuda import prepare_products
 
@@ -260,6 +260,8 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "mixture": mixture,
     "quantized": quantized_products,
     "recurrence": recurrence,
+    "tower_attention": towers.tower_attention,
+    "tower": towers.tower,
     "attention_bits": attention_bits,
     "attention": attention,
     "latent_attention": latent_attention,

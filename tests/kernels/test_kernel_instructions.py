@@ -14,6 +14,7 @@ import gpu_estimates
 import gpu_expert_estimates
 import gpu_latent_estimates
 import gpu_state_estimates
+import gpu_tower_estimates
 import pytest
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -57,6 +58,9 @@ found["convolution"] = compiled(LAUNCHES["causal_conv1d, Mamba-2"], 90)[0].instr
 found["experts"] = [(one.kernel, one.instructions(), one.loop("HGMMA")) for one in products_of_experts]
 names = [name for name in LAUNCHES if name.startswith("paged_attention, latent")]
 found["latent"] = [loop for name in names for one in compiled(LAUNCHES[name], 90) for loop in one.loops("HGMMA")]
+towers = {64: "CLIP", 80: "Qwen2-VL", 128: "heads of 128"}
+kernels = {dim: compiled(LAUNCHES[f"varlen_attention, {name}"], 90)[0] for dim, name in towers.items()}
+found["towers"] = {dim: kernel.loop("HGMMA").total() for dim, kernel in kernels.items()}
 for group, names in (("early", [f"{name}, early" for name in EARLY]), ("usual", EARLY)):
     found[group] = {one.kernel: one.listing() for name in names for one in compiled(LAUNCHES[name], 90)}
 print(json.dumps(found))
@@ -138,6 +142,10 @@ def test_estimates_of_attention_are_for_the_kernel_that_is_compiled(compiled: di
     assert compiled["tile"] == [of.ROWS, of.KEYS]
     assert compiled["chunk"] == [of.WHOLE_INSTRUCTIONS, of.EDGE_INSTRUCTIONS]
     assert compiled["loops"]["paged_attention, heads of 128"][1]["BAR"] == 2, "warps wait for all others twice a tile"
+
+
+def test_estimates_of_towers_count_the_instructions_of_the_machine_code(compiled: dict[str, Any]) -> None:
+    assert {int(dim): total for dim, total in compiled["towers"].items()} == gpu_tower_estimates.INSTRUCTIONS
 
 
 @pytest.mark.parametrize("head_dim", [64, 128, 256])

@@ -43,7 +43,7 @@ def test_every_cell_is_a_call_that_its_process_understands() -> None:
         assert each.expected_s < each.limit_s
 
 
-def test_all_cells_fit_into_six_minutes() -> None:
+def test_all_cells_fit_into_seven_minutes() -> None:
     start_s = 12.0  # of a process: torch, CUDA, Triton
     cells = all_cells()
     assert sum(each.expected_s for each in cells) + start_s * len({each.group for each in cells}) <= TOTAL_S

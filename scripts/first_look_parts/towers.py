@@ -1,0 +1,121 @@
+"""Vision towers: how fast they and their attention are, and whether the company of an image changes its bits."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from bench_gpu_parts.timing import DEVICE, IS_ON_GPU, captured, normal, num_copies, release_memory, seconds_of
+from bench_gpu_parts.towers import TINY_RUN, TINY_VISION_CONFIG, TOWER_RUNS, VISION_CONFIG, TowerRun, TowerRunName
+from gpu_tower_estimates import estimate_attention
+from torch import Tensor
+from torch.nn import functional
+
+from first_look_parts.figures import cell_result, figure
+from octavo.kernels.linear import Packer
+from octavo.kernels.varlen_attention import Parts
+from octavo.kernels.varlen_attention.gpu import varlen_attention
+from octavo.protocol.config.facts import MediaFacts
+from octavo.worker_proc.device.cuda_stream import CudaStream
+from octavo.worker_proc.media.device_tower import DeviceTower
+from octavo.worker_proc.models.vision.registry import build_towers
+from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower
+from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.weights.dummy import fill_dummy
+
+LEAST_S = 0.05
+"""Minimum time of one measurement."""
+ARCHITECTURE = "Qwen2VLForConditionalGeneration"
+
+
+@torch.inference_mode()
+def tower_attention(name: TowerRunName) -> dict[str, Any]:
+    """Return the microseconds of a layer's attention, beside torch's, and the parts whose bits depend on the run."""
+    run = TOWER_RUNS[name] if IS_ON_GPU else TINY_RUN
+    key, title = f"tower-{name}", f"attention of a tower, {name}, {run.num_parts} x {run.length}"
+    estimate, bound = estimate_attention(run, "H200"), [(float(run.num_bytes), run.flops)]
+    figures = [figure(key, title, "us", 1e6 * estimate.seconds, column="estimate")]
+    copies = num_copies(run.num_bytes)
+    rows = [normal(run.num_rows, 3, run.num_heads, run.head_dim) for _ in range(copies)]
+    parts = _parts([run.length] * run.num_parts)
+    attend = captured(lambda copy: _attend(rows[copy], parts, run), copies)
+    columns = {"octavo": seconds_of(attend, LEAST_S) / copies}
+    if IS_ON_GPU:
+        dense = [each.unflatten(0, (run.num_parts, -1)).permute(2, 0, 3, 1, 4).contiguous() for each in rows]
+        theirs = captured(lambda copy: functional.scaled_dot_product_attention(*dense[copy]), copies)
+        columns["sdpa"] = seconds_of(theirs, LEAST_S) / copies
+    for column, spent_s in columns.items():
+        figures.append(figure(key, title, "us", 1e6 * spent_s, column=column, seconds=spent_s, bound=bound))
+    whole, alone = _attend(rows[0], parts, run), _parts([run.length])
+    differing = [
+        index
+        for index, (one, out) in enumerate(zip(rows[0].split(run.length), whole.split(run.length), strict=True))
+        if not torch.equal(_attend(one, alone, run), out)
+    ]
+    release_memory()
+    return _result(figures, f"attention of a tower, {name}", f"bits-tower-{name}", differing)
+
+
+@torch.inference_mode()
+def tower() -> dict[str, Any]:
+    """Return the milliseconds of a run of a whole tower, and whether an image has the same bits in company."""
+    sizes = [(64, 64), (24, 40), (2, 6)] if IS_ON_GPU else [(4, 6), (2, 4)]
+    own, runs, num_weights = _tower(max(height * width for height, width in sizes))
+    images = [_image(own, height, width) for height, width in sizes]
+    runs.warm_up()
+    spent_s = seconds_of(lambda: runs.run(images[:1]), LEAST_S)
+    num_rows = sizes[0][0] * sizes[0][1]
+    config = VISION_CONFIG if IS_ON_GPU else TINY_VISION_CONFIG
+    attention = 4.0 * config["depth"] * config["embed_dim"] * num_rows**2
+    title = f"a tower, Qwen2-VL, an image of {num_rows // 4:,} tokens, launched kernel by kernel"
+    bound = [(0.0, 2.0 * num_rows * num_weights + attention)]
+    figures = [figure("tower", title, "ms", 1e3 * spent_s, seconds=spent_s, bound=bound, digits=2)]
+    together = runs.run(images)
+    differing = [
+        index
+        for index, (image, rows) in enumerate(zip(images, together, strict=True))
+        if not torch.equal(runs.run([image])[0], rows)
+    ]
+    release_memory()
+    return _result(figures, "a tower", "bits-tower", differing)
+
+
+def _result(figures: list[dict[str, Any]], title: str, key: str, differing: list[int]) -> dict[str, Any]:
+    bits = figure(key, f"{title}: parts whose company changes bits", "", len(differing), digits=0)
+    lines = [f"BITS DIFFER, {title}: parts {differing}"] if differing else []
+    return cell_result([*figures, bits], differing, lines)
+
+
+def _parts(lengths: list[int]) -> Parts:
+    return Parts.of(np.array(lengths), lambda tiles: torch.from_numpy(tiles).to(DEVICE))
+
+
+def _attend(qkv: Tensor, parts: Parts, run: TowerRun) -> Tensor:
+    return varlen_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], parts, run.head_dim**-0.5)
+
+
+def _tower(max_rows: int) -> tuple[VisionTower, DeviceTower, float]:
+    """Return a tower of random weights, what runs it, and the weights that each patch is multiplied with."""
+    config = VISION_CONFIG if IS_ON_GPU else TINY_VISION_CONFIG
+    sections = {"vision_config": config}
+    facts = MediaFacts(architecture=ARCHITECTURE, hf_config=sections, token_ids={"image": 0}, processor_path="")
+    placement = Placement(torch.bfloat16, DEVICE)
+    own = build_towers(TowerSpec(facts, config["hidden_size"], placement, None, -(-max_rows // 4)))["image"]
+    fill_dummy(own.named_parameters(), 0)
+    matrices = {name: tensor.numel() for name, tensor in own.named_parameters() if tensor.ndim > 1}
+    # Four patches are a row of the projector.
+    num_weights = sum([size / 4 if name.startswith("merger") else size for name, size in matrices.items()])
+    own.pack(Packer(DEVICE, is_batch_invariant=True))
+    if IS_ON_GPU:
+        return own, DeviceTower(own, CudaStream(DEVICE)), num_weights
+    from fake_stream import FakeStream  # of the tests, which are on the path in dry runs
+
+    return own, DeviceTower(own, FakeStream()), num_weights
+
+
+def _image(own: VisionTower, height: int, width: int) -> Patches:
+    """Return a frame of random patches; their order does not matter here."""
+    blank = own.blank(height * width)
+    generator = np.random.default_rng(height * width)
+    angles = [generator.uniform(-1.0, 1.0, table.shape).astype(np.float32) for table in blank.tables]
+    patches = generator.standard_normal(blank.rows_TP.shape, dtype=np.float32)
+    return Patches(patches, blank.positions_T, blank.chosen_R, tuple(angles))
