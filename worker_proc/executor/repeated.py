@@ -1,7 +1,7 @@
 """Decode steps that repeat: the same requests, each one token further. Their arrays are moved on in place.
 
-perf: in one stream the weights of each step displace everything else from the caches, so that Python between two steps
-takes several times as long as in a loop. What is not run is what saves time.
+perf: between two steps of one stream the kernels' threads wait for Python, 0.8 ms of 6 before arrays were kept
+(docs/performance.md).
 """
 
 from collections.abc import Sequence
