@@ -348,6 +348,8 @@ FORMATS: dict[str, Callable[[argparse.Namespace, str], tuple[Path | None, dict[s
     **dict.fromkeys(("bitsandbytes nf4", "bitsandbytes fp4", "bitsandbytes int8"), by_bitsandbytes),
     **dict.fromkeys(("nvfp4", "mxfp4", "mxfp8", "fp8-tensor", "fp8-blocks", "w8a8-float"), by_tool),
     **dict.fromkeys(("torchao-int8", "torchao-int8-dynamic", "torchao-float8"), by_tool),
+    **dict.fromkeys(("gptq-act-order", "gptq-asymmetric", "gptq-2", "gptq-3", "gptq-8"), by_tool),
+    **dict.fromkeys(("w4a16-asymmetric", "w4a16-channel", "w8a16", "fp4-nested"), by_tool),
     **dict.fromkeys(("--quantization=int8", "--quantization=int4", "--quantization=w8a8"), at_load),
 }
 
