@@ -6,8 +6,8 @@
     compilers  tests/kernels with each further compiler: clang++, ziglang
 
 Without arguments all of them run, for hours. Arguments after -- go to pytest. Last run on 28 November 2026 (commit
-4edd3238, Zen 4): `address` on all of tests/kernels at avx512_bf16, and on all but test_paged_attention_native.py at
-avx2 and portable; `compilers` with ziglang at avx512_bf16 and portable. They found nothing.
+4edd3238, Zen 4): `address` on all of tests/kernels at avx512_bf16, and at the other four levels on all but
+test_paged_attention_native.py; `compilers` with ziglang at avx512_bf16 and portable. They found nothing.
 
     ./scripts/check_native address -- -k rms_norm
 """
