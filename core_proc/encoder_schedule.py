@@ -5,6 +5,7 @@ Items have spans and digests here; what they show does not matter. An item that 
 (cross-attention) has no spans: its result is kept as long as the request runs.
 """
 
+import sys
 from collections import Counter, OrderedDict
 
 from octavo.core_proc.request import Request
@@ -60,6 +61,7 @@ class EncoderSchedule:
                 if not self._take(item):
                     return 0
                 self._attended.append((request.slot, self._used[item.digest]))
+                request.first_decode = 0
                 continue
             if item.end <= start:
                 continue
@@ -85,8 +87,12 @@ class EncoderSchedule:
         return self._num_pinned_tokens + sum(new) <= self._max_cached_tokens
 
     def start(self, request: Request) -> None:
-        """Keep what a request attends to, from now on until `leave`."""
+        """Keep what a request attends to, from now on until `leave`; it decodes after `admit` has taken all items.
+
+        A step of decodes alone brings no media, even if one row of an item is all that a prompt lacks.
+        """
         for item in request.media:
+            request.first_decode = sys.maxsize if item.attended_rows else item.end
             if item.attended_rows:
                 self._pinned[item.digest] += 1
                 self._num_pinned_tokens += item.attended_rows if self._pinned[item.digest] == 1 else 0

@@ -162,7 +162,7 @@ def _check_batch(scheduler: Scheduler) -> None:
     """The incrementally updated totals of the batch equal those computed from scratch."""
     batch = scheduler.batch
     goes_on = [request for request in scheduler.running if request.num_tokens < request.max_num_tokens]
-    decoding = [request for request in goes_on if request.num_uncomputed_tokens == 1]
+    decoding = [request for request in goes_on if request.lacks_a_decode]
     awaits_tokens = scheduler.config.pipeline_parallel_size > 1
     extensible = [
         request for request in decoding if not ((awaits_tokens or request.awaits_token) and request.num_pending_tokens)
@@ -170,7 +170,7 @@ def _check_batch(scheduler: Scheduler) -> None:
     _require(batch.decoding == extensible, "the decoding requests are miscounted")
     _require(batch.num_decoding == len(decoding), "the decoding requests that await a token are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
-    prefilling = [request for request in goes_on if request.num_uncomputed_tokens != 1]
+    prefilling = [request for request in goes_on if not request.lacks_a_decode]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
     num_reserved = sum(_num_missing(scheduler, request) for request in goes_on)
     _require(batch.num_reserved_blocks == num_reserved, "the blocks that running requests need are miscounted")

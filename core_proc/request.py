@@ -80,6 +80,7 @@ class Request:
         "client",
         "extra_keys",
         "first_blocks",
+        "first_decode",
         "has_delivered_prompt_logprobs",
         "is_decoding",
         "is_mixed",
@@ -126,6 +127,8 @@ class Request:
         self.params = submit.params
         """What it computes."""
         self.sampling = submit.params if isinstance(submit.params, SamplingSpec) else _ONE_RESULT
+        self.first_decode = 0
+        """The position from which on its tokens need nothing of the encoder: see `EncoderSchedule.start`."""
         self.extra_keys = extra_keys_of(submit)
         """What its KV depends on besides token ids."""
         self.adapter = submit.adapter
@@ -226,6 +229,11 @@ class Request:
     def num_uncomputed_tokens(self) -> int:
         """Tokens left to compute: 1 while decoding."""
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def lacks_a_decode(self) -> bool:
+        """Whether one token is left to compute, which needs nothing of the encoder of media."""
+        return self.num_tokens - self.num_computed_tokens == 1 and self.num_computed_tokens >= self.first_decode
 
     @property
     def reads_prefix_cache(self) -> bool:

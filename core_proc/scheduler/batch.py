@@ -207,7 +207,7 @@ class RunningBatch:
         """Put a request where its number of missing tokens belongs."""
         if request.num_tokens >= request.max_num_tokens:
             return
-        if request.num_uncomputed_tokens != 1:
+        if not request.lacks_a_decode:
             self.prefilling.add(request)
             return
         request.is_decoding = True

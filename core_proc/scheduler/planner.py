@@ -200,7 +200,7 @@ class StepPlanner:
             # No plan makes the copies that must come before it.
             load.copies_out, load.copies_in = self._cache.take_copies()
         for request in prefilling:
-            if request.num_uncomputed_tokens == 1:
+            if request.lacks_a_decode:
                 self._batch.update(request)
         return plan
 

@@ -14,6 +14,7 @@ from simulation.scenario import FaultKind, draw_scenario
 
 from octavo.core_proc.cache.pool import BlockPool
 from octavo.core_proc.cache.prefix import PrefixCache
+from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -185,6 +186,10 @@ def send_the_first_rows(builder: StepEmbedsBuilder, slot: int, embeds: PromptEmb
     add_rows(builder, slot, embeds, 0, end - start)
 
 
+def keep_the_media(encoder: EncoderSchedule, *, tells_workers: bool) -> None:
+    """Encoded items that count as kept after the worker that kept them has died."""
+
+
 add_rows = StepEmbedsBuilder.add
 adopt, release_requests = InFlightRequests.adopt, CoreLink.release
 release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers
@@ -218,6 +223,7 @@ def first_failure(is_right_kind: Callable[[Failure], bool], num_ranks: int = 1, 
         pytest.param((Outbox, "put", send_the_last_alone), id="events are lost"),
         pytest.param((InFlightRequests, "take_unsent", resume_without_outputs), id="tokens come twice"),
         pytest.param((StepEmbedsBuilder, "add", send_the_first_rows), id="a chunk has the rows of another"),
+        pytest.param((EncoderSchedule, "forget", keep_the_media), id="lost media are not encoded again"),
         pytest.param((InFlightRequests, "lose_core", lambda in_flight: None), id="nothing is asked again"),
     ],
     indirect=True,

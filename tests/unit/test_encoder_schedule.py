@@ -188,3 +188,15 @@ def test_faults_of_items_that_are_attended_to() -> None:
     assert media_fault([sound], 4, {"image"}, attended_rows=40) is None
     for items, rows in (([], 40), ([sound, sound], 40), ([image], 40), ([sound], 41), ([sound], 0)):
         assert media_fault(items, 10, {"image"}, attended_rows=rows)
+
+
+def test_the_last_row_of_a_prompt_is_no_decode() -> None:
+    """Decodes are planned without the encoder: such a row would be computed as the token in its place."""
+    for one in (request(item("a", (90, 10))), request(attended("a"))):
+        schedule = EncoderSchedule(50, 100)
+        schedule.start(one)
+        one.num_computed_tokens = 99
+        assert not one.lacks_a_decode
+        assert admit(schedule, one, 1) == 1
+        one.num_pending_tokens = 1
+        assert one.lacks_a_decode

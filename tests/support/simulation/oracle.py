@@ -10,6 +10,7 @@ from octavo.protocol.events import FailureKind, FinishReason, PooledOutput, Toke
 from octavo.protocol.params import PoolingSpec
 from octavo.protocol.requests import Submit
 from simulation.grammar import WRONG, Language
+from simulation.media import seen
 from simulation.model import DAMAGED_MARK, draw, extend_states, logprob, next_state, root_state, vector
 
 
@@ -46,7 +47,7 @@ def answer(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
         return _generated(submit, vocab_size, max_model_len)
     states = list[int]()
     root = root_state(submit.request_id, submit.adapter.digest if submit.adapter else "")
-    extend_states(states, submit.prompt_token_ids, root)
+    extend_states(states, seen(submit.request_id, submit.prompt_token_ids), root)
     return Answer([], [], None, FinishReason.STOP, vector=vector(states, submit.params))
 
 
@@ -55,7 +56,7 @@ def _generated(submit: Submit, vocab_size: int, max_model_len: int) -> Answer:
     root = root_state(submit.request_id, digest)
     num_prompt = len(submit.prompt_token_ids)
     token_ids, states = list(submit.prompt_token_ids), list[int]()
-    extend_states(states, token_ids, root)
+    extend_states(states, seen(submit.request_id, token_ids), root)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     if sampling.prompt_logprobs is not None:
         prompt_logprobs = [None, *(logprob(states[i - 1], token_ids[i]) for i in range(1, num_prompt))]

@@ -28,6 +28,7 @@ from octavo.protocol.steps import (
     StoreBlocks,
     TokenMask,
 )
+from simulation.media import SimulatedEncoder, seen
 from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, root_state, vector
 
 NULL_BLOCK = -1
@@ -109,6 +110,7 @@ class SimulatedWorker:
         """That of each slot for recurrent states."""
         self.num_copied_in = self.num_states_copied_in = 0
         self._loading: dict[int, LoadBlocks] = {}
+        self._encoder = SimulatedEncoder(config.media)
 
     def execute(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         """Apply a plan and return its result.
@@ -124,6 +126,9 @@ class SimulatedWorker:
         self._copy_states(plan)
         self._check_size(plan)
         self._check_embeds(plan)
+        ids = {slot: row.admitted.request_id for slot, row in self.rows.items()}
+        for fault in self._encoder.faults(plan.media, plan.scheduled, ids):
+            require(False, fault)
         self._add_draft_tokens(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
         for part in plan.scheduled:
@@ -169,6 +174,8 @@ class SimulatedWorker:
             digest = "" if admitted.adapter_slot == NO_ADAPTER else self.adapters[admitted.adapter_slot]
             self.rows[slot] = Row(admitted, list(admitted.token_ids), block_ids, root_state(name, digest))
             self.rows[slot].num_returned = len(admitted.token_ids)
+            prompt = seen(name, admitted.token_ids[: admitted.num_prompt_tokens])
+            extend_states(self.rows[slot].states, prompt, self.rows[slot].root)
         for appended in plan.appended:
             row = self.rows[appended.slot]
             self._check_blocks(row.admitted.request_id, appended.block_ids)
