@@ -28,7 +28,7 @@ def rows_of_tower(path: Path, inputs: dict[str, Any], num_rows: int) -> torch.Te
     model = ModelConfig(model=str(path), dtype="float32")
     config = resolve(EngineConfig(model=model), read_model_facts(model, Env.read()), device="cpu", num_cores=1)
     loaded = load_model(config, lambda fraction: None, library=library.load())
-    encoder = open_encoder(loaded, config)
+    encoder = open_encoder(loaded, config, None)
     assert encoder is not None
     tensors = {
         name: MediaTensor(array.dtype.name, list(array.shape), Buffer(array.tobytes()))
@@ -36,9 +36,8 @@ def rows_of_tower(path: Path, inputs: dict[str, Any], num_rows: int) -> torch.Te
     }
     digest = bytes(32)
     item = EncoderInput(digest, num_rows, tensors)
-    given = encoder.rows_of_step(StepMedia([], [item], [(0, 0, num_rows, 0, 0)], [digest]), None)
-    assert given is not None
-    return torch.frombuffer(bytearray(given.data.data), dtype=torch.float32).view(num_rows, -1).clone()
+    ((_, _, rows_RD),) = encoder.rows_of_step(StepMedia([], [item], [(0, 0, num_rows, 0, 0)], [digest]))
+    return rows_RD.float().clone()
 
 
 def image_inputs(path: Path, picture: Any) -> dict[str, Any]:
