@@ -417,7 +417,14 @@ class AsyncClient(PoolingClient, WeightsClient, EnginesClient):
         if self.media is None and self.config.media is not None:
             self.media = open_media(self.config, self.tokenize, self._on_media_query)
         self.preparer = RequestPreparer(
-            link, self.tokenizer, self.config, grammars, self.tokenize, self._live, self.media
+            link,
+            self.tokenizer,
+            self.config,
+            grammars,
+            self.tokenize,
+            self._live,
+            self.media,
+            self.adapters.of_media,
         )
         """Starts generations whose consumer takes the outputs itself, as the HTTP routes do."""
         self.pooler = Pooler(

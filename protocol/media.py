@@ -20,6 +20,9 @@ Kind = Literal["image", "video", "audio"]
 
 DIGEST_BYTES = 32
 
+BESIDE_IMAGES = "beside_images"
+"""A tensor of a sound, of any value, whose prompt has images too, if its rows are then others."""
+
 NUM_AXES = 3
 """Of a grid: frames, rows and columns."""
 

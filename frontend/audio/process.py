@@ -34,8 +34,12 @@ Samples = npt.NDArray[np.float32]
 class SoundDecoder:
     """Makes samples of files, as the feature extractor of one model reads them."""
 
-    def __init__(self, setup: AudioSetup) -> None:
-        """Load them.
+    def __init__(self, setup: AudioSetup, extractor: str = "WhisperFeatureExtractor") -> None:
+        """Load it.
+
+        Args:
+            setup: of the process.
+            extractor: its class in `transformers`.
 
         Raises:
             ImportError: soundfile or soxr is missing.
@@ -48,11 +52,10 @@ class SoundDecoder:
 
         transformers.logging.set_verbosity_error()
         self._setup = setup
-        self.extractor: Any = transformers.WhisperFeatureExtractor.from_pretrained(
+        self.extractor: Any = getattr(transformers, extractor).from_pretrained(
             setup.processor_path, local_files_only=True
         )
         self.rate: int = self.extractor.sampling_rate
-        self.window: int = self.extractor.n_samples
 
     def decode(self, data: bytes, rate: int) -> Samples | AudioResult:
         """Return one channel at the rate of the model, or why there is none.
@@ -123,7 +126,7 @@ class AudioReader:
 
     def __init__(self, decoder: SoundDecoder) -> None:
         self._decoder, self._spectrogram = decoder, Spectrogram(decoder.extractor)
-        self._rate, self._window = decoder.rate, decoder.window
+        self._rate, self._window = decoder.rate, decoder.extractor.n_samples
 
     def read(self, job: AudioJob) -> AudioResult:
         """Return the windows of a sound."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from octavo.frontend.audio.phi4 import Phi4Sounds
 from octavo.frontend.audio.process import FEATURES, Samples, SoundDecoder, num_spare_bytes
 from octavo.frontend.audio.voxtral import PLACEHOLDER, windowed_inputs
 from octavo.frontend.audio.wire import AudioResult, AudioSetup, SoundJob, SoundSetup
 from octavo.frontend.media.child import Decoder, serve
+from octavo.frontend.media.phi4 import ARCHITECTURE
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Result
 
@@ -34,7 +36,7 @@ class SoundProcessor:
         self._decoder = SoundDecoder(AudioSetup(setup.parent, setup.processor_path, setup.max_seconds))
         import transformers
 
-        self._setup = setup
+        self._setup, self._window = setup, self._decoder.extractor.n_samples
         self._processor: Any = None
         if setup.rows_per_window:
             self.placeholder, self.placeholder_id = PLACEHOLDER, setup.token_id
@@ -53,13 +55,13 @@ class SoundProcessor:
         duration_s = len(samples) / self._decoder.rate
         if self._processor is None:
             rows, most = self._setup.rows_per_window, self._setup.max_rows
-            num_windows = -(-len(samples) // self._decoder.window)
+            num_windows = -(-len(samples) // self._window)
             if (needed := rows * num_windows) > most:  # before the work is done
                 return Result(f"it has {needed} tokens, and the limit is {most} (--max-model-len)")
             inputs = windowed_inputs(self._decoder.extractor, samples, self._setup.token_id, rows)
             return result_of(inputs, self._setup.token_id, duration_s=duration_s, num_items=num_windows)
-        if len(samples) > self._decoder.window:
-            most_s = self._decoder.window / self._decoder.rate
+        if len(samples) > self._window:
+            most_s = self._window / self._decoder.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")
         result = result_of(self._inputs(samples), self._setup.token_id, duration_s=duration_s)
         return result if result.num_rows else Result(f"it has {len(samples)} samples, too few for a token")
@@ -84,7 +86,7 @@ class SoundProcessor:
 
 
 def _load(setup: SoundSetup) -> Decoder:
-    processor = SoundProcessor(setup)
+    processor = (Phi4Sounds if setup.architecture == ARCHITECTURE else SoundProcessor)(setup)
     num_bytes = num_spare_bytes(setup.max_seconds)
     if setup.rows_per_window:
         num_bytes += int(setup.max_seconds * _WINDOWED_BYTES_PER_SECOND)

@@ -62,6 +62,8 @@ class SoundSetup(msgspec.Struct, array_like=True):
     """Of the prompt, if the model reads sounds of any length in whole windows; 0: the model's processor tells."""
     max_rows: int
     """Of a sound."""
+    architecture: str
+    """Of the model."""
 
 
 class SoundJob(msgspec.Struct, array_like=True):

@@ -4,7 +4,7 @@ import asyncio
 import functools
 import itertools
 import secrets
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -67,6 +67,7 @@ class RequestPreparer:
         encode: tokenizes a text, in a thread if it is long: see `AsyncClient.tokenize`.
         live: the client's requests; each generation is one of them while it is entered.
         media: makes prompts with media; None: the model reads text only.
+        media_adapter: returns the model's own adapter for a prompt with media of some kinds; None: there is none.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class RequestPreparer:
         encode: Callable[..., Awaitable[list[int]]],
         live: LiveRequests,
         media: PromptMaker | None = None,
+        media_adapter: Callable[[Collection[str]], Awaitable[Adapter | None]] | None = None,
     ) -> None:
         self._link = link
         self._tokenizer = tokenizer
@@ -85,7 +87,7 @@ class RequestPreparer:
         self._grammars = grammars
         self._encode = encode
         self._live = live
-        self._media = media
+        self._media, self._media_adapter = media, media_adapter
         self._soft_prompts = SoftPrompts(config)
         self._prefix = secrets.token_hex(4)
         self._request_counter = itertools.count()
@@ -127,6 +129,7 @@ class RequestPreparer:
         tokenized, cache_salt = await self.check_prompt(prompt, priority, cache_salt)
         if adapter is not None and adapter.is_soft_prompt:
             tokenized, adapter = await self._soft_prompts.before(tokenized, adapter), None
+        adapter = adapter or await self._own_adapter(tokenized)
         num_prompt_tokens = len(tokenized.token_ids)
         check_volume(params, num_prompt_tokens, 1, self._config)
         for name in ("prompt_logprobs", "prompt_logprob_token_ids"):
@@ -221,6 +224,12 @@ class RequestPreparer:
             tokenizer=self._tokenizer,
         )
         return make() if params.num_token_ids <= MANY_TOKEN_IDS else await asyncio.to_thread(make)
+
+    async def _own_adapter(self, prompt: TokenizedPrompt) -> Adapter | None:
+        """Return the adapter that the model has for the media of a prompt which names none; None: there is none."""
+        if not prompt.media or self._media_adapter is None:
+            return None
+        return await self._media_adapter({item.kind for item in prompt.media})
 
     async def check_prompt(
         self, prompt: Prompt, priority: int, cache_salt: str | None

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,8 @@ class AdapterRegistry:
         self._named: dict[str, NamedAdapter] = {}
         self._by_id: dict[int, tuple[str, str, Adapter]] = {}
         """Name, path and content of each `lora_int_id`."""
+        self._of_media: dict[str, Adapter] = {}
+        """The model's own adapters, by the kind of media that they are for."""
         self._lock = asyncio.Lock()
         """Held while files are read: requests for a new adapter read it once."""
         self._path: Path | None = None
@@ -136,6 +138,24 @@ class AdapterRegistry:
                 del self._by_id[next(iter(self._by_id))]
             self._by_id[request.lora_int_id] = request.lora_name, request.lora_path, adapter
             return adapter
+
+    async def of_media(self, kinds: Collection[str]) -> Adapter | None:
+        """Return the model's own adapter for a prompt that names none; its files are read once.
+
+        Args:
+            kinds: of media in the prompt.
+
+        Raises:
+            InvalidRequestError: it does not fit.
+        """
+        media = self._config().model.media
+        own = media.adapters if media is not None else {}
+        if (kind := next((one for one in own if one in kinds), None)) is None:
+            return None
+        async with self._lock:
+            if kind not in self._of_media:
+                self._of_media[kind], _ = await self._read(Path(own[kind]).name, own[kind])
+            return self._of_media[kind]
 
     def _known(self, request: LoRARequest) -> Adapter | None:
         """Return the adapter that an id stands for; None: its files must be read.

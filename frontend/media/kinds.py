@@ -15,7 +15,7 @@ from octavo.frontend.media.images import image_job
 from octavo.frontend.media.wire import Setup
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.facts import MediaFacts
-from octavo.protocol.config.media import ResolvedMedia
+from octavo.protocol.config.media import DEFAULT_ITEM_TOKENS, ResolvedMedia
 from octavo.protocol.media import Kind
 
 
@@ -71,8 +71,14 @@ def _of_sounds(config: ResolvedConfig) -> SoundSetup:
         token_id_of(config.model.media, "audio"),
         config.media.max_audio_s,
         rows_per_window(config.model.media),
-        config.max_model_len,
+        config.max_model_len if rows_per_window(config.model.media) else _most_rows(config.media),
+        config.model.media.architecture,
     )
+
+
+def _most_rows(media: ResolvedMedia) -> int:
+    """Return the most rows of a sound of any length, all of which one step encodes, while others wait."""
+    return min(media.max_item_tokens, max(media.max_num_encoder_tokens, DEFAULT_ITEM_TOKENS))
 
 
 def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> SoundJob:

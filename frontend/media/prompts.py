@@ -17,6 +17,7 @@ from octavo.frontend.media.kinds import KINDS, token_id_of
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
+from octavo.frontend.media.result import beside_images
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
@@ -87,6 +88,7 @@ class MediaPrompts:
         self._token_ids = {kind: token_id_of(config.model.media, kind) for kind in config.model.media.token_ids}
         self.kinds: Collection[Kind] = self._token_ids
         self._both_ways: Container[Kind] = ("image",) if config.model.media.both_ways_rows else ()
+        self._marks_sounds = config.model.media.marks_sounds
         self._encode = encode
         self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
@@ -234,6 +236,8 @@ class MediaPrompts:
                 found[token_id].append(place)
         places = {token_id: iter(own) for token_id, own in found.items()}
         items = []
+        if self._marks_sounds and any(source.kind == "image" for source, _ in processed):
+            processed = [(source, beside_images(source.kind, result)) for source, result in processed]
         for source, result in processed:
             noun, token_id = NOUNS[source.kind], self._token_ids[source.kind]
             if (num_rows := result.num_rows // result.num_items) > self._media.max_item_tokens:

@@ -1,11 +1,14 @@
 """`result_of`: what a processor of `transformers` has made of one item, as a message."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from octavo.frontend.media.wire import Result
 from octavo.protocol.buffers import Buffer
-from octavo.protocol.media import MediaTensor, digest_of
+from octavo.protocol.media import BESIDE_IMAGES, DIGEST_BYTES, GIVEN, Kind, MediaTensor, digest_of
 
 _OF_TEXT = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "text_replacement_offsets"}
 """Results of a processor that are not about media."""
@@ -54,3 +57,12 @@ def result_of(
         duration_s=duration_s,
         num_items=num_items,
     )
+
+
+def beside_images(kind: Kind, result: Result) -> Result:
+    """Return an item of a prompt with images: the rows of a sound, and so its digest, are others."""
+    if kind != "audio" or GIVEN in result.tensors:
+        return result
+    digest = hashlib.blake2b(result.digest, digest_size=DIGEST_BYTES, person=b"beside images").digest()
+    tensors = {**result.tensors, BESIDE_IMAGES: ("int64", [1], bytes(8))}
+    return msgspec.structs.replace(result, digest=digest, tensors=tensors)

@@ -7,10 +7,12 @@ from msgspec.structs import replace
 
 from octavo.frontend.model_files.alignment import alignment_heads
 from octavo.frontend.model_files.dual_encoder import DUAL_ENCODERS, split_dual_encoder
+from octavo.protocol.adapters import adapter_files
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import Kind
+from octavo.protocol.peft_lora import read_peft_lora
 
 PHASE = "reading the model's files"
 
@@ -30,7 +32,11 @@ ARCHITECTURES = (
     "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
-AUDIO_ARCHITECTURES = ("Qwen2AudioForConditionalGeneration", "VoxtralForConditionalGeneration")
+AUDIO_ARCHITECTURES = (
+    "Qwen2AudioForConditionalGeneration",
+    "VoxtralForConditionalGeneration",
+    "Phi4MultimodalForCausalLM",
+)
 """Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
 RETRIEVERS = {"ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration"}
 """Those with a vector for each token of texts and images, and the model inside of each."""
@@ -101,8 +107,8 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
     },
 }
 """What `transformers` leaves out of files: sizes that are the defaults of the language model's class."""
-_ADAPTERS = ("vision-lora", "speech-lora")
-"""Folders of Phi-4-multimodal beside its weights."""
+_ADAPTERS: dict[Kind, str] = {"image": "vision-lora", "audio": "speech-lora"}
+"""Folders of Phi-4-multimodal beside its weights; a prompt with images and sounds has the adapter of images."""
 _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Keys of the whole model that its language model has too."""
 _NOT_OF_TEXT = {
@@ -146,7 +152,7 @@ def split_config(
         raise ConfigError(
             f"{architecture} reads images or audio, and octavo has no encoder for it",
             phase=PHASE,
-            hint=f"use a text model, or one of {', '.join((*ARCHITECTURES, *AUDIO_ARCHITECTURES))}",
+            hint=f"use a text model, or one of {', '.join(dict.fromkeys((*ARCHITECTURES, *AUDIO_ARCHITECTURES)))}",
         )
     if config.model_impl == "transformers" or config.runner == "pooling":
         setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
@@ -158,7 +164,7 @@ def split_config(
             phase=PHASE,
             hint=f"its text_config needs a model_type among {', '.join(_TEXT_ARCHITECTURES)}",
         )
-    _reject_unsupported(text, architecture, home)
+    _reject_unsupported(text, architecture)
     eps = {} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5}
     defaults = {**eps, **_TEXT_DEFAULTS.get(kind, {})}
     given = {key: value for key, value in text.items() if value is not None and key not in _NOT_OF_TEXT}
@@ -171,17 +177,17 @@ def split_config(
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True
-    kinds: tuple[Kind, ...] = ("audio",) if architecture in AUDIO_ARCHITECTURES else ("image",)
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        token_ids={one: _token_id(hf_config, one, own.get("vocab_size", 0)) for one in kinds},
+        token_ids={one: _token_id(hf_config, one, own.get("vocab_size", 0)) for one in _kinds(architecture)},
         processor_path=str(home),
         has_any_size=_has_any_size(hf_config, architecture),
         deeper_rows=_num_deeper(hf_config) if kind.startswith("qwen3_vl") else 0,
         both_ways_rows=int(hf_config.get("mm_tokens_per_image") or 256) if kind == "gemma3_text" else 0,
+        marks_sounds=architecture == "Phi4MultimodalForCausalLM",
     )
-    return own, _TEXT_ARCHITECTURES[kind], media
+    return own, _TEXT_ARCHITECTURES[kind], _with_adapters(media, home)
 
 
 def _split_retriever(
@@ -203,28 +209,47 @@ def _split_retriever(
     return {**own, "embedding_dim": width}, named, replace(media, architecture=architecture)
 
 
-def _reject_unsupported(text: dict[str, Any], architecture: str, home: Path) -> None:
+def _kinds(architecture: str) -> list[Kind]:
+    """Return the kinds of media that a model reads."""
+    kinds: list[Kind] = []
+    if architecture in ARCHITECTURES:
+        kinds.append("image")
+    if architecture in AUDIO_ARCHITECTURES:
+        kinds.append("audio")
+    return kinds
+
+
+def _reject_unsupported(text: dict[str, Any], architecture: str) -> None:
     """Raise ConfigError for what an architecture may have and octavo does not compute."""
     if text.get("qk_layer_norms") or text.get("use_resampler"):
         raise ConfigError(f"{architecture} with qk_layer_norms or use_resampler is not supported", phase=PHASE)
-    for name in _ADAPTERS if architecture == "Phi4MultimodalForCausalLM" else ():
-        if (home / name).is_dir():
-            raise ConfigError(
-                f"{home} has an adapter in {name}, and octavo does not choose adapters by the kind of media",
-                phase=PHASE,
-                hint="merge the adapter into the model (merge_and_unload in peft), and serve the result without it",
-            )
 
 
-def _token_id(hf_config: dict[str, Any], kind: str, vocab_size: int) -> int:
+def _with_adapters(media: MediaFacts, home: Path) -> MediaFacts:
+    """Return facts with the adapters that the model's files have for media.
+
+    Raises:
+        ConfigError: one is not an adapter that octavo serves.
+    """
+    if media.architecture != "Phi4MultimodalForCausalLM":
+        return media
+    found = {kind: home / name for kind, name in _ADAPTERS.items() if (home / name).is_dir()}
+    ranks = []
+    for directory in found.values():
+        settings_file, _ = adapter_files(directory)
+        ranks.append(read_peft_lora(settings_file.read_bytes(), str(settings_file)).max_rank)
+    adapters = {kind: str(directory) for kind, directory in found.items()}
+    return replace(media, adapters=adapters, adapter_rank=max(ranks, default=0))
+
+
+def _token_id(hf_config: dict[str, Any], kind: Kind, vocab_size: int) -> int:
     """Return the placeholder of the rows of media.
 
     Raises:
         ConfigError: the file names none.
     """
     if hf_config.get("model_type") == "phi4_multimodal":
-        defaults = {"image": ("vision_config", 200010), "audio": ("audio_config", 200011)}
-        section, usual = defaults[kind]
+        section, usual = ("vision_config", 200010) if kind == "image" else ("audio_config", 200011)
         hf_config = {f"{kind}_token_id": usual, **(hf_config.get(section) or {})}
     key = f"{kind}_token_index"
     token_id = hf_config.get(f"{kind}_token_id", hf_config.get(key))

@@ -82,7 +82,7 @@ namespace {
 constexpr int64_t kLoraRows = 32;
 constexpr int64_t kRowTile = 4;
 constexpr int64_t kMaxTileRows = 16;  // in matrix registers (matrix.h)
-constexpr int64_t kMaxRank = 256;
+constexpr int64_t kMaxRank = 512;
 // Running sums of a row: they hide the latency of the products of a single row.
 constexpr int64_t kSums = 4;
 // Blocks of outputs that a thread takes at a time.

@@ -32,6 +32,13 @@ class MediaFacts(Struct, frozen=True, kw_only=True):
     layers (DeepStack)."""
     both_ways_rows: int = 0
     """Rows of an image that attend to each other in both directions in the language model; 0: they attend as text."""
+    marks_sounds: bool = False
+    """Whether the rows of a sound are others in a prompt that has images too (`BESIDE_IMAGES`)."""
+    adapters: dict[Kind, str] = {}
+    """Local directories of LoRA adapters of the model, by kind of media: a prompt that names none has that of the first
+    of these kinds that it has."""
+    adapter_rank: int = 0
+    """The largest rank of these."""
     vector_width: int = 0
     """Numbers of the vector that the encoder makes of an image, which is a prompt by itself (CLIP); 0: what the encoder
     makes are rows of prompts."""

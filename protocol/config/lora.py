@@ -7,7 +7,7 @@ from msgspec import Meta, Struct
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.errors import ConfigError
 
-MAX_RANK = 256
+MAX_RANK = 512
 DEFAULT_RANK = 16
 
 LoRADtypeName: TypeAlias = Literal["bfloat16", "float16", "float32"]
@@ -66,7 +66,8 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) ->
     Raises:
         ConfigError: settings contradict each other, or the model takes no adapters.
     """
-    if not config.enable_lora:
+    media_adapters = facts.media.adapters if facts.media is not None else {}
+    if not config.enable_lora and not media_adapters:
         for name in config.__struct_fields__:
             if name != "enable_lora" and getattr(config, name) is not None:
                 flag = "--" + name.replace("_", "-")
@@ -80,7 +81,14 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) ->
             phase="configuration",
             hint="leave --enable-lora out, and serve the merged weights",
         )
-    max_loras = config.max_loras or 1
+    least_rank = facts.media.adapter_rank if facts.media is not None else 0
+    if config.max_lora_rank is not None and config.max_lora_rank < least_rank:
+        raise ConfigError(
+            f"max_lora_rank {config.max_lora_rank}: the model's own adapters for media have rank {least_rank}",
+            phase="configuration",
+            hint=f"use --max-lora-rank {least_rank} or more, or leave it out",
+        )
+    max_loras = config.max_loras or max(1, len(media_adapters))
     max_cpu_loras = max_loras if config.max_cpu_loras is None else config.max_cpu_loras
     if max_cpu_loras < max_loras:
         raise ConfigError(
@@ -90,7 +98,7 @@ def resolve_lora(config: LoRAConfig, dtype: LoRADtypeName, facts: ModelFacts) ->
         )
     return ResolvedLoRA(
         max_loras=max_loras,
-        max_rank=config.max_lora_rank or DEFAULT_RANK,
+        max_rank=config.max_lora_rank or max(DEFAULT_RANK, least_rank),
         max_cpu_loras=max_cpu_loras,
         dtype=dtype if config.lora_dtype is None or config.lora_dtype == "auto" else config.lora_dtype,
         is_fully_sharded=bool(config.fully_sharded_loras),

@@ -77,6 +77,7 @@ def compare(
 
 def _media(data: dict[str, Any]) -> dict[str, Any]:
     """Return media as processors take them."""
+    found: dict[str, Any] = {}
     if sounds := data.get("audio"):
-        return {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
-    return {"images": data.get("image") or None}
+        found = {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
+    return {**found, "images": data["image"] or None} if "image" in data else found

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import transformers
+from peft_adapters import write_adapter
 from tiny_media import CHAT_TEMPLATE, _tokenizer, _write
 from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 
@@ -58,28 +59,53 @@ def make_phi4(directory: Path, **changes: Any) -> Path:
         }
     )
     tokenizer.chat_template = _TEMPLATE
-    settings = {"image_processor_type": "Phi4MultimodalImageProcessor", **TILES}
+    extractor = transformers.Phi4MultimodalFeatureExtractor().to_dict()
+    settings = {**extractor, "image_processor_type": "Phi4MultimodalImageProcessor", **TILES}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return _write(directory, transformers.Phi4MultimodalForCausalLM(config), tokenizer)
 
 
+def write_media_adapters(directory: Path) -> dict[str, transformers.PreTrainedModel]:
+    """Write the adapters of images and sounds beside a model; returns the model merged with each."""
+    targets = r"model\.layers\.\d+\.(self_attn\.(qkv|o)_proj|mlp\.(gate_up|down)_proj)"
+    merged = {}
+    for seed, (kind, name) in enumerate((("image", "vision-lora"), ("audio", "speech-lora"))):
+        rank = 20 + seed
+        model = write_adapter(directory, directory / name, seed, r=rank, lora_alpha=rank, target_modules=targets)
+        model.set_attn_implementation("eager")
+        merged[kind] = model
+    return merged
+
+
 class Phi4Inputs:
-    """Makes inputs as `Phi4MultimodalProcessor` does, with octavo's tiles."""
+    """Makes inputs as `Phi4MultimodalProcessor` does, with octavo's tiles and its own feature extractor."""
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
         self._tiles = TileProcessor.read(TILES)
+        self._extractor = transformers.Phi4MultimodalFeatureExtractor()
 
-    def __call__(self, text: str, images: Any = (), **_: Any) -> transformers.BatchFeature:
+    def __call__(
+        self, text: str, images: Any = (), audio: Any = (), sampling_rate: int = 0, **_: Any
+    ) -> transformers.BatchFeature:
         made = [self._tiles(image) for image in images or ()]
-        first, *others = text.split(IMAGE)
-        text = first + "".join(IMAGE * num_rows(one) + piece for one, piece in zip(made, others, strict=True))
+        found: dict[str, Any] = {}
+        text = _expanded(text, IMAGE, [num_rows(one) for one in made])
+        if audio:
+            found = dict(self._extractor(audio, sampling_rate=sampling_rate, return_tensors="pt"))
+            text = _expanded(text, SOUND, found["audio_embed_sizes"].tolist())
         inputs = self.tokenizer(text, return_tensors="pt")
         most = max([one["image_pixel_values"].shape[1] for one in made], default=0)
         for name in made[0] if made else ():
-            padded = [_padded(torch.from_numpy(one[name]), most) for one in made]
-            inputs[name] = torch.cat(padded)
+            inputs[name] = torch.cat([_padded(torch.from_numpy(one[name]), most) for one in made])
+        for name, value in found.items():
+            inputs[name] = value
         return inputs
+
+
+def _expanded(text: str, mark: str, counts: list[int]) -> str:
+    first, *others = text.split(mark)
+    return first + "".join(mark * count + piece for count, piece in zip(counts, others, strict=True))
 
 
 def _padded(tensor: torch.Tensor, num_tiles: int) -> torch.Tensor:

@@ -143,7 +143,7 @@ def test_adapters_need_an_engine_that_has_them(tmp_path: Path) -> None:
     [
         ({"max_loras": 2}, "max_loras needs enable_lora"),
         ({"enable_lora": True, "max_loras": 4, "max_cpu_loras": 3}, "below max_loras"),
-        ({"enable_lora": True, "max_lora_rank": 512}, "max_lora_rank"),
+        ({"enable_lora": True, "max_lora_rank": 1024}, "max_lora_rank"),
     ],
 )
 def test_wrong_flags_of_an_engine_are_refused(settings, problem: str) -> None:

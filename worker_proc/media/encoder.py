@@ -11,7 +11,9 @@ from octavo.protocol.ids import SlotId
 from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
 from octavo.worker_proc.batch.inputs import MediaRows
 from octavo.worker_proc.media.attended import AttendedItems
+from octavo.worker_proc.media.item_runner import ItemRunner
 from octavo.worker_proc.media.tower_runner import TowerRunner
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.vision.tower import Floats, VisionTower
 
 
@@ -23,7 +25,7 @@ class MediaEncoder:
         attended: takes the results, with cross-attention; None: they are rows of prompts.
     """
 
-    def __init__(self, towers: Mapping[Kind, TowerRunner], attended: AttendedItems | None = None) -> None:
+    def __init__(self, towers: Mapping[Kind, TowerRunner | ItemRunner], attended: AttendedItems | None = None) -> None:
         self._towers, self._attended = towers, attended
         self._results: dict[bytes, Tensor] = {}
         """Rows by digest, in the type of the model and on its device; or one vector each in float32."""
@@ -35,7 +37,8 @@ class MediaEncoder:
     def warm_up(self) -> None:
         """Do before the first run of each tower what it would otherwise wait for."""
         for runner in dict.fromkeys(self._towers.values()):
-            runner.runs.warm_up()
+            if isinstance(runner, TowerRunner):
+                runner.runs.warm_up()
 
     def rows_of_step(self, media: StepMedia) -> MediaRows:
         """Encode what a step asks for, and return its rows of media.
@@ -93,11 +96,12 @@ class MediaEncoder:
 
     def _encode(self, inputs: Sequence[EncoderInput]) -> None:
         for runner in dict.fromkeys(self._towers.values()):
-            own = [item for item in inputs if self._towers[item.kind] is runner]
+            if not (own := [item for item in inputs if self._towers[item.kind] is runner]):
+                continue
             for item, rows_RD in zip(own, runner.encode(own), strict=True):
                 self._keep(item, rows_RD, runner.tower)
 
-    def _keep(self, item: EncoderInput, rows_RD: Tensor, tower: VisionTower) -> None:
+    def _keep(self, item: EncoderInput, rows_RD: Tensor, tower: VisionTower | ItemEncoder) -> None:
         if self._attended is not None:
             self._attended.put(item.digest, rows_RD)
             return

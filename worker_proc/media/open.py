@@ -1,5 +1,7 @@
 """Makes the encoder of a model, and computes what it takes."""
 
+from typing import Any
+
 import msgspec
 import torch
 
@@ -10,7 +12,9 @@ from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.device_tower import DeviceTower
 from octavo.worker_proc.media.encoder import MediaEncoder
 from octavo.worker_proc.media.host_tower import HostTower
+from octavo.worker_proc.media.item_runner import ItemRunner
 from octavo.worker_proc.media.tower_runner import TowerRunner, TowerRuns
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.vision.tower import MAX_RUN_SEQUENCES, VisionTower
 from octavo.worker_proc.runners.host import HostRunner
@@ -31,9 +35,10 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     if not model.towers:
         return None
     towers = towers_of(model)
-    runners: dict[Model, TowerRunner] = {
+    runners: dict[Any, TowerRunner | ItemRunner] = {
         tower: TowerRunner(tower, _open_runs(tower, config, stream)) for tower in towers
     }
+    runners |= {one: ItemRunner(one) for one in model.towers.values() if isinstance(one, ItemEncoder)}
     attended = None
     if model.cross_cache is not None:
         attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads)
@@ -41,7 +46,7 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
 
 
 def towers_of(model: Model) -> list[VisionTower]:
-    """Return the towers of a model, each once."""
+    """Return the towers of a model that run in steps, each once."""
     return [tower for tower in dict.fromkeys(model.towers.values()) if isinstance(tower, VisionTower)]
 
 
@@ -65,6 +70,7 @@ def encoder_bytes(model: Model, device: Device, config: ResolvedConfig) -> int:
     else:
         row_bytes = (1 + config.num_deeper_rows) * config.model.embedding_width * model.dtype.itemsize
         kept_bytes = config.media.encoder_cache_tokens * row_bytes
+    kept_bytes += sum([tower.run_bytes for tower in model.towers.values() if isinstance(tower, ItemEncoder)])
     return kept_bytes + sum([_run_bytes(tower, device, config) for tower in towers_of(model)])
 
 

@@ -111,6 +111,14 @@ class CrossLayer(Protocol):
         """Return k_TKH and v_TKH of the rows of an item."""
 
 
+class Weights(Protocol):
+    """What has weights."""
+
+    @property
+    def weights_bytes(self) -> int:
+        """Bytes of all parameters."""
+
+
 class Model(ABC):
     """A decoder: tokens in, hidden states and logits out. Keeps no state of any request.
 
@@ -162,7 +170,7 @@ class Model(ABC):
         """What a head reads of this model; None: there is no head."""
         self.head: Model | None = None
         """Drafts tokens for speculative decoding: a head, or a whole model; None: there is none."""
-        self.towers: Mapping[Kind, Model] = {}
+        self.towers: Mapping[Kind, Weights] = {}
         """What encodes each kind of media for this model; {}: the model reads tokens only, or another stage has them.
         One tower may be that of several kinds."""
         self.cross_cache: CrossCache | None = None
@@ -217,7 +225,7 @@ class Model(ABC):
     def weights_bytes(self) -> int:
         """Bytes of all parameters, those of a head and of towers included, and of given rows."""
         given_bytes = self.given_rows.num_bytes if self.given_rows else 0
-        others: list[Model] = [*dict.fromkeys(self.towers.values()), *([self.head] if self.head else [])]
+        others: list[Weights] = [*dict.fromkeys(self.towers.values()), *([self.head] if self.head else [])]
         return self._parameters.num_bytes + given_bytes + sum([model.weights_bytes for model in others])
 
     @property

@@ -9,6 +9,7 @@ from octavo.kernels.linear import Packer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.media import Kind
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import QuantizedMatrix
 from octavo.worker_proc.models.vision.registry import build_towers
@@ -51,7 +52,7 @@ def read_text_weights(
         yield own, values
 
 
-def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower]:
+def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower | ItemEncoder]:
     """Return the tower of each kind of media that a model reads; {}: this worker has none.
 
     Their weights are as precise as in the checkpoint, but w8a8 quantizes an encoder that is attended to: it has many
@@ -77,15 +78,15 @@ def load_towers(config: ResolvedConfig, model: Model) -> dict[Kind, VisionTower]
     is_quantized = config.quantization == "w8a8" and config.model.media.attended_rows > 0
     for tower in dict.fromkeys(towers.values()):
         _fill(tower, config)
-        tower.pack(Packer(model.device, native=model.library, quantization="w8a8" if is_quantized else None))
+        tower.parameters.pack(Packer(model.device, native=model.library, quantization="w8a8" if is_quantized else None))
     return towers
 
 
-def _fill(tower: VisionTower, config: ResolvedConfig) -> None:
+def _fill(tower: VisionTower | ItemEncoder, config: ResolvedConfig) -> None:
     if config.model.load_format == "dummy":
-        fill_dummy(tower.named_parameters(), config.seed)
+        fill_dummy(tower.parameters.named(), config.seed)
         return
     wants = tower.parameters.wants
-    tower.load_weights(
+    tower.parameters.load(
         read_weights(config.model, lambda fraction: None, lambda name: text_name(name) is None and wants(name))
     )

@@ -4,9 +4,11 @@ from importlib import import_module
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import Kind
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
 _AUDIO = {
+    "Phi4MultimodalForCausalLM": "phi4",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "VoxtralForConditionalGeneration": "voxtral",
     "WhisperForConditionalGeneration": "whisper",
@@ -33,7 +35,7 @@ TOWERS = {
 """The module in `octavo.worker_proc.models.vision` by architecture; its `build` makes the tower."""
 
 
-def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower]:
+def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower | ItemEncoder]:
     """Make the towers of a model that reads media, by the kinds that they encode. Their parameters are uninitialized.
 
     Images and video have the same one.
@@ -41,8 +43,8 @@ def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower]:
     Raises:
         ConfigError: the architecture, or something in its configuration, is not supported.
     """
-    architecture, towers = spec.facts.architecture, dict[str, VisionTower]()
-    found: dict[Kind, VisionTower] = {}
+    architecture, towers = spec.facts.architecture, dict[str, VisionTower | ItemEncoder]()
+    found: dict[Kind, VisionTower | ItemEncoder] = {}
     for kind in spec.facts.token_ids:
         package, modules = ("audio", _AUDIO) if kind == "audio" else ("vision", TOWERS)
         if architecture not in modules:
