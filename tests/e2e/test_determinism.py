@@ -89,7 +89,8 @@ def test_a_request_in_a_storm_is_the_request_alone(model: Path, dtype: str, stor
         assert got == want, f"request {number} changed: {requests[number]}"
     assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
     assert stats.prefix_cache_hits > 0
-    assert (stats.spec_decode_num_accepted_tokens > 100) == (storm == "drafts")
+    # How many depends on what steps cost beside one another, and so on the machine.
+    assert (stats.spec_decode_num_accepted_tokens > 0) == (storm == "drafts")
     if storm == "second storey":
         assert stats.external_prefix_cache_hits > 0, "this storm is meant to load blocks"
     if storm == "constant preemption":
