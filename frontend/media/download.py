@@ -159,7 +159,9 @@ def _get(connection: http.client.HTTPConnection, url: str, max_bytes: int) -> by
     """Return the body of the answer, or where it redirects to. A connection that is shut down ends the body."""
     parts = urlsplit(url)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    connection.request("GET", target, headers={"User-Agent": f"octavo/{__version__}", "Accept": "image/*, audio/*"})
+    connection.request(
+        "GET", target, headers={"User-Agent": f"octavo/{__version__}", "Accept": "image/*, video/*, audio/*"}
+    )
     response = connection.getresponse()
     if response.status in _REDIRECTS and (location := response.getheader("Location")):
         return location

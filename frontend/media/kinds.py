@@ -1,4 +1,4 @@
-"""Kinds of media that become rows of a prompt: what differs between images and sounds."""
+"""Kinds of media that become rows of a prompt: what differs between images, videos and sounds."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -10,9 +10,10 @@ import msgspec
 from octavo.frontend.audio.samples import is_pair, samples_of
 from octavo.frontend.audio.voxtral import rows_per_window
 from octavo.frontend.audio.wire import SoundJob, SoundSetup
+from octavo.frontend.media.clips import is_one_video, video_job
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import image_job
-from octavo.frontend.media.wire import Setup
+from octavo.frontend.media.wire import Job, Setup, VideoSetup
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.config.media import DEFAULT_ITEM_TOKENS, ResolvedMedia
@@ -81,6 +82,33 @@ def _most_rows(media: ResolvedMedia) -> int:
     return min(media.max_item_tokens, max(media.max_num_encoder_tokens, DEFAULT_ITEM_TOKENS))
 
 
+def _of_videos(config: ResolvedConfig) -> VideoSetup:
+    media, facts = config.media, config.model.media
+    assert media is not None and facts is not None, "a model that reads videos"
+    has_times = facts.architecture.startswith("Qwen2_5_VL")
+    return VideoSetup(
+        os.getpid(),
+        facts.processor_path,
+        config.model.trust_remote_code,
+        token_id_of(facts, "video"),
+        media.processor_kwargs,
+        media.max_image_pixels,
+        media.max_video_s,
+        media.max_video_frames,
+        media.video_frames,
+        media.video_fps,
+        media.max_item_tokens,
+        facts.hf_config["vision_config"].get("tokens_per_second", 4) if has_times else 0.0,
+        facts.architecture.startswith("Qwen3VL"),
+    )
+
+
+def _image_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> Job:
+    if "video" in media.limits:  # arguments of the request's videos
+        processor_kwargs = {key: one for key, one in processor_kwargs.items() if key not in ("num_frames", "fps")}
+    return image_job(value, processor_kwargs, media)
+
+
 def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> SoundJob:
     if processor_kwargs:
         raise MediaError(f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and sounds take none")
@@ -104,8 +132,15 @@ KINDS: dict[Kind, MediaKind] = {
         "octavo.frontend.media.process",
         "images need pip install 'octavo[image]', and the model's processor files",
         _of_images,
-        image_job,
+        _image_job,
         empty=_empty_picture,
+    ),
+    "video": MediaKind(
+        "octavo.frontend.media.qwen_video",
+        "videos need pip install 'octavo[video]', and the model's processor files",
+        _of_videos,
+        video_job,
+        is_one_video,
     ),
     "audio": MediaKind(
         "octavo.frontend.audio.sounds",

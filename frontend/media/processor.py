@@ -111,7 +111,7 @@ def _digest_of_named(name: bytes, result: Result) -> bytes:
     """Return the digest of an item with a name. Another item of this name has another one if its rows differ in
     number: workers must never look for rows that are not there."""
     shapes = [(key, dtype, shape) for key, (dtype, shape, _) in sorted(result.tensors.items())]
-    sizes = msgspec.msgpack.encode([result.num_rows, result.grid, shapes])
+    sizes = msgspec.msgpack.encode([result.num_rows, result.grid, result.frame_step, shapes])
     return hashlib.blake2b(name + sizes, digest_size=DIGEST_BYTES).digest()
 
 

@@ -258,9 +258,8 @@ class MediaPrompts:
             for part in range(result.num_items):
                 spans = _spans(own[part * num_rows :][:num_rows])
                 digest, tensors = _part_of(result, part)
-                items.append(
-                    MediaItem(spans, digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind)
-                )
+                item = MediaItem(spans, digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind)
+                items.append(msgspec.structs.replace(item, frame_step=result.frame_step))
             if items[-1].num_bytes > MAX_ITEM_BYTES:
                 raise InvalidRequestError(
                     f"{source.path}: the processed {noun} has more than {MAX_ITEM_BYTES} bytes", source.path

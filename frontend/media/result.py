@@ -1,6 +1,7 @@
 """`result_of`: what a processor of `transformers` has made of one item, as a message."""
 
 import hashlib
+import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,6 +35,7 @@ def result_of(
     *,
     duration_s: float = 0.0,
     num_items: int = 1,
+    frame_step: float = 1.0,
 ) -> Result:
     """Return the result of an item.
 
@@ -43,6 +45,7 @@ def result_of(
         grid: see `MediaItem.grid`.
         duration_s: of a sound.
         num_items: see `Result`.
+        frame_step: see `MediaItem.frame_step`.
     """
     alone = result_alone({name: value for name, value in inputs.items() if name not in _OF_TEXT})
     ((offsets, *_), *_) = inputs["text_replacement_offsets"]
@@ -51,11 +54,13 @@ def result_of(
         replacement=offsets["replacement"],
         token_ids=token_ids,
         num_rows=token_ids.count(token_id),
-        digest=alone.digest,
+        # Equal frames at other positions make other keys and values.
+        digest=alone.digest if frame_step == 1.0 else _with_step(alone.digest, frame_step),
         tensors=alone.tensors,
         grid=list(grid),
         duration_s=duration_s,
         num_items=num_items,
+        frame_step=frame_step,
     )
 
 
@@ -66,3 +71,7 @@ def beside_images(kind: Kind, result: Result) -> Result:
     digest = hashlib.blake2b(result.digest, digest_size=DIGEST_BYTES, person=b"beside images").digest()
     tensors = {**result.tensors, BESIDE_IMAGES: ("int64", [1], bytes(8))}
     return msgspec.structs.replace(result, digest=digest, tensors=tensors)
+
+
+def _with_step(digest: bytes, frame_step: float) -> bytes:
+    return hashlib.blake2b(digest + struct.pack("<d", frame_step), digest_size=DIGEST_BYTES).digest()

@@ -24,6 +24,31 @@ class Setup(msgspec.Struct, array_like=True):
     """An image is a prompt by itself: its processor makes no text."""
 
 
+class VideoSetup(msgspec.Struct, array_like=True):
+    """The first message to a process that decodes videos; answered by `Ready`."""
+
+    parent: int
+    processor_path: str
+    trusts_remote_code: bool
+    token_id: int
+    processor_kwargs: dict[str, Any]
+    max_pixels: int
+    """Of a frame."""
+    max_seconds: float
+    max_frames: int
+    """That are read of a video."""
+    num_frames: int
+    """That are read unless a request has another number; -1: all."""
+    fps: float
+    """That are read of a second, at most `num_frames`; 0 or less: `num_frames`."""
+    max_rows: int
+    """Of a video."""
+    tokens_per_second: float
+    """Positions on the axis of time in a second; 0: each group of frames takes one."""
+    has_timestamps: bool
+    """The prompt has the time of each group of frames as text before it."""
+
+
 class Ready(msgspec.Struct, array_like=True):
     """The process has its processor, or says why not."""
 
@@ -44,8 +69,24 @@ class Job(msgspec.Struct, array_like=True):
     processor_kwargs: dict[str, Any]
 
 
+class VideoJob(msgspec.Struct, array_like=True):
+    """One video; answered by `Result`."""
+
+    data: bytes
+    """A file, or the pixels of frames of `size`, three bytes each."""
+    size: tuple[int, int, int] | None
+    """Frames, height and width; None: `data` is a file."""
+    fps: float
+    """Of the video that the frames are from; 0: it is not known."""
+    indices: list[int]
+    """Places of the frames in their video."""
+    num_total: int
+    """Frames of that video."""
+    processor_kwargs: dict[str, Any]
+
+
 class Result(msgspec.Struct, array_like=True):
-    """What the processor makes of an image or a sound."""
+    """What the processor makes of an item."""
 
     fault: str = ""
     """Why it cannot be used, for the caller; "": it can."""
@@ -65,3 +106,5 @@ class Result(msgspec.Struct, array_like=True):
     num_items: int = 1
     """Parts that are encoded without a look at each other, such as windows of a sound: each has as many rows, and the
     same share of the first axis of each tensor."""
+    frame_step: float = 1.0
+    """See `MediaItem.frame_step`."""

@@ -32,6 +32,8 @@ ARCHITECTURES = (
     "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
+VIDEO_ARCHITECTURES = tuple(name for name in ARCHITECTURES if name.startswith("Qwen"))
+"""Those among them that read videos too."""
 AUDIO_ARCHITECTURES = (
     "Qwen2AudioForConditionalGeneration",
     "VoxtralForConditionalGeneration",
@@ -180,7 +182,7 @@ def split_config(
     media = MediaFacts(
         architecture=architecture,
         hf_config=hf_config,
-        token_ids={one: _token_id(hf_config, one, own.get("vocab_size", 0)) for one in _kinds(architecture)},
+        token_ids={one: _token_id(hf_config, one, own.get("vocab_size", 0)) for one in _kinds(architecture, hf_config)},
         processor_path=str(home),
         has_any_size=_has_any_size(hf_config, architecture),
         deeper_rows=_num_deeper(hf_config) if kind.startswith("qwen3_vl") else 0,
@@ -209,11 +211,13 @@ def _split_retriever(
     return {**own, "embedding_dim": width}, named, replace(media, architecture=architecture)
 
 
-def _kinds(architecture: str) -> list[Kind]:
+def _kinds(architecture: str, hf_config: dict[str, Any]) -> list[Kind]:
     """Return the kinds of media that a model reads."""
     kinds: list[Kind] = []
     if architecture in ARCHITECTURES:
         kinds.append("image")
+    if architecture in VIDEO_ARCHITECTURES and "video_token_id" in hf_config:
+        kinds.append("video")
     if architecture in AUDIO_ARCHITECTURES:
         kinds.append("audio")
     return kinds

@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Collection
+from math import inf
 from typing import Annotated, Any, get_args
 
 from msgspec import Meta, Struct
@@ -18,6 +19,8 @@ MAX_ITEMS = 64
 """Of one prompt: the buffers of a message are limited."""
 _OLD_COUNTS = re.compile(r"[a-z]+=\d+(,[a-z]+=\d+)*")
 DEFAULT_CACHE_TOKENS = 16_384
+DEFAULT_VIDEO_FRAMES = 32
+"""Read of a video file, as in vLLM."""
 DEFAULT_ITEM_TOKENS = 4096
 """Most tokens of an item of any size, unless a step encodes more: workers plan its memory, and others wait for it."""
 
@@ -54,13 +57,11 @@ _ONLY_ON_CPUS = {
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Images and sounds in prompts, for models that read them."""
+    """Images, videos and sounds in prompts, for models that read them."""
 
     limit_mm_per_prompt: Annotated[
         dict[str, Any] | str | None,
-        Meta(
-            description=f'JSON: most items of a kind in a prompt: {{"image": 4}}, {{"audio": 2}}. Default: {MAX_ITEMS}.'
-        ),
+        Meta(description=f'JSON: most items of a kind in a prompt: {{"image": 4, "video": 1}}. Default: {MAX_ITEMS}.'),
     ] = None
     mm_processor_kwargs: Annotated[
         dict[str, Any] | str | None,
@@ -108,12 +109,13 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = 10.0
     media_decode_timeout: Annotated[
         Annotated[float, Meta(gt=0, le=600)],
-        Meta(
-            description="Seconds that decoding and processing an image or a sound may take; the process is killed then."
-        ),
+        Meta(description="Seconds that decoding and processing an item may take; the process is killed then."),
     ] = 30.0
     max_media_file_bytes: Annotated[
-        int, Meta(ge=1, description="Largest file of an image or a sound (32M), in a request, a download or on disk.")
+        int,
+        Meta(
+            ge=1, description="Largest file of an image, a video or a sound (32M), in a request, a download or on disk."
+        ),
     ] = 32 * 2**20
     max_image_pixels: Annotated[
         int, Meta(ge=1, description="Most pixels of an image; checked before it is decoded.")
@@ -121,6 +123,20 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     max_audio_seconds: Annotated[
         float, Meta(gt=0, le=86_400, description="Longest sound (3600 seconds); checked while it is decoded.")
     ] = 3600.0
+    max_video_seconds: Annotated[
+        float, Meta(gt=0, le=86_400, description="Longest video file (3600 seconds); checked before it is decoded.")
+    ] = 3600.0
+    max_video_frames: Annotated[
+        int, Meta(ge=1, description="Most frames that are read of a video (768); checked before it is decoded.")
+    ] = 768
+    media_io_kwargs: Annotated[
+        dict[str, Any] | str | None,
+        Meta(
+            description='JSON: which frames of a video file are read: {"video": {"num_frames": 32, "fps": 2}}. They '
+            "are at equal distances, at most num_frames (32 by default, -1 for all), and at most fps in a second "
+            "(-1: that does not matter, the default)."
+        ),
+    ] = None
     mm_processor_cache_gb: Annotated[
         float,
         Meta(ge=0, description="GiB of processed media that an HTTP process keeps for later requests; 0: none."),
@@ -154,6 +170,12 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_file_bytes: int
     max_image_pixels: int
     max_audio_s: float
+    max_video_s: float
+    max_video_frames: int
+    video_frames: int
+    """Frames that are read of a video file; -1: all."""
+    video_fps: float
+    """Frames that are read of a second, at most `video_frames`; 0 or less: `video_frames`."""
     max_live_bytes: int
     processor_cache_bytes: int
     takes_embeds: bool = False
@@ -220,6 +242,7 @@ def resolve_media(
             hint="use --data-parallel-size for several engines",
         )
     _check_whole_images(facts.media, max_num_batched_tokens, max_num_seqs, max_chunk)
+    video_frames, video_fps = _sampling(config)
     max_encoded = config.max_num_encoder_tokens or max_num_batched_tokens
     if facts.media.vector_patches:  # an image has one row, whatever it costs
         max_encoded = max(1, max_encoded // facts.media.vector_patches)
@@ -238,6 +261,10 @@ def resolve_media(
         max_file_bytes=config.max_media_file_bytes,
         max_image_pixels=config.max_image_pixels,
         max_audio_s=config.max_audio_seconds,
+        max_video_s=config.max_video_seconds,
+        max_video_frames=config.max_video_frames,
+        video_frames=video_frames,
+        video_fps=video_fps,
         max_live_bytes=config.max_media_bytes,
         processor_cache_bytes=int(config.mm_processor_cache_gb * 2**30),
         takes_embeds=config.enable_mm_embeds,
@@ -302,6 +329,28 @@ def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
             hint="leave it out",
         )
     return given
+
+
+def _sampling(config: MediaConfig) -> tuple[int, float]:
+    """Return how many frames are read of a video file, and of a second of it.
+
+    Raises:
+        ConfigError: the setting has something else.
+    """
+    given = _json("media_io_kwargs", config.media_io_kwargs)
+    video = given.get("video", {})
+    known = {"num_frames": DEFAULT_VIDEO_FRAMES, "fps": -1}
+    is_known = not given.keys() - {"video"} and isinstance(video, dict) and not video.keys() - known.keys()
+    found = {**known, **video} if is_known else known
+    frames, fps = found["num_frames"], found["fps"]
+    is_number = type(fps) in (int, float) and abs(fps) < inf
+    if not is_known or not is_number or type(frames) is not int or (frames < 1 and frames != -1):
+        raise ConfigError(
+            f"media_io_kwargs is {given!r}",
+            phase="configuration",
+            hint='use {"video": {"num_frames": 32, "fps": 2}}, one of them or both; -1 for all frames',
+        )
+    return frames, float(fps)
 
 
 def _counts(value: dict[str, Any] | str | None) -> dict[str, Any]:

@@ -355,7 +355,7 @@ def _media() -> Iterator[VllmSetting]:
         "value",
         _TEXT_ONLY,
         None,
-        "media_io_kwargs mm_processor_cache_type "
+        "mm_processor_cache_type "
         "mm_hasher_algorithm mm_shm_cache_max_object_size_mb mm_encoder_tp_mode mm_encoder_attn_backend "
         "mm_encoder_attn_dtype mm_encoder_fp8_scale_path mm_encoder_fp8_scale_save_path "
         "mm_encoder_fp8_scale_save_margin video_pruning_rate video_pruning_method mm_tensor_ipc mm_processor_device "

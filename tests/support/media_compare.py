@@ -1,5 +1,6 @@
-"""Compares prompts with images or sounds, their tokens and logprobs, with what `transformers` gives."""
+"""Compares prompts with images, videos or sounds, their tokens and logprobs, with what `transformers` gives."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 import transformers
 from tiny_media import picture
 from tiny_models import VOCAB_SIZE
+from tiny_videos import clip
 from tiny_whisper import RATE, sound
 
 from octavo import LLM, SamplingParams
@@ -29,6 +31,13 @@ def prompt(text: str, *images: Any) -> dict[str, Any]:
 def sound_prompt(text: str, *sounds: tuple[int, float]) -> dict[str, Any]:
     """Return a prompt with sounds, given by their seeds and seconds."""
     return {"prompt": text, "multi_modal_data": {"audio": [(sound(*one), RATE) for one in sounds]}}
+
+
+def video_prompt(text: str, *videos: tuple[Any, ...], images: Sequence[Any] = ()) -> dict[str, Any]:
+    """Return a prompt with videos, given by their seeds, frames, heights, widths and frames in a second."""
+    clips = [(clip(*one[:-1]), {"fps": one[-1]}) for one in videos]
+    data = {"video": clips, "image": [picture(*one) for one in images] or None}
+    return {"prompt": text, "multi_modal_data": data}
 
 
 def result(output: RequestOutput) -> object:
@@ -60,8 +69,9 @@ def compare(
         assert output.prompt_token_ids == inputs.input_ids[0].tolist()
         assert output.prompt == one["prompt"]
         tokens = list(output.outputs[0].token_ids)
-        if VOCAB_SIZE in tokens:  # a placeholder, which would be an image without pixels in what follows
-            tokens = tokens[: tokens.index(VOCAB_SIZE) + 1]
+        marks = {place for place, token in enumerate(tokens) if token in (VOCAB_SIZE, VOCAB_SIZE + 1)}
+        if marks:  # a placeholder, which would be an item without pixels in what follows
+            tokens = tokens[: min(marks) + 1]
         read = tokens[:-1]
         for name, more in (("input_ids", read), *((name, [value] * len(read)) for name, value in _OF_TEXT.items())):
             if name in inputs:
@@ -80,4 +90,10 @@ def _media(data: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if sounds := data.get("audio"):
         found = {"audio": [samples for samples, _ in sounds], "sampling_rate": sounds[0][1]}
+    if clips := data.get("video"):
+        found["videos"] = [frames for frames, _ in clips]
+        found["video_metadata"] = [
+            transformers.video_utils.VideoMetadata(len(frames), **more, frames_indices=list(range(len(frames))))
+            for frames, more in clips
+        ]
     return {**found, "images": data["image"] or None} if "image" in data else found

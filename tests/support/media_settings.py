@@ -18,6 +18,10 @@ SETTINGS = {
     "max_file_bytes": 1000,
     "max_image_pixels": 1000,
     "max_audio_s": 20.0,
+    "max_video_s": 20.0,
+    "max_video_frames": 16,
+    "video_frames": 8,
+    "video_fps": -1.0,
     "max_live_bytes": 1000,
     "processor_cache_bytes": 0,
 }

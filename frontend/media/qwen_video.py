@@ -1,0 +1,294 @@
+"""Decodes videos of requests and makes patches of their frames, in a process that may be killed: those of Qwen-VL.
+
+The processors of videos of `transformers` need torch and torchvision. What they compute is what the model's processor
+of images computes for each frame, but a patch has the pixels of several frames, and videos have sizes of their own.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from octavo.frontend.media.child import Decoder, serve
+from octavo.frontend.media.frames import ClipError, ClipFile, Limits, Timing
+from octavo.frontend.media.result import result_of
+from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+KNOWN_KWARGS = ("fps", "max_pixels", "min_pixels", "num_frames", "size")
+"""Of requests."""
+DEFAULT_FPS = 24.0
+"""Of frames whose caller does not tell, as in `transformers`."""
+BYTES_PER_PIXEL = 32
+"""Memory that decoding a frame takes, at most: the reference frames of codecs and some copies."""
+SPARE_BYTES = 2**29
+_COPIES = 4
+"""Of all patches of a video, at most."""
+_MAX_ASPECT = 200
+
+
+@dataclass(frozen=True, slots=True)
+class ClipSettings:
+    """How frames become patches, from the files of the model."""
+
+    patch_size: int
+    frames_per_patch: int
+    merge_size: int
+    min_pixels: int
+    max_pixels: int
+    """Of a frame; of all frames together where `is_whole`."""
+    is_whole: bool
+
+    @property
+    def side(self) -> int:
+        """Pixels on each side of a square of patches, which is a row of the prompt."""
+        return self.patch_size * self.merge_size
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any], *, is_whole: bool) -> "ClipSettings":
+        """Read the settings of the model's processor of videos; `is_whole`: those of Qwen3-VL.
+
+        Raises:
+            ValueError: one is not supported.
+        """
+        if settings.get("cap_pixels_per_frame"):
+            raise ValueError("cap_pixels_per_frame of the processor of videos is not supported")
+        patch_size, merge_size = settings.get("patch_size", 16 if is_whole else 14), settings.get("merge_size", 2)
+        square = (patch_size * merge_size) ** 2
+        default = {"shortest_edge": 128 * square, "longest_edge": 768 * square}
+        own = cls(patch_size, settings.get("temporal_patch_size", 2), merge_size, 0, 0, is_whole)
+        return own.with_kwargs({"size": default}).with_kwargs({key: settings.get(key) for key in KNOWN_KWARGS})
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> "ClipSettings":
+        """Return these settings with arguments of a server or a request.
+
+        Raises:
+            ValueError: they are not numbers of pixels.
+        """
+        size = kwargs.get("size") or {}
+        if not isinstance(size, Mapping):
+            raise ValueError(f"size is {size!r}; expected shortest_edge and longest_edge")
+        least = kwargs.get("min_pixels") or size.get("shortest_edge") or self.min_pixels
+        most = kwargs.get("max_pixels") or size.get("longest_edge") or self.max_pixels
+        if type(least) is not int or type(most) is not int or not 0 < least <= most:
+            raise ValueError(f"videos have from {least!r} to {most!r} pixels; expected two numbers in order")
+        sizes = self.patch_size, self.frames_per_patch, self.merge_size
+        return ClipSettings(*sizes, least, most, self.is_whole)
+
+    def size_of(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
+        """Return the height and the width to which frames are resized: whole squares.
+
+        Raises:
+            ClipError: one side is much longer than the other.
+        """
+        side = self.side
+        if self.is_whole and min(height, width) < side:
+            scale = side / min(height, width)
+            height, width = int(height * scale), int(width * scale)
+        if max(height, width) > _MAX_ASPECT * min(height, width):
+            raise ClipError(f"one side of its frames is more than {_MAX_ASPECT} times as long as the other")
+        rows, columns = round(height / side), round(width / side)
+        counted, rounded = 1, 1
+        if self.is_whole:
+            step = self.frames_per_patch
+            counted, rounded = num_frames, max(step, round(num_frames / step) * step)
+        pixels = rounded * rows * columns * side * side
+        if pixels > self.max_pixels:
+            shrink = math.sqrt(counted * height * width / self.max_pixels)
+            rows, columns = (max(1, math.floor(one / shrink / side)) for one in (height, width))
+        elif pixels < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (counted * height * width))
+            rows, columns = math.ceil(height * grow / side), math.ceil(width * grow / side)
+        return rows * side, columns * side
+
+
+class VideoProcessor:
+    """The processor of one model."""
+
+    def __init__(self, setup: VideoSetup) -> None:
+        """Load it.
+
+        Raises:
+            ImportError: PyAV or Pillow is missing.
+            OSError, ValueError: the files of the processor are missing or invalid.
+        """
+        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        import av
+        import transformers
+        from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+        av.logging.set_level(av.logging.PANIC)
+        transformers.logging.set_verbosity_error()
+        settings = read_settings(Path(setup.processor_path))
+        whole = {"image_mean": IMAGENET_STANDARD_MEAN, "image_std": IMAGENET_STANDARD_STD}
+        kept = ("do_rescale", "do_normalize", "rescale_factor", "image_mean", "image_std")
+        self._setup = setup
+        self._settings = ClipSettings.read(settings, is_whole=setup.has_timestamps).with_kwargs(setup.processor_kwargs)
+        self._frames: Any = Qwen2VLImageProcessorPil(
+            do_resize=False,
+            patch_size=self._settings.patch_size,
+            merge_size=self._settings.merge_size,
+            temporal_patch_size=1,
+            **{**(whole if setup.has_timestamps else {}), **{key: settings[key] for key in kept if key in settings}},
+        )
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
+        )
+        self.placeholder_id = setup.token_id
+        self.placeholder: str = self._tokenizer.convert_ids_to_tokens(setup.token_id)
+
+    def process(self, job: VideoJob) -> Result:
+        """Return the patches of a video."""
+        if unknown := job.processor_kwargs.keys() - set(KNOWN_KWARGS):
+            return Result(
+                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know {', '.join(KNOWN_KWARGS)}"
+            )
+        try:
+            settings = self._settings.with_kwargs(job.processor_kwargs)
+            return self._of_file(job, settings) if job.size is None else self._of_frames(job, settings)
+        except (ClipError, ValueError) as error:
+            return Result(str(error))
+
+    def _of_file(self, job: VideoJob, settings: ClipSettings) -> Result:
+        limits = Limits(self._setup.max_pixels, self._setup.max_seconds, self._setup.max_frames)
+        file = ClipFile(job.data, limits)
+        timing = file.choose(*self._sampling(job.processor_kwargs))
+        self._check_rows(settings, len(timing.indices), file.height, file.width)  # before anything is decoded
+        return self._result(settings, timing, file.pictures(timing))
+
+    def _of_frames(self, job: VideoJob, settings: ClipSettings) -> Result:
+        from PIL import Image
+
+        assert job.size is not None, "frames have one"
+        if sampling := job.processor_kwargs.keys() & {"num_frames", "fps"}:
+            raise ClipError(f"mm_processor_kwargs has {', '.join(sorted(sampling))}, and all given frames are read")
+        num_frames, height, width = job.size
+        self._check_rows(settings, num_frames, height, width)
+        length = height * width * 3
+        parts = [job.data[place * length : (place + 1) * length] for place in range(num_frames)]
+        pictures = [Image.frombytes("RGB", (width, height), part) for part in parts]
+        return self._result(settings, Timing(job.fps or DEFAULT_FPS, job.num_total, job.indices), pictures)
+
+    def _sampling(self, kwargs: Mapping[str, Any]) -> tuple[int, float]:
+        """Return how many frames are read at most (-1: all), and in a second (0: it does not matter).
+
+        Raises:
+            ClipError: these are no such numbers.
+        """
+        own: dict[str, Any] = {"num_frames": self._setup.num_frames, "fps": self._setup.fps}
+        for source in (self._setup.processor_kwargs, kwargs):
+            own |= {key: source[key] for key in own if source.get(key) is not None}
+        most, fps = own["num_frames"], own["fps"]
+        if type(most) is not int or (most < 1 and most != -1):
+            raise ClipError(f"num_frames is {most!r}; expected a positive integer, or -1 for all")
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps):
+            raise ClipError(f"fps is {fps!r}; expected a number")
+        return most, float(fps)
+
+    def _check_rows(self, settings: ClipSettings, num_frames: int, height: int, width: int) -> None:
+        rows, columns = settings.size_of(num_frames, height, width)
+        needed = -(-num_frames // settings.frames_per_patch) * rows * columns // settings.side**2
+        if needed > self._setup.max_rows:
+            raise ClipError(
+                f"it has {needed} tokens, and the limit is {self._setup.max_rows}: ask for fewer frames or pixels with "
+                "num_frames, fps and max_pixels of mm_processor_kwargs (--max-num-encoder-tokens and "
+                "--encoder-cache-tokens limit it)"
+            )
+
+    def _result(self, settings: ClipSettings, timing: Timing, pictures: "Iterable[Image]") -> Result:
+        size: tuple[int, int] | None = None
+        patches, group = [], list[Any]()
+        for picture in _padded(pictures, settings.frames_per_patch):
+            if size is None:
+                size = settings.size_of(len(timing.indices), picture.height, picture.width)
+            group.append(self._patches(picture, size))
+            if len(group) == settings.frames_per_patch:
+                patches.append(np.stack(group, axis=2).reshape(len(group[0]), -1))
+                group = []
+        assert size is not None, "a video has frames"
+        rows, columns = (one // settings.patch_size for one in size)
+        grid = [len(patches), rows // settings.merge_size, columns // settings.merge_size]
+        text = self._text(settings, timing, grid)
+        inputs = {
+            # Under the names that the tower reads patches of images by.
+            "pixel_values": np.concatenate(patches).astype(np.float32, copy=False),
+            "image_grid_thw": np.array([[len(patches), rows, columns]], dtype=np.int64),
+            "input_ids": np.array([self._tokenizer.encode(text, add_special_tokens=False)]),
+            "text_replacement_offsets": [[{"replacement": text}]],
+        }
+        return result_of(inputs, self.placeholder_id, grid, frame_step=self._frame_step(settings, timing))
+
+    def _patches(self, picture: "Image", size: tuple[int, int]) -> Any:
+        """Return the patches of a frame: shape (patches, channels, pixels)."""
+        from PIL import Image
+
+        if (picture.height, picture.width) != size:
+            picture = picture.resize(size[::-1], Image.Resampling.BICUBIC)
+        rows = self._frames(images=[picture], return_tensors="np")["pixel_values"]
+        return rows.reshape(len(rows), 3, -1)
+
+    def _text(self, settings: ClipSettings, timing: Timing, grid: list[int]) -> str:
+        """Return the text that stands for a video: in Qwen3-VL, the time of each group of frames comes before it."""
+        if not self._setup.has_timestamps:
+            return self.placeholder * math.prod(grid)
+        indices, step = list(timing.indices), settings.frames_per_patch
+        indices += indices[-1:] * (-len(indices) % step)
+        frame = f"<|vision_start|>{self.placeholder * (grid[1] * grid[2])}<|vision_end|>"
+        times = [
+            (indices[place] / timing.fps + indices[place + step - 1] / timing.fps) / 2
+            for place in range(0, len(indices), step)
+        ]
+        return "".join([f"<{time:.1f} seconds>{frame}" for time in times])
+
+    def _frame_step(self, settings: ClipSettings, timing: Timing) -> float:
+        """Return the positions from one group of frames to the next."""
+        if not self._setup.tokens_per_second:
+            return 1.0
+        return float(
+            np.float32(self._setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
+        )
+
+
+def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":
+    """Yield pictures, the last of them again until their number is a multiple."""
+    count = 0
+    for count, picture in enumerate(pictures, 1):  # noqa: B007
+        yield picture
+    for _ in range(-count % multiple):
+        yield picture
+
+
+def read_settings(home: Path) -> dict[str, Any]:
+    """Return the settings of a model's processor of videos, from the first file that has some.
+
+    Raises:
+        OSError: there is none.
+        ValueError: a file is not JSON.
+    """
+    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
+        if (home / name).is_file():
+            found = json.loads((home / name).read_text(encoding="utf-8"))
+            own: dict[str, Any] = found.get("video_processor", {}) if name == "processor_config.json" else found
+            if own:
+                return own
+    raise FileNotFoundError(f"{home} has no video_preprocessor_config.json")
+
+
+def _load(setup: VideoSetup) -> Decoder:
+    processor = VideoProcessor(setup)
+    settings = processor._settings
+    row_bytes = settings.side**2 * 3 * settings.frames_per_patch * 4
+    num_bytes = setup.max_pixels * BYTES_PER_PIXEL + setup.max_rows * row_bytes * _COPIES + SPARE_BYTES
+    return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
+
+
+if __name__ == "__main__":
+    serve(VideoSetup, VideoJob, _load, Result)

@@ -1,0 +1,65 @@
+"""Random videos, as arrays and as files, and what stands for the processors of videos of `transformers`."""
+
+import io
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import numpy.typing as npt
+import torch
+import transformers
+
+Frames = npt.NDArray[np.uint8]
+
+
+def clip(seed: int, num_frames: int = 4, height: int = 36, width: int = 24) -> Frames:
+    """Return frames of random pixels: shape (frames, height, width, 3)."""
+    return np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+
+
+def clip_file(frames: Frames, fps: int = 4, codec: str = "ffv1", container: str = "matroska") -> bytes:
+    """Return a file with these frames, which FFV1 keeps as they are."""
+    file = io.BytesIO()
+    with av.open(file, "w", format=container) as output:
+        stream: Any = output.add_stream(codec, rate=Fraction(fps))
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = {"ffv1": "bgr0", "gif": "rgb8"}.get(codec, "yuv420p")
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        output.mux(stream.encode())
+    return file.getvalue()
+
+
+class VideosByFormula:
+    """Computes what the processors of Qwen-VL, which need torchvision, compute of frames that keep their size."""
+
+    merge_size, temporal_patch_size = 2, 2
+
+    def __init__(self, settings: Any) -> None:
+        self._settings = settings
+
+    def __call__(self, videos: list[Frames], video_metadata: Any = None, **_kwargs: Any) -> dict[str, Any]:
+        patches, grids = zip(*[self._patches(frames) for frames in videos], strict=True)
+        return {
+            "pixel_values_videos": torch.from_numpy(np.concatenate(patches)),
+            "video_grid_thw": torch.tensor(grids),
+            "video_metadata": video_metadata,
+        }
+
+    def _patches(self, frames: Frames) -> tuple[Any, list[int]]:
+        own, merge = self._settings, self.merge_size
+        values = (frames.astype(np.float32) / 255 - own.image_mean) / own.image_std
+        groups, size = -(-len(values) // 2), own.patch_size
+        values = np.concatenate([values, values[-1:]])[: 2 * groups].astype(np.float32)
+        rows, columns = frames.shape[1] // size, frames.shape[2] // size
+        cut = values.reshape(groups, 2, rows // merge, merge, size, columns // merge, merge, size, 3)
+        return cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(groups * rows * columns, -1), [groups, rows, columns]
+
+
+def processor_of(path: Path) -> Any:
+    """Return the model's processor, with its part for videos by the formula."""
+    processor: Any = transformers.AutoProcessor.from_pretrained(path)
+    processor.video_processor = VideosByFormula(processor.image_processor)
+    return processor
