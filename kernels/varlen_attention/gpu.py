@@ -62,7 +62,7 @@ def head_blocks(head_dim: int) -> tuple[int, int]:
 def tiling(dtype: torch.dtype, rows: int) -> dict[str, Any]:
     """Return the keys of a tile and the launch options, chosen by the registers that the compiler reports.
 
-    Keys are a function of the type alone: they determine the order of sums.
+    Keys depend on the type and the GPU only, never on the rows: they determine the order of sums.
     """
     num_warps = 8 if rows == LARGE_TILE else 4
     if dtype == torch.float32:
