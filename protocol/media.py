@@ -51,7 +51,7 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     spans: list[Span]
     """Positions of the prompt that have its rows, in order; they do not overlap. Other tokens may lie between them."""
     digest: bytes
-    """Of the tensors: items of equal digests have equal rows."""
+    """Items of equal digests have equal rows, and equal grids."""
     tensors: dict[str, MediaTensor]
     """By the names that the processor gives them."""
     grid: list[int] = []
@@ -127,9 +127,14 @@ class StepMedia(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Slot, and index in `digests`: the request attends to this item from now on (cross-attention)."""
 
 
-def digest_of(tensors: Mapping[str, MediaTensor]) -> bytes:
-    """Return the digest of an item: of the names, types, shapes and bytes of its tensors."""
+def digest_of(tensors: Mapping[str, MediaTensor], grid: Sequence[int] = ()) -> bytes:
+    """Return the digest of an item: of the names, types, shapes and bytes of its tensors.
+
+    `grid`: of the item, unless it follows from the tensors: the hidden states depend on the positions too.
+    """
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    if grid:
+        found.update(f"grid {list(grid)} ".encode())
     for name, tensor in sorted(tensors.items()):
         found.update(f"{name} {tensor.dtype} {tensor.shape} ".encode())
         found.update(tensor.data.data)

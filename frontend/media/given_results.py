@@ -63,7 +63,7 @@ class GivenMedia:
             replacement=replacement,
             token_ids=token_ids,
             num_rows=num_rows,
-            digest=digest_of(tensors),
+            digest=digest_of(tensors, grid),
             tensors={name: (one.dtype, one.shape, bytes(one.data.data)) for name, one in tensors.items()},
             grid=grid,
         )

@@ -147,6 +147,11 @@ def test_a_grid_that_is_not_that_of_the_rows_is_refused(tmp_path: Path) -> None:
     text, wide = "<|image_pad|>", torch.randn(12, 96)
     with LLM(str(path), **SETTINGS) as llm:
         run(llm, given(text, wide, [[1, 6, 8]]))
+        same = torch.randn(32, 96)
+        for grid in ([1, 8, 16], [1, 4, 32]):  # other positions: the prefix cache must not mix them
+            (cached,) = run(llm, given(text, same, grid))
+            (fresh,) = run(llm, given(text, same, grid, cache_salt=str(grid)))
+            assert result(cached) == result(fresh)
         for grid, message in (
             (None, "needs image_grid_thw"),
             ([1, 6, 10], "for 12 rows"),
