@@ -57,6 +57,7 @@ class PrefixCache:
         num_states: int = 0,
         num_host_blocks: int = 0,
         num_host_states: int = 0,
+        offloads: bool = False,
         has_files: bool = False,
         host_block_s: float = 0.0,
         host_state_s: float = 0.0,
@@ -68,7 +69,8 @@ class PrefixCache:
         self.states = None
         """None: the model has no recurrent states."""
         if groups.state is not None:
-            self.states = StateSlots(groups.state, num_states, bytes([self.num_groups]), num_host_states)
+            suffix = bytes([self.num_groups])
+            self.states = StateSlots(groups.state, num_states, suffix, num_host_states, offloads=offloads)
         self.host = HostTier(num_host_blocks) if num_host_blocks and is_enabled else None
         """None: no blocks are kept in host memory."""
         tiers = (self.host, None if self.states is None else self.states.host)

@@ -45,22 +45,26 @@ class StateSlots:
     A step that verifies drafts writes to another slot than it reads. If a draft is wrong, the request goes back to the
     state before all of them, and its next step computes what was right again.
 
-    Checkpoints whose slots go to others stay in host memory, if there is some for states, and are copied into a free
-    slot for a request that can continue from them. Workers make these copies before the step.
+    Checkpoints whose slots go to others stay in host memory, if there is some for them, and are copied into a free slot
+    for a request that can continue from them. Workers make these copies before the step. Checkpoints in files come by
+    way of host memory.
 
     Args:
         group: of the model.
         num_slots: in the pool.
         key_suffix: what the keys of states have behind the hashes of blocks.
         num_host_states: in host memory.
+        offloads: checkpoints whose slots go to others are copied there.
     """
 
-    def __init__(self, group: StateGroup, num_slots: int, key_suffix: bytes, num_host_states: int = 0) -> None:
+    def __init__(
+        self, group: StateGroup, num_slots: int, key_suffix: bytes, num_host_states: int = 0, *, offloads: bool = False
+    ) -> None:
         self.group = group
         self.pool = BlockPool(num_slots)
         self.host = HostTier(num_host_states) if num_host_states and group.interval > 0 else None
         """None: no checkpoints are kept in host memory."""
-        if self.host is not None:
+        if self.host is not None and offloads:
             self.pool.on_evicted = self.host.on_evicted
         self.on_cached: Callable[[bytes, BlockId], None] | None = None
         """Called with each checkpoint that can be found from now on, after it was computed: its key and slot."""

@@ -60,6 +60,8 @@ class Scheduler:
             num_states=cache_plan.num_states,
             num_host_blocks=cache_plan.num_host_blocks,
             num_host_states=cache_plan.num_host_states,
+            # With files alone, host memory has places only for states that come from them.
+            offloads=config.kv_offloading_bytes > 0,
             has_files=config.stores_blocks,
             host_block_s=cache_plan.host_block_s,
             host_state_s=cache_plan.host_state_s,

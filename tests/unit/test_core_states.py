@@ -73,6 +73,16 @@ def test_a_checkpoint_that_was_evicted_comes_back(mix: str) -> None:
 
 
 @pytest.mark.parametrize("mix", MIXES)
+def test_an_evicted_state_is_not_copied_out_if_only_files_keep_contents(mix: str) -> None:
+    engine = FakeEngine(18, MIXES[mix], max_num_seqs=1, max_num_batched_tokens=64, kv_offloading_path="/files")
+    for number in range(20):
+        run(engine, f"{number}", [number % 10 + 1, *PROMPT[1:]])
+    stats = engine.scheduler.stats()
+    assert stats.kv_offload_capacity_bytes and stats.external_prefix_cache_hits, "evicted states come from files"
+    assert not any(plan.state_copies_out for plan in engine.plans)
+
+
+@pytest.mark.parametrize("mix", MIXES)
 def test_a_prefix_is_computed_if_the_copy_of_its_state_takes_longer(mix: str) -> None:
     """Computed or copied, the result is the same."""
     engine = FakeEngine(
