@@ -141,8 +141,8 @@ class Speculation:
                 gain += depth.gain(num_draft_tokens, price)
                 chosen.append((request, depth, draft, num_draft_tokens))
         self._proposals.clear()
-        num_draft_tokens = sum(num_draft_tokens > 0 for *_, num_draft_tokens in chosen)
-        is_worth_it = gain > min(num_draft_tokens, self._max_held)
+        num_drafts = sum(num_draft_tokens > 0 for *_, num_draft_tokens in chosen)
+        is_worth_it = gain > min(num_drafts, self._max_held)
         if draft_tokens:
             rest_steps = self._batch.num_decoding // REQUESTS_PER_REST
             if rest_steps:  # a small batch has none, whatever the batch before it had
