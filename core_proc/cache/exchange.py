@@ -74,11 +74,21 @@ def take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes]) -> 
     if any(tier.has_copies for tier in cache.host_tiers):
         return states
     first_state = num_block_keys(cache, keys)
+    end = _num_available(cache, request, keys[:first_state], end)
     if cache.states is not None:
         end = _end_of_state(cache.states, request, end, keys[first_state:])
         if end and (slot := cache.states.take(request, end)) is not None:
             states.states.append((keys.index(cache.states.key(request, end)) - first_state, slot))
     return TakenContents(_take_blocks(cache, request, keys[:first_state], end), states.states)
+
+
+def _num_available(cache: PrefixCache, request: Request, keys: Sequence[bytes], end: int) -> int:
+    """Return how many leading blocks of a prompt, at most `end`, are there or can be taken in each full group."""
+    known = set(keys)
+    for index, block in enumerate(_keys_by_block(cache, request, end)):
+        if any(_is_full(cache, group) and key not in known and cache.pool.find(key) is None for group, key in block):
+            return index
+    return end
 
 
 def _end_of_state(states: StateSlots, request: Request, end: int, keys: Sequence[bytes]) -> int:
@@ -98,8 +108,6 @@ def _take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes], en
     wanted: list[tuple[int, int, bytes]] = []
     held: dict[bytes, BlockId] = {}
     for index, block in enumerate(_keys_by_block(cache, request, end)):
-        if any(key not in places and pool.find(key) is None for group, key in block if _is_full(cache, group)):
-            break
         for group, key in block:
             if (block_id := pool.find(key)) is not None:
                 pool.incref(block_id)  # or the others could take its place

@@ -105,6 +105,24 @@ def test_random_requests_read_only_what_was_written(mix: str, num_host_blocks: i
     assert num_taken > 0
 
 
+def test_a_state_is_taken_although_a_later_one_is_here_without_its_blocks() -> None:
+    first, second = (FakeEngine(64, MOVABLE["states"]) for _ in range(2))
+    giver = Giver(first)
+    first.submit("a 1", [1] * 20, 1)
+    first.run()
+    second.submit("a 2", [1] * 35, 1)
+    second.run()
+    cache, states = second.scheduler.cache, second.scheduler.cache.states
+    request = Request(CLIENT, Submit("a 3", [1] * 35, SamplingSpec(max_tokens=1, seed=0)), 0, 0.0)
+    states.pool.drop_hash(states.key(request, 4))
+    assert states.last_on_device(request, 8) == 8
+    cache.pool.forget_contents()
+    assert take(second, "a 3", [1] * 35, giver.given["a 1"]) == 5, "four blocks and the state after them"
+    output = second.submit("a 3", [1] * 35, 4)
+    second.run()
+    assert (output.num_cached_tokens, output.token_ids) == (16, alone([1] * 35).token_ids)
+
+
 def test_nothing_is_taken_that_the_prompt_does_not_determine() -> None:
     first, second = FakeEngine(), FakeEngine()
     giver = Giver(first)
