@@ -1,13 +1,14 @@
 """Frames of video files, in a process that may be killed: which of them are read, and as pictures of Pillow.
 
 FFmpeg can open further files that a playlist or a container names. Here it may read neither these formats nor anything
-but the bytes it was given.
+but the bytes it was given, and of its hundreds of decoders only those that videos of today have.
 """
 
+import errno
 import io
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,24 @@ if TYPE_CHECKING:
 
 FORMATS = "mov,matroska,webm,avi,mpegts,mpeg,gif,ogg,flv"
 """Names of FFmpeg's demuxers: MP4 and QuickTime, Matroska and WebM, and others that hold all of their data."""
-_OPTIONS = {"format_whitelist": FORMATS, "protocol_whitelist": "none"}
+DECODERS = (
+    *("h264", "hevc", "libdav1d", "vp9", "vp8", "mpeg4", "mpeg2video", "mpeg1video", "theora", "flv", "h263"),
+    *("mjpeg", "gif", "png", "ffv1", "rawvideo", "prores", "dnxhd"),
+    *("msmpeg4", "msmpeg4v2", "wmv1", "wmv2", "wmv3", "vc1"),
+)
+"""Names of FFmpeg's decoders."""
 
 
 class ClipError(Exception):
     """Why a video cannot be used; the message goes to the caller."""
+
+
+class FewerFramesError(Exception):
+    """A file has fewer frames than packets: some change only what later ones are made of."""
+
+    def __init__(self, num_frames: int) -> None:
+        super().__init__(num_frames)
+        self.num_frames = num_frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,7 @@ def choose_frames(num_frames: int, fps: float, most: int, wanted_fps: float) -> 
     """
     count = num_frames if most < 0 else min(most, num_frames)
     if wanted_fps > 0:
-        count = min(count, max(1, math.floor(num_frames / fps * wanted_fps)))
+        count = max(1, math.floor(min(count, num_frames / fps * wanted_fps)))
     step = (num_frames - 1) / (count - 1) if count > 1 else 0.0
     return Timing(fps, num_frames, [min(int(place * step + 1e-9), num_frames - 1) for place in range(count)])
 
@@ -81,17 +95,18 @@ class ClipFile:
     def __init__(self, data: bytes, limits: Limits) -> None:
         self._data, self._limits = data, limits
         with closing(self._open()) as container:
-            stream = _stream_of(container)
+            stream = self._stream_of(container)
             self.fps = float(stream.average_rate or stream.guessed_rate or 0)
             if not 0 < self.fps < math.inf:
                 raise ClipError("it does not tell how many frames it has in a second")
             self.width, self.height = stream.codec_context.width, stream.codec_context.height
             self._check_size(self.width, self.height)
             self.num_frames = 0
-            for packet in container.demux(stream):  # headers may not tell the truth
-                self.num_frames += packet.size > 0
-                if self.num_frames / self.fps > limits.max_seconds:
-                    raise ClipError(f"it is longer than {limits.max_seconds:g} seconds (--max-video-seconds)")
+            with _errors_as("it is damaged"):
+                for packet in container.demux(stream):  # headers may not tell the truth
+                    self.num_frames += packet.size > 0 and not packet.is_discard
+                    if self.num_frames / self.fps > limits.max_seconds:
+                        raise ClipError(f"it is longer than {limits.max_seconds:g} seconds (--max-video-seconds)")
         if not self.num_frames:
             raise ClipError("it has no frames")
 
@@ -113,39 +128,80 @@ class ClipFile:
         """Yield the chosen frames in RGB, turned as they are shown.
 
         Raises:
-            ClipError: the file has fewer frames than packets, or a frame is too large.
+            FewerFramesError: the file has fewer frames than `timing`.
+            ClipError: a frame is damaged or too large.
         """
         wanted, num_decoded = list(timing.indices), 0
-        with closing(self._open()) as container:
-            for frame in container.decode(_stream_of(container)):
-                if wanted and num_decoded == wanted[0]:
+        with closing(self._open()) as container, _errors_as("a frame is damaged, or far too large"):
+            for frame in container.decode(self._stream_of(container)):
+                if num_decoded == wanted[0]:
                     self._check_size(frame.width, frame.height)
-                    picture: Image = frame.to_image()
+                    picture: Image = frame.to_image(threads=1)
                     yield picture.rotate(frame.rotation, expand=True) if frame.rotation % 360 else picture
                     wanted.pop(0)
                 num_decoded += 1
                 if not wanted:
                     return
-        raise ClipError(f"it ends after {num_decoded} of {timing.num_frames} frames")
+        if not num_decoded:
+            raise ClipError("none of its frames can be decoded")
+        raise FewerFramesError(num_decoded)
 
     def _open(self) -> Any:
         import av
 
-        try:
-            return av.open(io.BytesIO(self._data), options=_OPTIONS, metadata_errors="ignore")
-        except (av.error.FFmpegError, ValueError):
-            raise ClipError("it is not a video in a format such as MP4, WebM, AVI, MPEG or GIF") from None
+        options = {
+            "format_whitelist": FORMATS,
+            "protocol_whitelist": "none",
+            "codec_whitelist": ",".join(DECODERS),
+            **self._codec_options(),  # FFmpeg decodes frames to find out what they are
+        }
+        with _errors_as("it is not a video in a format such as MP4, WebM, AVI, MPEG or GIF"):
+            try:
+                return av.open(io.BytesIO(self._data), options=options, metadata_errors="ignore")
+            except av.error.FFmpegError:
+                raise
+            except ValueError as error:
+                raise ClipError(f"its header is damaged: {error}") from None
+
+    def _stream_of(self, container: Any) -> Any:
+        """Return the first stream of pictures that is no cover of a sound.
+
+        Raises:
+            ClipError: there is none, or no decoder.
+        """
+        from av.stream import Disposition
+
+        found = [one for one in container.streams.video if not one.disposition & Disposition.attached_pic]
+        if not found:
+            raise ClipError("it has no pictures")
+        context = found[0].codec_context
+        if context is None or context.codec.name not in DECODERS:
+            name = "an unknown codec" if context is None else context.codec.name
+            raise ClipError(f"its pictures are in {name}; use H.264, H.265, AV1, VP9, VP8 or MPEG-4")
+        context.thread_count = 1  # the engine computes on the other cores
+        context.options = self._codec_options()  # frames may grow in the middle of a file
+        return found[0]
+
+    def _codec_options(self) -> dict[str, str]:
+        # Before there is memory for a frame. Decoders pad frames, and make small ones for themselves.
+        return {"max_pixels": str(2 * max(self._limits.max_pixels, 2**15))}
 
     def _check_size(self, width: int, height: int) -> None:
-        if width < 1 or height < 1 or width * height > self._limits.max_pixels:
-            raise ClipError(
-                f"it has {width} x {height} pixels; from 1 to {self._limits.max_pixels} are read (--max-image-pixels)"
-            )
+        most = self._limits.max_pixels
+        if width < 1 or height < 1:
+            raise ClipError(f"its frames have no size, or far more than {most} pixels (--max-image-pixels)")
+        if width * height > most:
+            raise ClipError(f"it has {width} x {height} pixels; up to {most} are read (--max-image-pixels)")
 
 
-def _stream_of(container: Any) -> Any:
-    if not container.streams.video:
-        raise ClipError("it has no pictures")
-    stream = container.streams.video[0]
-    stream.codec_context.thread_count = 1  # the engine computes on the other cores
-    return stream
+@contextmanager
+def _errors_as(message: str) -> Iterator[None]:
+    """Raise `ClipError` with a message for errors of FFmpeg, but `MemoryError` where it has no memory."""
+    import av
+
+    try:
+        yield
+    except av.error.FFmpegError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from None
+        raise ClipError(message) from None

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from octavo.frontend.media.child import Decoder, serve
-from octavo.frontend.media.frames import ClipError, ClipFile, Limits, Timing
+from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, Limits, Timing
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
+from octavo.protocol.media import MAX_POSITIONS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -160,9 +161,13 @@ class VideoProcessor:
     def _of_file(self, job: VideoJob, settings: ClipSettings) -> Result:
         limits = Limits(self._setup.max_pixels, self._setup.max_seconds, self._setup.max_frames)
         file = ClipFile(job.data, limits)
-        timing = file.choose(*self._sampling(job.processor_kwargs))
-        self._check_rows(settings, len(timing.indices), file.height, file.width)  # before anything is decoded
-        return self._result(settings, timing, file.pictures(timing))
+        while True:
+            timing = file.choose(*self._sampling(job.processor_kwargs))
+            self._check_rows(settings, len(timing.indices), file.height, file.width)  # before anything is decoded
+            try:
+                return self._result(settings, timing, file.pictures(timing))
+            except FewerFramesError as error:
+                file.num_frames = error.num_frames
 
     def _of_frames(self, job: VideoJob, settings: ClipSettings) -> Result:
         from PIL import Image
@@ -208,7 +213,9 @@ class VideoProcessor:
         patches, group = [], list[Any]()
         for picture in _padded(pictures, settings.frames_per_patch):
             if size is None:
-                size = settings.size_of(len(timing.indices), picture.height, picture.width)
+                frame_size = len(timing.indices), picture.height, picture.width
+                self._check_rows(settings, *frame_size)  # a header may not tell the truth
+                size = settings.size_of(*frame_size)
             group.append(self._patches(picture, size))
             if len(group) == settings.frames_per_patch:
                 patches.append(np.stack(group, axis=2).reshape(len(group[0]), -1))
@@ -252,9 +259,10 @@ class VideoProcessor:
         """Return the positions from one group of frames to the next."""
         if not self._setup.tokens_per_second:
             return 1.0
-        return float(
-            np.float32(self._setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
-        )
+        step = np.float32(self._setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
+        if -(-len(timing.indices) // settings.frames_per_patch) * step > MAX_POSITIONS:
+            raise ClipError(f"it has {timing.read_fps:g} frames in a second, too few for the model's positions")
+        return float(step)
 
 
 def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":

@@ -1,6 +1,7 @@
 """Random videos, as arrays and as files, and what stands for the processors of videos of `transformers`."""
 
 import io
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import transformers
+from av.stream import Disposition
 
 Frames = npt.NDArray[np.uint8]
 
@@ -19,16 +21,41 @@ def clip(seed: int, num_frames: int = 4, height: int = 36, width: int = 24) -> F
     return np.random.default_rng(seed).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
 
 
-def clip_file(frames: Frames, fps: int = 4, codec: str = "ffv1", container: str = "matroska") -> bytes:
-    """Return a file with these frames, which FFV1 keeps as they are."""
+def clip_file(
+    frames: Frames,
+    fps: float = 4,
+    codec: str = "ffv1",
+    container: str = "matroska",
+    times_ms: Sequence[int | None] | None = None,
+) -> bytes:
+    """Return a file with these frames, which FFV1 keeps as they are; `times_ms`: when each is shown."""
     file = io.BytesIO()
     with av.open(file, "w", format=container) as output:
-        stream: Any = output.add_stream(codec, rate=Fraction(fps))
+        stream: Any = output.add_stream(codec, rate=Fraction(fps).limit_denominator(1000))
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = {"ffv1": "bgr0", "gif": "rgb8"}.get(codec, "yuv420p")
-        for frame in frames:
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        for frame, time_ms in zip(frames, times_ms or [None] * len(frames), strict=True):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            if time_ms is not None:
+                picture.pts, picture.time_base = time_ms, Fraction(1, 1000)
+            output.mux(stream.encode(picture))
         output.mux(stream.encode())
+    return file.getvalue()
+
+
+def sound_file(*, has_cover: bool) -> bytes:
+    """Return an MP4 file without a video: a sound, and maybe the picture of its cover."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="mp4") as output:
+        stream: Any = output.add_stream("aac", rate=16_000)
+        if has_cover:
+            cover: Any = output.add_stream("mjpeg", rate=1)
+            cover.width, cover.height, cover.pix_fmt = 24, 24, "yuvj420p"
+            cover.disposition = Disposition.attached_pic
+            output.mux([*cover.encode(av.VideoFrame.from_ndarray(clip(1, 1, 24)[0], format="rgb24")), *cover.encode()])
+        samples: Any = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), format="fltp", layout="mono")
+        samples.rate, samples.pts = 16_000, 0
+        output.mux([*stream.encode(samples), *stream.encode()])
     return file.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Random damage to files of images and sounds: each is read or refused, and what reads them goes on as before."""
+"""Random damage to files of images, videos and sounds: each is read or refused, and what reads them goes on."""
 
 import asyncio
 import io
@@ -13,8 +13,9 @@ import pytest
 import soundfile
 from media_settings import media
 from msgspec.structs import replace
-from tiny_media import make_llava, picture
+from tiny_media import make_llava, make_qwen25_vl, picture
 from tiny_sounds import make_qwen2_audio
+from tiny_videos import clip, clip_file, sound_file
 from tiny_whisper import RATE, make_whisper, sound
 
 from octavo.frontend.audio.process import FEATURES
@@ -22,7 +23,7 @@ from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.audio.wire import FILE, AudioJob, AudioResult, SoundJob
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.processor import MediaProcessor
-from octavo.frontend.media.wire import Job
+from octavo.frontend.media.wire import Job, Result, VideoJob
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import EngineConfig, ModelConfig, ResolvedConfig, resolve
 from octavo.protocol.env import Env
@@ -120,6 +121,88 @@ def test_damaged_images(tmp_path: Path, rounds: int) -> None:
         finally:
             await processor.close()
         assert min(num_read, num_refused) > rounds // 10, "damage of both kinds"
+
+    asyncio.run(main())
+
+
+def odd_videos() -> list[tuple[bytes, str | int]]:
+    """Return files, each with the number of its frames that are read, or with why it is refused."""
+    small, mpeg = clip(1, 3, 24, 24), "mpeg2video"
+    stream, smaller, huge = [clip_file(clip(1, 3, side, side), 25, mpeg, "mpegts") for side in (48, 24, 256)]
+    whole, gif = clip_file(small), clip_file(small, 4, "gif", "gif")
+    mp4 = clip_file(small, 4, "mpeg4", "mp4")
+    at = mp4.index(b"mvhd") + 20
+    return [
+        (clip_file(clip(1, 1, 1, 1), 4, "mpeg4", "mp4"), 1),
+        (clip_file(clip(1, 3, 17, 31), 4, "libvpx", "webm"), 3),
+        (clip_file(small, times_ms=[-500, -250, 0]), 3),
+        (clip_file(small, 4, "mpeg4", "mp4", [-500, -250, 0]), 1),  # an edit list leaves out the others
+        (clip_file(small, times_ms=[0, 10, 900]), 3),
+        (mp4[:at] + b"\xff\xff\xff\xff" + mp4[at + 4 :], 3),  # says that it lasts for weeks
+        (stream + smaller, 5),
+        (smaller + stream, 5),
+        (whole[: len(whole) // 2], 1),
+        (smaller + huge, "256 x 256 pixels"),
+        (huge, "256 x 256 pixels"),
+        (gif[:6] + b"\xff\xff\xff\xff" + gif[10:], "pixels"),
+        (gif[:13], "a frame is damaged"),
+        (mp4[: len(mp4) // 2], "it is not a video"),
+        (clip_file(small[:0]), "it is not a video"),
+        (clip_file(small, 0.01), "longer than 20 seconds"),
+        (sound_file(has_cover=False), "no pictures"),
+        (sound_file(has_cover=True), "no pictures"),
+        (clip_file(small, 4, "snow", "avi"), "are in snow"),
+        (b"", "it is not a video"),
+        (sound_files()[0], "it is not a video"),
+        *[
+            (text.replace("FILE", "http://127.0.0.1:1/a.mp4").encode(), "it is not a video")
+            for text in (
+                "ffconcat version 1.0\nfile FILE\n",
+                "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nFILE\n#EXT-X-ENDLIST\n",
+                '<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><BaseURL>FILE</BaseURL></MPD>',
+                "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video 9 RTP/AVP 96\n",
+            )
+        ],
+    ]
+
+
+def test_damaged_and_odd_videos(tmp_path: Path, rounds: int) -> None:
+    small = clip(2, 3, 24, 24)
+    files = [
+        clip_file(small, 25, codec, container)
+        for codec, container in (
+            ("ffv1", "matroska"),
+            ("mpeg4", "mp4"),
+            ("libx264", "mp4"),
+            ("libvpx-vp9", "webm"),
+            ("mpeg4", "avi"),
+            ("mpeg2video", "mpegts"),
+            ("gif", "gif"),
+        )
+    ]
+
+    async def main() -> None:
+        processor = MediaProcessor(config_of(make_qwen25_vl(tmp_path)))
+
+        async def read(data: bytes) -> Result:
+            return await processor.process("video", VideoJob(data, None, 0.0, [], 0, {}))
+
+        async def digest(data: bytes) -> object:
+            return (await read(data)).digest
+
+        try:
+            for data, expected in odd_videos():
+                if isinstance(expected, int):
+                    assert (await read(data)).grid[0] == (expected + 1) // 2
+                else:
+                    with pytest.raises(MediaError, match=expected):
+                        await read(data)
+            num_read, num_refused = await survive(
+                digest, files, lambda: processor._processes["video"]._idle[0].pid, rounds // 2
+            )
+        finally:
+            await processor.close()
+        assert min(num_read, num_refused) > rounds // 20, "damage of both kinds"
 
     asyncio.run(main())
 
