@@ -16,10 +16,12 @@ a block holds 32 values, a K-quant's 256 in groups of 32 or 16:
 
 `gguf_small.py` has the types with fewer bits.
 
-`d` and `m` are float16. The scales of the first five types are therefore exact in float16. Those of K-quants are
-products with 17 to 19 significant bits; they are rounded to nearest, with a relative error of at most 2**-11. (Products
-below float16's smallest normal number are exact, because every float16 is a multiple of 2**-24.) Products and powers of
-two that are too large or too small for float16 are float32.
+`d` and `m` are float16. Where they are the scales, these are exact in float16. Products are rounded to nearest, with a
+relative error of at most 2**-11. Products below 2**-14, float16's smallest normal number, are exact if they are
+multiples of 2**-24, as those of `d` or `m` and an integer are. Scales of IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S and
+IQ3_XXS have quarters or eighths of `d`: below 2**-14 their error is at most 2**-25, which is more in proportion.
+
+If a product or a power of two is too large or too small for float16, the scales of its tensor are float32.
 """
 
 from collections.abc import Callable, Mapping
@@ -76,7 +78,7 @@ class GgufMatrix:
                 f"tensor {self.name} has scales that are not finite numbers",
                 hint="the file is damaged: download or convert it again",
             )
-        dtype = np.float16 if all(_fits_float16(values) for values in own) else np.float32
+        dtype = np.float16 if all(_is_in_float16_range(values) for values in own) else np.float32
         scale_OG, *minimum_OG = (
             torch.from_numpy(values.astype(dtype, copy=False).reshape(self.shape[0], -1)) for values in own
         )
@@ -123,7 +125,7 @@ def dequantized(data: Bytes, kind: Type) -> Tensor:
     return torch.from_numpy(dequantize(data.reshape(-1, blocks_per_row * block_bytes), kind)).view(-1)
 
 
-def _fits_float16(values: Floats) -> bool:
+def _is_in_float16_range(values: Floats) -> bool:
     """Whether none of the values becomes infinite or zero in float16."""
     with np.errstate(over="ignore", under="ignore"):
         narrow = values.astype(np.float16)
