@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight
+from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, fits_float16
 from octavo.kernels.quantize.scaling import Scaling
 
 TILE_OUTPUTS = 128
@@ -237,21 +237,25 @@ def _rotated_right(words: Tensor, count: int) -> Tensor:
 def _scales(
     weight: QuantizedWeight, kind: Kind, dtype: torch.dtype, group_size: int, device: torch.device
 ) -> tuple[Tensor, torch.dtype, Other] | None:
-    """Return the words of scales by group and output, the type of scales and what is beside them; None: a scale is too
-    large for its type."""
+    """Return the words of scales by group and output, the type of scales and what is beside them; None: no type
+    holds a scale or a minimum."""
     scale_GO = weight.scale_OG.to(device).T
+    minimum_GO = None if weight.minimum_OG is None else weight.minimum_OG.to(device).T
     unit, sum_unit = units_of(kind, dtype, group_size)
     # A word with the scales of two blocks would cost more instructions than bytes.
     has_shifts = weight.zero_OG is not None or (kind in ("u4", "u8") and group_size >= _GROUP_OF_OUTPUTS)
     other: Other = "shift" if has_shifts else "none"
-    if weight.minimum_OG is not None or (has_shifts and (kind, dtype) == ("u4", torch.bfloat16)):
+    if minimum_GO is not None or (has_shifts and (kind, dtype) == ("u4", torch.bfloat16)):
         other = "minimum"
     if not group_size:
         return _float_words(scale_GO), torch.float32, other
     if kind == "f8" or (kind == "e4m3" and weight.scale_OG.dtype == torch.float32):
         is_fitting = bool((scale_GO.float().abs() < 2.0**7).all())
         return (_float_words(scale_GO), torch.float32, other) if is_fitting else None
-    scale_dtype = dtype if kind in ("u4", "e2m1") else _exact_type(scale_GO)
+    own = [scale_GO] if minimum_GO is None else [scale_GO, minimum_GO]
+    scale_dtype = dtype if kind in ("u4", "e2m1") else _exact_type(*own)
+    if scale_dtype is None:
+        return None
     halves_GO = (scale_GO.to(scale_dtype).float() * unit).to(scale_dtype)
     if not bool(halves_GO.isfinite().all()):
         return None
@@ -259,9 +263,9 @@ def _scales(
         if len(halves_GO) % 2:
             halves_GO = torch.cat([halves_GO, torch.zeros_like(halves_GO[:1])])
         return _pairs(halves_GO[::2], halves_GO[1::2]), scale_dtype, other
-    if weight.minimum_OG is not None:
-        minimum_GO = weight.minimum_OG.to(device).T.float() / sum_unit
-        return _pairs(halves_GO, minimum_GO.to(scale_dtype)), scale_dtype, other
+    if minimum_GO is not None:
+        minimum_GO = (minimum_GO.float() / sum_unit).to(scale_dtype)
+        return (_pairs(halves_GO, minimum_GO), scale_dtype, other) if bool(minimum_GO.isfinite().all()) else None
     zero_GO = torch.full_like(halves_GO, weight.offset) if weight.zero_OG is None else weight.zero_OG.to(device).T
     if other == "minimum":
         # Exact for a power of 2, as symmetric formats have it; other zeros are rounded as scales are.
@@ -271,14 +275,18 @@ def _scales(
     return _pairs(halves_GO, (zero_GO.float() + base).to(scale_dtype)), scale_dtype, other
 
 
-def _exact_type(scale_GO: Tensor) -> torch.dtype:
-    """Return the type of 16 bits that holds scales best: their own, or that of float32 ones with the larger range."""
-    if scale_GO.dtype != torch.float32:
-        return scale_GO.dtype
-    magnitudes = scale_GO.abs()
-    is_in_range = magnitudes.max() < torch.finfo(torch.float16).max
-    is_normal = magnitudes[magnitudes > 0].amin() >= torch.finfo(torch.float16).smallest_normal
-    return torch.float16 if bool(is_in_range) and bool(is_normal) else torch.bfloat16
+def _exact_type(*values: Tensor) -> torch.dtype | None:
+    """Return the type of 16 bits that holds scales and minimums; None: none does.
+
+    It is their own. Those of float32 become float16, if that rounds none by more than 2^-11, or bfloat16 if that is
+    exact.
+    """
+    dtype = values[0].dtype
+    if dtype != torch.float32:
+        return dtype
+    if all(fits_float16(own) for own in values):
+        return torch.float16
+    return torch.bfloat16 if all(torch.equal(own.bfloat16().float(), own) for own in values) else None
 
 
 def _float_words(values_GO: Tensor) -> Tensor:

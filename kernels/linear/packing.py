@@ -27,7 +27,7 @@ from octavo.kernels.linear.native import (
     first_escapes,
     num_steps,
 )
-from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight
+from octavo.kernels.linear.quantized import GROUP_SIZES, QuantizedWeight, fits_float16
 from octavo.kernels.linear.stacked import StackedRows, some_rows
 from octavo.kernels.native.arguments import Arguments
 from octavo.kernels.native.library import NativeLibrary
@@ -194,7 +194,7 @@ def native_form(weight: QuantizedWeight) -> QuantizedWeight | None:
         group_size = largest if weight.is_per_channel else math.gcd(weight.group_size, largest)
         weight = weight.with_groups(group_size)
     minimum_OG = _minimum_of(weight)
-    fits = _fits_float16(weight.scale_OG) and (minimum_OG is None or _fits_float16(minimum_OG))
+    fits = fits_float16(weight.scale_OG) and (minimum_OG is None or fits_float16(minimum_OG))
     dtype = torch.float16 if fits else torch.float32
     return replace(
         weight,
@@ -245,13 +245,6 @@ def _with_integers(weight: QuantizedWeight) -> QuantizedWeight:
         codebook=None,
         used_levels=_USED_HALVES,
     )
-
-
-def _fits_float16(values: Tensor) -> bool:
-    """Whether none of the values is beyond float16's range, or small and inexact."""
-    halves = values.half()
-    is_small = values.abs() < torch.finfo(torch.float16).smallest_normal
-    return bool((halves.isfinite() & (~is_small | (halves == values))).all())
 
 
 def pack_quantized(library: NativeLibrary, weight: QuantizedWeight, bias_O: Tensor | None = None) -> NativeLinear:

@@ -240,6 +240,13 @@ class QuantizedWeight:
         return values_OG.repeat_interleave(self.group_size, 1)[:, : self.num_inputs]
 
 
+def fits_float16(values: Tensor) -> bool:
+    """Return whether float16 rounds all values by 2^-11 at most: none is out of its range, or subnormal and inexact."""
+    halves = values.half()
+    is_small = values.abs() < torch.finfo(torch.float16).smallest_normal
+    return bool((halves.isfinite() & (~is_small | (halves == values))).all())
+
+
 def is_permutation(order_I: Tensor) -> bool:
     """Return whether each index is in `order` once."""
     return torch.equal(order_I.sort().values, torch.arange(len(order_I), dtype=order_I.dtype, device=order_I.device))
