@@ -239,8 +239,9 @@ def _check_states(scheduler: Scheduler, states: StateSlots) -> None:
 
 
 def _check_host(cache: PrefixCache) -> None:
+    """Each place in host memory is accounted for; those that are kept belong to loads or to what has arrived."""
     for tier in cache.host_tiers:
-        fault = tier.check()
+        fault = tier.check(cache.loads.pins(tier))
         _require(not fault, fault)
 
 
@@ -298,6 +299,7 @@ def check_loss(scheduler: Scheduler) -> None:
         _require(pool.num_free == pool.num_blocks, "blocks are held without workers")
     for tier in scheduler.cache.host_tiers:
         _require(not len(tier) and not tier.has_copies, "host memory has contents or copies without workers")
+        _require(not scheduler.cache.loads.pins(tier), "host memory is kept without workers")
     _require(len(scheduler.free_slots) == scheduler.config.max_num_seqs, "slots are held without workers")
 
 

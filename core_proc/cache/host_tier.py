@@ -49,7 +49,7 @@ class HostTier:
         """The first is the least recently used."""
         self._pinned: set[BlockId] = set()
         self._loading: Counter[BlockId] = Counter()
-        """How many loads in flight read a block."""
+        """How many loads in flight, and requests whose states have arrived, keep a block."""
         self._dropped: list[BlockId] = []
         """Pinned blocks without a content; free when they are not pinned any more."""
         self._copies_out: list[BlockCopy] = []
@@ -171,14 +171,20 @@ class HostTier:
         self.take_copies()
         self._free_dropped()
 
-    def check(self) -> str:
-        """Return what is wrong with the bookkeeping, "" if nothing is."""
+    def check(self, pins: Iterable[BlockId]) -> str:
+        """Return what is wrong with the bookkeeping, "" if nothing is.
+
+        Args:
+            pins: places that are kept until `unpin`, each as often as it is kept.
+        """
         held = [*self._free, *self._by_key.values(), *self._dropped]
         if sorted(held) != list(range(self.num_blocks)):
             return f"host blocks are lost or held twice: {len(held)} of {self.num_blocks}"
         used = {host_id for _, host_id in self._copies_out} | set(self._copies_in.values())
         if not used <= self._pinned or not set(self._dropped) <= self._pinned | set(self._loading):
             return "a host block that a copy uses is not pinned"
+        if self._loading != Counter(pins):
+            return f"loads keep other host blocks than are counted: {dict(self._loading)}"
         return ""
 
     def _discard(self, host_id: BlockId) -> None:

@@ -86,6 +86,16 @@ class BlockLoads:
         loading = [(load.request, [*load.held, *load.block_ids]) for load in self.in_flight.values()]
         return [*loading, *self._landed.items()]
 
+    def pins(self, tier: HostTier) -> list[BlockId]:
+        """Return the places of a tier that loads in flight, and states that have arrived, keep there."""
+        loads = self.in_flight.values()
+        if tier is self._host:
+            return [host_id for load in loads for host_id, _ in load.from_host]
+        if tier is not self._host_states:
+            return []
+        loading = [load.state_place for load in loads if load.state_place is not None]
+        return [*loading, *self._landed_states.values()]
+
     def begin(
         self,
         request: Request,

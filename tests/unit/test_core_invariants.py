@@ -97,6 +97,11 @@ def test_state_that_outlives_lost_workers_is_detected(scheduler: Scheduler):
     tier = HostTier(1)
     scheduler.cache.host_tiers.append(tier)
     invariants.check_loss(scheduler)
+    place = tier.reserve()
+    with pytest.raises(InvariantBroken, match="loads keep other host blocks"):
+        invariants.check(scheduler)
+    tier.unpin([place])
+    invariants.check_loss(scheduler)
     tier.on_evicted(0, b"stale")
     with pytest.raises(InvariantBroken, match="host memory has contents or copies"):
         invariants.check_loss(scheduler)

@@ -309,7 +309,7 @@ class TestHostTier:
         host.on_evicted(0, b"a")
         host.drop(b"a")
         host.on_evicted(1, b"b")
-        assert not host.check()
+        assert not host.check(())
         assert host.take_copies() == ([(0, 0)], [])
         host.on_evicted(1, b"b")
         assert host.take_copies() == ([(1, 0)], [])
