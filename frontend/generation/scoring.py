@@ -72,7 +72,7 @@ async def score_tokens(
         detokenize=False,
         output_kind=OutputKind.FINAL_ONLY,
     )
-    scored = TokenizedPrompt(None, pack_ids([*given.token_ids, *known[:-1]]))
+    scored = TokenizedPrompt(None, pack_ids([*given.token_ids, *known[:-1]]), media=given.media)
     outputs = client.generate(scored, params, priority=priority, cache_salt=cache_salt, lora_request=lora_request)
     (output,) = [output async for output in outputs]
     (drawn,) = output.outputs

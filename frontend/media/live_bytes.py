@@ -36,8 +36,7 @@ class LiveMedia:
             InvalidRequestError: they are more than a message may have, or than live requests may hold.
             OverloadedError: live requests hold as much as they may.
         """
-        if sum([item.num_bytes for item in items]) > MAX_BUFFERS_BYTES:
-            raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        self.check_prompt(sum([item.num_bytes for item in items]), field)
         if (count := sum([len(item.tensors) for item in items])) > MAX_PROMPT_TENSORS:
             raise InvalidRequestError(
                 f"the media of the prompt are {count} tensors, and the limit is {MAX_PROMPT_TENSORS}: send fewer, or "
@@ -45,6 +44,21 @@ class LiveMedia:
                 field,
             )
         self.hold(items, field)
+
+    def check_prompt(self, num_bytes: int, field: str) -> None:
+        """Check the bytes of the items of one prompt; may be called before all of them are processed.
+
+        Raises:
+            InvalidRequestError: they are more than a message may have, or than live requests may hold.
+        """
+        if num_bytes > MAX_BUFFERS_BYTES:
+            raise InvalidRequestError(f"the media of the prompt have more than {MAX_BUFFERS_BYTES} bytes", field)
+        if num_bytes > self._max_bytes:
+            raise InvalidRequestError(
+                f"the media take {num_bytes} bytes when they are processed, and the limit of all live requests is "
+                f"{self._max_bytes} (--max-media-bytes)",
+                field,
+            )
 
     def hold(self, items: Sequence[MediaItem], field: str) -> None:
         """Count items, whose data are `LiveBuffer`s.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 ARCHITECTURE = "Phi4MultimodalForCausalLM"
 KNOWN_KWARGS = ("dynamic_hd",)
 """What requests may change."""
+MOST_TILES = 64
+"""That a request may ask for: the search for their arrangement takes the square of their number."""
 _LEAST_PIXELS = 10
 """Of each side of the picture within its tiles."""
 _BICUBIC = 3
@@ -127,7 +129,7 @@ class TileProcessor:
         """Return this processor with arguments of a server or a request.
 
         Raises:
-            ValueError: one is unknown, or is not a number of tiles.
+            ValueError: one is unknown, or is no possible number of tiles.
         """
         if unknown := kwargs.keys() - set(KNOWN_KWARGS):
             raise ValueError(
@@ -135,8 +137,8 @@ class TileProcessor:
                 f"{', '.join(KNOWN_KWARGS)}"
             )
         most = kwargs.get("dynamic_hd", self.max_tiles)
-        if type(most) is not int or most < 1:
-            raise ValueError(f"dynamic_hd is {most!r}; expected a number of tiles")
+        if type(most) is not int or not 1 <= most <= MOST_TILES:
+            raise ValueError(f"dynamic_hd is {most!r}; expected a number of tiles from 1 to {MOST_TILES}")
         return replace(self, max_tiles=most)
 
     def __call__(self, picture: "Image.Image") -> dict[str, Any]:

@@ -166,7 +166,16 @@ class MediaPrompts:
                     f"the prompt has {len(own)} {NOUNS[kind]}s, and the limit is {limit} (--limit-mm-per-prompt)",
                     own[limit].path,
                 )
-        tasks = [asyncio.ensure_future(self._process(source, options)) for source in sources]
+        num_bytes = 0
+
+        async def counted(source: MediaSource) -> Result:
+            nonlocal num_bytes
+            result = await self._process(source, options)
+            num_bytes += sum([len(data) for _, _, data in result.tensors.values()])
+            self._live.check_prompt(num_bytes, FIELD)  # small files may be large media: the others are not waited for
+            return result
+
+        tasks = [asyncio.ensure_future(counted(source)) for source in sources]
         try:
             return list(await asyncio.gather(*tasks))
         finally:

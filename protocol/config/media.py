@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-from collections.abc import Collection
 from math import inf
 from typing import Annotated, Any, get_args
 
@@ -33,7 +32,6 @@ _ON_GPUS = frozenset(
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
-        "Phi4MultimodalForCausalLM",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
@@ -49,6 +47,7 @@ _ONLY_ON_CPUS = {
     "SiglipModel": "makes vectors of images on the host",
     "Gemma3ForConditionalGeneration": "attends in both directions within an image, which attention over a cache "
     "does not do there",
+    "Phi4MultimodalForCausalLM": "reads sounds with an encoder of torch on the host, which has not been tried there",
     "Qwen2AudioForConditionalGeneration": _CONVOLUTIONS,
     "VoxtralForConditionalGeneration": _CONVOLUTIONS,
     "WhisperForConditionalGeneration": "has cross-attention, which graphs of steps do not have there",
@@ -213,7 +212,7 @@ def resolve_media(
                 logger.warning("--%s has no effect: %s reads text only", flag, facts.architecture)
         return None
     if device != "cpu":
-        _check_gpu(facts.media.architecture, facts.media.token_ids)
+        _check_gpu(facts.media.architecture)
     rows = facts.media.attended_rows
     if rows and num_workers > 1:
         raise ConfigError(
@@ -274,14 +273,14 @@ def resolve_media(
     )
 
 
-def _check_gpu(architecture: str, kinds: Collection[Kind]) -> None:
-    """Check that a model that reads these kinds of media runs on GPUs.
+def _check_gpu(architecture: str) -> None:
+    """Check that a model that reads media runs on GPUs.
 
     Raises:
         ConfigError: it does not.
     """
-    if architecture not in _ON_GPUS or "audio" in kinds:
-        reason = _ONLY_ON_CPUS.get(architecture, _CONVOLUTIONS if "audio" in kinds else "has not been tried there")
+    if architecture not in _ON_GPUS:
+        reason = _ONLY_ON_CPUS.get(architecture, "has not been tried there")
         raise ConfigError(
             f"{architecture} does not run on GPUs: it {reason}", phase="configuration", hint="use --device cpu"
         )

@@ -99,6 +99,16 @@ def test_the_prefix_cache_tells_images_apart(llm: LLM) -> None:
     assert (other.num_cached_tokens or 0) <= start
 
 
+def test_scores_are_those_of_sampling(llm: LLM) -> None:
+    one = prompt(f"what is {IMAGE}?", 5)
+    (output,) = run(llm, one, params=SAMPLED.clone(max_tokens=8))
+    drawn = output.outputs[0]
+    assert drawn.logprobs is not None
+    sampled = [row[token].logprob for row, token in zip(drawn.logprobs, drawn.token_ids, strict=True)]
+    assert llm.score_tokens(one, drawn.token_ids) == sampled
+    assert llm.score_tokens(prompt(f"what is {IMAGE}?", 6), drawn.token_ids) != sampled
+
+
 def test_conversations(llm: LLM) -> None:
     buffer = io.BytesIO()
     picture(1).save(buffer, "PNG")

@@ -212,6 +212,8 @@ def test_prompts(path: Path) -> None:
         made = await prompts.of_text(f"a{IMAGE}bc{IMAGE}d", [one, other], adds_special_tokens=False)
         assert [item.spans for item in made.items] == [[(1, 25)], [(28, 25)]]
         assert len(made.token_ids) == 54
+        num_bytes = made.items[0].num_bytes
+        assert 2 * num_bytes < 30_000 < 3 * num_bytes
         tokens = [5, VOCAB_SIZE, 6, 6, VOCAB_SIZE, 7]
         with pytest.raises(OverloadedError, match="max-media-bytes"):
             await prompts.of_tokens(tokens, [one, other])
@@ -225,6 +227,8 @@ def test_prompts(path: Path) -> None:
             ("no mark", [one], "0 placeholders of images for 1 images"),
             (f"{IMAGE}{IMAGE}", [one], "2 placeholders of images for 1 images"),
             (IMAGE * 5, [one] * 5, "the limit is 4"),
+            # Of three, not four: the last one is not waited for.
+            (IMAGE * 4, [one, other, one, other], f"the media take {3 * num_bytes} bytes"),
             (
                 IMAGE,
                 [MediaSource("image", b"?", "messages[2].content[1]")],

@@ -70,7 +70,11 @@ def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> Non
 def test_arguments_of_requests() -> None:
     processor = TileProcessor.read(SETTINGS)
     assert num_rows(processor.with_kwargs({"dynamic_hd": 1})(picture(3, 200, 130))) < 545
-    for kwargs, message in (({"dynamic_hd": 0}, "a number of tiles"), ({"size": 3}, "has size, .* knows dynamic_hd")):
+    for kwargs, message in (
+        ({"dynamic_hd": 0}, "a number of tiles"),
+        ({"dynamic_hd": 65}, "a number of tiles from 1 to 64"),
+        ({"size": 3}, "has size, .* knows dynamic_hd"),
+    ):
         with pytest.raises(ValueError, match=message):
             processor.with_kwargs(kwargs)
     with pytest.raises(ValueError, match="2000 x 3 pixels are too long and too thin"):
