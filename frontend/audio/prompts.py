@@ -14,7 +14,8 @@ from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.given import GivenRows
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import MediaOptions, MediaSource, media_parts
-from octavo.frontend.media.prompts import FIELD, Encode, MediaPrompt
+from octavo.frontend.media.prompts import Encode, MediaPrompt
+from octavo.frontend.media.sources import FIELD
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError

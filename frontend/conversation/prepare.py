@@ -23,7 +23,8 @@ from octavo.frontend.harmony.header import CALL, RETURN
 from octavo.frontend.harmony.plan import HarmonyPlan, plan_harmony
 from octavo.frontend.harmony.prompt import harmony_messages
 from octavo.frontend.media.parts import MediaOptions, MediaSource
-from octavo.frontend.media.prompts import KWARGS, PromptMaker
+from octavo.frontend.media.prompts import PromptMaker
+from octavo.frontend.media.sources import KWARGS
 from octavo.frontend.plugins.format import PluginFormat
 from octavo.frontend.reasoning.parser import ReasoningParser, ReasoningState
 from octavo.frontend.text.tokenizer import Tokenizer

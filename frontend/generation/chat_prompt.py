@@ -5,7 +5,8 @@ from typing import Any, Protocol, TypeVar
 
 from octavo.frontend.generation.chat_embeds import PARTS, take_embeds
 from octavo.frontend.generation.prompt import conversation_prompt
-from octavo.frontend.media.prompts import FIELD, PromptMaker, by_kind
+from octavo.frontend.media.prompts import PromptMaker
+from octavo.frontend.media.sources import FIELD, by_kind
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.frontend.text.tokenizer import Tokenizer

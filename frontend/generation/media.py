@@ -7,16 +7,8 @@ from octavo.frontend.audio.prompts import AudioPrompts
 from octavo.frontend.generation.prompt import parts_of
 from octavo.frontend.media.alone import ImagePrompts
 from octavo.frontend.media.parts import MediaOptions
-from octavo.frontend.media.prompts import (
-    FIELD,
-    KWARGS,
-    UUIDS,
-    Encode,
-    MediaPrompt,
-    MediaPrompts,
-    PromptMaker,
-    sources_of,
-)
+from octavo.frontend.media.prompts import Encode, MediaPrompt, MediaPrompts, PromptMaker
+from octavo.frontend.media.sources import FIELD, KWARGS, UUIDS, sources_of
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 

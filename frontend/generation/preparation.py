@@ -31,7 +31,8 @@ from octavo.frontend.generation.spec import (
     output_kind,
     request_seed,
 )
-from octavo.frontend.media.prompts import FIELD, PromptMaker
+from octavo.frontend.media.prompts import PromptMaker
+from octavo.frontend.media.sources import FIELD
 from octavo.frontend.metrics.call import effective_priority
 from octavo.frontend.pooling.spec import require_generation
 from octavo.frontend.routing.base import PrefillingLink

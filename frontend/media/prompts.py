@@ -3,29 +3,28 @@
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
 from octavo.frontend.media.download import MediaError, read_url
-from octavo.frontend.media.given import GivenRows, given_items
+from octavo.frontend.media.given import GivenRows
 from octavo.frontend.media.given_results import GivenMedia
 from octavo.frontend.media.kinds import KINDS, token_id_of
 from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.result import beside_images
+from octavo.frontend.media.sources import FIELD, kinds_of
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import DIGEST_BYTES, MAX_ITEM_BYTES, Kind, MediaItem, MediaTensor
 from octavo.protocol.prompt_embeds import Span
-
-FIELD, UUIDS, KWARGS = "multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs"
 
 Encode = Callable[..., Awaitable[list[int]]]
 _NO_OPTIONS = MediaOptions()
@@ -120,7 +119,7 @@ class MediaPrompts:
             OverloadedError: live requests hold as much as they may.
         """
         results = await self._process_all(sources, options)
-        kinds = {await self.processor.placeholder(kind): kind for kind in _kinds_of(sources)}
+        kinds = {await self.processor.placeholder(kind): kind for kind in kinds_of(sources)}
         pieces = re.split(f"({'|'.join(map(re.escape, kinds))})", text) if kinds else [text]
         items = _in_order([kinds[mark] for mark in pieces[1::2]], sources, results)
         pieces[1::2] = [result.replacement for _, result in items]
@@ -131,7 +130,7 @@ class MediaPrompts:
     ) -> MediaPrompt:
         """Return the prompt of tokens that have one placeholder for each item; raises as `of_text`."""
         results = await self._process_all(sources, options)
-        kinds = {await self.processor.placeholder_id(kind): kind for kind in _kinds_of(sources)}
+        kinds = {await self.processor.placeholder_id(kind): kind for kind in kinds_of(sources)}
         items = _in_order([kinds[token_id] for token_id in token_ids if token_id in kinds], sources, results)
         remaining, expanded = iter(items), list[int]()
         for token_id in token_ids:
@@ -159,7 +158,7 @@ class MediaPrompts:
         return kinds
 
     async def _process_all(self, sources: Sequence[MediaSource], options: MediaOptions) -> list[Result]:
-        for kind in _kinds_of(sources):
+        for kind in kinds_of(sources):
             own, limit = [source for source in sources if source.kind == kind], self._media.limits[kind]
             if len(own) > limit:
                 raise InvalidRequestError(
@@ -279,16 +278,6 @@ class MediaPrompts:
         return MediaPrompt(token_ids, tuple(items), sum([result.duration_s for _, result in processed]))
 
 
-def _kinds_of(sources: Iterable[MediaSource]) -> list[Kind]:
-    """Return the kinds of some items, each once."""
-    return list(dict.fromkeys([source.kind for source in sources]))
-
-
-def by_kind(sources: Sequence[MediaSource]) -> dict[Kind, list[MediaSource]]:
-    """Return the items of a conversation as `multi_modal_data` has them."""
-    return {kind: [source for source in sources if source.kind == kind] for kind in _kinds_of(sources)}
-
-
 def _in_order(marks: Sequence[Kind], sources: Sequence[MediaSource], results: Sequence[Result]) -> list[_Processed]:
     """Return items in the order of their placeholders; those of a kind have it already.
 
@@ -313,70 +302,6 @@ def _in_order(marks: Sequence[Kind], sources: Sequence[MediaSource], results: Se
             )
     following = {kind: iter(own) for kind, own in remaining.items()}
     return [next(following[kind]) for kind in marks]
-
-
-def sources_of(data: Any, uuids: Any, kinds: Collection[Kind]) -> list[MediaSource]:
-    """Return the media of `multi_modal_data`: {"image": picture}, {"image": [picture, ...], "video": clip}, ...
-
-    Args:
-        data: of the caller.
-        uuids: {"image": uuid} or {"image": [uuid, None, ...]}, one for each item, which may then be None; or None.
-        kinds: those that the model reads.
-
-    Raises:
-        InvalidRequestError: it has something else.
-    """
-    given = {key: value for key, value in data.items() if value is not None} if isinstance(data, dict) else None
-    if given is None or given.keys() - set(kinds):
-        found = type(data).__name__ if given is None else sorted(given)
-        known = ", ".join([f"{kind!r}: {NOUNS[kind]}" for kind in kinds])
-        raise InvalidRequestError(f"{FIELD} has {found}; this model takes {{{known}}}", FIELD)
-    names = _uuids_by_kind(uuids, given, kinds)
-    sources: list[MediaSource] = []
-    for kind in kinds:
-        if kind not in given and kind not in names:
-            continue
-        items: Any = given.get(kind)
-        several = given_items(items, kind, f"{FIELD}[{kind!r}]", is_one=KINDS[kind].is_one(items))
-        sources += [
-            item if isinstance(item, MediaSource) else MediaSource(kind, item, f"{FIELD}[{kind!r}][{place}]", name)
-            for place, (item, name) in enumerate(zip(several, _uuids(names, len(several), kind), strict=True))
-        ]
-    return sources
-
-
-def _uuids_by_kind(uuids: Any, given: Collection[str], kinds: Collection[Kind]) -> dict[str, Any]:
-    """Return uuids by kind; those of one kind may come without it.
-
-    Raises:
-        InvalidRequestError: they are of other kinds, or of an unknown one.
-    """
-    if not isinstance(uuids, dict):
-        named = given or kinds
-        if uuids is not None and len(named) != 1:
-            raise InvalidRequestError(f"{UUIDS} is {uuids!r}; expected uuids by kind: {sorted(named)}", UUIDS)
-        return {} if uuids is None else dict.fromkeys(named, uuids)
-    if uuids.keys() - set(kinds):
-        raise InvalidRequestError(f"{UUIDS} has {sorted(uuids)}; this model reads {', '.join(kinds)}", UUIDS)
-    return uuids
-
-
-def _uuids(uuids: dict[str, Any], num_items: int, kind: Kind) -> Sequence[str | None]:
-    """Return the uuid of each item.
-
-    Raises:
-        InvalidRequestError: they are not strings, one for each item.
-    """
-    if (given := uuids.get(kind)) is None:
-        return [None] * num_items
-    several = given if isinstance(given, list | tuple) else [given]
-    if len(several) != num_items or any(one is not None and not (isinstance(one, str) and one) for one in several):
-        raise InvalidRequestError(
-            f"{UUIDS} is {given!r}; expected {{{kind!r}: [uuid, ...]}}, a string or None for each of "
-            f"{num_items} {NOUNS[kind]}s",
-            UUIDS,
-        )
-    return several
 
 
 def _part_of(result: Result, part: int) -> tuple[bytes, dict[str, MediaTensor]]:

@@ -25,7 +25,8 @@ from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import pixels_of
 from octavo.frontend.media.parts import MediaOptions, MediaSource, take_media
 from octavo.frontend.media.processor import MediaProcessor
-from octavo.frontend.media.prompts import FIELD, MediaPrompts, by_kind, sources_of
+from octavo.frontend.media.prompts import MediaPrompts
+from octavo.frontend.media.sources import FIELD, by_kind, sources_of
 from octavo.frontend.media.wire import Job, Ready, Result
 from octavo.frontend.metrics.call import CURRENT_CALL, Call
 from octavo.frontend.model_files.facts import read_model_facts

@@ -17,7 +17,7 @@ from octavo.compat.vllm.request_outputs import RequestOutput, request_output
 from octavo.compat.vllm.sampling import RequestOutputKind, SamplingParams
 from octavo.compat.vllm.tokenizer import as_transformers
 from octavo.frontend.generation.spec import room_after_prompt
-from octavo.frontend.media.prompts import FIELD, UUIDS
+from octavo.frontend.media.sources import FIELD, UUIDS
 from octavo.frontend.metrics.exporter import Metrics
 from octavo.frontend.outputs import BeamSearchOutput
 from octavo.frontend.pooling.llm import as_prompts, one_per_prompt

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NotRequired, TypeAlias, TypedDict
 
-from octavo.frontend.media.prompts import FIELD, KWARGS, UUIDS
+from octavo.frontend.media.sources import FIELD, KWARGS, UUIDS
 from octavo.frontend.model_files.json_file import read_json
 from octavo.protocol.errors import InvalidRequestError
 
