@@ -14,9 +14,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan
-from octavo.worker_proc.executor.repeated import RepeatedDecode
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import HostRunner
 
 NUM_STEPS = 12
 
@@ -99,33 +97,6 @@ def assert_same_bits_in_any_company(model: Model, config: ResolvedConfig, sampli
         assert request.outputs == expected.outputs
         assert request.logprobs == expected.logprobs
         assert request.prompt_logprobs == expected.prompt_logprobs
-
-
-def test_steps_that_repeat_are_computed_again_with_the_same_bits(
-    model: Model, config: ResolvedConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes: list[int] = []
-
-    def outputs(*, repeats: bool) -> list[list[int]]:
-        driver = Driver(model, config)
-        if not repeats:
-            monkeypatch.setattr(RepeatedDecode, "moves_on", lambda decode, plan: False)
-        requests = [driver.admit(slot, prompt(5 + 8 * slot, seed=slot), SPECS["nucleus"]) for slot in range(3)]
-        driver.step({slot: len(request.token_ids) for slot, request in enumerate(requests)})
-        for step in range(2 * NUM_STEPS):
-            if step == NUM_STEPS:
-                driver.release(1)
-            driver.step()
-        return [request.outputs for request in requests]
-
-    repeat = HostRunner.repeat
-    monkeypatch.setattr(
-        HostRunner, "repeat", lambda runner, samples: (sizes.append(len(samples)), repeat(runner, samples))[1]
-    )
-    repeated = outputs(repeats=True)
-    assert set(sizes) == {2, 3}
-    assert NUM_STEPS < len(sizes) < 2 * NUM_STEPS  # the others begin a block, or have other requests
-    assert repeated == outputs(repeats=False)
 
 
 @pytest.mark.parametrize("name", SPECS)

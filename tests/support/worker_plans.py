@@ -124,6 +124,10 @@ class HostExecutor:
         # A draft of a tiny model takes as long as its step, so an engine would soon ask for none.
         return msgspec.structs.replace(result, drafts_s=0.0)
 
+    def use_model(self, model: Model) -> None:
+        """Compute the next steps with other weights."""
+        self._executor.use_model(model)
+
 
 class Executes(Protocol):
     """What a driver asks of an executor."""
