@@ -10,6 +10,7 @@ import msgspec
 from octavo.core_proc.cache import state_sizing
 from octavo.core_proc.cache.groups import CacheGroups, checkpoint_interval
 from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
+from octavo.protocol.config.offloading import MIN_STAGING_ROWS, MIN_STATE_STAGING_ROWS, num_staging_rows
 from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
@@ -77,6 +78,7 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
             *([("states", state_bytes)] if state_bytes else []),
             *([("offloaded blocks", plan.num_host_blocks * fact.kv_block_bytes)] if plan.num_host_blocks else []),
             *([("offloaded states", plan.num_host_states * fact.state_bytes)] if plan.num_host_states else []),
+            *([("staging for files", staging_bytes)] if (staging_bytes := _staging_bytes(config, fact, plan)) else []),
             ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes - _host_bytes(config, fact, plan)),
             ("free at start", fact.free_bytes),
         ]
@@ -95,9 +97,21 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _host_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
-    """Return the bytes of blocks and states in host memory, if that is also the memory of the device."""
+    """Return the bytes of host memory for blocks and states, if that is also the memory of the device."""
+    if config.device != "cpu":
+        return 0
     num_bytes = plan.num_host_blocks * fact.kv_block_bytes + plan.num_host_states * fact.state_bytes
-    return num_bytes if config.device == "cpu" else 0
+    return num_bytes + _staging_bytes(config, fact, plan)
+
+
+def _staging_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
+    """Return the bytes of host memory through which a worker reads and writes files."""
+    if not config.stores_blocks:
+        return 0
+    num_bytes = num_staging_rows(fact.kv_block_bytes, MIN_STAGING_ROWS) * fact.kv_block_bytes
+    if plan.num_host_states:
+        num_bytes += num_staging_rows(fact.state_bytes, MIN_STATE_STAGING_ROWS) * fact.state_bytes
+    return num_bytes
 
 
 def _host_state_s(fact: DeviceFacts) -> float:
@@ -148,7 +162,7 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
 
 
 def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: CacheGroups) -> tuple[int, int]:
-    """Return the blocks and the states that each worker keeps in host memory.
+    """Return the blocks and the states that each worker keeps in host memory, staging rows not included.
 
     Raises:
         NotEnoughMemoryError: the size does not hold one of each.
@@ -167,8 +181,10 @@ def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: Ca
     num_states = state_sizing.num_host_states(
         host_bytes, state_bytes, block_bytes * groups.num_groups * interval // config.block_size
     )
+    if state_bytes:  # at least one block must fit too
+        num_states = max(num_states, min(num_landing, (host_bytes - block_bytes) // state_bytes))
     num_blocks = (host_bytes - num_states * state_bytes) // block_bytes if block_bytes else 0
-    return num_blocks, max(num_states, num_landing)
+    return num_blocks, num_states
 
 
 def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:

@@ -12,6 +12,17 @@ _PHASE = "configuration"
 BLOCK_MULTIPLE = 16
 """On a CPU the cache stores so many slots together: smaller blocks do not lie apart, and cannot be copied alone."""
 
+STAGING_BYTES = 64 << 20
+"""Host memory through which files are read and written: what a disk takes in the time of a long step."""
+MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
+MIN_STATE_STAGING_ROWS = 4
+"""The same for recurrent states. Those that are complete while all rows are being written get no file."""
+
+
+def num_staging_rows(row_bytes: int, at_least: int) -> int:
+    """Return through how many rows a worker reads and writes files of blocks, or of states, of a size."""
+    return min(max(at_least, STAGING_BYTES // max(1, row_bytes)), MAX_STAGING_ROWS)
+
 
 def offloading_bytes(config: EngineConfig, facts: ModelFacts, device: DeviceName, world_size: int) -> int:
     """Return the host memory of all workers for evicted KV blocks; 0: none.

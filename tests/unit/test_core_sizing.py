@@ -307,6 +307,11 @@ def test_host_memory_is_divided_between_blocks_and_checkpoints():
     assert plan_cache(on_gpu(enable_prefix_caching=False, kv_offloading_bytes=400 * MIB), hybrid).num_host_states == 0
     files = plan_cache(on_gpu(kv_offloading_path="/files"), hybrid)
     assert (files.num_host_blocks, files.num_host_states) == (0, 32), "states from files arrive there"
+    assert "staging for files     128.0 MiB" in memory_table(on_gpu(kv_offloading_path="/files"), hybrid, files)
+    for size in (9 * MIB, 60 * MIB, 400 * MIB):
+        both = plan_cache(on_gpu(kv_offloading_path="/files", kv_offloading_bytes=size), hybrid)
+        taken = both.num_host_states * 8 * MIB + both.num_host_blocks * both.host_block_bytes
+        assert both.num_host_blocks and 0 <= size - taken < both.host_block_bytes, "no more than was asked for"
 
 
 def test_the_slowest_worker_decides_what_a_copy_takes():

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.offloading import MIN_STAGING_ROWS, MIN_STATE_STAGING_ROWS, num_staging_rows
 from octavo.protocol.kv_connector import KVConnectorRole
 from octavo.protocol.kv_connector_loading import open_kv_connector
 from octavo.worker_proc.batch.state import BatchState
@@ -25,12 +26,6 @@ from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.registry import open_runner
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.open import open_drafter
-
-STAGING_BYTES = 64 << 20
-"""Host memory through which files are read and written: what a disk takes in the time of a long step."""
-MIN_STAGING_ROWS, MAX_STAGING_ROWS = 8, 4096
-MIN_STATE_ROWS = 4
-"""The same for recurrent states. Those that are complete while all rows are being written get no file."""
 
 
 # long: each part that a step may use, one after another
@@ -85,7 +80,7 @@ def open_executor(
     host_states = None
     if num_host_states:
         states = runner.state_buffers
-        num_rows = _num_staging_rows(states, num_states, MIN_STATE_ROWS) if store is not None else 0
+        num_rows = _num_staging_rows(states, num_states, MIN_STATE_STAGING_ROWS) if store is not None else 0
         host_states = HostBlocks(
             states, num_states, num_host_states, model.library, config.num_threads, stream, num_staging_rows=num_rows
         )
@@ -132,8 +127,7 @@ def _open_store(config: ResolvedConfig, rank: int) -> ContentStore | None:
 
 def _num_staging_rows(buffers: Sequence[Tensor], num_blocks: int, at_least: int) -> int:
     """Return through how many rows contents of these buffers go to files and come from them."""
-    block_bytes = sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks)
-    return min(max(at_least, STAGING_BYTES // max(1, block_bytes)), MAX_STAGING_ROWS)
+    return num_staging_rows(sum(buffer.nbytes for buffer in buffers) // max(1, num_blocks), at_least)
 
 
 def _open_batch(model: Model, config: ResolvedConfig, runner: Runner, max_model_len: int) -> BatchState:
