@@ -3,6 +3,7 @@
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -66,7 +67,7 @@ class MediaProcessor:
             MediaError: the item is damaged, or exceeds a limit of size, memory or time.
             ConfigError: the processor cannot be loaded.
         """
-        data = msgspec.msgpack.encode(job)
+        data = _encoded(job)
         key = name or hashlib.blake2b(data, digest_size=DIGEST_BYTES, person=kind.encode()).digest()
         if (known := self.known(key)) is not None:
             return known
@@ -102,9 +103,25 @@ class MediaProcessor:
 
 def name_of(kind: Kind, uuid: str, options: MediaOptions, *, is_given: bool = False) -> bytes:
     """Return the name of an item in all caches, if the caller names it: one for each kind, uuid, tenant, salt and
-    processing. A tenant must not see the media of another one by their uuids. `is_given`: its rows are the caller's."""
-    named = msgspec.msgpack.encode([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
+    processing. A tenant must not see the media of another one by their uuids. `is_given`: its rows are the caller's.
+
+    Raises:
+        MediaError: the arguments of the processor are no plain data.
+    """
+    named = _encoded([kind, uuid, current_owner(), options.cache_salt, dict(options.processor_kwargs)])
     return hashlib.blake2b(named, digest_size=DIGEST_BYTES, person=b"rows" if is_given else b"uuid").digest()
+
+
+def _encoded(value: Any) -> bytes:
+    """Return a value with arguments of the processor as bytes.
+
+    Raises:
+        MediaError: they are no plain data.
+    """
+    try:
+        return msgspec.msgpack.encode(value)
+    except (OverflowError, TypeError, ValueError) as error:  # numbers of more than 64 bits, objects, half characters
+        raise MediaError(f"mm_processor_kwargs has a value that no processor takes: {error}") from None
 
 
 def _digest_of_named(name: bytes, result: Result) -> bytes:

@@ -13,6 +13,7 @@ import transformers
 from engine_kills import assert_deaths_change_nothing
 from media_compare import GREEDY, compare, result, run, video_prompt
 from PIL import Image
+from servers import serve
 from tiny_videos import clip, clip_file
 
 from octavo import LLM, AsyncClient, SamplingParams
@@ -146,6 +147,37 @@ def test_conversations(llm: LLM) -> None:
     assert (results[0][0] or []).count(tiny_media.VOCAB_SIZE + 1) == 12
 
 
+def test_over_http(path: Path) -> None:
+    """The part of a bad video is named, and the server goes on."""
+    with serve(path, "--dtype", "float32", "--max-model-len", "256", "--served-model-name", "tiny") as server:
+        server.wait_until_ready()
+
+        def ask(data: bytes, kwargs: Any = None, url: str = "") -> Any:
+            url = url or "data:video/mp4;base64," + base64.b64encode(data).decode()
+            content = [{"type": "text", "text": "see"}, {"type": "video_url", "video_url": {"url": url}}]
+            body = {"model": "tiny", "messages": [{"role": "user", "content": content}], "temperature": 0}
+            return server.post("/v1/chat/completions", {**body, "max_tokens": 4, "mm_processor_kwargs": kwargs})
+
+        whole = clip_file(clip(1), 4)
+        before = ask(whole).json()
+        assert before["usage"]["completion_tokens"] == 4
+        for data, kwargs, url, message in (
+            (whole[:100], None, "", "it is not a video"),
+            (b"ffconcat version 1.0\nfile /etc/passwd\n", None, "", "it is not a video"),
+            (tiny_videos.sound_file(has_cover=True), None, "", "it has no pictures"),
+            (b"", None, "file:///etc/passwd", "no local files"),
+            (whole, {"num_frames": 0}, "", "num_frames is 0"),
+            (whole, {"num_frames": 10**30}, "", "mm_processor_kwargs"),
+            (whole, {"size": 10**30}, "", "mm_processor_kwargs"),
+        ):
+            refused = ask(data, kwargs, url)
+            assert refused.status_code == 400, refused.text
+            error = refused.json()["error"]
+            assert message in error["message"]
+            assert error["param"] == "messages[0].content[1]"
+        assert ask(whole).json()["choices"] == before["choices"]
+
+
 @pytest.mark.parametrize(
     ("video", "kwargs", "message"),
     [
@@ -165,6 +197,7 @@ def test_conversations(llm: LLM) -> None:
         (clip_file(clip(1), 4), {"fps": "x"}, "fps is 'x'"),
         (7, {}, "it is a int; expected a URL"),
         (([], {"fps": 4}), {}, "expected a URL"),
+        ((clip(1), {"fps": 1e-6}), {}, "too few for the model's positions"),
         ((clip(1), {"fps": 4, "frames_indices": [1]}), {}, "4 places in order"),
     ],
 )
