@@ -293,6 +293,8 @@ class PrefixCache:
     def begin_load(self, request: Request) -> None:
         """Begin to load the blocks of a waiting request that are not on the device."""
         hits = self.count_hits(request)[0]
+        if self.states is not None and hits.state != NULL_BLOCK:
+            self.states.touch(hits.state)
         places = absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK)
         held = [block_id for found in hits.block_ids for block_id in found if block_id != NULL_BLOCK]
         self.loads.begin(request, places, self._keys(request, places), held, self._absent_state(request, hits))

@@ -152,6 +152,14 @@ class StateSlots:
         self.pool.set_hash(slot, key)
         return slot
 
+    def touch(self, slot: BlockId) -> None:
+        """Let a checkpoint be evicted after all others: a request continues from it as soon as its blocks are there.
+
+        It is not held: running requests may need all slots.
+        """
+        self.pool.incref(slot)
+        self.pool.release([slot])
+
     def take(self, request: Request, num_blocks: int) -> BlockId | None:
         """Return a free slot in which the state after so many blocks can be found from now on: it comes from another
         engine before the next plan. None: it is here already, or no slot is free."""

@@ -82,6 +82,24 @@ def test_an_evicted_state_is_not_copied_out_if_only_files_keep_contents(mix: str
     assert not any(plan.state_copies_out for plan in engine.plans)
 
 
+def test_a_state_on_the_device_is_evicted_last_while_its_blocks_are_loaded() -> None:
+    engine = FakeEngine(18, MIXES["hybrid"], max_num_batched_tokens=64, kv_offloading_path="/files")
+    for first in (1, 2, 3):
+        run(engine, f"first {first}", [first, *PROMPT[1:]])
+    cache, prompt = engine.scheduler.cache, [1, *PROMPT[1:]]
+    assert cache.states is not None
+    cache.pool.forget_contents()  # files have them
+    request = Request(CLIENT, Submit("again", prompt, SamplingSpec(max_tokens=1, seed=0)), 0, 0.0)
+    slot = cache.states.pool.find_cached(cache.states.key(request, 32 // BLOCK))
+    assert list(cache.states.pool.free_blocks())[-1] != slot
+    output = engine.submit("again", prompt, 2)
+    engine.plan()
+    assert cache.loads.in_flight
+    assert list(cache.states.pool.free_blocks())[-1] == slot
+    engine.run()
+    assert output.num_cached_tokens == 32
+
+
 @pytest.mark.parametrize("mix", MIXES)
 def test_a_prefix_is_computed_if_the_copy_of_its_state_takes_longer(mix: str) -> None:
     """Computed or copied, the result is the same."""
