@@ -192,7 +192,7 @@ DAMAGE: dict[str, tuple[dict[str, Any], dict[str, Tensor | None], str]] = {
     "kind": ({"peft_type": "LOHA"}, {}, "LOHA"),
     "pissa": ({"init_lora_weights": "pissa"}, {}, "init_lora_weights"),
     "saved": ({"modules_to_save": ["lm_head"]}, {}, "modules_to_save"),
-    "rank": ({"r": 300}, {}, "r is 300"),
+    "rank": ({"r": 600}, {}, "r is 600"),
     "target": ({"target_modules": ["v_proj"]}, {}, "target_modules"),
     "another rank": ({"r": 4}, {}, "the rank 4"),
     "shape": ({}, {f"{Q_PROJ}.lora_A.weight": torch.zeros(8, 47)}, "q_proj' has 47 inputs"),
