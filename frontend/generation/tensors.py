@@ -6,7 +6,7 @@ Loads torch when the first one arrives. Bounds are checked before anything is de
 import base64
 import binascii
 import io
-import pickle
+import math
 import zipfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ class RowsForm:
 
         if not isinstance(value, torch.Tensor):
             raise InvalidRequestError(f"{self.field} must be a torch.Tensor, got {type(value).__name__}", self.field)
-        if value.layout is not torch.strided or value.device.type == "meta" or value.is_quantized:
+        if not is_dense(value):
             raise InvalidRequestError(f"{self.field} must be a dense tensor with numbers", self.field)
         rows = value.detach()
         if rows.ndim == 3 and len(rows) == 1:
@@ -82,8 +82,17 @@ class RowsForm:
         return converted.view(torch.uint8).numpy().tobytes()
 
 
+def is_dense(tensor: "Tensor") -> bool:
+    """Return whether a tensor has its numbers in memory, at a fixed distance along each axis."""
+    import torch
+
+    return not (
+        tensor.is_nested or tensor.layout is not torch.strided or tensor.device.type == "meta" or tensor.is_quantized
+    )
+
+
 def decode_tensor(text: str, field: str) -> "Tensor":
-    """Return the tensor in a base64 text, whose length the caller has checked.
+    """Return the dense tensor in a base64 text, whose length the caller has checked. It is no larger than the text.
 
     Raises:
         InvalidRequestError: the text is damaged, or holds something else.
@@ -92,7 +101,13 @@ def decode_tensor(text: str, field: str) -> "Tensor":
         data = base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:  # ValueError: characters that are not ASCII
         raise InvalidRequestError(f"{field} is not base64: {error}", field) from None
-    return _load_saved(data, field) if data.startswith(_ZIP) else _load_safetensors(data, field)
+    tensor = _load_saved(data, field) if data.startswith(_ZIP) else _load_safetensors(data, field)
+    if not is_dense(tensor):
+        raise InvalidRequestError(f"{field} must be a dense tensor with numbers", field)
+    # An axis of stride 0 repeats numbers: a short text could have any size. `numel` may overflow.
+    if math.prod(tensor.shape) * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise InvalidRequestError(f"{field} repeats numbers of a smaller tensor: save tensor.contiguous()", field)
+    return tensor
 
 
 def _load_saved(data: bytes, field: str) -> "Tensor":
@@ -106,7 +121,7 @@ def _load_saved(data: bytes, field: str) -> "Tensor":
         # Else a short text could unpack to any size.
         is_safe = is_stored and sum(part.file_size for part in parts) <= len(data)
         content = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True) if is_safe else None
-    except (pickle.UnpicklingError, zipfile.BadZipFile, RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+    except Exception as error:  # a boundary: the file of a stranger can make the unpickler raise anything
         raise InvalidRequestError(
             f"{field} is not a tensor that torch.save wrote, or it is damaged: save the tensor alone", field
         ) from error

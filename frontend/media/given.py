@@ -5,12 +5,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from octavo.frontend.generation.tensors import is_dense
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import NUM_AXES
 
 GRID = "image_grid_thw"
 KEYS = {"image": "image_embeds", "audio": "audio_embeds"}
 """Of parts, and of objects in `multi_modal_data`."""
+_MAX_NUMBERS = 2**16
+"""Of all grids of a value; also the largest number."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,7 +82,8 @@ def _has_rows(value: Any) -> bool:
 def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
     """Return the items that one tensor has."""
     given = given_part(value, KEYS[kind], path)
-    rows, num_axes = given.rows, getattr(given.rows, "ndim", 0)
+    rows = given.rows
+    num_axes = rows.ndim if hasattr(rows, "layout") and is_dense(rows) else 0
     if given.grid is None or isinstance(given.grid, str):
         return [GivenRows(one) for one in rows] if num_axes == 3 and given.grid is None else [given]
     numbers = whole_numbers(given.grid)
@@ -90,15 +94,27 @@ def _divided(value: Mapping[str, Any], kind: str, path: str) -> list[GivenRows]:
         return [GivenRows(rows, grids[0])]
     sizes = [math.prod(grid) for grid in grids]
     lengths = [len(rows) * size // max(1, sum(sizes)) for size in sizes] if num_axes == 2 else []
-    if min(sizes, default=0) < 1 or sum(lengths) != getattr(rows, "shape", (0,))[0]:
-        raise InvalidRequestError(f"{path}: the rows do not divide among the grids {grids} ({GRID})", path)
+    if num_axes != 2 or min(sizes, default=0) < 1 or sum(lengths) != len(rows):
+        raise InvalidRequestError(
+            f"{path}: the rows do not divide among the {len(grids)} grids ({GRID}): expected a tensor (rows, hidden "
+            "size), or an object for each item",
+            path,
+        )
     return [GivenRows(one, grid) for one, grid in zip(rows.split(lengths), grids, strict=True)]
 
 
 def whole_numbers(grid: Any) -> list[int]:
-    """Return the numbers of a grid in a row."""
-    listed = grid.flatten().tolist() if hasattr(grid, "tolist") else grid
-    flat = [number for one in listed for number in (one if isinstance(one, list | tuple) else [one])]
-    if not all(type(number) is int for number in flat):
-        raise InvalidRequestError(f"{GRID} must have whole numbers, got {listed}", GRID)
+    """Return the numbers of grids in a row.
+
+    Raises:
+        InvalidRequestError: it is neither a list nor a dense tensor, or has other numbers, or too many.
+    """
+    is_array = hasattr(grid, "tolist") and (not hasattr(grid, "layout") or is_dense(grid))
+    listed = grid.flatten().tolist() if is_array and math.prod(grid.shape) <= _MAX_NUMBERS else grid
+    rows = listed if isinstance(listed, list | tuple) else []
+    flat = [number for one in rows for number in (one if isinstance(one, list | tuple) else [one])]
+    if not 0 < len(flat) <= _MAX_NUMBERS or not all(type(one) is int and abs(one) <= _MAX_NUMBERS for one in flat):
+        raise InvalidRequestError(
+            f"{GRID} must be a list or a dense tensor of whole numbers: frames, height and width of an item", GRID
+        )
     return flat

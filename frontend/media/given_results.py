@@ -95,14 +95,19 @@ class GivenMedia:
             given = decode_tensor(given, GRID)
         numbers = whole_numbers(given)
         merge_size = int(self._facts.hf_config.get("vision_config", {}).get("spatial_merge_size") or 2)
-        grid = [numbers[0], *[number // merge_size for number in numbers[1:]]] if numbers else []
+        grid = [numbers[0], *[number // merge_size for number in numbers[1:]]]
         is_sound = len(numbers) == NUM_AXES and min(grid) > 0 and not any(one % merge_size for one in numbers[1:])
         if not is_sound or grid[0] != 1 or grid[1] * grid[2] != num_rows:
             raise InvalidRequestError(
-                f"{GRID} is {numbers} for {num_rows} rows: expected [1, height, width] in patches, of which squares of "
-                f"{merge_size} x {merge_size} are a row"
+                f"{GRID} is {_short(numbers)} for {num_rows} rows: expected [1, height, width] in patches, of which "
+                f"squares of {merge_size} x {merge_size} are a row"
             )
         return grid
+
+
+def _short(numbers: list[int]) -> str:
+    """Return numbers of a grid for a message."""
+    return str(numbers) if len(numbers) <= NUM_AXES else f"a tensor of {len(numbers)} numbers"
 
 
 def _around(probe: Result, placeholder: str, row_id: int, num_rows: int, architecture: str) -> tuple[str, list[int]]:
