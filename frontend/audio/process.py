@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from octavo.frontend.audio.spectrogram import Spectrogram
-from octavo.frontend.audio.wire import FILE, MAX_RATE, MODEL_RATE, AudioJob, AudioResult, AudioSetup, Window
+from octavo.frontend.audio.wire import FILE, MAX_RATE, MODEL_RATE, SILENCE, AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child import Decoder, serve
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaTensor, digest_of
@@ -62,8 +62,10 @@ class SoundDecoder:
 
         Args:
             data: a file, or float32 samples of one channel.
-            rate: samples per second; `FILE`, `MODEL_RATE`.
+            rate: samples per second; `FILE`, `MODEL_RATE`, `SILENCE`.
         """
+        if rate == SILENCE:
+            return np.zeros(self.rate, dtype=np.float32)
         found = self._of_file(data) if rate == FILE else self._of_samples(data, rate)
         if isinstance(found, AudioResult):
             return found

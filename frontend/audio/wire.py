@@ -2,8 +2,8 @@
 
 import msgspec
 
-FILE, MODEL_RATE = 0, -1
-"""In place of a rate: the data are a file; the rate is the model's."""
+FILE, MODEL_RATE, SILENCE = 0, -1, -2
+"""In place of a rate: the data are a file; the rate is the model's; a second of silence, for which no limit holds."""
 
 MAX_RATE = 768_000
 """Samples per second."""
@@ -72,4 +72,4 @@ class SoundJob(msgspec.Struct, array_like=True):
     data: bytes
     """A file, or float32 samples of one channel."""
     rate: int
-    """Samples per second; `FILE`, `MODEL_RATE`."""
+    """Samples per second; `FILE`, `MODEL_RATE`, `SILENCE`."""

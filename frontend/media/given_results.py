@@ -5,7 +5,6 @@ its run of placeholders gets as many as there are rows.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 from octavo.frontend.generation.tensors import RowsForm, decode_tensor
@@ -28,20 +27,14 @@ class GivenMedia:
 
     Args:
         config: of the engine.
-        probe: returns what the processor makes of an item of a kind without content.
-        processor: knows the text that stands for an item in a prompt.
+        processor: knows the text that stands for an item in a prompt, and what is made of one without content.
     """
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        probe: Callable[[Kind], Awaitable[Result]],
-        processor: MediaProcessor,
-    ) -> None:
+    def __init__(self, config: ResolvedConfig, processor: MediaProcessor) -> None:
         assert config.media is not None and config.model.media is not None, "a model that reads media"
         self._media, self._facts, self._dtype = config.media, config.model.media, config.dtype
         self._width = config.media_row_width
-        self._probe, self._processor = probe, processor
+        self._processor = processor
 
     async def result(self, kind: Kind, given: GivenRows) -> Result:
         """Return the result of an item.
@@ -51,7 +44,7 @@ class GivenMedia:
         """
         if not self._media.takes_embeds:
             raise MediaError("this engine takes no embeddings of media: start it with --enable-mm-embeds")
-        probe, placeholder = await self._probe(kind), await self._processor.placeholder(kind)
+        probe, placeholder = await self._processor.empty(kind), await self._processor.placeholder(kind)
         try:
             tensor, num_rows, grid = await asyncio.to_thread(self._read, kind, given, needs_grid=bool(probe.grid))
         except InvalidRequestError as error:

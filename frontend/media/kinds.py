@@ -9,7 +9,7 @@ import msgspec
 
 from octavo.frontend.audio.samples import is_pair, samples_of
 from octavo.frontend.audio.voxtral import rows_per_window
-from octavo.frontend.audio.wire import SoundJob, SoundSetup
+from octavo.frontend.audio.wire import SILENCE, SoundJob, SoundSetup
 from octavo.frontend.media.clips import is_one_video, video_job
 from octavo.frontend.media.download import MediaError
 from octavo.frontend.media.images import image_job
@@ -38,8 +38,9 @@ class MediaKind:
     """
     is_one: Callable[[Any], bool] = lambda value: not isinstance(value, list | tuple)
     """Whether a value of `multi_modal_data` is one item, not several."""
-    empty: Callable[[], Any] | None = None
-    """Returns an item without content, for `job`; None: callers cannot give the rows of this kind."""
+    empty: Callable[[], msgspec.Struct] | None = None
+    """Returns the message about an item without content, for which no limit holds; None: callers cannot give the rows
+    of this kind."""
 
 
 def token_id_of(facts: MediaFacts, kind: Kind) -> int:
@@ -115,16 +116,13 @@ def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedM
     return SoundJob(*samples_of(value))
 
 
-def _empty_picture() -> Any:
-    import numpy
+def _empty_picture() -> Job:
+    width, height = 256, 192
+    return Job(bytes(width * height * 3), (width, height), {})
 
-    return numpy.zeros((192, 256, 3), dtype=numpy.uint8)
 
-
-def _silence() -> Any:
-    import numpy
-
-    return numpy.zeros(16_000, dtype=numpy.float32), 16_000
+def _silence() -> SoundJob:
+    return SoundJob(b"", SILENCE)
 
 
 KINDS: dict[Kind, MediaKind] = {

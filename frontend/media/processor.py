@@ -1,5 +1,6 @@
 """`MediaProcessor`: media to tensors and placeholders, through processes that may be killed."""
 
+import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable
@@ -35,6 +36,8 @@ class MediaProcessor:
         self._results: OrderedDict[bytes, Result] = OrderedDict()
         self._num_cached_bytes = 0
         self._on_query = on_query
+        self._empty: dict[Kind, Result] = {}
+        self._empty_lock = asyncio.Lock()
 
     async def placeholder(self, kind: Kind) -> str:
         """Return the text that stands for an item of a kind in a prompt.
@@ -79,6 +82,23 @@ class MediaProcessor:
             return self.keep(name, result)
         self._keep(key, result)
         return result
+
+    async def empty(self, kind: Kind) -> Result:
+        """Return what the model's processor makes of an item without content. It is asked once, beside the cache.
+
+        Raises:
+            MediaError: it makes nothing of it, or a process dies.
+            ConfigError: the processor cannot be loaded.
+        """
+        async with self._empty_lock:
+            if kind not in self._empty:
+                job = KINDS[kind].empty
+                assert job is not None, "a kind whose rows can be given"
+                result = await self._processes[kind].ask(msgspec.msgpack.encode(job()), Result)
+                if result.fault:
+                    raise MediaError(f"the model's processor takes no empty item, which rows need: {result.fault}")
+                self._empty[kind] = result
+        return self._empty[kind]
 
     def keep(self, name: bytes, result: Result) -> Result:
         """Keep a result under a name, and return it with the digest of an item of that name."""

@@ -91,7 +91,7 @@ class MediaPrompts:
         self._encode = encode
         self.processor = MediaProcessor(config, on_query)
         self._live = LiveMedia(config.media.max_live_bytes)
-        self._given = GivenMedia(config, self._process_empty, self.processor)
+        self._given = GivenMedia(config, self.processor)
 
     async def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[MediaSource]]:
         """Return a conversation with marks in place of its media, and the media.
@@ -208,12 +208,6 @@ class MediaPrompts:
         if given.rows is None:
             raise MediaError(f"the server has no rows with the uuid {source.uuid!r} any more: send them with it")
         return self.processor.keep(name, await self._given.result(source.kind, given))
-
-    async def _process_empty(self, kind: Kind) -> Result:
-        """Return what the processor makes of an item without content."""
-        empty = KINDS[kind].empty
-        assert empty is not None, "a kind whose rows can be given"
-        return await self.processor.process(kind, KINDS[kind].job(empty(), {}, self._media))
 
     async def _process_named(self, source: MediaSource, uuid: str, options: MediaOptions) -> Result:
         """Return what the processor makes of an item with a uuid. A known one is not read again."""

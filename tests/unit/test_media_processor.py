@@ -71,6 +71,21 @@ def run(
     asyncio.run(main())
 
 
+def test_an_empty_item_is_processed_once_without_limits(path: Path) -> None:
+    queries: list[bool] = []
+
+    async def work(processor: MediaProcessor) -> None:
+        child = processor._processes["image"]
+        with mock.patch.object(child, "ask", wraps=child.ask) as ask:
+            first, second = await asyncio.gather(processor.empty("image"), processor.empty("image"))
+        assert ask.await_count == 1
+        assert first is second
+        assert first.num_rows > 0
+
+    run(path, work, queries.append, max_image_pixels=100, processor_cache_bytes=0)
+    assert not queries
+
+
 def test_files_and_pixels(path: Path) -> None:
     """What a file holds decides, not how it is stored; errors of one image leave the process alive."""
     image, queries = picture(1), list[bool]()
