@@ -265,7 +265,7 @@ def test_a_window_that_fails_ends_its_request_and_deaths_change_nothing(
             refused = await http.post(PATH, files={"file": many}, data={**SAMPLED, "stream": stream})
             assert refused.status_code == 400 and "--max-media-bytes" in refused.text, refused.text
             assert client.num_live_requests == 0
-        held = await cast(AudioPrompts, client.media).read(MediaSource(LONG, "file"))
+        held = await cast(AudioPrompts, client.media).read(MediaSource("audio", LONG, "file"))
         refused = await http.post(PATH, files={"file": LONG}, data=SAMPLED)
         assert refused.status_code == 503 and "--max-media-bytes" in refused.text, "windows that wait count"
         del held
