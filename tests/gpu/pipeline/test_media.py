@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny_media
-import tiny_phi4
 import torch
 from gpu_steps import assert_equal, driver
 from tiny_models import VOCAB_SIZE
@@ -67,18 +66,6 @@ def tiles_of_llava_next(seed: int) -> dict[str, MediaTensor]:
     return {"pixel_values": pixels(seed, 1, 3, 3, 18, 18), "image_sizes": tensor([[18, 36]], np.int64)}
 
 
-def tiles_of_phi4(seed: int) -> dict[str, MediaTensor]:
-    """The second tile has a margin, which nobody attends to."""
-    masks = np.ones((1, 3, 4, 4))
-    masks[0, 2, :, 3] = 0
-    sizes = tensor([[24, 48]], np.int64)
-    return {
-        "image_pixel_values": pixels(seed, 1, 3, 3, 24, 24),
-        "image_attention_mask": tensor(masks),
-        "image_sizes": sizes,
-    }
-
-
 PATCH = 3 * 2 * 6 * 6
 FAMILIES = {
     "llava": Family(tiny_media.make_llava, lambda seed: {"pixel_values": pixels(seed, 1, 3, 30, 30)}, 25),
@@ -89,7 +76,6 @@ FAMILIES = {
     "llava_next": Family(tiny_media.make_llava_next, tiles_of_llava_next, 30),
     "llava_onevision": Family(partial(tiny_media.make_llava_next, family="LlavaOnevision"), tiles_of_llava_next, 30),
     "mistral3": Family(tiny_media.make_mistral3, lambda seed: {"pixel_values": pixels(seed, 1, 3, 24, 36)}, 6),
-    "phi4": Family(tiny_phi4.make_phi4, tiles_of_phi4, 17),
     "qwen2_vl": Family(tiny_media.make_qwen2_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
 }
 """The others differ from that in company in their towers alone, whose parts `test_varlen_attention` has in company."""
