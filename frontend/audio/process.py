@@ -4,7 +4,6 @@ See `octavo.frontend.media.process`, which does the same for images.
 """
 
 import io
-import sys
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy.typing as npt
 from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.wire import FILE, MAX_RATE, MODEL_RATE, SILENCE, AudioJob, AudioResult, AudioSetup, Window
 from octavo.frontend.media.child import Decoder, serve
+from octavo.frontend.media.without_torch import leave_out_torch
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.media import MediaTensor, digest_of
 
@@ -45,7 +45,7 @@ class SoundDecoder:
             ImportError: soundfile or soxr is missing.
             OSError, ValueError: the files of the feature extractor are missing or invalid.
         """
-        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        leave_out_torch()
         import soundfile  # noqa: F401
         import soxr  # noqa: F401
         import transformers

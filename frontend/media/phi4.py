@@ -1,7 +1,6 @@
 """Images of Phi-4-multimodal, whose processor in `transformers` needs torchvision: an overview, and tiles."""
 
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Job, Result, Setup
+from octavo.frontend.media.without_torch import leave_out_torch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -41,7 +41,7 @@ class Phi4Images:
             ImportError: Pillow is missing.
             OSError, ValueError: the files of the processor are missing or invalid.
         """
-        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        leave_out_torch()
         import PIL.Image
         import transformers
         from transformers.image_processing_base import ImageProcessingMixin

@@ -4,7 +4,6 @@ Images come from strangers, and decoders are large programs in C. Here they have
 of time. The process lives on from image to image, because importing `transformers` takes seconds.
 """
 
-import sys
 from typing import Any
 
 from octavo.frontend.media.child import Decoder, serve
@@ -13,7 +12,7 @@ from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.result import result_alone, result_of
 from octavo.frontend.media.wire import Job, Result, Setup
-from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.frontend.media.without_torch import leave_out_torch, leave_out_videos
 
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
@@ -34,9 +33,7 @@ class ImageProcessor:
             ImportError: Pillow is missing.
             OSError, ValueError: the files of the processor are missing or invalid.
         """
-        # perf: with torch, importing transformers takes five times as long and as much memory. Its processors of
-        # images that need no torchvision need no torch either.
-        sys.modules["torch"] = None  # type: ignore[assignment]
+        leave_out_torch()
         import PIL.Image
         import transformers
 

@@ -4,9 +4,9 @@ The processors of videos of `transformers` need torch and torchvision. What they
 of images computes for each frame, but a patch has the pixels of several frames, and videos have sizes of their own.
 """
 
+import itertools
 import json
 import math
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, Limits, Timing
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
+from octavo.frontend.media.without_torch import leave_out_torch
 from octavo.protocol.media import MAX_POSITIONS
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class VideoProcessor:
             ImportError: PyAV or Pillow is missing.
             OSError, ValueError: the files of the processor are missing or invalid.
         """
-        sys.modules["torch"] = None  # type: ignore[assignment]  # see octavo.frontend.media.process
+        leave_out_torch()
         import av
         import transformers
         from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
@@ -267,11 +268,12 @@ class VideoProcessor:
 
 def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":
     """Yield pictures, the last of them again until their number is a multiple."""
-    count = 0
-    for count, picture in enumerate(pictures, 1):  # noqa: B007
-        yield picture
-    for _ in range(-count % multiple):
-        yield picture
+    last, count = None, 0
+    for last in pictures:
+        count += 1
+        yield last
+    if last is not None:
+        yield from itertools.repeat(last, -count % multiple)
 
 
 def read_settings(home: Path) -> dict[str, Any]:

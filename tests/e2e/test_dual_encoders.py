@@ -48,14 +48,14 @@ def unit(rows: torch.Tensor) -> Floats:
 
 
 @torch.inference_mode()
-def expected(dual: Dual) -> tuple[Floats, Floats]:
+def expected(path: Path, *, pads: bool) -> tuple[Floats, Floats]:
     """Return the vectors of `TEXTS` and of pictures of `SIZES`."""
-    model = transformers.AutoModel.from_pretrained(dual.path, dtype=torch.float32).eval()
-    tokenizer = transformers.AutoTokenizer.from_pretrained(dual.path)
-    images = transformers.AutoImageProcessor.from_pretrained(dual.path)
+    model = transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+    images = transformers.AutoImageProcessor.from_pretrained(path)
     texts = []
     for text in TEXTS:
-        padding = {"padding": "max_length", "max_length": 40} if dual.pads else {}
+        padding = {"padding": "max_length", "max_length": 40} if pads else {}
         ids = tokenizer(text, return_tensors="pt", **padding).input_ids
         texts.append(model.get_text_features(input_ids=ids).pooler_output)
     pictures = [picture(seed, *size) for seed, size in enumerate(SIZES)]
@@ -72,7 +72,7 @@ def vectors(llm: LLM, *prompts: Any) -> list[list[float]]:
 
 
 def test_texts_and_images(dual: Dual) -> None:
-    texts, images = expected(dual)
+    texts, images = expected(dual.path, pads=dual.pads)
     prompts = [image_prompt(seed, *size) for seed, size in enumerate(SIZES)]
     mixed = [TEXTS[0], prompts[0], TEXTS[1], prompts[1], prompts[2], *TEXTS[2:]]
     found = vectors(dual.llm, *mixed)
@@ -109,8 +109,7 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
 def test_over_http(tmp_path: Path) -> None:
     """As vLLM takes them: texts in `input`, an image in `messages`."""
     path = tiny_dual.make_clip(tmp_path)
-    dual = Dual(None, path, pads=False)  # type: ignore[arg-type]
-    texts, images = expected(dual)
+    texts, images = expected(path, pads=False)
     part = {"type": "image_url", "image_url": {"url": data_url(picture(0, *SIZES[0]))}}
 
     def messages(*parts: Any) -> dict[str, Any]:

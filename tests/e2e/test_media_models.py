@@ -15,7 +15,7 @@ from media_compare import GREEDY, compare, prompt, result, run, sound_prompt
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.pixtral import allow_pixtral
-from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import ModelConfig
 from octavo.protocol.env import Env

@@ -14,7 +14,7 @@ from servers import serve
 from tiny_media import data_url, picture
 
 from octavo import LLM, PoolingParams
-from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.protocol.errors import InvalidRequestError
 
 Floats = npt.NDArray[np.float32]

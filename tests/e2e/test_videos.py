@@ -17,7 +17,7 @@ from servers import serve
 from tiny_videos import clip, clip_file
 
 from octavo import LLM, AsyncClient, SamplingParams
-from octavo.frontend.media.without_videos import leave_out_videos
+from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.protocol import restarts
 from octavo.protocol.errors import ConfigError, InvalidRequestError
 
