@@ -15,6 +15,7 @@ from octavo.core_proc.speculation.depth import (
     REQUESTS_PER_REST,
     Depth,
     DraftCost,
+    FixedDepth,
     NotAheadCost,
     StepCost,
 )
@@ -48,7 +49,8 @@ class Speculation:
         self._proposer = make_proposer(config)
         self._drafts = self._proposer if isinstance(self._proposer, DraftProposer) else None
         """Drafts that come from the workers; None: they make none."""
-        self._default_depth = Depth(config.max_depth)
+        self._depth = Depth if config.is_adaptive else FixedDepth
+        self._default_depth = self._depth(config.max_depth)
         self._cost, self._draft_cost, self._not_ahead_cost = StepCost(), DraftCost(), NotAheadCost()
         self._payoff = Payoff()
         self._num_undrafted = 0
@@ -88,7 +90,7 @@ class Speculation:
 
     def observe(self, record: StepRecord, result: StepResult) -> None:
         """Learn from the result of a step that has been accepted, and draft how its requests continue."""
-        if record.num_tokens == record.num_decode_tokens:
+        if self._config.is_adaptive and record.num_tokens == record.num_decode_tokens:
             self._cost.observe(record.num_tokens, result.elapsed_s - result.drafts_s)
             self._not_ahead_cost.observe(result.idle_s, is_ahead=record.is_ahead)
             period_s = result.elapsed_s + max(0.0, result.idle_s)
@@ -168,6 +170,8 @@ class Speculation:
     @property
     def _max_held(self) -> float:
         """How many tokens are lost if the next step is not planned ahead."""
+        if not self._config.is_adaptive:
+            return 0.0
         num_decoding = self._batch.num_decoding
         return self._not_ahead_cost.price(self._cost.step_s(num_decoding)) * num_decoding
 
@@ -187,6 +191,8 @@ class Speculation:
 
         A recurrent state goes back to before wrong drafts, so the rows of right ones may come twice.
         """
+        if not self._config.is_adaptive:
+            return 0.0
         price = self._cost.row_price(max(1, self._batch.num_decoding))
         return min(1.0, 2 * price) if self._batch.has_states else price
 
@@ -212,7 +218,7 @@ class Speculation:
     def _propose(self, request: Request) -> None:
         depth = self._depths.get(request)
         if depth is None:
-            depth = self._depths[request] = Depth(self._max_depth(request))
+            depth = self._depths[request] = self._depth(self._max_depth(request))
         if not depth.max_depth:
             return
         num_known = len(request.token_ids)

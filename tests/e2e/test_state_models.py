@@ -25,8 +25,6 @@ from octavo.worker_proc.models.registry import ARCHITECTURES
 
 SETTINGS: dict[str, Any] = {"dtype": "float32", "max_model_len": 1024, "max_num_seqs": 6}
 ALONE = {**SETTINGS, "max_num_seqs": 1, "async_scheduling": False, "enable_prefix_caching": False}
-MAX_ROUNDS = 20
-"""The engine drafts when that is worth its time, which on a busy machine may not be so in the first rounds."""
 WITH_STATES = [name for name, (arch, _, _) in FAMILIES.items() if "state" in ARCHITECTURES[arch].caches]
 
 
@@ -271,7 +269,7 @@ def test_states_go_back_to_before_wrong_drafts(name: str, root: Path) -> None:
         Ask((*range(5, 25),) * 2, SamplingParams(temperature=temperature, ignore_eos=True, **common))
         for temperature in (0.1, 0.2, 0.5)
     ]
-    speculation = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1}
+    speculation = {"method": "ngram", "num_speculative_tokens": 6, "prompt_lookup_min": 1, "adaptive": False}
 
     async def alone() -> list[Any]:
         async with AsyncClient.launch(path, **ALONE) as client:
@@ -282,13 +280,8 @@ def test_states_go_back_to_before_wrong_drafts(name: str, root: Path) -> None:
             asking = asyncio.create_task(ask_all(client, requests))
             await strike(client, 1)
             results = await asking
-            stats = await client.engine_stats()
-            for _ in range(MAX_ROUNDS):
-                assert await ask_all(client, requests) == results, "other answers from checkpoints and earlier outputs"
-                stats = await client.engine_stats()
-                if 0 < stats.spec_decode_num_accepted_tokens < stats.spec_decode_num_draft_tokens:
-                    break
-            return results, stats
+            assert await ask_all(client, requests) == results, "other answers from checkpoints and earlier outputs"
+            return results, await client.engine_stats()
 
     results, stats = asyncio.run(together())
     assert results == asyncio.run(alone())

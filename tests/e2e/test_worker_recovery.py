@@ -130,7 +130,8 @@ def test_a_storm_over_a_dying_rank_that_drafts(
         make_head("eagle", draft)
     else:
         make_tiny("Qwen2ForCausalLM", draft, hidden_size=64, seed=1)
-    settings = {"tensor_parallel_size": 2, "speculative_config": {"method": method, "model": str(draft)}}
+    speculation = {"method": method, "model": str(draft), "adaptive": False}
+    settings = {"tensor_parallel_size": 2, "speculative_config": speculation}
     stats = storm_over_dying_workers(model, expected, settings, signal.SIGKILL, "exited", 3, 1, 1)
     assert stats.spec_decode_num_draft_tokens > 0
 

@@ -15,6 +15,7 @@ from octavo.core_proc.speculation.depth import (
     PROBE_STEPS,
     Depth,
     DraftCost,
+    FixedDepth,
     NotAheadCost,
     StepCost,
 )
@@ -220,6 +221,13 @@ def test_depth_follows_acceptance_and_price() -> None:
         depth.learn(0, was_wrong=True)
     assert depth.choose(0.1) == 0
     assert Depth(8).choose(0.9) == 0
+
+
+def test_a_fixed_depth_learns_nothing() -> None:
+    depth = FixedDepth(8)
+    for _ in range(20):
+        depth.learn(0, was_wrong=True)
+    assert (depth.choose(0.0), depth.gain(8, 0.0)) == (8, 8.0)
 
 
 def test_the_price_of_a_step_that_is_not_planned_ahead_is_learned_from_idle_workers() -> None:

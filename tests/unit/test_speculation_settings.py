@@ -20,6 +20,7 @@ def test_settings_have_vllms_names() -> None:
     assert resolved(spec_method="ngram", spec_tokens=0) is None
     config = resolved(speculative_config='{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}')
     assert (config.method, config.max_depth, config.prompt_lookup_min, config.prompt_lookup_max) == ("ngram", 5, 4, 4)
+    assert config.is_adaptive and not resolved(speculative_config={"method": "ngram", "adaptive": False}).is_adaptive
     assert resolved(spec_method="suffix", spec_tokens=7).max_depth == 7
     assert resolved(speculative_config={"method": "suffix"}).max_depth == 24
     assert resolved(speculative_config={"model": "ngram"}).method == "ngram"

@@ -270,6 +270,7 @@ def _speculation(rng: random.Random) -> ResolvedSpeculation | None:
     return ResolvedSpeculation(
         method=rng.choice(["ngram", "suffix", "grammar", "eagle"]),
         max_depth=rng.choice([1, 3, 8, 20]),
+        is_adaptive=rng.random() < 0.8,
         prompt_lookup_min=shortest,
         prompt_lookup_max=shortest + rng.randint(0, 3),
         suffix_max_cached_requests=rng.choice([0, 3, 100]),
