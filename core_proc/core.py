@@ -175,6 +175,8 @@ class EngineCore:
         loop = StepLoop(service, scheduler, supervisor, self._pulse, depth)
         self._waiter = Waiter(self._router.socket, self._stop, scheduler.hooks.wake_fds, supervisor)
         collector.start(time.monotonic())
+        if self._watch is not None:
+            self._find_files(self._watch, scheduler)
         self._reporter.mark_ready(CoreReady(plan, workers.facts))
         logger.info("engine ready at %s", self._spec.address)
         return service, loop, supervisor
@@ -290,6 +292,13 @@ class EngineCore:
                 saves=connector.saves,
             )
         return name, plugin
+
+    def _find_files(self, watch: FileWatch, scheduler: Scheduler) -> None:
+        """Let the first request find what an engine before this one has left in files."""
+        with self._reporter.phase("listing the files of KV blocks"):
+            if not watch.wait_listed():
+                logger.info("listing the files of KV blocks goes on; requests find none of them until it is done")
+        scheduler.hooks.on_step()
 
     def _engine_facts(
         self, config: ResolvedConfig, plan: CachePlan, record: WeightsRecord, workers: Sequence[DeviceFacts]

@@ -25,6 +25,8 @@ SHARE_LEFT = 0.9
 """Share of the limit that is left when files are deleted, so that this is not necessary all the time."""
 SHARE_WRITTEN = 0.05
 """After this share of the limit was written, the directory is listed again at once."""
+FIRST_LIST_S = 10.0
+"""An engine that starts waits at most so long until it knows the files."""
 ABANDONED_S = 600.0
 """A file that has not been finished for so long has lost its writer."""
 
@@ -59,6 +61,7 @@ class FileWatch:
         self._num_written_bytes = 0
         self._is_closed = False
         self._wakes = threading.Event()
+        self._has_listed = threading.Event()
         self._packs: dict[str, tuple[bytes, ...]] = {}
         """The keys in each pack of the first rank. Other ranks write the same ones."""
         self._known: set[bytes] = set()
@@ -70,6 +73,10 @@ class FileWatch:
     def fileno(self) -> int:
         """Return the file descriptor that becomes readable when `take` has something."""
         return self._fd
+
+    def wait_listed(self, timeout_s: float = FIRST_LIST_S) -> bool:
+        """Return whether the directory has been listed once. Blocks until: it has been, or the timeout."""
+        return self._has_listed.wait(timeout_s)
 
     def take(self) -> list[FileChanges]:
         """Return what has changed since the last call. Never blocks."""
@@ -108,6 +115,7 @@ class FileWatch:
                 self._sweep()
             except OSError as error:
                 self._log.warning("cannot list the files of KV blocks in %s: %s", self._root, error)
+            self._has_listed.set()
             self._wakes.wait(max(INTERVAL_S, 50 * (time.monotonic() - started_s)))
             self._wakes.clear()
 

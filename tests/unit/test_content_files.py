@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.file_store import open_files
@@ -175,7 +175,7 @@ class TestWatch:
         size = paths[0].stat().st_size
         (tmp_path / "notes.txt").write_text("not ours")
         watch = FileWatch(tmp_path, folder, 8 * size)
-        wait_until(lambda: watch._changes)
+        assert watch.wait_listed(TIMEOUT_S)
         (changes,) = watch.take()
         assert changes.added == keys[6:]
         paths[5].unlink()
