@@ -189,8 +189,11 @@ def check_head_engine(
     if speculation is None or speculation.head is None:
         return
     method = speculation.method
-    if device != "cpu":
-        raise _error(f"method {method} drafts on CPUs only in this release", 'use --device cpu or {"method": "suffix"}')
+    if device != "cpu" and num_ranks > 1:
+        raise _error(
+            f"method {method} drafts on one GPU only in this release",
+            'use --data-parallel-size, --device cpu or {"method": "suffix"}',
+        )
     if num_stages > 1:
         raise _error(
             f"method {method} does not draft across pipeline stages in this release",

@@ -18,7 +18,6 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
 from octavo.worker_proc.sampling.processors import Processors
 
 NUM_STEPS = 3
@@ -86,10 +85,9 @@ def driver(
             num_lists=1 if model.state_group is None else 1 + bool(model.cache_groups),
         )
         if has_graphs and stream is not None:
-            graphs = core.executor.runner.graphs
-            for kind in GraphKind:
-                for size in graphs.uncaptured(kind):
-                    graphs.capture(kind, size)
+            core.executor.runner.graphs.capture_all()
+            if (drafter := core.executor._drafter) is not None:
+                drafter._forward.graphs.capture_all()
     return core
 
 

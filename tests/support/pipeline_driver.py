@@ -80,10 +80,11 @@ class PipelineDriver:
         masks: Callable[[], Sequence[TokenMask]] | None = None,
         draft_tokens: dict[int, list[int]] | None = None,
         media: StepMedia | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """Begin a step: `chunks` tokens of each slot, by default all there are, and `draft_tokens` that follow them.
 
-        A slot with drafts must not be in the next step before this one is over.
+        A slot with drafts must not be in the next step before this one is over. `num_drafts`: see `StepPlan`.
         """
         draft_tokens = draft_tokens or {}
         if chunks is None:
@@ -92,10 +93,9 @@ class PipelineDriver:
         appended, scheduled, entries = [], [], []
         for slot, num_tokens in chunks.items():
             request = self.running[slot]
-            draws = int(num_tokens == self.num_uncomputed(slot))
-            if slot in draft_tokens:
-                draws += len(draft_tokens[slot])
-                num_tokens += len(draft_tokens[slot])
+            num_draft_tokens = len(draft_tokens.get(slot, ()))
+            draws = int(num_tokens == self.num_uncomputed(slot)) + num_draft_tokens
+            num_tokens += num_draft_tokens
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
                 appended.append(Appended(slot, [blocks] * self._num_lists))
@@ -128,6 +128,7 @@ class PipelineDriver:
             adapter_loads=self.adapter_loads,
             media=media,
             draft_tokens=[(slot, pack_ids(token_ids)) for slot, token_ids in draft_tokens.items()],
+            num_drafts=num_drafts,
         )
         self._plans.append(entries)
         self._sequence += 1

@@ -107,7 +107,9 @@ class PipelinedExecutor:
         self._last_end_s = 0.0
         self.block_files: BlockFiles | None = None
         """Exchanges blocks with other engines; None: the engine does not."""
-        self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
+        # What a drafter follows, the next step overwrites; and few steps are planned ahead of drafts.
+        self._max_in_flight = runner.max_in_flight if drafter is None else 1
+        self._watcher = EventWatcher() if self._max_in_flight > 1 else None
 
     @property
     def filenos(self) -> list[int]:
@@ -124,7 +126,7 @@ class PipelinedExecutor:
         """
         if self._encoder is not None:
             self._encoder.warm_up()
-        return self.runner.warm_up()
+        return self.runner.warm_up() + (self._drafter.warm_up() if self._drafter is not None else 0)
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:
@@ -146,7 +148,7 @@ class PipelinedExecutor:
             self._repeat(self._repeater, self._repeated, plan, started_s)
             return
         self._repeated = None
-        while len(self._in_flight) >= self.runner.max_in_flight:
+        while len(self._in_flight) >= self._max_in_flight:
             self._finish_oldest()
         adapter_faults = self._adapters.apply(plan.adapter_loads) if self._adapters and plan.adapter_loads else ()
         self._batch.apply(plan)

@@ -68,7 +68,7 @@ def open_executor(
     )
     batch = _open_batch(model, config, runner, max_model_len)
     pooler = Pooler(config.model.pooling, model.pooling_head) if config.model.pooling and model.stage.is_last else None
-    drafter = open_drafter(model, config, runner, batch, num_blocks=num_blocks, max_model_len=max_model_len)
+    drafter = open_drafter(model, config, runner, stream, batch, num_blocks=num_blocks, max_model_len=max_model_len)
     buffers = [*runner.cache_buffers, *(drafter.cache_buffers if drafter else ())]
     store = _open_store(config, rank)
     host_blocks = None

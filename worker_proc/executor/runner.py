@@ -254,6 +254,10 @@ class Runner(Protocol):
         """Recurrent states of each layer, slot by slot; (): the model has none."""
 
     @property
+    def features(self) -> Sequence[Tensor]:
+        """What the model passes on to a head; see `octavo.worker_proc.runners.host.Forward`."""
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """Native programs whose operations a trace records; None: torch's profiler sees everything."""
 
@@ -306,6 +310,19 @@ class Runner(Protocol):
             change_logits: to be called once, or once in each round.
             rounds: to draw in, because some draws depend on the tokens before them, which are drafts; None: all draws
                 are independent.
+        """
+
+    def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
+        """Draw a token for each of some positions that are not computed yet, with the noise of the position.
+
+        So at any temperature a draft is right if drafter and model agree. The requests do not learn of it. Blocks
+        until: the tokens are drawn.
+
+        Args:
+            batch: of the requests.
+            logits_EV: of the drafter, float32, over the vocabulary of the model.
+            slots_E: of the requests.
+            positions_E: of the tokens.
         """
 
     def hidden(self, rows: Ints) -> PendingRows:

@@ -41,6 +41,9 @@ class Forward(Protocol):
     def programs(self) -> Sequence[Program] | None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
 
+    def warm_up(self) -> int:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+
     def run(self, inputs: StepInputs) -> None:
         """Compute the hidden states of all rows and put their keys and values into the cache."""
 
@@ -173,6 +176,11 @@ class HostRunner:
         return self.forward.state_buffers
 
     @property
+    def features(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return self.forward.features
+
+    @property
     def programs(self) -> Sequence[Program] | None:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self.forward.programs
@@ -257,6 +265,15 @@ class HostRunner:
         token_ids = self._sampler.sample(changed_RV, draws)
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
 
+    def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        rows = [batch.rows[slot] for slot in slots_E.tolist()]
+        draws = [
+            Draw(row.sampling, position, position - row.num_prompt_tokens)
+            for row, position in zip(rows, positions_E.tolist(), strict=True)
+        ]
+        return self._sampler.sample(logits_EV, draws)
+
     def hidden(self, rows: Ints) -> HostRows:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return HostRows(self.forward.logits(rows))
@@ -271,8 +288,8 @@ class HostRunner:
             self._prefaulter.touch_page()
 
     def warm_up(self) -> int:
-        """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
-        return 0
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        return self.forward.warm_up()
 
     def on_idle(self, wait_for_command: WaitForCommand) -> None:
         """See `octavo.worker_proc.executor.runner.Runner`."""

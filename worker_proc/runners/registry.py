@@ -1,13 +1,14 @@
 """Which runner computes a model's steps. Importing it imports no runner."""
 
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.host import Forward
 from octavo.worker_proc.runners.memory import StepMemory
 
 
@@ -25,6 +26,15 @@ class RunnerModule(Protocol):
         num_states: int = 0,
     ) -> Runner:
         """Make the cache, and a runner over it.
+
+        Raises:
+            MemoryError, RuntimeError: there is no memory for the cache.
+        """
+
+    def open_forward(
+        self, model: Model, config: ResolvedConfig, runner: Any, *, group: int, num_blocks: int, max_model_len: int
+    ) -> Forward:
+        """Make a cache with the blocks of another runner of this package, and what computes with both.
 
         Raises:
             MemoryError, RuntimeError: there is no memory for the cache.
@@ -64,6 +74,34 @@ def open_runner(
     return module.open_runner(
         model, config, stream, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states
     )
+
+
+def open_forward(
+    model: Model,
+    config: ResolvedConfig,
+    runner: Runner,
+    stream: Stream | None,
+    *,
+    group: int,
+    num_blocks: int,
+    max_model_len: int,
+) -> Forward:
+    """Make what computes a model that drafts for another one, over a cache of its own with the same block ids.
+
+    Args:
+        model: that drafts.
+        config: sizes of a step and of a block, types, threads.
+        runner: of the model that it drafts for.
+        stream: of the device; None: the host computes.
+        group: the cache group of that model whose blocks it uses.
+        num_blocks: of the cache.
+        max_model_len: tokens that the model can attend to.
+
+    Raises:
+        MemoryError, RuntimeError: there is no memory for the cache.
+    """
+    module = _module(model, stream)
+    return module.open_forward(model, config, runner, group=group, num_blocks=num_blocks, max_model_len=max_model_len)
 
 
 def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

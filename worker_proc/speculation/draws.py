@@ -1,4 +1,4 @@
-"""What the drafters of all methods share: draws with the noise of the request, and whose blocks their keys are in."""
+"""What the drafters of all methods share: which rows of a step are right, and whose blocks their keys are in."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,10 +9,8 @@ from torch import Tensor
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.ids import IdArray, SlotId
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
-from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.executor.runner import Accepted
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.sampling.sampler import Draw, Sampler
 
 Drafts = list[tuple[SlotId, IdArray]]
 
@@ -23,6 +21,9 @@ class Drafter(Protocol):
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
         """Its keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
+
+    def warm_up(self) -> int:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
 
     def use_model(self, model: Model | None) -> None:
         """Draft for a model with other weights from now on; None: hold no reference to the present one."""
@@ -50,19 +51,6 @@ def num_accepted(entries: StepEntries, sampled_E: Ints, accepted: Accepted | Non
     if accepted is not None:
         counts_R[sampled_E] -= entries.num_samples_R[sampled_E] - np.array(accepted.counts, dtype=np.int64)
     return counts_R
-
-
-def draw_drafts(sampler: Sampler, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-    """Return a token for each of some positions, with the noise of the position: of the token that it drafts.
-
-    So at any temperature a draft is right if drafter and model agree.
-    """
-    rows = [batch.rows[slot] for slot in slots_E.tolist()]
-    draws = [
-        Draw(row.sampling, position, position - row.num_prompt_tokens)
-        for row, position in zip(rows, positions_E.tolist(), strict=True)
-    ]
-    return sampler.sample(logits_EV, draws)
 
 
 def shared_group(model: Model) -> int:

@@ -14,13 +14,13 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.ids import pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Accepted, Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
-from octavo.worker_proc.runners.host import Forward, HostRunner
-from octavo.worker_proc.runners.registry import open_runner
-from octavo.worker_proc.sampling.sampler import Sampler
-from octavo.worker_proc.speculation.draws import Drafts, draw_drafts, num_accepted, shared_group
+from octavo.worker_proc.runners.host import Forward
+from octavo.worker_proc.runners.registry import open_forward
+from octavo.worker_proc.speculation.draws import Drafts, num_accepted, shared_group
 
 
 class HeadDrafter:
@@ -31,10 +31,9 @@ class HeadDrafter:
     Args:
         head: with its weights.
         forward: of the head, over its cache.
-        model_forward: of the model.
+        runner: of the model.
         group: the cache group of the model whose blocks the head uses.
         batch: of the requests.
-        sampler: of the model's vocabulary.
         vocab_size: of the model.
         max_model_len: longest request, in tokens.
     """
@@ -43,22 +42,25 @@ class HeadDrafter:
         self,
         head: DraftHead,
         forward: Forward,
-        model_forward: Forward,
+        runner: Runner,
         group: int,
         batch: BatchState,
-        sampler: Sampler,
         vocab_size: int,
         max_model_len: int,
     ) -> None:
         self._head: DraftHead | None = head
-        self._forward, self._model_forward = forward, model_forward
-        self._group, self._batch, self._sampler, self._vocab_size = group, batch, sampler, vocab_size
+        self._forward, self._runner = forward, runner
+        self._group, self._batch, self._vocab_size = group, batch, vocab_size
         self._max_model_len = max_model_len
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
         """The head's keys and values, as those of `octavo.worker_proc.executor.runner.Runner`."""
         return self._forward.cache_buffers
+
+    def warm_up(self) -> int:
+        """See `Drafter.warm_up`."""
+        return self._forward.warm_up()
 
     def use_model(self, model: Model | None) -> None:
         """See `Drafter.use_model`. The head of the model computes over the same cache."""
@@ -81,7 +83,7 @@ class HeadDrafter:
         counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
         rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
-        self._run(entries.slots_R, starts_R, counts_R, self._model_forward.features[0][torch.from_numpy(rows_T)], None)
+        self._run(entries.slots_R, starts_R, counts_R, _rows(self._runner.features, rows_T), None)
         if not num_drafts or not len(sampled_E):
             return []
         slots_E, next_E = entries.slots_R[sampled_E], (starts_R + counts_R)[sampled_E]
@@ -108,7 +110,7 @@ class HeadDrafter:
             is_next_E = (tokens_E >= 0) & (next_E < ends_E)
             if index + 1 == num_drafts or not is_next_E.any():
                 break
-            features_ED = self._forward.features[0][torch.from_numpy(rows_E[is_next_E])]
+            features_ED = _rows(self._forward.features, rows_E[is_next_E])
             slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
             self._run(slots_E, next_E, np.ones_like(slots_E), features_ED, tokens_E)
             next_E, rows_E = next_E + 1, np.arange(len(slots_E))
@@ -137,9 +139,9 @@ class HeadDrafter:
         logits_EV = self._forward.logits(rows_E)
         assert self._head is not None, "a step was planned for a model without weights"
         if (token_ids_V := self._head.token_ids_V) is not None:
-            all_EV = torch.full((len(rows_E), self._vocab_size), -torch.inf)
+            all_EV = logits_EV.new_full((len(rows_E), self._vocab_size), -torch.inf)
             logits_EV = all_EV.index_copy_(1, token_ids_V, logits_EV)
-        return draw_drafts(self._sampler, self._batch, logits_EV, slots_E, positions_E)
+        return self._runner.draw_drafts(self._batch, logits_EV, slots_E, positions_E)
 
 
 def open_head_drafter(
@@ -147,6 +149,7 @@ def open_head_drafter(
     head: DraftHead,
     config: ResolvedConfig,
     runner: Runner,
+    stream: Stream | None,
     batch: BatchState,
     *,
     num_blocks: int,
@@ -159,6 +162,7 @@ def open_head_drafter(
         head: with its weights.
         config: of the engine.
         runner: of the model.
+        stream: of the device; None: the host computes.
         batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
@@ -168,8 +172,11 @@ def open_head_drafter(
         MemoryError, RuntimeError: there is no memory for the cache.
     """
     group = shared_group(model)
-    head_runner = open_runner(head, config, None, num_blocks=num_blocks, max_model_len=max_model_len)
-    assert isinstance(runner, HostRunner) and isinstance(head_runner, HostRunner), "heads draft on CPUs"
-    vocab_size = config.model.vocab_size
-    sampler = Sampler(vocab_size, head.library, config.num_threads, head_runner.forward.choose_threads)
-    return HeadDrafter(head, head_runner.forward, runner.forward, group, batch, sampler, vocab_size, max_model_len)
+    sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len}
+    forward = open_forward(head, config, runner, stream, group=group, **sizes)
+    return HeadDrafter(head, forward, runner, group, batch, config.model.vocab_size, max_model_len)
+
+
+def _rows(features: Sequence[Tensor], rows: Ints) -> Tensor:
+    (features_TD,) = features
+    return features_TD[torch.from_numpy(rows).to(features_TD.device)]

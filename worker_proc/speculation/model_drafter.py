@@ -14,12 +14,12 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.ids import pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.state import BatchState
-from octavo.worker_proc.executor.runner import Accepted
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.runner import Accepted, Runner
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import Forward, HostRunner
-from octavo.worker_proc.runners.registry import open_runner
-from octavo.worker_proc.sampling.sampler import Sampler
-from octavo.worker_proc.speculation.draws import Drafts, draw_drafts, num_accepted, shared_group
+from octavo.worker_proc.runners.host import Forward
+from octavo.worker_proc.runners.registry import open_forward
+from octavo.worker_proc.speculation.draws import Drafts, num_accepted, shared_group
 
 
 class ModelDrafter:
@@ -27,9 +27,9 @@ class ModelDrafter:
 
     Args:
         forward: of the draft model, over its cache.
+        runner: of the model.
         group: the cache group of the model whose blocks the draft model uses.
         batch: of the requests.
-        sampler: of the vocabulary.
         num_blocks: of the cache.
         block_size: in tokens.
         max_rows: of a step.
@@ -39,16 +39,16 @@ class ModelDrafter:
     def __init__(
         self,
         forward: Forward,
+        runner: Runner,
         group: int,
         batch: BatchState,
-        sampler: Sampler,
         *,
         num_blocks: int,
         block_size: int,
         max_rows: int,
         max_len: int,
     ) -> None:
-        self._forward, self._group, self._batch, self._sampler = forward, group, batch, sampler
+        self._forward, self._runner, self._group, self._batch = forward, runner, group, batch
         self._block_size, self._max_rows, self._max_len = block_size, max_rows, max_len
         self._num_keys_B = np.zeros(num_blocks, dtype=np.int64)
         """How many keys of the draft model a block has, from its beginning. Contents that come from elsewhere into a
@@ -58,6 +58,10 @@ class ModelDrafter:
     def cache_buffers(self) -> Sequence[Tensor]:
         """See `Drafter.cache_buffers`."""
         return self._forward.cache_buffers
+
+    def warm_up(self) -> int:
+        """See `Drafter.warm_up`."""
+        return self._forward.warm_up()
 
     def use_model(self, model: Model | None) -> None:
         """See `Drafter.use_model`. The draft model keeps its weights."""
@@ -141,7 +145,8 @@ class ModelDrafter:
         drafts: dict[int, list[int]] = {}
         while len(slots_E):
             logits_EV = self._forward.logits(rows_E)
-            tokens_E = np.array(draw_drafts(self._sampler, self._batch, logits_EV, slots_E, next_E), dtype=np.int64)
+            drawn = self._runner.draw_drafts(self._batch, logits_EV, slots_E, next_E)
+            tokens_E = np.array(drawn, dtype=np.int64)
             is_drawn_E = tokens_E >= 0
             for slot, token_id in zip(slots_E[is_drawn_E].tolist(), tokens_E[is_drawn_E].tolist(), strict=True):
                 drafts.setdefault(slot, []).append(token_id)
@@ -157,7 +162,15 @@ class ModelDrafter:
 
 
 def open_model_drafter(
-    model: Model, draft_model: Model, config: ResolvedConfig, batch: BatchState, *, num_blocks: int, max_model_len: int
+    model: Model,
+    draft_model: Model,
+    config: ResolvedConfig,
+    runner: Runner,
+    stream: Stream | None,
+    batch: BatchState,
+    *,
+    num_blocks: int,
+    max_model_len: int,
 ) -> ModelDrafter:
     """Make the cache of a draft model, and the drafter that computes with both.
 
@@ -165,7 +178,9 @@ def open_model_drafter(
         model: that it drafts for.
         draft_model: with its weights.
         config: of the engine.
-        batch: of the model's runner.
+        runner: of the model.
+        stream: of the device; None: the host computes.
+        batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
 
@@ -176,14 +191,14 @@ def open_model_drafter(
     group = shared_group(model)
     assert config.speculation is not None and config.speculation.head is not None, "the files of the draft model"
     max_len = min(max_model_len, config.speculation.head.max_position_embeddings)
-    runner = open_runner(draft_model, config, None, num_blocks=num_blocks, max_model_len=max_len)
-    assert isinstance(runner, HostRunner), "models draft on CPUs"
-    choose_threads = runner.forward.choose_threads
+    forward = open_forward(
+        draft_model, config, runner, stream, group=group, num_blocks=num_blocks, max_model_len=max_len
+    )
     return ModelDrafter(
-        runner.forward,
+        forward,
+        runner,
         group,
         batch,
-        Sampler(config.model.vocab_size, draft_model.library, config.num_threads, choose_threads),
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_rows=config.max_num_batched_tokens,

@@ -2,6 +2,7 @@
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
@@ -11,7 +12,14 @@ from octavo.worker_proc.speculation.model_drafter import open_model_drafter
 
 
 def open_drafter(
-    model: Model, config: ResolvedConfig, runner: Runner, batch: BatchState, *, num_blocks: int, max_model_len: int
+    model: Model,
+    config: ResolvedConfig,
+    runner: Runner,
+    stream: Stream | None,
+    batch: BatchState,
+    *,
+    num_blocks: int,
+    max_model_len: int,
 ) -> Drafter | None:
     """Make the cache of what drafts for a model, and the drafter; None: nothing does.
 
@@ -19,6 +27,7 @@ def open_drafter(
         model: with its weights, and those of its head or draft model.
         config: of the engine.
         runner: of the model.
+        stream: of the device; None: the host computes.
         batch: of the runner.
         num_blocks: of the cache.
         max_model_len: longest request, in tokens.
@@ -29,5 +38,5 @@ def open_drafter(
     """
     sizes = {"num_blocks": num_blocks, "max_model_len": max_model_len}
     if isinstance(head := model.head, DraftHead):
-        return open_head_drafter(model, head, config, runner, batch, **sizes)
-    return None if head is None else open_model_drafter(model, head, config, batch, **sizes)
+        return open_head_drafter(model, head, config, runner, stream, batch, **sizes)
+    return None if head is None else open_model_drafter(model, head, config, runner, stream, batch, **sizes)

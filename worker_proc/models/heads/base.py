@@ -63,14 +63,16 @@ class DraftHead(Model):
         self._rotary, self._norm, self._output = rotary, norm, output
         # Native programs pass rows on in float32.
         dtype, width = torch.float32 if self.library else self.dtype, model.embedding.table_VD.shape[1]
-        memory_B = allocate(max_rows * width * dtype.itemsize)
-        self.inputs_XD = memory_B[: max_rows * width * dtype.itemsize].view(dtype).view(max_rows, width)
+        num_bytes = max_rows * width * dtype.itemsize
+        on_host = self.device.type == "cpu"  # where only the rows that are ever used take memory
+        memory_B = allocate(num_bytes) if on_host else torch.zeros(num_bytes, dtype=torch.uint8, device=self.device)
+        self.inputs_XD = memory_B[:num_bytes].view(dtype).view(max_rows, width)
         """The features that the next step reads, row by row."""
 
     def finish_loading(self) -> None:
         """Turn the differences to the ids of logits, which checkpoints have, into `token_ids_V`."""
         if self.token_ids_V is not None:
-            self.token_ids_V += torch.arange(len(self.token_ids_V))
+            self.token_ids_V += torch.arange(len(self.token_ids_V), device=self.device)
 
     def prepare(self, max_model_len: int) -> None:
         """See `octavo.worker_proc.models.base.Model`."""

@@ -27,9 +27,9 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     state_slots,
 )
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
-from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
+from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields, StepBuffer
-from octavo.worker_proc.runners.cuda_graphs.upload import AttentionPlans, StepUpload
+from octavo.worker_proc.runners.cuda_graphs.upload import NO_SAMPLES, AttentionPlans, StepUpload
 from octavo.worker_proc.sampling.state import LARGEST
 
 
@@ -96,6 +96,8 @@ class StepGraphs:
         buffer: for the metadata of steps.
         sizes: of the graphs.
         stages: through which the model exchanges rows with the stages before and after; None: it has all layers.
+        has_samples: whether tokens are sampled here: not in other stages than the last, not after a model that pools,
+            and not where a drafter draws.
     """
 
     def __init__(
@@ -105,12 +107,15 @@ class StepGraphs:
         attention: Sequence[GraphAttention],
         block_tables: Sequence[Tensor],
         stream: Stream,
-        table: SlotTable,
+        table: SlotTable | GroupTable,
         buffer: StepBuffer,
         sizes: GraphSizes,
         stages: GraphStages | None = None,
+        *,
+        has_samples: bool,
     ) -> None:
         self._model = model
+        self.has_samples = has_samples
         self._stages = stages
         self._layers = layers
         self._attention = attention
@@ -131,17 +136,16 @@ class StepGraphs:
         self._logprobs = LogprobsMemory.allocate(most, device)
         self._hidden_TD: Tensor | None = None
         """The output of graphs that compute; allocated with the first capture."""
+        self._features: Sequence[Tensor] = ()
+        """The same of `Features`."""
+        self.features: Sequence[Tensor] = ()
+        """See `Features` of the last step: matrices TD with a row for each of its rows at least."""
         self._graphs: dict[GraphKind, dict[int, _Captured]] = {kind: {} for kind in GraphKind}
         self.is_eager = False
         """Launch the kernels of all steps one by one, as to compare their bits with those of graphs."""
         self._pool = stream.new_graph_pool()
         self._staged: _Staged | None = None
         self._step_hidden_TD: Tensor | None = None
-
-    @property
-    def has_samples(self) -> bool:
-        """Whether tokens are sampled here: not in other stages than the last, and not after a model that pools."""
-        return self._model.stage.is_last and self._model.pooling_head is None
 
     def uncaptured(self, kind: GraphKind) -> list[int]:
         """Return the sizes without a graph, in the order of capture."""
@@ -151,7 +155,14 @@ class StepGraphs:
             return []
         return [size for size in self._sizes[kind].largest_first if size not in self._graphs[kind]]
 
-    def stage(self, inputs: StepInputs, samples: SampleRows, *, reports: bool = False) -> None:
+    def capture_all(self) -> int:
+        """Capture all graphs that are missing; returns their number. Blocks until: all work before is finished."""
+        missing = [(kind, size) for kind in GraphKind for size in self.uncaptured(kind)]
+        for kind, size in missing:
+            self.capture(kind, size)
+        return len(missing)
+
+    def stage(self, inputs: StepInputs, samples: SampleRows = NO_SAMPLES, *, reports: bool = False) -> None:
         """Send a step to the device, with the changes of the slots; `reports`: its samples report logprobs.
 
         The step that was staged `NUM_HOST_BUFFERS` calls ago must be over.
@@ -184,9 +195,10 @@ class StepGraphs:
         step = self._current
         if step.compute is None:
             self._step_hidden_TD = self._hidden_of(step.inputs.views)
+            self.features = self._model_features
         else:
             step.compute.replay()
-            self._step_hidden_TD = self._hidden_TD
+            self._step_hidden_TD, self.features = self._hidden_TD, self._features
 
     def logits(self) -> Tensor:
         """Return logits_NV in float32 for the sampled rows, padding included."""
@@ -210,10 +222,16 @@ class StepGraphs:
 
     def sample_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
         """Sample a token for some of the sampled rows from these logits, without a graph; returns tokens_M, int64."""
+        return self._sampled(self._sample_views(samples), logits_MV, None, None)
+
+    def draw_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
+        """Return tokens_M as `sample_at` does, without making them tokens of their requests: drafts."""
+        return self._drawn(self._sample_views(samples), logits_MV, None, None)
+
+    def _sample_views(self, samples: SampleRows) -> Views:
         arrays = {"sample_slots": samples.slots_N, "sample_positions": samples.positions_N}
         arrays["num_outputs"] = samples.num_outputs_N
-        views = {name: upload_array(self._stream, array) for name, array in arrays.items()}
-        return self._sampled(views, logits_MV, None, None)
+        return {name: upload_array(self._stream, array) for name, array in arrays.items()}
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
@@ -299,10 +317,13 @@ class StepGraphs:
         def compute() -> None:
             if (hidden_TD := self._hidden_of(fields.views)) is None:
                 return
+            features = self._model_features
             if self._hidden_TD is None:
-                rows = max(size for sizes in self._sizes.values() for size in sizes.largest_first)
-                self._hidden_TD = hidden_TD.new_zeros(rows, hidden_TD.shape[1])
-            self._hidden_TD[:size].copy_(hidden_TD)
+                most = max(size for sizes in self._sizes.values() for size in sizes.largest_first)
+                self._hidden_TD = hidden_TD.new_zeros(most, hidden_TD.shape[1])
+                self._features = [one_TD.new_zeros(most, one_TD.shape[1]) for one_TD in features]
+            for kept_TD, one_TD in zip([self._hidden_TD, *self._features], [hidden_TD, *features], strict=True):
+                kept_TD[:size].copy_(one_TD)
 
         return compute
 
@@ -338,6 +359,10 @@ class StepGraphs:
         if self._model.adapter_rows is not None:
             self._model.adapter_rows.slots_T = self._table.adapters_of(slots_T)
 
+    @property
+    def _model_features(self) -> Sequence[Tensor]:
+        return self._model.features.results if self._model.features is not None else ()
+
     def _hidden_rows(self, rows_R: Tensor) -> Tensor:
         assert self._step_hidden_TD is not None, "compute() comes first"
         return self._step_hidden_TD.index_select(0, rows_R)
@@ -351,11 +376,22 @@ class StepGraphs:
         raw_NV: Tensor | None = None,
     ) -> Tensor:
         """Sample a token for each row of logits, and store it for the next step and for penalties."""
-        slots_N, requests = views["sample_slots"], self._table.requests
-        tokens_N = sample_rows(
+        tokens_N = self._drawn(views, logits_NV, out_N, memory, raw_NV)
+        record_tokens(self._table.requests, views["sample_slots"], tokens_N, self._table.last_token_S)
+        return tokens_N
+
+    def _drawn(
+        self,
+        views: Views,
+        logits_NV: Tensor,
+        out_N: Tensor | None,
+        memory: LogprobsMemory | None,
+        raw_NV: Tensor | None = None,
+    ) -> Tensor:
+        return sample_rows(
             logits_NV,
-            requests,
-            slots_N,
+            self._table.requests,
+            views["sample_slots"],
             views["sample_positions"],
             views["num_outputs"],
             largest=LARGEST,
@@ -363,5 +399,3 @@ class StepGraphs:
             logprobs=memory,
             raw_RV=raw_NV,
         )
-        record_tokens(requests, slots_N, tokens_N, self._table.last_token_S)
-        return tokens_N

@@ -1,6 +1,7 @@
 """Makes the runner of a GPU, and measures what its steps take. Imports Triton."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from functools import partial
 
@@ -19,20 +20,24 @@ from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.attention.paged import PagedCacheAttention
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import torch_storage
-from octavo.worker_proc.cache.states import open_states
+from octavo.worker_proc.cache.states import StateStorage, open_states
+from octavo.worker_proc.cache.storage import KVStorage
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.pooling.pooler import Pooler
+from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
 from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, UnpaddedRows
-from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable, Widths
+from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, max_samples, prompts_plan
+from octavo.worker_proc.speculation.draws import shared_group
+from octavo.worker_proc.speculation.open import open_drafter
 
 MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
@@ -71,22 +76,73 @@ def open_runner(
     widths = Widths(SamplingWidths(mask_words=-(-vocab_size // 32)), max_seen, blocks_each, len(groups))
     labels = [SegmentLabels(num_seqs + 1, blocks_each, config.block_size, SEGMENT) for _ in groups]
     table = SlotTable(num_seqs, widths, device, labels)
-    block_tables = [torch.zeros(num_seqs, blocks_each, dtype=torch.int32, device=device) for _ in groups]
+    states = open_states(model.state_group, num_states, device)
+    graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len)
+    changes_logits = bool(config.logits_processors)
+    cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
+    return CudaGraphRunner(
+        table,
+        graphs,
+        stream,
+        cache_bytes,
+        storage.buffers,
+        _max_size(config),
+        model.given_rows,
+        model.step_angles,
+        changes_logits=changes_logits,
+        state_buffers=states.buffers if states else (),
+    )
+
+
+def open_forward(
+    model: Model,
+    config: ResolvedConfig,
+    runner: CudaGraphRunner,
+    *,
+    group: int,
+    num_blocks: int,
+    max_model_len: int,
+) -> GraphForward:
+    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    stream = runner.stream
+    model.prepare(max_model_len)
+    storage = torch_storage(config, model.cache_groups, num_blocks, stream.torch_device)
+    graphs = _open_graphs(
+        model, config, stream, GroupTable(runner.table, group), storage, None, max_model_len, has_samples=False
+    )
+    return GraphForward(graphs, stream, storage.buffers, _max_size(config))
+
+
+def _open_graphs(
+    model: Model,
+    config: ResolvedConfig,
+    stream: Stream,
+    table: SlotTable | GroupTable,
+    storage: KVStorage,
+    states: StateStorage | None,
+    max_model_len: int,
+    *,
+    has_samples: bool = True,
+) -> StepGraphs:
+    """Make the graphs of a model over its cache, and the buffers of their steps."""
+    groups, device = model.cache_groups, stream.torch_device
+    block_tables = [
+        torch.zeros(config.max_num_seqs, block_ids_SP.shape[1], dtype=torch.int32, device=device)
+        for block_ids_SP in table.block_ids
+    ]
     attention = [
         StepAttention(group.shape, config.block_size, _limits(config, group.shape, max_model_len), block_table_RP)
         for group, block_table_RP in zip(groups, block_tables, strict=True)
     ]
-    max_size = StepSize(config.max_num_batched_tokens, num_seqs, max_samples(config))
     num_words = sum(each.layout.num_words for each in attention)
-    states = open_states(model.state_group, num_states, device)
-    buffer = StepBuffer(stream, max_size, num_words, len(groups), has_states=states is not None)
+    buffer = StepBuffer(stream, _max_size(config), num_words, len(groups), has_states=states is not None)
     start = 0
     for each in attention:
         each.words_W = buffer.attention_plan_W[start : start + each.layout.num_words]
         start += each.layout.num_words
     # Ranks exchange equally many rows, so sizes must not depend on what cuBLAS pads on one of them.
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
-    graphs = StepGraphs(
+    return StepGraphs(
         model,
         PagedCacheAttention(storage, groups, states, model.cache_scales),
         attention,
@@ -96,21 +152,12 @@ def open_runner(
         buffer,
         GraphSizes.of(_max_decode_rows(config), config.max_num_batched_tokens, unpadded),
         model.exchange if isinstance(model.exchange, GraphStages) else None,
+        has_samples=has_samples and model.stage.is_last and model.pooling_head is None,
     )
-    changes_logits = bool(config.logits_processors)
-    cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
-    return CudaGraphRunner(
-        table,
-        graphs,
-        stream,
-        cache_bytes,
-        storage.buffers,
-        max_size,
-        model.given_rows,
-        model.step_angles,
-        changes_logits=changes_logits,
-        state_buffers=states.buffers if states else (),
-    )
+
+
+def _max_size(config: ResolvedConfig) -> StepSize:
+    return StepSize(config.max_num_batched_tokens, config.max_num_seqs, max_samples(config))
 
 
 @torch.inference_mode()
@@ -158,14 +205,19 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
     )
     answers, pooling = model.stage.is_last, config.model.pooling
     pooler = Pooler(pooling, model.pooling_head) if pooling and answers else None
+    sizes = {"num_blocks": num_blocks, "max_model_len": config.max_model_len}
+    drafter = open_drafter(model, eager, runner, stream, batch, **sizes)
+    cache_bytes = runner.cache_bytes + sum(buffer.nbytes for buffer in (drafter.cache_buffers if drafter else ()))
     with contextlib.closing(
-        PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, answers=answers)
+        PipelinedExecutor(batch, runner, lambda result: None, pooler=pooler, drafter=drafter, answers=answers)
     ) as executor:
         new_plan = partial(prompts_plan, num_groups=num_groups, has_states=has_states)
-        executor.begin(new_plan(prompts, POOLED_WHOLE if pooling else _MEASURED, blocks_each))
+        # A draft model computes the whole step once more.
+        plan = new_plan(prompts, POOLED_WHOLE if pooling else _MEASURED, blocks_each)
+        executor.begin(msgspec.structs.replace(plan, num_drafts=int(drafter is not None)))
         if pooling:
             executor.drain()
-            return device.peak_growth_bytes() - runner.cache_bytes
+            return device.peak_growth_bytes() - cache_bytes
         decode = [1] * config.max_num_seqs
         released = range(len(prompts))
         plan = new_plan(decode, _MEASURED, 1, sequence=1, released=released)
@@ -176,7 +228,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         if config.speculation is not None:
             executor.begin(_drafts_plan(config, new_plan))
             executor.drain()
-        return device.peak_growth_bytes() - runner.cache_bytes
+        return device.peak_growth_bytes() - cache_bytes
 
 
 def _drafts_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
@@ -192,13 +244,17 @@ def _drafts_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> S
 def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: ResolvedConfig) -> int:
     """Capture the two largest graphs of each kind, and count the second for all that follow."""
     num_states = int(model.state_group is not None)
-    graphs = open_runner(
-        model, config, stream, num_blocks=1, max_model_len=config.max_model_len, num_states=num_states
-    ).graphs
+    runner = open_runner(model, config, stream, num_blocks=1, max_model_len=config.max_model_len, num_states=num_states)
+    all_graphs = [runner.graphs]
+    if model.head is not None:
+        assert config.speculation is not None and config.speculation.head is not None, "the files of what drafts"
+        max_len = min(config.max_model_len, config.speculation.head.max_position_embeddings)
+        sizes = {"group": shared_group(model), "num_blocks": 1, "max_model_len": max_len}
+        all_graphs.append(open_forward(model.head, config, runner, **sizes).graphs)
     num_bytes = 0
-    for kind in GraphKind:
-        sizes = graphs.uncaptured(kind)
-        for size, times in zip(sizes[:2], (1, len(sizes) - 1), strict=False):
+    for graphs, kind in itertools.product(all_graphs, GraphKind):
+        missing = graphs.uncaptured(kind)
+        for size, times in zip(missing[:2], (1, len(missing) - 1), strict=False):
             # What the kernels took when they were run once before the capture is free again.
             free_bytes = device.free_bytes()
             graphs.capture(kind, size)

@@ -17,7 +17,7 @@ from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
 from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model, StepAngles
 from octavo.worker_proc.models.given_rows import GivenRows
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
 from octavo.worker_proc.runners.cuda_graphs.sizes import idle_sizes
@@ -105,8 +105,8 @@ class CudaGraphRunner:
         self.state_buffers = state_buffers
         self.cache_bytes = cache_bytes
         self.cache_buffers = cache_buffers
-        self._table = table
-        self._stream = stream
+        self.table = self._table = table
+        self.stream = self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
         self.max_logits = max_size.num_samples
@@ -119,12 +119,7 @@ class CudaGraphRunner:
             self.graphs.launch_idle(size, changes_logits=self._changes_logits)
         if self.graphs.has_samples:
             self._reporter.warm_up(self._table)
-        num_graphs = 0
-        for kind in GraphKind:
-            for graph_size in self.graphs.uncaptured(kind):
-                self.graphs.capture(kind, graph_size)
-                num_graphs += 1
-        return num_graphs
+        return self.graphs.capture_all()
 
     def use_model(self, model: Model | None) -> None:
         """Never called: graphs know the addresses of weights, so weights are overwritten."""
@@ -237,6 +232,20 @@ class CudaGraphRunner:
     def hidden(self, rows: Ints) -> DeviceRows:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return DeviceRows(self._stream.download(self._reporter.logits_of(rows)))
+
+    @property
+    def features(self) -> Sequence[Tensor]:
+        """See `octavo.worker_proc.executor.runner.Runner`; on the device."""
+        return self.graphs.features
+
+    def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
+        """See `octavo.worker_proc.executor.runner.Runner`."""
+        num_outputs_E = positions_E - batch.columns.num_prompt_S[slots_E]
+        drawn = SampleRows(slots_E, slots_E, positions_E, num_outputs_E)
+        tokens_E = self._stream.download(self.graphs.draw_at(drawn, logits_EV))
+        self._stream.record_event().wait()
+        token_ids: list[int] = tokens_E.tolist()
+        return token_ids
 
     def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.executor.runner.Runner`."""

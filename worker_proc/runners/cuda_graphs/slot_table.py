@@ -158,6 +158,37 @@ class SlotTable:
             (self._lists if name in LISTS else self._memory).write(name, slot, values, start)
 
 
+class GroupTable:
+    """The slots of a batch as what drafts for them sees them: the blocks of one cache group, and its own last tokens.
+
+    Args:
+        table: of the runner.
+        group: the cache group of its model.
+    """
+
+    def __init__(self, table: SlotTable, group: int) -> None:
+        self._table = table
+        self.idle_slot = table.idle_slot
+        self.segment_labels = [table.segment_labels[group]]
+        self.block_ids = [table.block_ids[group]]
+        """See `SlotTable.block_ids`."""
+        self.last_token_S = torch.zeros_like(table.last_token_S)
+
+    @property
+    def requests(self) -> RequestTable:
+        """See `SlotTable.requests`."""
+        return self._table.requests
+
+    @property
+    def memories(self) -> tuple[SlotMemory, SlotMemory]:
+        """See `SlotTable.memories`."""
+        return self._table.memories
+
+    def adapters_of(self, slots_T: Tensor) -> Tensor:
+        """See `SlotTable.adapters_of`."""
+        return self._table.adapters_of(slots_T)
+
+
 _INITIAL: dict[str, tuple[float, ...]] = {
     name: (column.initial,) * (column.width or 1)
     for name, column in COLUMNS.items()

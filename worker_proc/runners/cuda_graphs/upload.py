@@ -14,7 +14,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     fill_samples,
     idle_step,
 )
-from octavo.worker_proc.runners.cuda_graphs.slot_table import SlotTable
+from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields, StepBuffer
 
 NO_SAMPLES = SampleRows(*(np.empty(0, np.int64) for _ in range(4)))
@@ -43,7 +43,12 @@ class StepUpload:
     """
 
     def __init__(
-        self, attention: Sequence[GraphAttention], table: SlotTable, buffer: StepBuffer, *, has_states: bool
+        self,
+        attention: Sequence[GraphAttention],
+        table: SlotTable | GroupTable,
+        buffer: StepBuffer,
+        *,
+        has_states: bool,
     ) -> None:
         self._attention = attention
         self._table = table

@@ -9,9 +9,9 @@ from octavo.worker_proc.cache.layout import cache_layout
 from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, Runner
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import HostRunner
+from octavo.worker_proc.runners.host import Forward, HostRunner
 from octavo.worker_proc.runners.memory import StepMemory
 from octavo.worker_proc.runners.native.programs import NativePrograms
 
@@ -28,6 +28,13 @@ def open_runner(
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states)
     return HostRunner.build(programs, config, model.library, num_blocks)
+
+
+def open_forward(
+    model: Model, config: ResolvedConfig, runner: Runner, *, group: int, num_blocks: int, max_model_len: int
+) -> Forward:
+    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    return open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

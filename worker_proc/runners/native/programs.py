@@ -138,6 +138,10 @@ class NativePrograms:
             self.attention.workspace_bytes if self.attention else 0
         )
 
+    def warm_up(self) -> int:
+        """Return 0: nothing is captured."""
+        return 0
+
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
         if self._given_rows is not None:

@@ -41,6 +41,10 @@ class TorchForward:
         if model is not None:
             model.prepare(self._max_model_len)
 
+    def warm_up(self) -> int:
+        """Return 0: nothing is captured."""
+        return 0
+
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
         assert self._model is not None, "a step without a model"

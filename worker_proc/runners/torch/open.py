@@ -14,9 +14,10 @@ from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
+from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
-from octavo.worker_proc.runners.host import HostRunner
+from octavo.worker_proc.runners.host import Forward, HostRunner
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
 from octavo.worker_proc.runners.torch.forward import TorchForward
 
@@ -58,6 +59,13 @@ def open_attention(
     layouts = [cache_layout(config, group, index) for index, group in enumerate(groups)]
     bounds = StepBounds(config.max_num_batched_tokens, max_model_len, config.max_num_seqs, config.num_threads)
     return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds, model.cache_scales)
+
+
+def open_forward(
+    model: Model, config: ResolvedConfig, runner: Runner, *, group: int, num_blocks: int, max_model_len: int
+) -> Forward:
+    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    return open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

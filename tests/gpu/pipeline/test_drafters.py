@@ -1,0 +1,138 @@
+"""Heads and models that draft on a device: the drafts of a CPU, and the tokens and bits of steps without drafts."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+import torch
+from fake_device import MeasuredDevice
+from gpu_steps import SETTINGS, driver, new_stream, prompt
+from pipeline_driver import PipelineDriver
+from tiny_heads import make_head
+from tiny_models import make_tiny
+from worker_plans import loaded, spec, worker_config
+
+from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.runners.cuda_graphs import open as opening
+from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
+from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
+from octavo.worker_proc.weights.load import load_model
+
+pytestmark = [
+    # What a step is filled up with reads cache that nobody has written, which holds NaN here.
+    pytest.mark.filterwarnings("ignore:All-NaN"),
+    # In one process: all of them use the same kernels, and would compile them at the same time.
+    pytest.mark.xdist_group("pipeline"),
+]
+
+METHODS = ("eagle", "eagle3", "draft_model")
+NUM_DRAFTS = 2
+SAMPLING = [spec(logprobs=2), spec(temperature=0.8, seed=5, top_k=20, frequency_penalty=0.4, logprobs=1)]
+
+
+class Found(NamedTuple):
+    """What a scenario gives."""
+
+    outputs: list[list[int]]
+    logprobs: list[Any]
+    drafts: list[dict[int, list[int]]]
+
+
+def scenario(core: PipelineDriver, num_drafts: int) -> Found:
+    """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts between."""
+    requests = [core.admit(slot, prompt(6 - slot, slot), SAMPLING[slot]) for slot in range(2)]
+    drafts: list[dict[int, list[int]]] = []
+
+    def step(num: int, chunks: dict[int, int] | None = None, *, verifies: bool = False, wrong: bool = False) -> None:
+        draft_tokens = dict(drafts[-1]) if verifies and num_drafts else {}
+        if wrong and draft_tokens:
+            draft_tokens[0] = [*draft_tokens[0][:1], 7]
+        core.begin(chunks, draft_tokens=draft_tokens, num_drafts=num and num_drafts)
+        core.executor.drain()
+        drafts.append({slot: list(token_ids) for slot, token_ids in core.results[-1].drafts})
+
+    step(1, {0: 4, 1: 5})  # nothing is sampled for the first request yet
+    step(1)
+    step(1, verifies=True)
+    step(0)
+    step(1)
+    step(1, verifies=True, wrong=True)
+    core.executor.close()
+    return Found([request.outputs for request in requests], [request.logprobs for request in requests], drafts)
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    directory = tmp_path_factory.mktemp("drafters")
+    aux = {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}}
+    return {
+        "target": make_tiny("LlamaForCausalLM", directory / "target", num_hidden_layers=2),
+        "eagle": make_head("eagle", directory / "eagle"),
+        "eagle3": make_head("eagle3", directory / "eagle3", **aux),
+        "draft_model": make_tiny("Qwen2ForCausalLM", directory / "small", seed=1, num_hidden_layers=1),
+    }
+
+
+def configured(paths: dict[str, Path], method: str, device: str) -> ResolvedConfig:
+    speculation = {"method": method, "model": str(paths[method]), "num_speculative_tokens": NUM_DRAFTS}
+    return worker_config(paths["target"], device=device, speculative_config=speculation, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def computed_on_cpu(paths: dict[str, Path]) -> dict[str, Found]:
+    found = {}
+    for method in METHODS:
+        config = configured(paths, method, "cpu")
+        found[method] = scenario(driver(loaded(config), config, None), NUM_DRAFTS)
+    return found
+
+
+@pytest.fixture(scope="module")
+def without_drafts(paths: dict[str, Path], _kernels_of_gpus: None, device: torch.device) -> Found:
+    config = worker_config(paths["target"], device="cuda", **SETTINGS)
+    return scenario(driver(load_model(config, lambda fraction: None, device=device), config, new_stream(device)), 0)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
+    method: str,
+    paths: dict[str, Path],
+    computed_on_cpu: dict[str, Found],
+    without_drafts: Found,
+    stream: Stream,
+) -> None:
+    config = configured(paths, method, "cuda")
+    model = load_model(config, lambda fraction: None, device=stream.torch_device)
+    found = scenario(driver(model, config, stream), NUM_DRAFTS)
+    assert found.drafts == computed_on_cpu[method].drafts
+    assert sum(map(len, found.drafts)) > 5
+    for kind in ("outputs", "logprobs"):
+        for with_drafts, without in zip(getattr(found, kind), getattr(without_drafts, kind), strict=True):
+            assert with_drafts[: len(without)] == without
+    if method == "eagle":  # the others go the same way
+        eager = msgspec.structs.replace(config, max_graph_size=0)
+        assert scenario(driver(model, eager, new_stream(stream.torch_device)), NUM_DRAFTS) == found
+
+
+def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(
+    paths: dict[str, Path], _kernels_of_gpus: None, stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = configured(paths, "draft_model", "cuda")
+    model = load_model(config, lambda fraction: None, device=stream.torch_device)
+    run: list[int] = []
+    captured: list[GraphKind] = []
+    monkeypatch.setattr(StepGraphs, "capture", lambda self, kind, size: captured.append(kind))
+    monkeypatch.setattr(MeasuredDevice, "free_bytes", lambda self: 0)
+    original = GraphForward.run
+
+    def run_forward(self: GraphForward, inputs: StepInputs) -> None:
+        run.append(len(inputs.token_ids_T))
+        original(self, inputs)
+
+    monkeypatch.setattr(GraphForward, "run", run_forward)
+    opening.measure(model, MeasuredDevice(stream), config)
+    assert run[0] == config.max_num_batched_tokens, "the largest step of the drafter"
+    assert captured.count(GraphKind.DECODES) == 2 * 2 and captured.count(GraphKind.SAMPLES) == 2
