@@ -18,7 +18,8 @@ from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.runners.cuda_graphs import open as opening
 from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind
 from octavo.worker_proc.weights.load import load_model
 
 pytestmark = [

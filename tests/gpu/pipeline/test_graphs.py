@@ -18,8 +18,8 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs import open as opening
 from octavo.worker_proc.runners.cuda_graphs import sizes
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind
 
 pytestmark = [
     # What a step is filled up with reads cache that nobody has written, which holds NaN here.

@@ -25,7 +25,7 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind
 from octavo.worker_proc.weights.load import load_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore:All-NaN"), pytest.mark.xdist_group("pipeline")]

@@ -15,7 +15,7 @@ from worker_plans import Driver, worker_config
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.parallel.distributed import join_all
 from octavo.worker_proc.parallel.stage_links import DistributedStages, GraphStages, residual_width
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind
 from octavo.worker_proc.weights.load import load_model
 
 pytestmark = [

@@ -5,7 +5,6 @@ Knows no request: arrays go in, one token per sampled row comes out. Kernels rea
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 
 import torch
 from torch import Tensor
@@ -26,24 +25,11 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import (
     slot_mapping_name,
     state_slots,
 )
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, Sizes
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, GraphSizes, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields, StepBuffer
 from octavo.worker_proc.runners.cuda_graphs.upload import NO_SAMPLES, AttentionPlans, StepUpload
 from octavo.worker_proc.sampling.state import LARGEST
-
-
-class GraphKind(Enum):
-    """What a graph computes, in the order of capture: the graph that takes the most memory is the first."""
-
-    PROMPTS = "prompts"
-    """Hidden states of a step in which requests compute any number of tokens."""
-    DECODES = "decodes"
-    """Hidden states of a step in which each request computes one token, or a few that are drafted to follow."""
-    SAMPLES = "samples"
-    """Tokens from hidden states."""
-    REPORTS = "reports"
-    """The same, with logprobs."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

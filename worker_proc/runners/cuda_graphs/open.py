@@ -29,10 +29,10 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
-from octavo.worker_proc.runners.cuda_graphs.graphs import GraphKind, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphSizes, UnpaddedRows
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, GraphSizes, UnpaddedRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable, Widths
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, max_samples, prompts_plan

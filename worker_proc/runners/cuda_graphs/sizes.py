@@ -3,6 +3,7 @@
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
 
@@ -20,6 +21,19 @@ _ROWS_OF_TILES = (64, 128)
 
 UnpaddedRows = Callable[[int], int]
 """Returns the next number of rows that products do not pad: each padding copies the rows."""
+
+
+class GraphKind(Enum):
+    """What a graph computes, in the order of capture: the graph that takes the most memory is the first."""
+
+    PROMPTS = "prompts"
+    """Hidden states of a step in which requests compute any number of tokens."""
+    DECODES = "decodes"
+    """Hidden states of a step in which each request computes one token, or a few that are drafted to follow."""
+    SAMPLES = "samples"
+    """Tokens from hidden states."""
+    REPORTS = "reports"
+    """The same, with logprobs."""
 
 
 class Sizes:
