@@ -64,6 +64,8 @@ class MediaItem(msgspec.Struct, array_like=True, gc=False, frozen=True):
     kind: Kind = "image"
     frame_step: float = 1.0
     """Positions from a frame of the grid to the next; rounded down for each frame."""
+    continues_grid: bool = False
+    """Its frames follow those of the item before, of which they are one grid: a part of the same video."""
 
     @property
     def grids(self) -> list["GridSpan"]:
@@ -101,6 +103,18 @@ class GridSpan(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """The first position."""
     grid: list[int]
     frame_step: float = 1.0
+
+
+def grids_of(items: Sequence[MediaItem]) -> list[GridSpan]:
+    """Return the grids of a prompt: one for all items of a video that follow each other."""
+    grids: list[GridSpan] = []
+    for item in items:
+        if item.continues_grid and grids:
+            start, (frames, rows, columns), frame_step = msgspec.structs.astuple(grids.pop())
+            grids.append(GridSpan(start, [frames + item.grid[0], rows, columns], frame_step))
+        else:
+            grids += item.grids
+    return grids
 
 
 class EncoderInput(msgspec.Struct, array_like=True, gc=False, frozen=True):
@@ -165,6 +179,11 @@ def media_fault(
         return f"rows of media overlap, or lie outside of the {num_prompt_tokens} positions of the prompt"
     if any(item.grid and not _is_grid_of(item) for item in items):
         return "the grid of a media item is not that of its rows"
+    neighbours = zip([None, *items], items, strict=False)
+    if any(item.continues_grid and not _continues(before, item) for before, item in neighbours):
+        return "a media item does not continue the grid of the one before it"
+    if any(one.grid[0] * one.frame_step > MAX_POSITIONS for one in grids_of(items)):
+        return f"the grid of a media item takes more than {MAX_POSITIONS} positions"
     return _digest_or_size_fault(items)
 
 
@@ -203,3 +222,11 @@ def _is_grid_of(item: MediaItem) -> bool:
     if len(item.spans) > 1 and [num_rows for _, num_rows in item.spans] != [rows * columns] * frames:
         return False
     return 0 <= frames * item.frame_step <= MAX_POSITIONS  # false for what is not a number
+
+
+def _continues(before: MediaItem | None, item: MediaItem) -> bool:
+    if before is None or not before.grid or not item.grid:
+        return False
+    is_next = len(before.spans) == len(item.spans) == 1 and before.end == item.start
+    same = [(one.kind, one.grid[1:], one.frame_step) for one in (before, item)]
+    return is_next and same[0] == same[1]

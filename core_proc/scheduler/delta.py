@@ -8,7 +8,7 @@ from octavo.core_proc.request import Request
 from octavo.protocol.adapters import AdapterLoad
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import IdArray, SlotId, TokenId
-from octavo.protocol.media import StepMedia
+from octavo.protocol.media import StepMedia, grids_of
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import (
     POOLED,
@@ -247,7 +247,7 @@ def _admitted(request: Request) -> Admitted:
         params=request.params,
         adapter_slot=request.adapter_slot,
         embed_spans=request.prompt_embeds.spans if request.prompt_embeds is not None else [],
-        grids=[grid for item in request.media for grid in item.grids],
+        grids=grids_of(request.media),
         both_ways_spans=[span for item in request.media if item.is_both_ways for span in item.spans],
     )
 

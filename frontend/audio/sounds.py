@@ -59,7 +59,7 @@ class SoundProcessor:
             if (needed := rows * num_windows) > most:  # before the work is done
                 return Result(f"it has {needed} tokens, and the limit is {most} (--max-model-len)")
             inputs = windowed_inputs(self._decoder.extractor, samples, self._setup.token_id, rows)
-            return result_of(inputs, self._setup.token_id, duration_s=duration_s, num_items=num_windows)
+            return result_of(inputs, self._setup.token_id, duration_s=duration_s, part_rows=[rows] * num_windows)
         if len(samples) > self._window:
             most_s = self._window / self._decoder.rate
             return Result(f"it is longer than the {most_s:g} seconds that the model reads at once")

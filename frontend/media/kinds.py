@@ -98,6 +98,7 @@ def _of_videos(config: ResolvedConfig) -> VideoSetup:
         media.max_video_frames,
         media.video_frames,
         media.video_fps,
+        config.max_model_len,
         media.max_item_tokens,
         facts.hf_config["vision_config"].get("tokens_per_second", 4) if has_times else 0.0,
         facts.architecture.startswith("Qwen3VL"),

@@ -1,7 +1,6 @@
 """`MediaPrompts`: prompts with media, from text or tokens and the media to tokens and `MediaItem`s."""
 
 import asyncio
-import hashlib
 import re
 from collections.abc import Awaitable, Callable, Collection, Container, Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ import msgspec
 from octavo.frontend.media.download import MediaError, read_url
 from octavo.frontend.media.given import GivenRows
 from octavo.frontend.media.given_results import GivenMedia
+from octavo.frontend.media.items import MAX_SHARED_ROWS, media_items
 from octavo.frontend.media.kinds import KINDS, token_id_of
-from octavo.frontend.media.live_bytes import LiveBuffer, LiveMedia
+from octavo.frontend.media.live_bytes import LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.result import beside_images
@@ -23,8 +23,7 @@ from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import DIGEST_BYTES, MAX_ITEM_BYTES, Kind, MediaItem, MediaTensor
-from octavo.protocol.prompt_embeds import Span
+from octavo.protocol.media import MAX_ITEM_BYTES, Kind, MediaItem
 
 Encode = Callable[..., Awaitable[list[int]]]
 _NO_OPTIONS = MediaOptions()
@@ -242,7 +241,7 @@ class MediaPrompts:
             processed = [(source, beside_images(source.kind, result)) for source, result in processed]
         for source, result in processed:
             noun, token_id = NOUNS[source.kind], self._token_ids[source.kind]
-            if (num_rows := result.num_rows // result.num_items) > self._media.max_item_tokens:
+            if (num_rows := max(result.part_rows, default=result.num_rows)) > self._media.max_item_tokens:
                 raise InvalidRequestError(
                     f"{source.path}: the {noun} has {num_rows} tokens, and the limit is "
                     f"{self._media.max_item_tokens}: send a smaller one (--max-num-encoder-tokens and "
@@ -256,13 +255,15 @@ class MediaPrompts:
                     f"{token_id}, which config.json names, of each",
                     FIELD,
                 )
-            is_both_ways = source.kind in self._both_ways
-            for part in range(result.num_items):
-                spans = _spans(own[part * num_rows :][:num_rows])
-                digest, tensors = _part_of(result, part)
-                item = MediaItem(spans, digest, tensors, result.grid, is_both_ways=is_both_ways, kind=source.kind)
-                items.append(msgspec.structs.replace(item, frame_step=result.frame_step))
-            if items[-1].num_bytes > MAX_ITEM_BYTES:
+            made = media_items(
+                result,
+                own,
+                source.kind,
+                max_shared_rows=min(MAX_SHARED_ROWS, self._media.max_num_encoder_tokens, self._media.max_item_tokens),
+                is_both_ways=source.kind in self._both_ways,
+            )
+            items += made
+            if any(item.num_bytes > MAX_ITEM_BYTES for item in made):
                 raise InvalidRequestError(
                     f"{source.path}: the processed {noun} has more than {MAX_ITEM_BYTES} bytes", source.path
                 )
@@ -296,29 +297,3 @@ def _in_order(marks: Sequence[Kind], sources: Sequence[MediaSource], results: Se
             )
     following = {kind: iter(own) for kind, own in remaining.items()}
     return [next(following[kind]) for kind in marks]
-
-
-def _part_of(result: Result, part: int) -> tuple[bytes, dict[str, MediaTensor]]:
-    """Return the digest and the tensors of one of `Result.num_items`."""
-    if (count := result.num_items) == 1:
-        whole = {
-            name: MediaTensor(dtype, shape, LiveBuffer(data)) for name, (dtype, shape, data) in result.tensors.items()
-        }
-        return result.digest, whole
-    tensors = {}
-    for name, (dtype, shape, data) in result.tensors.items():
-        size = len(data) // count
-        own = LiveBuffer(memoryview(data)[part * size :][:size])
-        tensors[name] = MediaTensor(dtype, [shape[0] // count, *shape[1:]], own)
-    return hashlib.blake2b(result.digest + part.to_bytes(4), digest_size=DIGEST_BYTES).digest(), tensors
-
-
-def _spans(places: Sequence[int]) -> list[Span]:
-    """Return consecutive positions as spans."""
-    spans: list[Span] = []
-    for place in places:
-        if spans and sum(spans[-1]) == place:
-            spans[-1] = (spans[-1][0], spans[-1][1] + 1)
-        else:
-            spans.append((place, 1))
-    return spans

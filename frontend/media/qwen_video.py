@@ -19,6 +19,7 @@ from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, 
 from octavo.frontend.media.result import result_of
 from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
 from octavo.frontend.media.without_torch import leave_out_torch
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES
 from octavo.protocol.media import MAX_POSITIONS
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class ClipSettings:
     def side(self) -> int:
         """Pixels on each side of a square of patches, which is a row of the prompt."""
         return self.patch_size * self.merge_size
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Of the pixels of such a square, in float32."""
+        return self.side**2 * 3 * self.frames_per_patch * 4
 
     @classmethod
     def read(cls, settings: Mapping[str, Any], *, is_whole: bool) -> "ClipSettings":
@@ -201,12 +207,19 @@ class VideoProcessor:
 
     def _check_rows(self, settings: ClipSettings, num_frames: int, height: int, width: int) -> None:
         rows, columns = settings.size_of(num_frames, height, width)
-        needed = -(-num_frames // settings.frames_per_patch) * rows * columns // settings.side**2
-        if needed > self._setup.max_rows:
+        each, num_groups = rows * columns // settings.side**2, -(-num_frames // settings.frames_per_patch)
+        if each > self._setup.max_part_rows:
             raise ClipError(
-                f"it has {needed} tokens, and the limit is {self._setup.max_rows}: ask for fewer frames or pixels with "
-                "num_frames, fps and max_pixels of mm_processor_kwargs (--max-num-encoder-tokens and "
-                "--encoder-cache-tokens limit it)"
+                f"{settings.frames_per_patch} of its frames have {each} tokens, and the limit is "
+                f"{self._setup.max_part_rows}: ask for fewer pixels with max_pixels of mm_processor_kwargs "
+                "(--max-num-encoder-tokens and --encoder-cache-tokens limit it)"
+            )
+        most = min(self._setup.max_rows, MAX_BUFFERS_BYTES // settings.bytes_per_row)
+        if each * num_groups > most:
+            reason = "--max-model-len" if most == self._setup.max_rows else f"{MAX_BUFFERS_BYTES} bytes of pixels"
+            raise ClipError(
+                f"it has {each * num_groups} tokens, and the limit is {most} ({reason}): ask for fewer frames or "
+                "pixels with num_frames, fps and max_pixels of mm_processor_kwargs"
             )
 
     def _result(self, settings: ClipSettings, timing: Timing, pictures: "Iterable[Image]") -> Result:
@@ -228,11 +241,12 @@ class VideoProcessor:
         inputs = {
             # Under the names that the tower reads patches of images by.
             "pixel_values": np.concatenate(patches).astype(np.float32, copy=False),
-            "image_grid_thw": np.array([[len(patches), rows, columns]], dtype=np.int64),
+            "image_grid_thw": np.array([[1, rows, columns]] * len(patches), dtype=np.int64),
             "input_ids": np.array([self._tokenizer.encode(text, add_special_tokens=False)]),
             "text_replacement_offsets": [[{"replacement": text}]],
         }
-        return result_of(inputs, self.placeholder_id, grid, frame_step=self._frame_step(settings, timing))
+        frame_step, part_rows = self._frame_step(settings, timing), [grid[1] * grid[2]] * grid[0]
+        return result_of(inputs, self.placeholder_id, grid, frame_step=frame_step, part_rows=part_rows)
 
     def _patches(self, picture: "Image", size: tuple[int, int]) -> Any:
         """Return the patches of a frame: shape (patches, channels, pixels)."""
@@ -295,8 +309,8 @@ def read_settings(home: Path) -> dict[str, Any]:
 def _load(setup: VideoSetup) -> Decoder:
     processor = VideoProcessor(setup)
     settings = processor._settings
-    row_bytes = settings.side**2 * 3 * settings.frames_per_patch * 4
-    num_bytes = setup.max_pixels * BYTES_PER_PIXEL + setup.max_rows * row_bytes * _COPIES + SPARE_BYTES
+    patch_bytes = min(setup.max_rows * settings.bytes_per_row, MAX_BUFFERS_BYTES)
+    num_bytes = setup.max_pixels * BYTES_PER_PIXEL + patch_bytes * _COPIES + SPARE_BYTES
     return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
 
 

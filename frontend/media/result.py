@@ -34,7 +34,7 @@ def result_of(
     grid: Sequence[int] = (),
     *,
     duration_s: float = 0.0,
-    num_items: int = 1,
+    part_rows: Sequence[int] = (),
     frame_step: float = 1.0,
 ) -> Result:
     """Return the result of an item.
@@ -44,7 +44,7 @@ def result_of(
         token_id: the placeholder of a row.
         grid: see `MediaItem.grid`.
         duration_s: of a sound.
-        num_items: see `Result`.
+        part_rows: see `Result`.
         frame_step: see `MediaItem.frame_step`.
     """
     alone = result_alone({name: value for name, value in inputs.items() if name not in _OF_TEXT})
@@ -59,7 +59,7 @@ def result_of(
         tensors=alone.tensors,
         grid=list(grid),
         duration_s=duration_s,
-        num_items=num_items,
+        part_rows=list(part_rows),
         frame_step=frame_step,
     )
 

@@ -43,6 +43,8 @@ class VideoSetup(msgspec.Struct, array_like=True):
     """That are read of a second, at most `num_frames`; 0 or less: `num_frames`."""
     max_rows: int
     """Of a video."""
+    max_part_rows: int
+    """Of a group of frames that are one patch on the axis of time."""
     tokens_per_second: float
     """Positions on the axis of time in a second; 0: each group of frames takes one."""
     has_timestamps: bool
@@ -103,8 +105,8 @@ class Result(msgspec.Struct, array_like=True):
     """See `MediaItem.grid`."""
     duration_s: float = 0.0
     """Of a sound."""
-    num_items: int = 1
-    """Parts that are encoded without a look at each other, such as windows of a sound: each has as many rows, and the
-    same share of the first axis of each tensor."""
+    part_rows: list[int] = []
+    """Rows of each part that is encoded without a look at the others, such as a window of a sound or a frame of a
+    video; parts have equal shares of the first axis of each tensor, and of the frames of the grid. []: it is one."""
     frame_step: float = 1.0
     """See `MediaItem.frame_step`."""

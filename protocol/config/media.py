@@ -70,7 +70,8 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Annotated[int, Meta(ge=1)] | None,
         Meta(
             description="Tokens of media that one step encodes at most. A larger item is encoded alone: images "
-            "of any size up to 4096 tokens, and others up to --encoder-cache-tokens. Windows of a sound are items. "
+            "of any size up to 4096 tokens, and others up to --encoder-cache-tokens. Windows of a sound and frames of "
+            "a video are items; small ones share one, up to 512 tokens. "
             "Default: --max-num-batched-tokens."
         ),
     ] = None

@@ -27,6 +27,7 @@ SETTINGS: dict[str, Any] = {
     "max_model_len": 256,
     "max_num_seqs": 6,
     "max_num_batched_tokens": 32,  # chunks end inside of videos
+    "max_num_encoder_tokens": 5,  # frames of one video are encoded in several steps
     "encoder_cache_tokens": 100,
 }
 
@@ -189,9 +190,10 @@ def test_over_http(path: Path) -> None:
         (clip_file(clip(1, 9), 4), {"num_frames": 9}, "9 of its frames would be read, and the limit is 8"),
         (
             clip_file(clip(1, 8, 48, 36), 4),
-            {"num_frames": -1, "min_pixels": 5000, "max_pixels": 6000},
-            "has 168 tokens",
+            {"num_frames": -1, "min_pixels": 10000, "max_pixels": 12000},
+            r"has 320 tokens, and the limit is 256 \(--max-model-len\)",
         ),
+        (clip_file(clip(1, 2, 48, 36), 4), {"min_pixels": 15000, "max_pixels": 20000}, "2 of its frames have 1.. tok"),
         (clip(1), {"frames": 2}, "mm_processor_kwargs has frames, and videos know fps"),
         (clip(1), {"fps": 2}, "all given frames are read"),
         (clip_file(clip(1), 4), {"fps": "x"}, "fps is 'x'"),

@@ -64,6 +64,9 @@ PIXELS = {"pixel_values": media.MediaTensor("float32", [1, 2], Buffer(LARGE))}
 IMAGE = media.MediaItem([(1, 3), (5, 1)], media.digest_of(PIXELS), PIXELS)
 GRID = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [1, 2, 3])
 VIDEO = media.MediaItem([(1, 6)], media.digest_of(PIXELS), PIXELS, [3, 1, 2], kind="video", frame_step=1.5)
+FRAME = media.MediaItem(
+    [(7, 2)], media.digest_of(PIXELS), PIXELS, [1, 1, 2], kind="video", frame_step=1.5, continues_grid=True
+)
 SOUND = media.MediaItem([], media.digest_of(PIXELS), PIXELS, attended_rows=50, kind="audio")
 _REQUESTS = [
     requests.Connect(client="test", frontend_id=b"id"),
@@ -73,7 +76,7 @@ _REQUESTS = [
     requests.Submit("embeds", pack_ids([0] * 20), SPEC, prompt_embeds=EMBEDS),
     requests.Submit("image", pack_ids([0] * 8), SPEC, media=[IMAGE]),
     requests.Submit("grid", pack_ids([0] * 8), SPEC, media=[GRID]),
-    requests.Submit("video", pack_ids([0] * 8), SPEC, media=[VIDEO]),
+    requests.Submit("video", pack_ids([0] * 8), SPEC, media=[VIDEO, FRAME]),
     requests.Submit("pooled", pack_ids([1]), PoolingSpec("embed")),
     requests.Submit("steps", pack_ids([1]), PoolingSpec("token_classify", "step", False, 0, 7, (1, 2), 3, True)),
     requests.Submit("align", pack_ids([1, 2]), AlignmentSpec(((0, 1), (1, 0)), 1, 40, 5), media=[SOUND]),

@@ -9,7 +9,7 @@ import torch
 from msgspec.structs import replace
 
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.media import GridSpan, MediaItem, media_fault
+from octavo.protocol.media import GridSpan, MediaItem, grids_of, media_fault
 from octavo.worker_proc.batch.axes import AxisPositions, axes_of_grids
 from octavo.worker_proc.batch.columns import SlotColumns
 from octavo.worker_proc.models.layers.rotary import AxisRotary, Rotary, rotary_from_config
@@ -36,6 +36,21 @@ def test_frames_are_as_far_apart_as_their_times() -> None:
     assert media_fault([frames], 9, {"video"}) is None
     for changes in ({"grid": [1, 2, 2]}, {"spans": [(1, 3), (6, 1)]}, {"frame_step": 4e4}, {"frame_step": math.nan}):
         assert "grid" in str(media_fault([replace(frames, **changes)], 9, {"video"}))
+
+
+def test_the_parts_of_a_video_are_one_grid() -> None:
+    """Frames that are encoded in several steps count positions as those of one step."""
+    first = MediaItem([(1, 4)], bytes(32), {}, [2, 1, 2], kind="video", frame_step=1.5)
+    second = replace(first, spans=[(5, 2)], grid=[1, 1, 2], continues_grid=True)
+    other = replace(first, spans=[(7, 4)])
+    assert grids_of([first, second, other]) == [GridSpan(1, [3, 1, 2], 1.5), GridSpan(7, [2, 1, 2], 1.5)]
+    assert media_fault([first, second, other], 12, {"video"}) is None
+    for changes in ({"grid": [1, 2, 1]}, {"spans": [(6, 2)]}, {"frame_step": 1.0}, {"kind": "image"}):
+        fault = media_fault([first, replace(second, **changes)], 12, {"video", "image"})
+        assert "continue the grid" in str(fault)
+    assert "continue the grid" in str(media_fault([second], 12, {"video"}))
+    far = [replace(one, frame_step=3e4) for one in (first, second)]
+    assert "65536 positions" in str(media_fault(far, 12, {"video"}))
 
 
 def test_a_batch_of_requests_with_and_without_images() -> None:

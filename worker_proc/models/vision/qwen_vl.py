@@ -135,14 +135,16 @@ class QwenTower(VisionTower):
 
 
 def patches_and_grid(tensors: Mapping[str, MediaTensor], merge_size: int) -> tuple[Any, list[int]]:
-    """Return the patches of an image, and how many frames, rows and columns of patches they are.
+    """Return the patches of an image or frames of a video, and how many frames, rows and columns of patches they are.
 
     Raises:
         ProtocolError: they are not whole squares.
     """
     rows_TP = array_of(tensors, "pixel_values", np.float32, 2)
-    ((frames, height, width),) = array_of(tensors, "image_grid_thw", np.int64, 2).tolist()
-    if frames * height * width != len(rows_TP) or height % merge_size or width % merge_size:
+    (_, height, width), *others = grids = array_of(tensors, "image_grid_thw", np.int64, 2).tolist()
+    frames = sum([grid[0] for grid in grids])
+    is_one_size = all(grid[1:] == [height, width] for grid in others)
+    if not is_one_size or frames * height * width != len(rows_TP) or height % merge_size or width % merge_size:
         raise ProtocolError(f"{len(rows_TP)} patches for a grid of {frames} x {height} x {width}")
     return rows_TP, [frames, height, width]
 
