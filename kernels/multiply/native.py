@@ -14,9 +14,9 @@ class MultiplyArguments(Arguments):
     _fields_ = (("x", Matrix), ("gate", Matrix), ("out", Matrix), ("has_silu", ctypes.c_int64))
 
 
-def record(x_TD: Tensor, gate_TD: Tensor, *, has_silu: bool) -> Tensor:
+def record(x_TD: Tensor, gate_TG: Tensor, *, has_silu: bool) -> Tensor:
     """Record the product."""
-    x, gate = value_of(x_TD), value_of(gate_TD)
+    x, gate = value_of(x_TD), value_of(gate_TG)
 
     def bind(inputs: list[Matrix], outputs: list[Matrix]) -> Arguments:
         return MultiplyArguments(*inputs, *outputs, int(has_silu))

@@ -8,6 +8,7 @@ from octavo.protocol.errors import ConfigError
 
 _MLP_SIZES = (
     "intermediate_size",
+    "intermediate_size_mlp",
     "ffn_dim",
     "n_inner",
     "ffn_hidden_size",

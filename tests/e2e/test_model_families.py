@@ -66,6 +66,7 @@ CHUNKED = [
     for name in FAMILIES
 ]
 CONFIGS = published_configs.CONFIGS | published_hybrid_configs.CONFIGS | published_moe_configs.CONFIGS
+YARN = {"rope_type": "yarn", "rope_theta": 1000.0, "factor": 4.0, "original_max_position_embeddings": 256}
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -222,6 +223,10 @@ def test_the_example_of_the_docs(root: Path, kernels: NativeLibrary | None, monk
         ("nemotron-h", {"n_groups": 4}, "6 'mamba_num_heads' for 4 'n_groups'"),
         ("lfm2", {"layer_types": ["conv"]}, "1 'layer_types' for 4 layers"),
         ("lfm2", {"block_dim": 64}, "'block_dim' is 64"),
+        ("Llama4ForCausalLM", {"num_experts_per_tok": 2}, "'num_experts_per_tok' is 2; only 1 is supported"),
+        ("Llama4ForCausalLM", {"attention_chunk_size": None}, "'attention_chunk_size' is None"),
+        ("Llama4ForCausalLM", {"no_rope_layers": [1, 0]}, "2 'no_rope_layers' for 4 layers"),
+        ("Llama4ForCausalLM", {"rope_parameters": YARN}, "multiplies queries and keys by 1.139"),
         ("Qwen3MoeForCausalLM", {"shared_expert_intermediate_size": 64}, "'shared_expert_intermediate_size' is 64"),
     ],
 )

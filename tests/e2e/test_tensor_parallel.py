@@ -44,6 +44,7 @@ HEADS = {
     "OPTForCausalLM": {"num_attention_heads": 8, "hidden_size": 256, "word_embed_proj_dim": 64, "ffn_dim": 512},
     "GPT2LMHeadModel": {"n_head": 8, "n_embd": 256},
     "Qwen2MoeForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 256},
+    "Llama4ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "head_dim": 32},
     "OlmoeForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256},
     "DeepseekV3ForCausalLM": {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 256, "v_head_dim": 32},
 }
@@ -63,6 +64,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     mlp["Qwen3ForCausalLM"] = mlp["Qwen2ForCausalLM"]
     mlp["Qwen2MoeForCausalLM"] = EXPERTS
     mlp["OlmoeForCausalLM"] = {"intermediate_size": 256, "num_experts_per_tok": 2}
+    mlp["Llama4ForCausalLM"] = {"intermediate_size": 256, "intermediate_size_mlp": 512, "num_local_experts": 4}
     mlp["DeepseekV3ForCausalLM"] = {"intermediate_size": 512, "moe_intermediate_size": 256}
     return {arch: make_tiny(arch, folder / arch, **heads, **mlp.get(arch, {})) for arch, heads in HEADS.items()}
 

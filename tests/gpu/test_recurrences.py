@@ -173,3 +173,6 @@ def test_multiply(device: torch.device, seed: int, *, has_silu: bool) -> None:
         for rows in (slice(0, 5), slice(4, 5)):
             actual = product_gpu.multiply(*torch.cat((x, gate), 1).to(device)[rows].chunk(2, dim=1), has_silu=has_silu)
             assert_close(actual.cpu(), expected[rows], product_cases.TOLERANCES[dtype])
+        expected = product_reference.multiply(x, gate[:, :1], has_silu=has_silu)
+        actual = product_gpu.multiply(x.to(device), gate[:, :1].to(device), has_silu=has_silu)
+        assert_close(actual.cpu(), expected, product_cases.TOLERANCES[dtype])

@@ -130,6 +130,24 @@ def test_multiply(native_library: NativeLibrary, width: int, dtype: torch.dtype,
     assert_close(ours, expected, product_cases.TOLERANCES[dtype])
 
 
+@pytest.mark.parametrize("dtype", product_cases.TOLERANCES, ids=str)
+def test_multiply_by_one_number_for_each_row(native_library: NativeLibrary, dtype: torch.dtype) -> None:
+    width = product_cases.WIDTHS[1]
+    x, gate = random(45, width, dtype=dtype, seed=1, scale=4.0), random(45, 1, dtype=dtype, seed=2)
+    expected = product_reference.multiply(x, gate, has_silu=False)
+    assert_close(multiply(x, gate), expected, product_cases.TOLERANCES[dtype])
+    assert_rows_independent(lambda rows: multiply(*rows.split((width, 1), dim=1)), torch.cat((x, gate), 1))
+    ours = native_rows(
+        native_library,
+        "multiply",
+        lambda inputs, out: MultiplyArguments(*inputs, out, 0),
+        [x.float(), gate.float()],
+        width,
+        dtype,
+    )
+    assert_close(ours, expected, product_cases.TOLERANCES[dtype])
+
+
 def test_gates_that_do_not_fit_are_rejected() -> None:
     with pytest.raises(ShapeError, match="gated_rms_norm"):
         gated_rms_norm(random(3, 6), random(3, 6), random(4), EPS, num_groups=2, is_gate_first=True)

@@ -41,6 +41,33 @@ _DEEPSEEK = {
     "tie_word_embeddings": False,
     "v_head_dim": 128,
 }
+_LLAMA4 = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "attention_bias": False,
+    "attention_chunk_size": 8192,
+    "attn_scale": 0.1,
+    "attn_temperature_tuning": 4,
+    "cache_implementation": "hybrid",
+    "floor_scale": 8192,
+    "for_llm_compressor": False,
+    "intermediate_size_mlp": 16384,
+    "no_rope_layers": [],
+    "num_experts_per_tok": 1,
+    "output_router_logits": False,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0,
+    "tie_word_embeddings": False,
+}
+_LLAMA4_ROPE = {
+    "rope_type": "llama3",
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 1.0,
+    "original_max_position_embeddings": 8192,
+}
 
 CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
     "Mixtral-8x7B": (
@@ -229,6 +256,36 @@ CONFIGS: dict[str, tuple[float, int, dict[str, Any]]] = {
             sliding_window=128,
             swiglu_limit=7.0,
             tie_word_embeddings=False,
+        ),
+    ),
+    "Llama-4-Scout": (
+        107.77e9,
+        36,
+        published(
+            "Llama4",
+            "llama4_text",
+            (202048, 48, 5120, 8192, 40),
+            **_LLAMA4,
+            interleave_moe_layer_step=1,
+            max_position_embeddings=10485760,
+            num_local_experts=16,
+            rope_scaling={**_LLAMA4_ROPE, "factor": 16.0},
+            use_qk_norm=True,
+        ),
+    ),
+    "Llama-4-Maverick": (
+        400.7e9,
+        36,
+        published(
+            "Llama4",
+            "llama4_text",
+            (202048, 48, 5120, 8192, 40),
+            **_LLAMA4,
+            interleave_moe_layer_step=2,
+            max_position_embeddings=1048576,
+            num_local_experts=128,
+            rope_scaling=None,
+            use_qk_norm=False,
         ),
     ),
     "DeepSeek-V2-Lite": (

@@ -128,6 +128,28 @@ _MOE_CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "logits_scaling": 1.5,
         },
     ),
+    "Llama4ForCausalLM": (
+        "Llama4TextConfig",
+        {
+            **_LLAMA,
+            "intermediate_size": 40,
+            "intermediate_size_mlp": 96,
+            "num_hidden_layers": 4,
+            "num_local_experts": 5,
+            "interleave_moe_layer_step": 2,
+            "attention_chunk_size": 50,
+            "floor_scale": 24,
+            "attn_scale": 0.5,
+            "rope_parameters": {
+                "rope_type": "llama3",
+                "rope_theta": 10000.0,
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 256,
+            },
+        },
+    ),
     "OlmoeForCausalLM": (
         "OlmoeConfig",
         {

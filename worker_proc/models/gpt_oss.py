@@ -11,7 +11,7 @@ from octavo.worker_proc.models.layers.prenorm import llama_parameters, prenorm_d
 from octavo.worker_proc.models.layers.rotary import rotary_from_config
 from octavo.worker_proc.parallel.placement import Placement
 
-_NAMES = ExpertNames(router="router", is_turned=True, is_stacked=True)
+_NAMES = ExpertNames(router="router", is_turned=True, is_alternating=True, is_stacked=True)
 
 
 def build(facts: ModelFacts, placement: Placement) -> DecoderModel:

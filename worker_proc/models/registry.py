@@ -99,6 +99,13 @@ FAMILIES = (
     Family("Granite-MoE", "granite", ("GraniteMoeForCausalLM",), "mixture of experts, factors as Granite 3"),
     Family("GLM-4.5", "glm4_moe", ("Glm4MoeForCausalLM",), "mixture of experts with sigmoid routing, shared experts"),
     Family(
+        "Llama 4 (text)",
+        "llama4",
+        ("Llama4ForCausalLM",),
+        "chunks of positions, full layers without rotary embedding, mixture of experts whose input is weighted",
+        caches="full, chunk",
+    ),
+    Family(
         "GPT-OSS",
         "gpt_oss",
         ("GptOssForCausalLM",),

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from octavo.kernels.multiply import multiply
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.pointwise import clamp
 from octavo.kernels.rms_norm import rms_norm
@@ -32,6 +33,7 @@ class SelfAttention:
         clip: queries, keys and values are limited to [-clip, clip]; None: they are not.
         has_sinks: each head has a score, `sinks`, that takes part in the softmax without a value.
         has_gate: the sigmoid of a further projection, `gate_proj`, multiplies what goes into the output projection.
+        has_query_scale: the last table of a step has a factor for the queries of each row.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class SelfAttention:
         clip: float | None = None,
         has_sinks: bool = False,
         has_gate: bool = False,
+        has_query_scale: bool = False,
     ) -> None:
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self._widths = [query_width, key_width, key_width]
@@ -57,6 +60,7 @@ class SelfAttention:
         if has_gate:
             parts[f"{name}.gate_proj"] = query_width
         self._has_gate = has_gate
+        self._has_query_scale = has_query_scale
         self._index = index
         self._head_dim = shape.head_dim
         self._rotary = rotary
@@ -76,6 +80,8 @@ class SelfAttention:
         q, k, v = (qkv if self._clip is None else clamp(qkv, self._clip)).split(self._widths, dim=1)
         if self._row_norms is not None:
             q, k = self._row_norms.q(q), self._row_norms.k(k)
+        if self._has_query_scale:
+            q = multiply(q, tables[-1])
         q_TNH, k_TKH, v_TKH = (part.unflatten(1, (-1, self._head_dim)) for part in (q, k, v))
         rotation = None
         if self._rotary is not None:
@@ -95,3 +101,9 @@ def head_norm(
     """Make the norm of each head of queries and keys, `q_norm` and `k_norm` of the block `name`."""
     q_weight_H, k_weight_H = (parameters.new(f"{name}.{part}_norm.weight", head_dim, dtype=dtype) for part in "qk")
     return QKNorm(q_weight_H, k_weight_H, eps)
+
+
+def unweighted_norm(parameters: Parameters, head_dim: int, eps: float) -> QKNorm:
+    """Make a norm of each head of queries and keys that has no weights."""
+    ones_H = torch.ones(head_dim, dtype=parameters.dtype, device=parameters.device)
+    return QKNorm(ones_H, ones_H, eps)

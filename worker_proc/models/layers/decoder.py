@@ -18,6 +18,7 @@ from octavo.worker_proc.cache.groups import StateShape
 from octavo.worker_proc.models.base import Layer, LayeredModel, Norm, Residual, Tables
 from octavo.worker_proc.models.layers.embedding import TokenEmbedding
 from octavo.worker_proc.models.layers.linear import Linear
+from octavo.worker_proc.models.layers.query_scale import QueryScale
 from octavo.worker_proc.models.layers.rotary import AxisRotary, Rotary
 from octavo.worker_proc.models.parameters import Parameters
 
@@ -148,6 +149,7 @@ class DecoderModel(LayeredModel):
         after_output: applied to the logits.
         is_embedding_scaled: `after_embedding` is a part of what `transformers` calls the embedding, so it is not
             applied to prompt embeddings.
+        query_scale: factors that some layers multiply their queries by; they come after the tables of `rotaries`.
     """
 
     carries_update = True
@@ -166,6 +168,7 @@ class DecoderModel(LayeredModel):
         after_embedding: Callable[[Tensor], Tensor] | None = None,
         after_output: Callable[[Tensor], Tensor] | None = None,
         is_embedding_scaled: bool = False,
+        query_scale: QueryScale | None = None,
     ) -> None:
         super().__init__(parameters, shapes, states)
         self.layers = layers
@@ -173,6 +176,7 @@ class DecoderModel(LayeredModel):
         self._norm = norm
         self._output = output
         self._rotaries = rotaries
+        self._query_scale = query_scale
         self._after_embedding = after_embedding
         self._after_output = after_output
         self._is_embedding_scaled = is_embedding_scaled
@@ -199,6 +203,8 @@ class DecoderModel(LayeredModel):
         """See `octavo.worker_proc.models.base.LayeredModel`."""
         for rotary in self._rotaries:
             rotary.prepare(max_model_len, self.device)
+        if self._query_scale is not None:
+            self._query_scale.prepare(max_model_len, self.device)
 
     def begin(self, token_ids_T: Tensor, positions_T: Tensor) -> tuple[Residual, Tables]:
         """See `octavo.worker_proc.models.base.LayeredModel`."""
@@ -227,4 +233,5 @@ class DecoderModel(LayeredModel):
         return self._after_output(logits_RV) if self._after_output else logits_RV
 
     def _lookups(self, positions_T: Tensor) -> list[tuple[Tensor, Tensor]]:
-        return [lookup for rotary in self._rotaries for lookup in rotary.lookups(positions_T)]
+        lookups = [lookup for rotary in self._rotaries for lookup in rotary.lookups(positions_T)]
+        return lookups if self._query_scale is None else [*lookups, self._query_scale.lookup(positions_T)]

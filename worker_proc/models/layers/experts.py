@@ -10,6 +10,7 @@ from torch import Tensor
 
 from octavo.kernels.dispatch import ShapeError
 from octavo.kernels.experts import Activation, ExpertAdapters, PackedExperts, experts
+from octavo.kernels.multiply import multiply
 from octavo.kernels.routing import RoutingRule, route
 from octavo.kernels.sigmoid_and_mul import sigmoid_and_mul
 from octavo.protocol.errors import ConfigError
@@ -88,7 +89,9 @@ class ExpertNames:
     stacked_down: str = "experts.down_proj"
     """(experts, width, inner width)."""
     is_turned: bool = False
-    """Stacked matrices are transposed, and gates and ups alternate (GPT-OSS)."""
+    """Stacked matrices are transposed."""
+    is_alternating: bool = False
+    """Gates and ups alternate in stacks (GPT-OSS)."""
     is_stacked: bool = False
     """Checkpoints hold nothing but stacks."""
 
@@ -110,6 +113,7 @@ class Experts:
         latent_width: of what the experts read and write; `fc1_latent_proj` leads there from the residual stream, and
             `fc2_latent_proj` back. None: they read and write the residual stream.
         has_latent_bias: of these two.
+        input_rule: of one expert, whose weight multiplies what the experts read (Llama 4); None: they read `x`.
     """
 
     def __init__(
@@ -127,8 +131,9 @@ class Experts:
         has_bias: bool = False,
         latent_width: int | None = None,
         has_latent_bias: bool = False,
+        input_rule: RoutingRule | None = None,
     ) -> None:
-        self._rule = rule
+        self._rule, self._input_rule = rule, input_rule
         self._activation: Activation = activation
         router = f"{name}.{names.router}"
         weight = parameters.linear(router, {router: rule.num_experts}, width, bias=router_bias, is_quantizable=False)
@@ -174,7 +179,10 @@ class Experts:
 
     def __call__(self, x_TD: Tensor) -> Tensor:
         """See `octavo.worker_proc.models.layers.decoder.MlpBlock`."""
-        routing = route(self._router(x_TD), self._rule, self._choice_bias_E)
+        logits_TE = self._router(x_TD)
+        routing = route(logits_TE, self._rule, self._choice_bias_E)
+        if self._input_rule is not None:
+            x_TD = multiply(x_TD, route(logits_TE, self._input_rule).weight_TK)
         exchange = None if self._group is None or self._engines is not None else self._exchange
         into, back = self._latents or (None, None)
         x_TD = x_TD if into is None else into(x_TD)
@@ -342,7 +350,7 @@ class StackedExperts:
                 continue
             if rows.shape[0] % 2:
                 raise ConfigError(f"{name!r} holds {rows.shape[0]} gates and ups of each expert, an odd number")
-            gate, up = (rows[0::2], rows[1::2]) if self.names.is_turned else rows.chunk(2)
+            gate, up = (rows[0::2], rows[1::2]) if self.names.is_alternating else rows.chunk(2)
             yield f"{self.prefix}.{expert}.{self.names.gate}.{kind}", gate
             yield f"{self.prefix}.{expert}.{self.names.up}.{kind}", up
 

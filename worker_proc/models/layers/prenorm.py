@@ -19,6 +19,7 @@ from octavo.worker_proc.models.layers.decoder import (
     embedding_and_output,
 )
 from octavo.worker_proc.models.layers.norm import RMSNorm
+from octavo.worker_proc.models.layers.query_scale import QueryScale
 from octavo.worker_proc.models.layers.rotary import Rotary, rotary_from_config
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.parallel.placement import Placement
@@ -64,6 +65,7 @@ def prenorm_decoder(
     after_block: Callable[[Tensor], Tensor] | None = None,
     after_output: Callable[[Tensor], Tensor] | None = None,
     is_embedding_scaled: bool = False,
+    query_scale: QueryScale | None = None,
 ) -> DecoderModel:
     """Make a decoder of blocks that are given the index and the name of their layer.
 
@@ -82,6 +84,7 @@ def prenorm_decoder(
         after_block: applied to the output of every block.
         after_output: see `DecoderModel`.
         is_embedding_scaled: see `DecoderModel`.
+        query_scale: see `DecoderModel`.
     """
     config, width = facts.hf_config, required(facts.hf_config, "hidden_size", int)
     norm = norm or partial(RMSNorm.new, parameters, width=width, eps=eps)
@@ -110,6 +113,7 @@ def prenorm_decoder(
         after_embedding=after_embedding,
         after_output=after_output,
         is_embedding_scaled=is_embedding_scaled,
+        query_scale=query_scale,
     )
 
 

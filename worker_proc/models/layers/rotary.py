@@ -41,6 +41,11 @@ class Rotary:
         """C: pairs of a head that are rotated."""
         return len(self._inverse_frequencies_C)
 
+    @property
+    def magnitude(self) -> float:
+        """Of the scaling: what cosines and sines are multiplied by."""
+        return self._magnitude
+
     def _use(self, inverse_frequencies_C: Tensor) -> None:
         """Replace the frequencies; `prepare` computes all angles anew."""
         self._inverse_frequencies_C = inverse_frequencies_C
