@@ -115,14 +115,12 @@ def _take_blocks(cache: PrefixCache, request: Request, keys: Sequence[bytes], en
             wanted.append((index, group, key))
     taken: list[tuple[int, BlockId]] = []
     # What these blocks lose is not offloaded: that copy would be made after their new contents have come.
-    on_evicted, pool.on_evicted = pool.on_evicted, None
     for index, group, key in wanted:
         if key not in held and key in places and pool.num_free:
-            block_id = held[key] = pool.allocate()
+            block_id = held[key] = pool.allocate(keeps_evicted=False)
             pool.set_hash(block_id, key)
             cache.announce_stored(request, index, group)
             taken.append((places[key], block_id))
-    pool.on_evicted = on_evicted
     pool.release([held[key] for _, _, key in wanted if key in held])
     return taken
 

@@ -83,8 +83,11 @@ class BlockPool:
             self.has_watched_changed |= self._hashes[block_id] in self._watched
         self._references[block_id] += 1
 
-    def allocate(self) -> BlockId:
+    def allocate(self, *, keeps_evicted: bool = True) -> BlockId:
         """Return a free block with one reference. Its earlier content is dropped from the cache.
+
+        Args:
+            keeps_evicted: whether `on_evicted` is called; not if something else is written before the next step.
 
         Raises:
             OutOfBlocks: none is free.
@@ -98,7 +101,7 @@ class BlockPool:
             del self._by_hash[old_hash]
             self._hashes[block_id] = None
             self.has_watched_changed |= old_hash in self._watched
-            if self.on_evicted is not None:
+            if self.on_evicted is not None and keeps_evicted:
                 self.on_evicted(block_id, old_hash)
             for observer in self.observers:
                 observer.on_removed(old_hash)

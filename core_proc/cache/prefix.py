@@ -3,8 +3,6 @@
 The scheduler decides who gets blocks, and counts them before it asks.
 """
 
-# long: one state, and each event that changes it
-
 import math
 from collections.abc import Collection, Sequence
 from typing import Protocol
@@ -13,9 +11,10 @@ from octavo.core_proc.cache.copy_cost import CopyCost
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, CacheGroups
 from octavo.core_proc.cache.hashes import hash_of_block
-from octavo.core_proc.cache.hits import NO_HITS, HitFinder, Hits, absent_places
+from octavo.core_proc.cache.hits import Hits, absent_places
 from octavo.core_proc.cache.host_tier import HostTier
 from octavo.core_proc.cache.loads import BlockLoads
+from octavo.core_proc.cache.lookup import PrefixLookup
 from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.cache.states import StateSlots
 from octavo.core_proc.request import NO_LIST, Request, RequestState
@@ -83,7 +82,9 @@ class PrefixCache:
         self.loads = BlockLoads(pool, self.host, self.files, None if self.states is None else self.states.host)
         self.copy_cost = CopyCost(host_block_s, groups.block_size, host_state_s)
         """Whether hits that are elsewhere are worth their copies."""
-        self._finder = HitFinder(pool, groups, self.states, self.host, self.files, self.copy_cost)
+        self.lookup = PrefixLookup(
+            pool, groups, self.states, self.host, self.files, self.copy_cost, is_enabled=is_enabled
+        )
         self.num_loaded_tokens = 0
         """Tokens among the hits that were attached last which host memory or files had."""
         self.block_size = groups.block_size
@@ -92,9 +93,6 @@ class PrefixCache:
         self._observers: list[CacheObserver] = []
         self._advanced: dict[Request, None] = {}
         """Requests whose windows may have passed some of their blocks."""
-        self._counted: tuple[Request, int] | None = None
-        """The request whose hits were counted last, with the number of its tokens then."""
-        self._counts: tuple[Hits, list[int]] = (NO_HITS, [])
 
     def add_observer(self, observer: CacheObserver) -> None:
         """Report every change from now on."""
@@ -193,31 +191,7 @@ class PrefixCache:
 
     def count_hits(self, request: Request) -> tuple[Hits, list[int]]:
         """Return what `attach_hits` would find now, and how many free blocks it takes of each group."""
-        if self._is_counted(request):
-            return self._counts
-        hits = self._hits(request)
-        keys = frozenset(hits.keys)
-        for pool in self.pools:
-            pool.watch(keys)
-        for tier in (*self.host_tiers, self.files):
-            if tier is not None:
-                tier.watch(keys)
-        self.copy_cost.has_changed = False
-        self._counted = request, len(request.token_ids)
-        self._counts = hits, [sum(map(self._takes_free_block, block_ids)) for block_ids in hits.block_ids]
-        return self._counts
-
-    def _takes_free_block(self, block_id: BlockId) -> bool:
-        return block_id == NULL_BLOCK or self.pool.is_free(block_id)
-
-    def _is_counted(self, request: Request) -> bool:
-        """Return whether the last result of `count_hits` was for this request and no block of it has changed."""
-        # perf: the first waiting request is checked in every step.
-        has_changed = self.pool.has_watched_changed or self.copy_cost.has_changed
-        if has_changed or self._counted != (request, len(request.token_ids)):
-            return False
-        places = *self.host_tiers, self.files, None if self.states is None else self.states.pool
-        return not any(place is not None and place.has_watched_changed for place in places)
+        return self.lookup.count(request)
 
     def attach_hits(self, request: Request) -> int:
         """Attach the cached blocks that follow the request's own.
@@ -230,8 +204,7 @@ class PrefixCache:
         if not request.block_ids:
             request.block_ids = [[] for _ in range(self.groups.num_lists)]
             request.first_blocks = [0] * self.num_groups if self.has_windows else NO_LIST
-        # perf: a request that starts was counted just before.
-        hits = self._counts[0] if not request.num_blocks and self._is_counted(request) else self._hits(request)
+        hits = self.lookup.find(request)
         if not hits.num_blocks:
             return 0
         for own, found in zip(request.block_ids, hits.block_ids, strict=False):
@@ -256,7 +229,7 @@ class PrefixCache:
     def _copy_in(self, host: HostTier, request: Request, hits: Hits) -> int:
         """Allocate the blocks among a request's new hits that only the host tier has; returns their tokens."""
         lost = absent_places(request.num_blocks + hits.num_blocks, hits.block_ids, NULL_BLOCK)
-        keys = self._keys(request, lost)
+        keys = self.lookup.keys(request, lost)
         host.pin(keys)  # the blocks allocated now may lose contents, which must not take the places of these
         for (index, group), key in zip(lost, keys, strict=True):
             block_id = request.block_ids[group][index] = self.pool.allocate()
@@ -265,39 +238,13 @@ class PrefixCache:
             self.announce_stored(request, index, group)
         return len({index for index, _ in lost}) * self.block_size
 
-    def _keys(self, request: Request, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        suffixes = self.groups.key_suffixes
-        return [request.block_hashes[index] + suffixes[group] for index, group in places]
-
-    def num_absent_blocks(self, request: Request) -> int:
-        """Return how many blocks of a waiting request must be copied to the device before it can continue from them."""
-        return sum([block_ids.count(NULL_BLOCK) for block_ids in self.count_hits(request)[0].block_ids])
-
-    def has_file_hits(self, request: Request) -> bool:
-        """Return whether a waiting request can continue from contents that only files have."""
-        if self.files is None:
-            return False
-        hits, files = self.count_hits(request)[0], self.files
-        keys = self._keys(request, absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK))
-        if any(key in files and (self.host is None or key not in self.host) for key in keys):
-            return True
-        state_key, host = self._absent_state(request, hits), None if self.states is None else self.states.host
-        return bool(state_key) and (host is None or state_key not in host)
-
-    def _absent_state(self, request: Request, hits: Hits) -> bytes:
-        """Return the key of the state after the hits of a waiting request, b"" unless it is elsewhere."""
-        if self.states is None or not hits.num_blocks or hits.state != NULL_BLOCK:
-            return b""
-        return self.states.key(request, hits.num_blocks)
-
     def begin_load(self, request: Request) -> None:
         """Begin to load the blocks of a waiting request that are not on the device."""
-        hits = self.count_hits(request)[0]
+        hits, absent = self.count_hits(request)[0], self.lookup.absent(request)
         if self.states is not None and hits.state != NULL_BLOCK:
             self.states.touch(hits.state)
-        places = absent_places(hits.num_blocks, hits.block_ids, NULL_BLOCK)
         held = [block_id for found in hits.block_ids for block_id in found if block_id != NULL_BLOCK]
-        self.loads.begin(request, places, self._keys(request, places), held, self._absent_state(request, hits))
+        self.loads.begin(request, absent.places, absent.keys, held, absent.state_key)
 
     def finish_load(
         self,
@@ -437,9 +384,3 @@ class PrefixCache:
         request.num_hashed_blocks = 0
         request.num_computed_tokens = 0
         request.is_mixed = False  # what it computes next, it computes from its first token on
-
-    def _hits(self, request: Request) -> Hits:
-        """Return the cached blocks that follow the request's own."""
-        if not self.is_enabled or not request.reads_prefix_cache or request.is_mixed:
-            return NO_HITS
-        return self._finder.find(request)

@@ -9,8 +9,8 @@ import msgspec
 
 from octavo.core_proc.cache import state_sizing
 from octavo.core_proc.cache.groups import CacheGroups, checkpoint_interval
+from octavo.core_proc.cache.host_sizing import PHASE, HostSizes, host_bytes, host_sizes, shown, staging_bytes
 from octavo.protocol.config import CacheGroupSpec, CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.config.offloading import MIN_STAGING_ROWS, MIN_STATE_STAGING_ROWS, num_staging_rows
 from octavo.protocol.errors import NotEnoughMemoryError
 
 CPU_CACHE_CEILING_BYTES = 4 * 2**30
@@ -19,7 +19,6 @@ CPU_CACHE_CEILING_BYTES = 4 * 2**30
 Main memory is shared with everything else on the machine; `--kv-cache-memory-bytes` asks for more.
 """
 
-_PHASE = "planning the KV cache"
 _MAX_UTILIZATION = 0.98
 _UNLIMITED = 2**62
 
@@ -37,15 +36,16 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
     """
     specs = _groups_of_model(config, facts)
     groups = CacheGroups.of(config, specs)
-    num_states = min(_num_states(config, fact) for fact in facts)
+    host = host_sizes(config, facts, groups)
+    num_states = min(_num_states(config, fact, host) for fact in facts)
     max_request_states = groups.state.max_held if groups.state else 0
-    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, num_states))
-    num_blocks = _num_blocks(config, tightest, num_states)
-    num_host_blocks, num_host_states = _host_sizes(config, facts, groups)
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, num_states, host))
+    num_blocks = _num_blocks(config, tightest, num_states, host)
     longest = groups.longest_request(num_blocks, config.max_model_len)
     is_short = longest < config.max_model_len and not (config.fits_model_len and longest)
     if is_short or num_states < max_request_states:
-        raise _not_enough(config, tightest, num_blocks if groups.num_groups else num_states, max_request_states)
+        num_places = num_blocks if groups.num_groups else num_states
+        raise _not_enough(config, tightest, host, num_places, max_request_states)
     return CachePlan(
         blocks_per_group=[num_blocks] * groups.num_groups + [num_states] * (groups.state is not None),
         block_size=config.block_size,
@@ -54,10 +54,10 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
         cache_groups=specs,
         max_request_blocks=groups.max_request_blocks(longest) if groups.num_groups > 1 or groups.windowed else 0,
         max_request_states=max_request_states,
-        num_host_blocks=num_host_blocks,
+        num_host_blocks=host.num_blocks,
         host_block_bytes=sum(fact.kv_block_bytes for fact in facts),
         host_block_s=max(fact.host_block_s for fact in facts),
-        num_host_states=num_host_states,
+        num_host_states=host.num_states,
         host_state_bytes=sum(fact.state_bytes for fact in facts),
         host_state_s=max(_host_state_s(fact) for fact in facts),
     )
@@ -65,7 +65,7 @@ def plan_cache(config: ResolvedConfig, facts: Sequence[DeviceFacts]) -> CachePla
 
 def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: CachePlan) -> str:
     """Return the start-up table: where each worker's memory goes, and what the cache holds."""
-    lines = []
+    lines, host = [], HostSizes(plan.num_host_blocks, plan.num_host_states)
     for fact in facts:
         cache_bytes, state_bytes = plan.num_blocks * fact.kv_block_bytes, plan.num_states * fact.state_bytes
         rows = [
@@ -78,15 +78,15 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
             *([("states", state_bytes)] if state_bytes else []),
             *([("offloaded blocks", plan.num_host_blocks * fact.kv_block_bytes)] if plan.num_host_blocks else []),
             *([("offloaded states", plan.num_host_states * fact.state_bytes)] if plan.num_host_states else []),
-            *([("staging for files", staging_bytes)] if (staging_bytes := _staging_bytes(config, fact, plan)) else []),
-            ("reserve", fact.free_bytes - _taken(fact) - cache_bytes - state_bytes - _host_bytes(config, fact, plan)),
+            *([("staging for files", staging)] if (staging := staging_bytes(config, fact, host)) else []),
+            ("reserve", fact.free_bytes - _taken(config, fact, host) - cache_bytes - state_bytes),
             ("free at start", fact.free_bytes),
         ]
         lines.append(f"memory of worker {fact.rank} ({fact.device_name}):")
-        lines += [f"  {name:<20} {_shown(num_bytes):>10}" for name, num_bytes in rows]
-    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, plan.num_states))
+        lines += [f"  {name:<20} {shown(num_bytes):>10}" for name, num_bytes in rows]
+    tightest = min(facts, key=lambda fact: _num_blocks(config, fact, plan.num_states, host))
     lines += _group_lines(config, facts, plan)
-    lines.append(f"KV cache limited by: {_limit(config, tightest, plan.num_states)}")
+    lines.append(f"KV cache limited by: {_limit(config, tightest, plan.num_states, host)}")
     token_bytes = sum(spec.block_bytes for spec in plan.cache_groups if spec.kind != "state") // plan.block_size
     where = f" on worker {facts[0].rank}" if len(facts) > 1 else ""
     lines.append(f"KV cache size: {plan.num_tokens:,} tokens, {token_bytes:,} bytes each{where}")
@@ -94,24 +94,6 @@ def memory_table(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         f"Maximum concurrency for {plan.max_model_len:,} tokens per request: {plan.max_concurrency:.2f}x",
     )
     return "\n".join(lines)
-
-
-def _host_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
-    """Return the bytes of host memory for blocks and states, if that is also the memory of the device."""
-    if config.device != "cpu":
-        return 0
-    num_bytes = plan.num_host_blocks * fact.kv_block_bytes + plan.num_host_states * fact.state_bytes
-    return num_bytes + _staging_bytes(config, fact, plan)
-
-
-def _staging_bytes(config: ResolvedConfig, fact: DeviceFacts, plan: CachePlan) -> int:
-    """Return the bytes of host memory through which a worker reads and writes files."""
-    if not config.stores_blocks:
-        return 0
-    num_bytes = num_staging_rows(fact.kv_block_bytes, MIN_STAGING_ROWS) * fact.kv_block_bytes
-    if plan.num_host_states:
-        num_bytes += num_staging_rows(fact.state_bytes, MIN_STATE_STAGING_ROWS) * fact.state_bytes
-    return num_bytes
 
 
 def _host_state_s(fact: DeviceFacts) -> float:
@@ -146,60 +128,34 @@ def _group_lines(config: ResolvedConfig, facts: Sequence[DeviceFacts], plan: Cac
         name = {"full": "full", "window": f"window of {window:,}", "chunk": f"chunks of {window:,}"}[kind]
         num_layers, held = sum(specs[index].num_layers for index in alike), sum(num_blocks[index] for index in alike)
         layers = f"{num_layers} layers in {len(alike)} group{'s' if len(alike) > 1 else ''}"
-        lines.append(f"  {name:<20} {_shown(held * block_bytes):>10}  {layers}")
+        lines.append(f"  {name:<20} {shown(held * block_bytes):>10}  {layers}")
     if groups.state is not None:
         name = "states" if plan.max_request_states > 1 else "state"
-        shown, num_layers = _shown(plan.max_request_states * facts[0].state_bytes), specs[-1].num_layers
+        held_bytes, num_layers = plan.max_request_states * facts[0].state_bytes, specs[-1].num_layers
         where = f", checkpoints {groups.state.interval:,} tokens apart" if groups.state.interval else ""
-        lines.append(f"  {plan.max_request_states} {name:<18} {shown:>10}  {num_layers} layers{where}")
+        lines.append(f"  {plan.max_request_states} {name:<18} {shown(held_bytes):>10}  {num_layers} layers{where}")
         return lines
     # A model without windows would keep all its layers in one group.
     full_bytes = sum(spec.block_bytes for spec in specs) * -(-plan.max_model_len // plan.block_size)
     total_bytes = sum(num_blocks) * block_bytes
     share = 100 * total_bytes / full_bytes
-    lines.append(f"  {'in all':<20} {_shown(total_bytes):>10}  {share:.1f} % of full attention in every layer")
+    lines.append(f"  {'in all':<20} {shown(total_bytes):>10}  {share:.1f} % of full attention in every layer")
     return lines
 
 
-def _host_sizes(config: ResolvedConfig, facts: Sequence[DeviceFacts], groups: CacheGroups) -> tuple[int, int]:
-    """Return the blocks and the states that each worker keeps in host memory, staging rows not included.
-
-    Raises:
-        NotEnoughMemoryError: the size does not hold one of each.
-    """
-    block_bytes = sum(fact.kv_block_bytes for fact in facts)
-    interval = groups.state.interval if groups.state else 0
-    state_bytes = sum(fact.state_bytes for fact in facts) if interval else 0
-    num_landing = state_sizing.num_landing_states(state_bytes) if config.stores_blocks else 0
-    if not (host_bytes := config.kv_offloading_bytes):
-        return 0, num_landing
-    if host_bytes < block_bytes + state_bytes:
-        parts = [("one KV block", block_bytes), ("one recurrent state", state_bytes)]
-        takes = " and ".join(f"{name} takes {_shown(num_bytes)}" for name, num_bytes in parts if num_bytes)
-        message = f"{takes}, but --kv-offloading-size is {_shown(host_bytes)}"
-        raise NotEnoughMemoryError(message, phase=_PHASE, hint="use a larger --kv-offloading-size, or 0 for none")
-    num_states = state_sizing.num_host_states(
-        host_bytes, state_bytes, block_bytes * groups.num_groups * interval // config.block_size
-    )
-    if state_bytes:  # at least one block must fit too
-        num_states = max(num_states, min(num_landing, (host_bytes - block_bytes) // state_bytes))
-    num_blocks = (host_bytes - num_states * state_bytes) // block_bytes if block_bytes else 0
-    return num_blocks, num_states
-
-
-def _num_states(config: ResolvedConfig, fact: DeviceFacts) -> int:
+def _num_states(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
     """Return the slots of states that one worker is to hold, which are taken from the memory of the cache."""
     request_bytes = _num_blocks_needed(config, fact) * fact.kv_block_bytes
     cache_bytes = config.kv_cache_memory_bytes
     if cache_bytes is None:
-        cache_bytes = _room(config, fact)
+        cache_bytes = _room(config, fact, host)
         if config.device == "cpu":
             ceiling_bytes = state_sizing.ceiling_bytes(config, fact)
             cache_bytes = min(cache_bytes, max(CPU_CACHE_CEILING_BYTES, ceiling_bytes, 2 * request_bytes))
     return state_sizing.num_states(config, fact, cache_bytes, request_bytes)
 
 
-def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> int:
+def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int, host: HostSizes) -> int:
     """Return the blocks that one worker is to hold beside its states; 0 or less when there is no room."""
     if not fact.has_blocks:
         return 0
@@ -210,7 +166,7 @@ def _num_blocks(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> i
     state_bytes = num_states * fact.state_bytes
     if config.kv_cache_memory_bytes is not None:
         return (config.kv_cache_memory_bytes - state_bytes) // fact.kv_block_bytes
-    num_free = (_room(config, fact) - state_bytes) // fact.kv_block_bytes
+    num_free = (_room(config, fact, host) - state_bytes) // fact.kv_block_bytes
     return min(num_free, _useful(config, fact), _ceiling(config, fact, num_states))
 
 
@@ -232,25 +188,23 @@ def _ceiling(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> int:
     return max(_num_blocks_needed(config, fact), rest_bytes // fact.kv_block_bytes)
 
 
-def _limit(config: ResolvedConfig, fact: DeviceFacts, num_states: int) -> str:
+def _limit(config: ResolvedConfig, fact: DeviceFacts, num_states: int, host: HostSizes) -> str:
     """Return what limited the number of blocks, in terms of the user's settings."""
     if config.num_blocks_override is not None:
         return "--num-gpu-blocks-override"
     if config.kv_cache_memory_bytes is not None:
         return "--kv-cache-memory-bytes"
-    num_blocks = _num_blocks(config, fact, num_states)
+    num_blocks = _num_blocks(config, fact, num_states, host)
     is_used = num_blocks == _useful(config, fact)
     is_at_ceiling = num_blocks == _ceiling(config, fact, num_states)
     if not fact.kv_block_bytes:
         is_used = num_states == state_sizing.most_states(config, fact)
-        is_at_ceiling = config.device == "cpu" and (num_states + 1) * fact.state_bytes <= _room(config, fact)
+        is_at_ceiling = config.device == "cpu" and (num_states + 1) * fact.state_bytes <= _room(config, fact, host)
     if is_used:
         return "--max-num-seqs requests of --max-model-len tokens need no more"
     if is_at_ceiling:
         states = f", or the states of {state_sizing.CPU_REQUESTS} requests," * bool(num_states)
-        return (
-            f"at most {_shown(CPU_CACHE_CEILING_BYTES)}{states} on a CPU unless --kv-cache-memory-bytes asks for more"
-        )
+        return f"at most {shown(CPU_CACHE_CEILING_BYTES)}{states} on a CPU unless --kv-cache-memory-bytes asks for more"
     return f"--gpu-memory-utilization {config.gpu_memory_utilization:g} of the memory{_memory_qualifier(config)}"
 
 
@@ -259,12 +213,15 @@ def _num_blocks_needed(config: ResolvedConfig, fact: DeviceFacts) -> int:
     return CacheGroups.of(config, fact.cache_groups).max_request_blocks(config.max_model_len)
 
 
-def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int, num_states: int) -> NotEnoughMemoryError:
+def _not_enough(
+    config: ResolvedConfig, fact: DeviceFacts, host: HostSizes, num_blocks: int, num_states: int
+) -> NotEnoughMemoryError:
     """Return the error, with the change that costs the user least.
 
     Args:
         config: of the engine.
         fact: of the worker with the least room.
+        host: what it keeps in host memory.
         num_blocks: that it has room for; slots of states if the model has no blocks.
         num_states: that one request needs.
     """
@@ -279,30 +236,32 @@ def _not_enough(config: ResolvedConfig, fact: DeviceFacts, num_blocks: int, num_
     if config.num_blocks_override is not None:
         return NotEnoughMemoryError(
             f"{one_request}, but --num-gpu-blocks-override allows {num_blocks}",
-            phase=_PHASE,
+            phase=PHASE,
             hint=f"use --num-gpu-blocks-override {num_needed or num_states}" + f" or {shorter}" * bool(longest),
         )
     if config.kv_cache_memory_bytes is not None:
         more = f"--kv-cache-memory-bytes {need_bytes}"
         return NotEnoughMemoryError(
-            f"{one_request} ({_shown(need_bytes)}), but --kv-cache-memory-bytes {config.kv_cache_memory_bytes} "
+            f"{one_request} ({shown(need_bytes)}), but --kv-cache-memory-bytes {config.kv_cache_memory_bytes} "
             f"holds {num_blocks}",
-            phase=_PHASE,
+            phase=PHASE,
             hint=f"use {more} or {shorter}" if longest else f"use {more}",
         )
+    kept_bytes = _kept_bytes(config, fact, host)
     message = (
-        f"{one_request} ({_shown(need_bytes)}), but {fact.device_name} has {_shown(fact.free_bytes)} free, of which "
-        f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves {_shown(max(0, _room(config, fact)))} "
-        f"after {_shown(fact.weights_bytes)} of weights and {_shown(fact.activation_bytes)} of activations"
-        + (f", and {_shown(fact.graph_bytes)} of CUDA graphs" if fact.graph_bytes else "")
+        f"{one_request} ({shown(need_bytes)}), but {fact.device_name} has {shown(fact.free_bytes)} free, of which "
+        f"--gpu-memory-utilization {config.gpu_memory_utilization:g} leaves {shown(max(0, _room(config, fact, host)))} "
+        f"after {shown(fact.weights_bytes)} of weights and {shown(fact.activation_bytes)} of activations"
+        + (f", and {shown(fact.graph_bytes)} of CUDA graphs" if fact.graph_bytes else "")
+        + (f", and {shown(kept_bytes)} for offloaded contents and files" if kept_bytes else "")
     )
-    return NotEnoughMemoryError(message, phase=_PHASE, hint=_cheapest_change(config, fact, longest, need_bytes))
+    return NotEnoughMemoryError(message, phase=PHASE, hint=_cheapest_change(config, fact, host, longest, need_bytes))
 
 
-def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, need_bytes: int) -> str:
+def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes, longest: int, need_bytes: int) -> str:
     """Return the hint for the computed size: more of the memory, a shorter limit, or a smaller model."""
     options = []
-    taken = _taken(fact)
+    taken = _taken(config, fact, host)
     # Rounded up, so that the value named is enough.
     utilization = -(-(taken + need_bytes) * 1000 // _shared_bytes(config, fact)) / 1000
     is_free = taken + need_bytes <= fact.free_bytes
@@ -310,17 +269,19 @@ def _cheapest_change(config: ResolvedConfig, fact: DeviceFacts, longest: int, ne
         options.append(f"--gpu-memory-utilization {utilization:g}")
     if fact.graph_bytes and taken - fact.graph_bytes + need_bytes <= _usable(config, fact):
         options.append("--enforce-eager")
+    if host.num_blocks and taken - _kept_bytes(config, fact, host) + need_bytes <= _usable(config, fact):
+        options.append("a smaller --kv-offloading-size")
     if longest > 0:
         options.append(f"--max-model-len {longest}")
     if options:
         return "use " + " or ".join(options)
     missing = taken + need_bytes - _usable(config, fact)
     smaller = "--dtype bfloat16 or a smaller model" if config.dtype == "float32" else "a smaller model"
-    return f"free {_shown(missing)} more memory, or use {smaller}"
+    return f"free {shown(missing)} more memory, or use {smaller}"
 
 
-def _room(config: ResolvedConfig, fact: DeviceFacts) -> int:
-    return _usable(config, fact) - _taken(fact)
+def _room(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
+    return _usable(config, fact) - _taken(config, fact, host)
 
 
 def _usable(config: ResolvedConfig, fact: DeviceFacts) -> int:
@@ -337,13 +298,12 @@ def _memory_qualifier(config: ResolvedConfig) -> str:
     return " that is free" if config.device == "cpu" else ", or what is free of it"
 
 
-def _taken(fact: DeviceFacts) -> int:
+def _taken(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
     """Return the bytes of everything but the cache."""
     measured = fact.weights_bytes + fact.activation_bytes + fact.graph_bytes
-    return measured + fact.adapter_bytes + fact.exchange_bytes
+    return measured + fact.adapter_bytes + fact.exchange_bytes + _kept_bytes(config, fact, host)
 
 
-def _shown(num_bytes: int) -> str:
-    if abs(num_bytes) < 2**30:
-        return f"{num_bytes / 2**20:.1f} MiB"
-    return f"{num_bytes / 2**30:.2f} GiB"
+def _kept_bytes(config: ResolvedConfig, fact: DeviceFacts, host: HostSizes) -> int:
+    """Return the bytes of host memory for contents, if that is also the memory of the device."""
+    return host_bytes(config, fact, host) if config.device == "cpu" else 0

@@ -167,9 +167,7 @@ class StateSlots:
         if self.pool.find(key) is not None or not self.pool.num_free:
             return None
         # What the slot loses is not offloaded: that copy would be made after the new state has come.
-        on_evicted, self.pool.on_evicted = self.pool.on_evicted, None
-        slot = self.pool.allocate()
-        self.pool.on_evicted = on_evicted
+        slot = self.pool.allocate(keeps_evicted=False)
         self.pool.set_hash(slot, key)
         self.pool.release([slot])
         return slot

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from tiny_encoders import make_encoder
+from tiny_families import FAMILIES
 from tiny_models import make_tiny
 
 TIMEOUT_S = 3000
@@ -75,13 +76,23 @@ def test_several_processes_that_share_the_work(flags: str, tmp_path: Path) -> No
 
 
 @pytest.mark.long
-def test_blocks_in_host_memory_and_files(tmp_path: Path) -> None:
-    """Every block that can be copied is, over kills of whoever writes and reads it."""
-    model = make_tiny("LlamaForCausalLM", tmp_path / "model")
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [
+        ("llama", "--kv-offloading-size 0.005"),
+        ("granite-hybrid-dense", "--kv-offloading-size 0.01 --max-num-seqs 8"),
+        ("granite-hybrid-dense", "--tensor-parallel-size 2 --max-num-seqs 8"),
+        ("mamba2", "--pipeline-parallel-size 2 --max-num-seqs 8"),
+    ],
+)
+def test_blocks_and_states_in_host_memory_and_files(name: str, flags: str, tmp_path: Path) -> None:
+    """Every content that can be copied is, over kills of whoever writes and reads it."""
+    arch, class_name, settings = FAMILIES.get(name, ("LlamaForCausalLM", None, {}))
+    model = make_tiny(arch, tmp_path / "model", class_name=class_name, **settings)
     words = "--dtype float32 --requests 150 --kills 10 --clients 40 --client-processes 2 --server-processes 2 --seed 9 "
-    words += f"--no-kv-offloading-recompute --kv-offloading-size 0.005 --kv-offloading-path {tmp_path / 'blocks'}"
+    words += f"--no-kv-offloading-recompute --kv-offloading-path {tmp_path / 'blocks'} {flags}"
     code, printed, report = chaos(model, tmp_path / "report.json", words)
     assert code == 0, printed
     assert {"worker", "core"} <= set(struck(report))
     assert not report["findings"]
-    assert [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()], "no block was written"
+    assert [path for path in (tmp_path / "blocks").rglob("*") if path.is_file()], "no content was written"

@@ -314,6 +314,22 @@ def test_host_memory_is_divided_between_blocks_and_checkpoints():
         assert both.num_host_blocks and 0 <= size - taken < both.host_block_bytes, "no more than was asked for"
 
 
+@pytest.mark.parametrize("groups", [[KEYS], [KEYS, state(8 * MIB)]])
+@pytest.mark.parametrize("changes", [{"kv_offloading_bytes": 200 * MIB}, {"kv_offloading_path": "/files"}])
+def test_on_a_cpu_the_cache_and_what_is_kept_in_host_memory_fit_together(groups, changes):
+    config = core_config(max_num_seqs=4000, gpu_memory_utilization=1.0, **changes)
+    facts = device(cache_groups=groups)
+    plan = plan_cache(config, [facts])
+    (reserve,) = re.findall(r"reserve +(-?[0-9.]+) MiB", memory_table(config, [facts], plan))
+    assert 0 <= float(reserve) < 16, "one block and one state"
+
+
+def test_host_memory_without_which_a_cpu_would_have_room_is_named():
+    with pytest.raises(NotEnoughMemoryError, match="offloaded contents and files") as caught:
+        plan_cache(core_config(kv_offloading_bytes=590 * MIB), [device()])
+    assert "use a smaller --kv-offloading-size" in caught.value.hint
+
+
 def test_the_slowest_worker_decides_what_a_copy_takes():
     facts = [device(host_block_s=0.25), device(rank=1, host_block_s=0.5)]
     assert plan_cache(on_gpu(kv_offloading_bytes=100 * MIB), facts).host_block_s == 0.5

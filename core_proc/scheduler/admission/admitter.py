@@ -91,12 +91,12 @@ class Admitter:
 
     def _must_load(self, request: Request) -> bool:
         """Return whether copies for a request would take too long before a step in which others are."""
-        if self._cache.has_file_hits(request):
+        if self._cache.lookup.has_file_hits(request):
             return True
         if self._cache.states is not None:
             return False
         has_others = self._batch.requests.first is not None or bool(self._cache.loads.in_flight)
-        return has_others and self._cache.num_absent_blocks(request) > self._max_copied_blocks
+        return has_others and self._cache.lookup.num_absent_blocks(request) > self._max_copied_blocks
 
     def _start(self, draft: StepDraft, request: Request) -> None:
         """Give a waiting request a slot and its hits in the prefix cache."""
