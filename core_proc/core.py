@@ -253,9 +253,7 @@ class EngineCore:
         index, is_replacement = self._spec.config.engine_index, bool(self._spec.replaced_epoch)
         groups = scheduler.cache.groups
         self._publisher = KVEventPublisher(self._context, config, index, groups, is_replacement=is_replacement)
-        scheduler.cache.add_observer(self._publisher)
-        if scheduler.cache.host is not None:
-            scheduler.cache.host.observers.append(self._publisher)
+        self._publisher.observe(scheduler.cache)
         scheduler.hooks.add(self._publisher)
 
     def _store_blocks(

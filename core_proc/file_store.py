@@ -52,7 +52,7 @@ class ContentWatch(Protocol):
 
 
 class FileStore:
-    """A step hook and a `CacheObserver` of a scheduler: what can be found in its cache is written to files.
+    """A step hook of a scheduler, which observes its cache and states: what can be found there is written to files.
 
     Contents are written when they are complete, not when they are evicted: what was computed before a crash is what
     makes a restart fast. They wait a few steps for others, because a file for each would cost more than its content.
@@ -102,7 +102,7 @@ class FileStore:
         scheduler.cache.add_observer(self)
         scheduler.hooks.add(self)
         if scheduler.cache.states is not None:
-            scheduler.cache.states.on_cached = self._on_state_cached
+            scheduler.cache.states.add_observer(self)
 
     @property
     def wake_fds(self) -> Sequence[int]:
@@ -117,9 +117,10 @@ class FileStore:
                 self._first_wanted_step = self._scheduler.counters.num_steps
             self._wanted[key] = request.block_ids[group][index]
 
-    def _on_state_cached(self, key: bytes, slot: BlockId) -> None:
-        if self._saves:
-            self._wanted_states[key] = slot
+    def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
+        """See `StateObserver`."""
+        if self._saves and is_computed and (states := self._scheduler.cache.states) is not None:
+            self._wanted_states[states.key(request, num_blocks)] = slot
 
     def on_removed(self, block_hash: bytes) -> None:
         """See `ContentObserver`."""

@@ -16,11 +16,13 @@ import msgspec
 import zmq
 
 from octavo.core_proc.cache.groups import CacheGroups
+from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.protocol.config.kv_events import KVEventsConfig, endpoint_of_engine
 from octavo.protocol.errors import StartupError
+from octavo.protocol.ids import BlockId
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.prefix_hash import HASH_BYTES
 
@@ -38,7 +40,7 @@ _HOST_MEDIUM = "CPU"
 
 
 class BlockStored(msgspec.Struct, omit_defaults=True, gc=False, tag=True):
-    """Consecutive blocks of a sequence can be found now.
+    """Consecutive blocks of a sequence can be found now, or a recurrent state after a block.
 
     One in host memory has the fields that vLLM's offloading fills by default: its hash, its medium and its group. Its
     tokens were in the event of its first medium.
@@ -82,7 +84,10 @@ class KVEventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False
 
 
 class KVEventPublisher:
-    """A `CacheObserver` that collects changes, and a `StepHook` that publishes them after each step.
+    """Observes a cache, and publishes its changes after each step, as a `StepHook`.
+
+    A checkpoint of a recurrent state is a block of its group, as in vLLM: it has the hash of the last block before it,
+    and the tokens since the last multiple of the interval of checkpoints, whose hash is that of its parent.
 
     A thread sends the batches and answers requests to send them again. The step loop never waits for it: if too many
     batches wait, later ones are dropped, which subscribers notice by the sequence number.
@@ -115,6 +120,9 @@ class KVEventPublisher:
         for group in groups.windowed:
             kind = "chunked_local_attention" if group.is_chunked else "sliding_window"
             self._specs[group.index] = kind, group.window
+        if groups.state is not None:
+            self._specs.append(("mamba", None))
+        self._interval = groups.state.interval if groups.state is not None else 0
         self._events: list[KVEvent] = []
         self._last_stored: tuple[Request, int, int] | None = None
         """Request, group and index of the block after the last event's, if that is a `BlockStored`."""
@@ -133,38 +141,50 @@ class KVEventPublisher:
             raise
         threading.Thread(target=sender.run, name="KV events", daemon=True).start()
 
+    def observe(self, cache: PrefixCache) -> None:
+        """Publish all changes of a cache from now on, of its states and of host memory too."""
+        cache.add_observer(self)
+        if cache.states is not None:
+            cache.states.add_observer(self)
+        for tier in cache.host_tiers:
+            tier.observers.append(self)
+
     def on_stored(self, request: Request, index: int, group: int) -> None:
         """See `CacheObserver`."""
-        start = index * self._block_size
-        tokens = request.token_ids[start : start + self._block_size].tolist()
-        inside = [key for key in request.extra_keys if start <= key.position < start + self._block_size]
-        extra_keys = tuple(key.value for key in inside) or None
-        block_hash, last = _short(request.block_hashes[index]), self._events[-1] if self._events else None
+        stored, last = self._stored(request, index, index + 1, group), self._events[-1] if self._events else None
         if isinstance(last, BlockStored) and self._last_stored == (request, group, index):
-            last.block_hashes.append(block_hash)
-            last.token_ids += tokens
-            assert last.extra_keys is not None
-            last.extra_keys.append(extra_keys)
+            last.block_hashes += stored.block_hashes
+            last.token_ids += stored.token_ids
+            assert last.extra_keys is not None and stored.extra_keys is not None
+            last.extra_keys += stored.extra_keys
         else:
-            parent = _short(request.block_hashes[index - 1]) if index else None
-            adapter = request.adapter.name if request.adapter else None
-            kind, window = self._specs[group]
-            self._events.append(
-                BlockStored(
-                    block_hashes=[block_hash],
-                    parent_block_hash=parent,
-                    token_ids=tokens,
-                    block_size=self._block_size,
-                    lora_id=None,
-                    medium=_MEDIUM,
-                    lora_name=adapter,
-                    extra_keys=[extra_keys],
-                    group_idx=group,
-                    kv_cache_spec_kind=kind,
-                    kv_cache_spec_sliding_window=window,
-                )
-            )
+            self._events.append(stored)
         self._last_stored = request, group, index + 1
+
+    def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
+        """See `StateObserver`."""
+        num_tokens = num_blocks * self._block_size
+        start = (num_tokens - 1) // self._interval * self._interval
+        self._events.append(self._stored(request, start // self._block_size, num_blocks, len(self._specs) - 1))
+
+    def _stored(self, request: Request, first: int, end: int, group: int) -> BlockStored:
+        """Return the event of one content, which blocks `first` to `end` of a request lead to."""
+        kind, window = self._specs[group]
+        start, stop = first * self._block_size, end * self._block_size
+        extra_keys = tuple(key.value for key in request.extra_keys if start <= key.position < stop)
+        return BlockStored(
+            block_hashes=[_short(request.block_hashes[end - 1])],
+            parent_block_hash=_short(request.block_hashes[first - 1]) if first else None,
+            token_ids=request.token_ids[start:stop].tolist(),
+            block_size=stop - start,
+            lora_id=None,
+            medium=_MEDIUM,
+            lora_name=request.adapter.name if request.adapter else None,
+            extra_keys=[extra_keys or None],
+            group_idx=group,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
+        )
 
     def on_removed(self, block_hash: bytes) -> None:
         """See `ContentObserver`."""
@@ -199,7 +219,8 @@ class KVEventPublisher:
 
     def on_cleared(self) -> None:
         """See `ContentObserver`."""
-        self._events.append(AllBlocksCleared())
+        if not (self._events and isinstance(self._events[-1], AllBlocksCleared)):  # each pool reports it
+            self._events.append(AllBlocksCleared())
 
     def on_step(self) -> list[ClientEvent]:
         """Publish the changes since the last call."""

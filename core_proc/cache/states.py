@@ -3,14 +3,15 @@
 Called by `PrefixCache` only, which does the same for blocks.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from octavo.core_proc.cache.files import FileTier
 from octavo.core_proc.cache.groups import NULL_BLOCK, StateGroup
 from octavo.core_proc.cache.hashes import hash_of_block
 from octavo.core_proc.cache.host_tier import HostTier
-from octavo.core_proc.cache.pool import BlockPool
+from octavo.core_proc.cache.pool import BlockPool, ContentObserver
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
 from octavo.protocol.prefix_hash import HASH_BYTES
@@ -26,6 +27,20 @@ class BeforeDrafts:
     """Tokens that the state has read."""
     num_stored: int
     """Tokens with keys and values that stay right. What is computed again stores the same ones."""
+
+
+class StateObserver(ContentObserver, Protocol):
+    """Learns which checkpoints slots have."""
+
+    def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
+        """The state after so many blocks of a request can be found from now on.
+
+        Args:
+            request: whose hashes of these blocks are known.
+            num_blocks: before the state.
+            slot: of the state.
+            is_computed: False: it comes from host memory or another engine, with the next plan.
+        """
 
 
 class StateSlots:
@@ -66,8 +81,7 @@ class StateSlots:
         """None: no checkpoints are kept in host memory."""
         if self.host is not None and offloads:
             self.pool.on_evicted = self.host.on_evicted
-        self.on_cached: Callable[[bytes, BlockId], None] | None = None
-        """Called with each checkpoint that can be found from now on, after it was computed: its key and slot."""
+        self._observers: list[StateObserver] = []
         self.max_requests = num_slots // group.max_held
         """The most requests that may run at the same time."""
         self._key_suffix = key_suffix
@@ -82,6 +96,11 @@ class StateSlots:
         """Requests whose states may contain NaN."""
         self._before_drafts: dict[Request, BeforeDrafts] = {}
         """Of requests with drafts that are verified or were wrong."""
+
+    def add_observer(self, observer: StateObserver) -> None:
+        """Report every change from now on."""
+        self._observers.append(observer)
+        self.pool.observers.append(observer)
 
     def settle(self) -> None:
         """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
@@ -137,19 +156,20 @@ class StateSlots:
         if slots:
             self._drop(request, len(slots) - 1)
         if slot == NULL_BLOCK:
-            slot = self._copy_in(self.key(request, len(slots) + num_new))
+            slot = self._copy_in(request, len(slots) + num_new)
         else:
             self.pool.incref(slot)
         slots += [NULL_BLOCK] * (num_new - 1)
         slots.append(slot)
 
-    def _copy_in(self, key: bytes) -> BlockId:
+    def _copy_in(self, request: Request, num_blocks: int) -> BlockId:
         """Have a checkpoint copied from host memory to a slot, in which it can be found from now on."""
         assert self.host is not None, "a checkpoint is elsewhere"
+        key = self.key(request, num_blocks)
         self.host.pin([key])  # the slot allocated now may lose a state, which must not take the place of this one
         slot = self.pool.allocate()
         self.host.copy_in(key, slot)
-        self.pool.set_hash(slot, key)
+        self._store(request, num_blocks, slot, is_computed=False)
         return slot
 
     def touch(self, slot: BlockId) -> None:
@@ -168,7 +188,7 @@ class StateSlots:
             return None
         # What the slot loses is not offloaded: that copy would be made after the new state has come.
         slot = self.pool.allocate(keeps_evicted=False)
-        self.pool.set_hash(slot, key)
+        self._store(request, num_blocks, slot, is_computed=False)
         self.pool.release([slot])
         return slot
 
@@ -341,8 +361,14 @@ class StateSlots:
         assert slot != NULL_BLOCK, f"{request.request_id} has no state after block {index}"
         if (index + 1) * self.group.block_size > len(request.token_ids) or request in self._invalid:
             return
-        if not request.is_mixed and self.pool.set_hash(slot, key := self.key(request, index + 1)) and self.on_cached:
-            self.on_cached(key, slot)
+        if not request.is_mixed:
+            self._store(request, index + 1, slot, is_computed=True)
+
+    def _store(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
+        """Let a slot be found by the tokens whose state it has, unless another one has the same."""
+        if self.pool.set_hash(slot, self.key(request, num_blocks)):
+            for observer in self._observers:
+                observer.on_state_stored(request, num_blocks, slot, is_computed=is_computed)
 
     def _drop(self, request: Request, index: int) -> None:
         """Free the slot of an entry, unless the request continues in it."""

@@ -104,7 +104,7 @@ def test_a_blocked_head_sees_blocks_that_appear_and_disappear():
         if head.block_ids:
             break
         counted, num_free_counted = scheduler.cache.count_hits(head)
-        found = scheduler.cache._hits(head)
+        found = scheduler.cache.lookup._find(head)
         num_free = [sum(map(scheduler.cache.pool.is_free, ids)) for ids in found.block_ids]
         assert (counted.num_blocks, num_free_counted) == (found.num_blocks, num_free)
     engine.run()

@@ -3,7 +3,7 @@
 import itertools
 import random
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import zmq
 from core_fakes import FakeEngine, core_config
+from simulation.worker import ONE_GROUP
 from waiting import wait_until
 
 from octavo.core_proc.cache.groups import CacheGroups
@@ -27,19 +28,19 @@ SIZE = 4
 class Published:
     """An engine that publishes, and a router that asks for all batches."""
 
-    def __init__(self, folder: Path, num_host_blocks: int = 0, **config: Any) -> None:
+    def __init__(
+        self, folder: Path, num_host_blocks: int = 0, groups: Sequence[CacheGroupSpec] = ONE_GROUP, **config: Any
+    ) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.endpoint, replay = f"ipc://{folder}/events", f"ipc://{folder}/replay"
         self.config = KVEventsConfig(
             enable_kv_cache_events=True, endpoint=self.endpoint, replay_endpoint=replay, **config
         )
         offloading = {"kv_offloading_bytes": 1000 * num_host_blocks}
-        self.engine = FakeEngine(num_blocks=16, block_size=SIZE, max_num_seqs=4, **offloading)
+        self.engine = FakeEngine(16, groups, block_size=SIZE, max_num_seqs=4, **offloading)
         self.cache = self.engine.scheduler.cache
         self.publisher = KVEventPublisher(self.context, self.config, 0, self.cache.groups, is_replacement=False)
-        self.cache.add_observer(self.publisher)
-        if self.cache.host is not None:
-            self.cache.host.observers.append(self.publisher)
+        self.publisher.observe(self.cache)
         self.engine.scheduler.hooks.add(self.publisher)
         self.client: zmq.Socket[bytes] = self.context.socket(zmq.DEALER)
         self.client.linger, self.client.rcvtimeo = 0, 10_000
@@ -175,6 +176,35 @@ def test_readers_of_vllm_decode_the_events_of_both_storeys(tmp_path: Path) -> No
     host = published.cache.host
     assert host is not None and len(on_host) == len(host) == 6
     assert on_device == {int.from_bytes(key[24:32], "big") for key in published.cache.pool.cached_hashes()}
+    published.close()
+
+
+@pytest.mark.parametrize("with_keys", [True, False])
+def test_checkpoints_of_states_are_blocks_of_their_group(tmp_path: Path, with_keys: bool) -> None:
+    """A router knows from the events alone after how many tokens a prompt can continue, on the device or from host."""
+    state = CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000)
+    groups = [CacheGroupSpec(num_layers=1, block_bytes=1000)] * with_keys + [state]
+    published = Published(tmp_path, num_host_blocks=400, groups=groups)
+    engine, states, prompts = published.engine, published.cache.states, [[number + 1] * 40 for number in range(7)]
+    assert states is not None and states.host is not None
+    for number, prompt in enumerate([*prompts, prompts[0]]):
+        engine.submit(f"r{number}", prompt, 1)
+        engine.run()
+    assert engine.worker.num_states_copied_in
+    published.all_batches()
+    found: dict[str | None, dict[object, BlockStored]] = {"GPU": {}, "CPU": {}}
+    for _, payload in published.payloads():
+        for event in msgspec.msgpack.decode(payload, type=KVEventBatch).events:
+            if isinstance(event, BlockStored) and event.group_idx == with_keys:
+                found[event.medium][event.block_hashes[0]] = event
+            elif isinstance(event, BlockRemoved) and event.group_idx == with_keys:
+                del found[event.medium][event.block_hashes[0]]
+    cached = {int.from_bytes(key[24:32], "big") for key in states.pool.cached_hashes()}
+    assert found["GPU"].keys() == cached and len(found["CPU"]) == len(states.host)
+    assert {event.kv_cache_spec_kind for event in found["GPU"].values()} == {"mamba"}
+    chain = [event for event in found["GPU"].values() if event.token_ids[0] == prompts[-1][0]]
+    assert [event.block_size for event in chain] == [16, 16, 8] == [len(event.token_ids) for event in chain]
+    assert [event.parent_block_hash for event in chain] == [None, *(event.block_hashes[0] for event in chain[:2])]
     published.close()
 
 
