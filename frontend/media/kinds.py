@@ -18,6 +18,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.config.media import DEFAULT_ITEM_TOKENS, ResolvedMedia
 from octavo.protocol.media import Kind
+from octavo.protocol.media_kwargs import kwargs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,7 @@ def _of_images(config: ResolvedConfig) -> Setup:
         config.model.trust_remote_code,
         token_id_of(config.model.media, "image"),
         config.media.max_image_pixels,
-        config.media.processor_kwargs,
+        kwargs_of(config.media.processor_kwargs, "image", config.model.media.token_ids),
         config.model.media.architecture,
         is_alone=config.media.vector_width > 0,
     )
@@ -92,7 +93,7 @@ def _of_videos(config: ResolvedConfig) -> VideoSetup:
         facts.processor_path,
         config.model.trust_remote_code,
         token_id_of(facts, "video"),
-        media.processor_kwargs,
+        kwargs_of(media.processor_kwargs, "video", facts.token_ids),
         media.max_image_pixels,
         media.max_video_s,
         media.max_video_frames,
@@ -105,15 +106,12 @@ def _of_videos(config: ResolvedConfig) -> VideoSetup:
     )
 
 
-def _image_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> Job:
-    if "video" in media.limits:  # arguments of the request's videos
-        processor_kwargs = {key: one for key, one in processor_kwargs.items() if key not in ("num_frames", "fps")}
-    return image_job(value, processor_kwargs, media)
-
-
 def _sound_job(value: Any, processor_kwargs: Mapping[str, Any], media: ResolvedMedia) -> SoundJob:
     if processor_kwargs:
-        raise MediaError(f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and sounds take none")
+        raise MediaError(
+            f"mm_processor_kwargs has {', '.join(sorted(processor_kwargs))}, and sounds take none: put arguments of "
+            "other media into images_kwargs or videos_kwargs"
+        )
     return SoundJob(*samples_of(value))
 
 
@@ -131,7 +129,7 @@ KINDS: dict[Kind, MediaKind] = {
         "octavo.frontend.media.process",
         "images need pip install 'octavo[image]', and the model's processor files",
         _of_images,
-        _image_job,
+        image_job,
         empty=_empty_picture,
     ),
     "video": MediaKind(

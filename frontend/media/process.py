@@ -4,6 +4,7 @@ Images come from strangers, and decoders are large programs in C. Here they have
 of time. The process lives on from image to image, because importing `transformers` takes seconds.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from octavo.frontend.media.child import Decoder, serve
@@ -48,6 +49,8 @@ class ImageProcessor:
         )
         image_processor = self._processor if setup.is_alone else self._processor.image_processor
         self._known_kwargs = set(image_processor.valid_kwargs.__annotations__) - _NOT_OF_REQUESTS
+        if fault := self._kwargs_fault(setup.processor_kwargs):
+            raise ValueError(fault)
         self.placeholder, self.placeholder_id = "", -1
         if not setup.is_alone:
             self.placeholder = self._processor.image_token
@@ -55,11 +58,8 @@ class ImageProcessor:
 
     def process(self, job: Job) -> Result:
         """Return what the processor makes of an image."""
-        if unknown := job.processor_kwargs.keys() - self._known_kwargs:
-            return Result(
-                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
-                f"{', '.join(sorted(self._known_kwargs))}"
-            )
+        if fault := self._kwargs_fault(job.processor_kwargs):
+            return Result(fault)
         image = open_picture(job, self._setup.max_pixels)
         if isinstance(image, Result):
             return image
@@ -77,6 +77,15 @@ class ImageProcessor:
             **further,
         )
         return result_of(inputs, self._setup.token_id, self._grid(inputs))
+
+    def _kwargs_fault(self, kwargs: Mapping[str, Any]) -> str:
+        """Return which arguments are unknown; "": none."""
+        if not (unknown := kwargs.keys() - self._known_kwargs):
+            return ""
+        return (
+            f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor of images knows "
+            f"{', '.join(sorted(self._known_kwargs))}"
+        )
 
     def _line(self, inputs: Any) -> Result:
         """Return the result of an image whose rows are a line, whatever its grid."""

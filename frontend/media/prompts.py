@@ -18,12 +18,13 @@ from octavo.frontend.media.live_bytes import LiveMedia
 from octavo.frontend.media.parts import NOUNS, MediaOptions, MediaSource, media_parts, take_media
 from octavo.frontend.media.processor import MediaProcessor, name_of
 from octavo.frontend.media.result import beside_images
-from octavo.frontend.media.sources import FIELD, kinds_of
+from octavo.frontend.media.sources import FIELD, KWARGS, kinds_of
 from octavo.frontend.media.wire import Result
 from octavo.frontend.text.messages import Message
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.media import MAX_ITEM_BYTES, Kind, MediaItem
+from octavo.protocol.media_kwargs import kwargs_fault, kwargs_of
 
 Encode = Callable[..., Awaitable[list[int]]]
 _NO_OPTIONS = MediaOptions()
@@ -164,6 +165,8 @@ class MediaPrompts:
                     f"the prompt has {len(own)} {NOUNS[kind]}s, and the limit is {limit} (--limit-mm-per-prompt)",
                     own[limit].path,
                 )
+        if fault := kwargs_fault(options.processor_kwargs, self.kinds):
+            raise InvalidRequestError(f"{KWARGS}: {fault}", KWARGS)
         num_bytes = 0
 
         async def counted(source: MediaSource) -> Result:
@@ -227,7 +230,8 @@ class MediaPrompts:
                     value = await asyncio.to_thread(read_url, value, self._media)
             except TimeoutError:
                 raise MediaError("the download takes too long (--media-fetch-timeout)") from None
-        return await asyncio.to_thread(KINDS[source.kind].job, value, options.processor_kwargs, self._media)
+        own_kwargs = kwargs_of(options.processor_kwargs, source.kind, self.kinds)
+        return await asyncio.to_thread(KINDS[source.kind].job, value, own_kwargs, self._media)
 
     def _prompt(self, token_ids: list[int], processed: Sequence[_Processed]) -> MediaPrompt:
         """Return the prompt, whose placeholders are the rows of the items in order."""

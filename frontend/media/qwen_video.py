@@ -138,6 +138,7 @@ class VideoProcessor:
         settings = read_settings(Path(setup.processor_path))
         whole = {"image_mean": IMAGENET_STANDARD_MEAN, "image_std": IMAGENET_STANDARD_STD}
         kept = ("do_rescale", "do_normalize", "rescale_factor", "image_mean", "image_std")
+        _check_kwargs(setup.processor_kwargs)
         self._setup = setup
         self._settings = ClipSettings.read(settings, is_whole=setup.has_timestamps).with_kwargs(setup.processor_kwargs)
         self._frames: Any = Qwen2VLImageProcessorPil(
@@ -155,11 +156,8 @@ class VideoProcessor:
 
     def process(self, job: VideoJob) -> Result:
         """Return the patches of a video."""
-        if unknown := job.processor_kwargs.keys() - set(KNOWN_KWARGS):
-            return Result(
-                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know {', '.join(KNOWN_KWARGS)}"
-            )
         try:
+            _check_kwargs(job.processor_kwargs)
             settings = self._settings.with_kwargs(job.processor_kwargs)
             return self._of_file(job, settings) if job.size is None else self._of_frames(job, settings)
         except (ClipError, ValueError) as error:
@@ -278,6 +276,15 @@ class VideoProcessor:
         if -(-len(timing.indices) // settings.frames_per_patch) * step > MAX_POSITIONS:
             raise ClipError(f"it has {timing.read_fps:g} frames in a second, too few for the model's positions")
         return float(step)
+
+
+def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
+    """Raise ValueError for arguments of a server or a request that are unknown."""
+    if unknown := kwargs.keys() - set(KNOWN_KWARGS):
+        raise ValueError(
+            f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know {', '.join(KNOWN_KWARGS)}: put "
+            "arguments of images into images_kwargs"
+        )
 
 
 def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":

@@ -11,6 +11,7 @@ from msgspec import Meta, Struct
 from octavo.protocol.config.facts import MediaFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.media import Kind
+from octavo.protocol.media_kwargs import BY_KIND, kwargs_fault
 
 logger = logging.getLogger(__name__)
 
@@ -64,7 +65,10 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     ] = None
     mm_processor_kwargs: Annotated[
         dict[str, Any] | str | None,
-        Meta(description="JSON with arguments of the model's processor, in place of those of its own files."),
+        Meta(
+            description="JSON with arguments of the model's processor, in place of those of its own files; those of "
+            "images_kwargs and videos_kwargs are for these media alone."
+        ),
     ] = None
     max_num_encoder_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -322,9 +326,15 @@ def _json(name: str, value: dict[str, Any] | str | None) -> dict[str, Any]:
 
 def _processor_kwargs(config: MediaConfig, media: MediaFacts) -> dict[str, Any]:
     given = _json("mm_processor_kwargs", config.mm_processor_kwargs)
-    if given and media.token_ids.keys() == {"audio"}:
+    if fault := kwargs_fault(given, media.token_ids):
         raise ConfigError(
-            f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments",
+            f"mm_processor_kwargs: {fault}",
+            phase="configuration",
+            hint='use {"max_pixels": 1003520} for all media, {"images_kwargs": {...}} or {"videos_kwargs": {...}}',
+        )
+    if (given and media.token_ids.keys() == {"audio"}) or given.get(BY_KIND["audio"]):
+        raise ConfigError(
+            f"mm_processor_kwargs: the processor of {media.architecture} takes no arguments for sounds",
             phase="configuration",
             hint="leave it out",
         )

@@ -111,7 +111,8 @@ def _assert_files_are_read(llm: LLM, size: tuple[int, ...]) -> None:
     assert len({str((one.prompt_token_ids, result(one))) for one in outputs}) == 1
     # Of eight frames the processor reads those that are asked for.
     longer = clip_file(clip(8, 8, *size[1:3]), 8)
-    asked = {"prompt": prompt, "multi_modal_data": {"video": longer}, "mm_processor_kwargs": {"num_frames": 4}}
+    asked: dict[str, Any] = {"prompt": prompt, "multi_modal_data": {"video": longer}}
+    asked["mm_processor_kwargs"] = {"videos_kwargs": {"num_frames": 4}, "images_kwargs": {"max_pixels": 144}}
     places = [0, 2, 4, 7]
     metadata = {"fps": 8, "frames_indices": places, "total_num_frames": 8}
     same = {"prompt": prompt, "multi_modal_data": {"video": (clip(8, 8, *size[1:3])[places], metadata)}}
@@ -195,7 +196,9 @@ def test_over_http(path: Path) -> None:
         ),
         (clip_file(clip(1, 2, 48, 36), 4), {"min_pixels": 15000, "max_pixels": 20000}, "2 of its frames have 1.. tok"),
         (clip(1), {"frames": 2}, "mm_processor_kwargs has frames, and videos know fps"),
-        (clip(1), {"fps": 2}, "all given frames are read"),
+        (clip(1), {"videos_kwargs": {"frames": 2}}, "mm_processor_kwargs has frames, and videos know fps"),
+        (clip(1), {"audio_kwargs": {}}, "it has audio_kwargs, and the model reads media of kind image and video"),
+        (clip(1), {"videos_kwargs": {"fps": 2}}, "all given frames are read"),
         (clip_file(clip(1), 4), {"fps": "x"}, "fps is 'x'"),
         (7, {}, "it is a int; expected a URL"),
         (([], {"fps": 4}), {}, "expected a URL"),

@@ -122,6 +122,14 @@ def test_files_and_pixels(path: Path) -> None:
     run(path, work, queries.append)
 
 
+def test_arguments_of_the_server_that_are_unknown(path: Path) -> None:
+    async def work(processor: MediaProcessor) -> None:
+        with pytest.raises(ConfigError, match="mm_processor_kwargs has colour"):
+            await processor.placeholder("image")
+
+    run(path, work, processor_kwargs={"images_kwargs": {"colour": 1}})
+
+
 def test_a_picture_is_read_like_its_file() -> None:
     """What is transparent becomes white, also in pictures that no file holds."""
     assert pixels_of(Image.new("RGBA", (2, 1), (9, 9, 9, 0)), 10) == (b"\xff" * 6, (2, 1))
