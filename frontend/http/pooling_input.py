@@ -11,6 +11,7 @@ from octavo.frontend.http.schemas.pooling import InputFields, PoolingFields, Sco
 from octavo.frontend.media.alone import plain_text
 from octavo.frontend.media.sources import FIELD, by_kind
 from octavo.frontend.pooling.inputs import Fields
+from octavo.frontend.pooling.score_inputs import ScoreInput, score_inputs
 from octavo.frontend.pooling.spec import require_pooling
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
@@ -111,21 +112,21 @@ def _several(found: list[str | int | list[int]]) -> Sequence[Any]:
     return found
 
 
-def texts_of(value: Text | Sequence[Text], field: str) -> list[str]:
-    """Return the texts of a field of scores.
+def inputs_of(value: Text | Sequence[Text], field: str, *, is_one: bool = False) -> list[ScoreInput]:
+    """Return the texts and contents of a field of scores; see `score_inputs`.
 
     Raises:
-        InvalidRequestError: the list is empty or too long, or an object in it has no text.
+        InvalidRequestError: there is none, they are too many, or one is malformed.
     """
-    several = [value] if isinstance(value, str | dict) else value
-    if not several:
+    if value == []:
         raise InvalidRequestError(f"{field} must not be an empty list", field)
+    several = score_inputs(value, field, is_one=is_one)
     _check_number(len(several), field)
-    return [one if isinstance(one, str) else _text_in(one, f"{field}[{index}]") for index, one in enumerate(several)]
+    return several
 
 
-def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
-    """Return the names of both sides, and their texts.
+def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[ScoreInput], list[ScoreInput]]:
+    """Return the names of both sides, and what they have.
 
     Raises:
         InvalidRequestError: they are not named in one of the ways.
@@ -137,14 +138,7 @@ def sides_of(body: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]
             f"give the texts to compare as {', or '.join(' and '.join(names) for names in ways)}", "text_1"
         )
     first, second = given[0]
-    return given[0], texts_of(getattr(body, first), first), texts_of(getattr(body, second), second)
-
-
-def _text_in(value: dict[str, Any], place: str) -> str:
-    text = value.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequestError(f'{place} must be a text, or an object with it: {{"text": "..."}}', place)
-    return text
+    return given[0], inputs_of(getattr(body, first), first), inputs_of(getattr(body, second), second)
 
 
 def _check_number(count: int, field: str) -> None:

@@ -18,6 +18,7 @@ from octavo.frontend.pooling.outputs import (
 )
 from octavo.frontend.pooling.pooler import Pooler
 from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.score_inputs import score_inputs
 from octavo.frontend.pooling.scoring import score
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.pooling import PoolingTask
@@ -77,24 +78,25 @@ class PoolingClient:
 
     async def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: str | dict[str, Any] | Sequence[str | dict[str, Any]],
+        data_2: str | dict[str, Any] | Sequence[str | dict[str, Any]],
         params: PoolingParams | None = None,
         *,
         lora_request: LoRARequest | Adapter | None = None,
         **options: Any,
     ) -> list[ScoringRequestOutput]:
-        """Return a score for each pair of texts; see `scoring.score`, which has further options.
+        """Return a score for each pair of texts or contents; see `scoring.score`, which has further options.
 
         Args:
-            data_1: one text, such as a query, for all of the others, or one for each of them.
+            data_1: one text, such as a query, for all of the others, or one for each of them. An object with parts,
+                {"content": [{"type": "image_url", ...}]}, stands for a text if the model reads media.
             data_2: the others, such as documents.
             params: for all pairs.
             lora_request: as in `generate`.
             **options: as in `scoring.score`.
         """
         adapter = await self._pooling_adapter(lora_request)
-        first, second = ([text] if isinstance(text, str) else text for text in (data_1, data_2))
+        first, second = score_inputs(data_1, "data_1"), score_inputs(data_2, "data_2")
         return await score(self.pooler, first, second, params, adapter=adapter, **options)
 
     async def pool(

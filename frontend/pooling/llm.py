@@ -95,8 +95,8 @@ class PoolingLLM(ABC):
 
     def score(
         self,
-        data_1: str | Sequence[str],
-        data_2: str | Sequence[str],
+        data_1: str | dict[str, Any] | Sequence[str | dict[str, Any]],
+        data_2: str | dict[str, Any] | Sequence[str | dict[str, Any]],
         /,
         *,
         use_tqdm: bool = True,
@@ -104,17 +104,18 @@ class PoolingLLM(ABC):
         lora_request: LoRARequest | None = None,
         chat_template: str | None = None,
     ) -> list[ScoringRequestOutput]:
-        """Return a score for each pair of texts.
+        """Return a score for each pair of texts or contents.
 
         Args:
-            data_1: one text, such as a query, for all of the others, or one for each of them.
+            data_1: one text, such as a query, for all of the others, or one for each of them. An object with parts,
+                {"content": [{"type": "image_url", ...}]}, stands for a text if the model reads media.
             data_2: the others, such as documents.
             use_tqdm: show a progress bar.
             pooling_params: for all pairs.
             lora_request: for all pairs.
             chat_template: of a cross-encoder's pairs, a file or the Jinja source. None: the engine's.
         """
-        num_pairs = 1 if isinstance(data_2, str) else len(data_2)
+        num_pairs = 1 if isinstance(data_2, str | dict) else len(data_2)
         with _bar(num_pairs, use_tqdm=use_tqdm) as on_progress:
             return self._run(
                 self.client.score(

@@ -55,6 +55,7 @@ class Pooler:
         self.config = config
         self.tokenizer = tokenizer
         self._link = link
+        self.threads, self.media = threads, media
         self._inputs = PoolingTokenizer(tokenizer, config, threads, media)
         self._live = live
         self._check_priority = check_priority

@@ -1,12 +1,14 @@
-"""How well texts match: a cross-encoder reads both at once; of other models, vectors are compared."""
+"""How well texts and media match: a cross-encoder reads two texts at once; of other models, vectors are compared."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.pooling.inputs import Fields, PoolingPrompt, TextPair
 from octavo.frontend.pooling.outputs import ScoringOutput, ScoringRequestOutput
 from octavo.frontend.pooling.pooler import Pooler
 from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.score_inputs import ScoreInput, score_prompts
 from octavo.frontend.pooling.spec import require_pooling
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message
@@ -19,52 +21,48 @@ if TYPE_CHECKING:
 
 async def score(
     pooler: Pooler,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: Sequence[ScoreInput],
+    second: Sequence[ScoreInput],
     params: PoolingParams | None = None,
     *,
     names: tuple[str, str] = ("data_1", "data_2"),
     max_tokens: tuple[int, int] = (0, 0),
     chat_template: str | None = None,
     template_variables: dict[str, Any] | None = None,
+    processor_kwargs: Mapping[str, Any] | None = None,
     request_id: str | None = None,
     **options: Any,
 ) -> list[ScoringRequestOutput]:
-    """Return a score for each pair of texts.
+    """Return a score for each pair of inputs: texts, and contents with media where the model makes vectors of them.
 
     A model with one class reads a pair and returns its class score (a cross-encoder). The score of other models is the
-    cosine of two vectors, or with vectors of tokens the sum over the first text's tokens of their largest product with
+    cosine of two vectors, or with vectors of tokens the sum over the first input's tokens of their largest product with
     a token of the second one (late interaction, MaxSim).
 
     Args:
         pooler: of the client.
-        first: one text, for all of the others, or one for each of them.
+        first: one input, for all of the others, or one for each of them.
         second: the others.
         params: as in `Pooler.run`.
         names: what the caller calls both, for errors.
         max_tokens: each first and second text is cut to so many tokens; 0: it is not.
         chat_template: for pairs, a file or the Jinja source. None: the engine's `--chat-template`, if there is one.
         template_variables: of the template.
+        processor_kwargs: further arguments of the model's processor, for all media.
         request_id: as in `Pooler.run`.
         **options: as in `Pooler.run`.
 
     Raises:
-        InvalidRequestError: the numbers of texts do not match, or the model has no scores.
+        InvalidRequestError: the numbers of inputs do not match, the model has no scores, or it does not read a part of
+            an input.
         OctavoError: as in `Pooler.run`.
     """
     facts = require_pooling(pooler.config)
     _check_numbers(len(first), len(second), names)
-    firsts = list(first) * len(second) if len(first) == 1 else list(first)
     params = params or PoolingParams()
     if facts.tasks[0] == "classify":
-        if facts.num_labels != 1:
-            raise InvalidRequestError(
-                f"{pooler.config.served_model_names[0]} has {facts.num_labels} classes; a model that scores has one: "
-                "use classify",
-                "model",
-            )
         template = chat_template or pooler.config.chat_template
-        pairs = _pairs(pooler, firsts, second, max_tokens, template, template_variables)
+        pairs = _pairs(pooler, first, second, max_tokens, template, template_variables)
         results = await pooler.run(
             pairs, params, task="classify", request_id=request_id, fields=Fields(names[1]), **options
         )
@@ -76,31 +74,32 @@ async def score(
     if chat_template or template_variables:
         message = "chat_template, chat_template_kwargs and instruction need a cross-encoder"
         raise InvalidRequestError(message, "chat_template" if chat_template else "chat_template_kwargs")
-    return await _compared(pooler, first, second, params, max_tokens, names, request_id, options)
+    prompts, adds_special_tokens = await score_prompts(pooler, [*first, *second], processor_kwargs)
+    options = {"add_special_tokens": adds_special_tokens, "request_id": request_id, **options}
+    return await _compared(pooler, prompts[: len(first)], prompts[len(first) :], params, max_tokens, names, options)
 
 
 async def _compared(
     pooler: Pooler,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: Sequence[Prompt],
+    second: Sequence[Prompt],
     params: PoolingParams,
     max_tokens: tuple[int, int],
     names: tuple[str, str],
-    request_id: str | None,
     options: dict[str, Any],
 ) -> list[ScoringRequestOutput]:
-    """Return scores of vectors. A single first text is computed once."""
+    """Return scores of vectors. A single first prompt is computed once."""
     task = require_pooling(pooler.config).tasks[0]
     measure = _cosine if task == "embed" else _max_similarity
     if task == "token_embed" and params.use_activation is None and params.normalize is None:
         params = params.clone(use_activation=True)  # products of vectors of length 1 are what MaxSim adds up
     each = [
         one
-        for texts, limit in zip((first, second), max_tokens, strict=True)
-        for one in [params.clone(truncate_prompt_tokens=limit) if limit else params] * len(texts)
+        for prompts, limit in zip((first, second), max_tokens, strict=True)
+        for one in [params.clone(truncate_prompt_tokens=limit) if limit else params] * len(prompts)
     ]
     fields = Fields(*names, num_first=len(first))
-    results = await pooler.run([*first, *second], each, task=task, request_id=request_id, fields=fields, **options)
+    results = await pooler.run([*first, *second], each, task=task, fields=fields, **options)
     queries, others = results[: len(first)], results[len(first) :]
     queries = queries * len(others) if len(first) == 1 else queries
     return [
@@ -122,8 +121,8 @@ def _check_numbers(num_first: int, num_second: int, names: tuple[str, str]) -> N
 
 def _pairs(
     pooler: Pooler,
-    first: Sequence[str],
-    second: Sequence[str],
+    first: Sequence[ScoreInput],
+    second: Sequence[ScoreInput],
     max_tokens: tuple[int, int],
     chat_template: str | None,
     variables: dict[str, Any] | None,
@@ -132,21 +131,33 @@ def _pairs(
 
     Only a template that somebody has given is used: the one in the model's files is usually left from the chat
     model that it was trained from.
+
+    Raises:
+        InvalidRequestError: the model has several classes, or an input has media.
     """
+    facts = require_pooling(pooler.config)
+    if facts.num_labels != 1:
+        raise InvalidRequestError(
+            f"{pooler.config.served_model_names[0]} has {facts.num_labels} classes; a model that scores has one: use "
+            "classify",
+            "model",
+        )
+    texts, others = ([one if isinstance(one, str) else one.as_text() for one in side] for side in (first, second))
+    texts = texts * len(others) if len(texts) == 1 else texts
     if chat_template is None:
         if variables:
             raise InvalidRequestError(
                 "chat_template_kwargs and instruction need a score template: start the engine with --chat-template",
                 "chat_template_kwargs",
             )
-        return [TextPair(one, other, max_tokens) for one, other in zip(first, second, strict=True)]
+        return [TextPair(one, other, max_tokens) for one, other in zip(texts, others, strict=True)]
     template = ChatTemplate.for_model(chat_template, pooler.tokenizer, "string")
 
     def render(one: str, other: str) -> str:
         messages: list[Message] = [{"role": "query", "content": one}, {"role": "document", "content": other}]
         return template.render(messages, add_generation_prompt=False, **(variables or {}))
 
-    return [TextPair(one, other, max_tokens, render) for one, other in zip(first, second, strict=True)]
+    return [TextPair(one, other, max_tokens, render) for one, other in zip(texts, others, strict=True)]
 
 
 def _cosine(one: "ndarray", other: "ndarray") -> float:

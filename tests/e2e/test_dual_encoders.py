@@ -10,7 +10,7 @@ import pytest
 import tiny_dual
 import torch
 import transformers
-from servers import serve
+from servers import Server, serve
 from tiny_media import data_url, picture
 
 from octavo import LLM, PoolingParams
@@ -82,6 +82,9 @@ def test_texts_and_images(dual: Dual) -> None:
         assert vectors(dual.llm, mixed[index]) == [found[index]], "the bits of a vector depend on its prompt alone"
     (plain,) = dual.llm.embed(prompts[0], pooling_params=PoolingParams(use_activation=False), use_tqdm=False)
     assert not np.isclose(np.linalg.norm(plain.outputs.embedding), 1.0)
+    shown = {"content": [{"type": "image", "image": picture(1, *SIZES[1])}]}
+    scores = [one.outputs.score for one in dual.llm.score(TEXTS[0], [TEXTS[1], shown], use_tqdm=False)]
+    assert np.abs(np.array(scores) - np.stack([texts[1], images[1]]) @ texts[0]).max() < 1e-4
 
 
 @pytest.mark.parametrize(
@@ -132,3 +135,36 @@ def test_over_http(tmp_path: Path) -> None:
         error = embed(messages(part, {"type": "text", "text": "a"}))["error"]
         assert error["param"] == "messages[0].content[0]"
         assert "text beside an image" in error["message"]
+        _assert_images_are_scored(server, texts, images)
+
+
+def _assert_images_are_scored(server: Server, texts: Floats, images: Floats) -> None:
+    """The score of a text and an image is the cosine of their vectors; contents come as in vLLM."""
+    parts = [
+        {"type": "image_url", "image_url": {"url": data_url(picture(seed, *size))}} for seed, size in enumerate(SIZES)
+    ]
+    each = [{"content": [part]} for part in parts]
+    for documents in ({"content": parts}, each):  # the parts of one object are documents of their own
+        answer = server.post("/score", {"queries": TEXTS[0], "documents": documents}).json()
+        assert np.abs(np.array([one["score"] for one in answer["data"]]) - images @ texts[0]).max() < 1e-4
+    answer = server.post("/rerank", {"query": each[0], "documents": [TEXTS[0], *each[1:]]}).json()
+    found = {one["index"]: one["relevance_score"] for one in answer["results"]}
+    expected_scores = np.stack([texts[0], *images[1:]]) @ images[0]
+    assert np.abs(np.array([found[index] for index in range(3)]) - expected_scores).max() < 1e-4
+    shown = {one["index"]: one["document"] for one in answer["results"]}
+    assert shown[0] == {"text": TEXTS[0]}
+    assert shown[1] == {"text": None, "multi_modal": [parts[1]]}
+    bad = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    video = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
+    for content, kwargs, message in (
+        ([bad], None, "the image cannot be used"),
+        ([video], None, "reads images and no videos"),
+        ([parts[0], {"type": "text", "text": "a"}], None, "text beside an image"),
+        ([parts[0]], {"zoom": 2}, "mm_processor_kwargs has zoom"),
+        ([{"type": "file"}], None, "not supported"),
+    ):
+        body = {"query": "a", "documents": ["b", {"content": content}], "mm_processor_kwargs": kwargs}
+        refused = server.post("/rerank", body)
+        assert refused.status_code == 400, refused.text
+        assert message in refused.json()["error"]["message"]
+        assert refused.json()["error"]["param"].startswith("documents[1].content[0]")

@@ -79,3 +79,11 @@ def test_over_http(tmp_path: Path) -> None:
         for content, own in (([image], images[0]), (TEXTS[0], texts[0])):
             response: httpx.Response = server.post("/pooling", {"messages": [{"role": "user", "content": content}]})
             assert np.abs(np.array(response.json()["data"][0]["data"]) - own).max() < 1e-4
+        # Late interaction; the template writes strings too as the model has seen them.
+        body = {"query": TEXTS[0], "documents": [{"content": [image]}, TEXTS[1]]}
+        results = server.post("/rerank", body).json()["results"]
+        others = (images[0], texts[1])
+        for result in results:
+            score = float((texts[0] @ others[result["index"]].T).max(axis=1).sum())
+            assert abs(result["relevance_score"] - score) < 1e-3
+        assert len(results) == 2

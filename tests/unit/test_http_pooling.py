@@ -17,6 +17,7 @@ from octavo.protocol.params import PoolingSpec
 from octavo.protocol.pooling import PoolingFacts
 
 CLASSIFY = PoolingFacts(convert="classify", pooling="last", num_labels=1, activation="sigmoid")
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 ROUTES = [
     ("/v1/embeddings", {"input": "a"}),
     ("/v1/embed", {"texts": ["a"]}),
@@ -187,6 +188,15 @@ def test_a_pooling_engine_says_what_it_is(path: str, body: dict[str, Any], is_st
         ("/score", {"text_1": "a"}, "give the texts to compare", "text_1"),
         ("/score", {"text_1": ["a", "b"], "text_2": ["a"] * 3}, "text_1 has 2 texts and text_2 has 3", "text_1"),
         ("/score", {"text_1": "a", "text_2": ["b", {}]}, "text_2[1] must be a text", "text_2[1]"),
+        ("/score", {"text_1": "a", "text_2": {"content": []}}, "text_2.content must be a list", "text_2.content"),
+        ("/score", {"text_1": "a", "text_2": ["b", {"content": [IMAGE]}]}, "no images", "text_2[1].content[0]"),
+        ("/rerank", {"query": {"content": ["a"]}, "documents": ["b"]}, "query.content must be", "query.content"),
+        (
+            "/rerank",
+            {"query": {"content": [{"type": "text"}]}, "documents": ["b"]},
+            "a string",
+            "query.content[0].text",
+        ),
         ("/score", {"text_1": "a", "text_2": "b", "instruction": "i"}, "need a cross-encoder", "chat_template_kwargs"),
         ("/rerank", {"query": "a", "documents": []}, "documents must not be an empty list", "documents"),
         ("/rerank", {"query": "a", "documents": ["b", ""]}, "documents[1] is empty", "documents"),

@@ -30,6 +30,7 @@ from octavo.frontend.http.schemas.pooling import (
 )
 from octavo.frontend.pooling.outputs import ScoringRequestOutput
 from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.score_inputs import ScoreInput
 
 _encode = msgspec.json.Encoder().encode
 
@@ -105,7 +106,11 @@ def render_scores(outputs: Sequence[ScoringRequestOutput], answer_id: str, creat
 
 
 def render_ranking(
-    outputs: Sequence[ScoringRequestOutput], documents: Sequence[str] | None, top_n: int, answer_id: str, model: str
+    outputs: Sequence[ScoringRequestOutput],
+    documents: Sequence[ScoreInput] | None,
+    top_n: int,
+    answer_id: str,
+    model: str,
 ) -> bytes:
     """Return the response of `/rerank`.
 
@@ -119,7 +124,8 @@ def render_ranking(
     order = sorted(range(len(outputs)), key=lambda index: (-outputs[index].outputs.score, index))
     results = [RerankResult(index=index, relevance_score=outputs[index].outputs.score) for index in order]
     for result in results if documents is not None else ():
-        result.document = RerankDocument((documents or ())[result.index])
+        shown = (documents or ())[result.index]
+        result.document = RerankDocument(shown) if isinstance(shown, str) else RerankDocument(None, [*shown.parts])
     results = results[:top_n] if top_n else results
     return _encode(RerankResponse(id=answer_id, model=model, usage=_pairs_usage(outputs), results=results))
 

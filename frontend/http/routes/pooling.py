@@ -7,7 +7,7 @@ from starlette.responses import Response
 from octavo.frontend.http.app_state import AppState
 from octavo.frontend.http.body import decode
 from octavo.frontend.http.dependencies import CurrentState
-from octavo.frontend.http.pooling_input import choose_pooling_model, pooling_params, prompts_of, sides_of, texts_of
+from octavo.frontend.http.pooling_input import choose_pooling_model, inputs_of, pooling_params, prompts_of, sides_of
 from octavo.frontend.http.render.pooling import (
     render_classes,
     render_cohere_embeddings,
@@ -30,6 +30,7 @@ from octavo.frontend.http.schemas.pooling import (
 from octavo.frontend.pooling.inputs import Fields
 from octavo.frontend.pooling.outputs import ScoringRequestOutput
 from octavo.frontend.pooling.result import PooledResult
+from octavo.frontend.pooling.score_inputs import ScoreInput
 from octavo.frontend.pooling.scoring import score
 from octavo.protocol.adapters import Adapter
 from octavo.protocol.errors import InvalidRequestError
@@ -112,8 +113,8 @@ async def rerank(state: CurrentState, http_request: ApiRequest) -> Response:
     body = decode(http_request.take_body(), RerankRequest)
     model, adapter = await choose_pooling_model(state, body.model)
     answer_id = f"rerank-{http_request.choose_id(body.request_id)}"
-    documents = texts_of(body.documents, "documents")
-    query = texts_of(body.query, "query")
+    documents = inputs_of(body.documents, "documents")
+    query = inputs_of(body.query, "query", is_one=True)
     outputs = await _score(state, body, ("query", "documents"), query, documents, answer_id, adapter)
     shown = documents if body.return_documents else None
     return Response(render_ranking(outputs, shown, body.top_n or 0, answer_id, model), media_type=JSON)
@@ -152,8 +153,8 @@ async def _score(
     state: AppState,
     body: ScoringFields,
     names: tuple[str, str],
-    first: list[str],
-    second: list[str],
+    first: list[ScoreInput],
+    second: list[ScoreInput],
     request_id: str,
     adapter: Adapter | None,
 ) -> list[ScoringRequestOutput]:
@@ -168,6 +169,7 @@ async def _score(
         names=names,
         max_tokens=(body.max_tokens_per_query or 0, body.max_tokens_per_doc or 0),
         template_variables=variables or None,
+        processor_kwargs=body.mm_processor_kwargs,
         request_id=request_id,
         priority=body.priority,
         cache_salt=body.cache_salt,

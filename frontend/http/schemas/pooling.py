@@ -9,7 +9,7 @@ from octavo.protocol.pooling import PoolingTask
 T = TypeVar("T")
 
 Text: TypeAlias = str | dict[str, Any]
-"""A text, or an object with it: {"text": ...}."""
+"""A text, an object with it: {"text": ...}, or with parts: {"content": [{"type": "image_url", ...}]}."""
 
 
 class PoolingFields(Struct, kw_only=True):
@@ -88,6 +88,8 @@ class ScoringFields(PoolingFields, kw_only=True):
     instruction: str | None = None
     """For score templates: the same as in `chat_template_kwargs`."""
     chat_template_kwargs: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    """Further arguments of the model's processor, for all media."""
 
 
 class ScoreRequest(ScoringFields, kw_only=True):
@@ -185,7 +187,9 @@ class ScoreResponse(_Results[ScoreData], kw_only=True):
 class RerankDocument(Struct):
     """A document of the request."""
 
-    text: str
+    text: str | None
+    multi_modal: list[dict[str, Any]] | UnsetType = UNSET
+    """Its parts, in place of a text."""
 
 
 class RerankResult(Struct, kw_only=True):

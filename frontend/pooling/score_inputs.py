@@ -1,0 +1,140 @@
+"""What scores compare: texts, and contents with media in the form of messages, as prompts."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from octavo.frontend.generation.prompt import Prompt
+from octavo.frontend.media.alone import plain_text
+from octavo.frontend.media.parts import MediaSource, media_parts
+from octavo.frontend.media.sources import FIELD, KWARGS, by_kind
+from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.messages import Message, SourcePart
+from octavo.protocol.errors import InvalidRequestError
+
+if TYPE_CHECKING:
+    from octavo.frontend.pooling.pooler import Pooler
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A query or a document with parts, such as those of a message: texts, images and videos."""
+
+    parts: Sequence[SourcePart]
+    path: str
+    """Where the request has it."""
+
+    @property
+    def messages(self) -> list[Message]:
+        """The same as a conversation."""
+        return [{"role": "user", "content": self.parts}]
+
+    def as_text(self) -> str:
+        """Return its texts, for a model that reads nothing else.
+
+        Raises:
+            InvalidRequestError: it has an item of media.
+        """
+        for kind, path in media_parts(self.messages):
+            raise InvalidRequestError(f"{path}.type: the model of this engine scores texts, and no {kind}s", path)
+        return plain_text(self.messages)
+
+
+ScoreInput: TypeAlias = str | Content
+
+
+def score_inputs(value: Any, field: str, *, is_one: bool = False) -> list[ScoreInput]:
+    """Return what one side of scores has.
+
+    Args:
+        value: a text, an object with one ("text") or with parts ("content"), or a list of these. Parts of an object
+            that is in no list are inputs of their own, as in vLLM.
+        field: of the caller.
+        is_one: the field has one input, so that these parts belong together.
+
+    Raises:
+        InvalidRequestError: it is something else, or has nothing.
+    """
+    if isinstance(value, Mapping) and "content" in value and not is_one:
+        parts = _parts(value["content"], field)
+        return [Content([part], part.path) for part in parts]
+    if isinstance(value, str | Mapping):
+        return [_input(value, field)]
+    if not isinstance(value, Sequence) or not value:
+        raise InvalidRequestError(f"{field} must be a text, an object, or a list of them that is not empty", field)
+    return [_input(one, f"{field}[{index}]") for index, one in enumerate(value)]
+
+
+def _input(value: Any, place: str) -> ScoreInput:
+    if isinstance(value, Mapping) and "content" in value:
+        return Content(_parts(value["content"], place), place)
+    text = value.get("text") if isinstance(value, Mapping) else value
+    if not isinstance(text, str):
+        raise InvalidRequestError(
+            f'{place} must be a text, or an object: {{"text": "..."}} or {{"content": [{{"type": "image_url", ...}}]}}',
+            place,
+        )
+    return text
+
+
+def _parts(content: Any, place: str) -> list[SourcePart]:
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, Sequence) or not content or not all(isinstance(one, Mapping) for one in content):
+        raise InvalidRequestError(
+            f'{place}.content must be a list of parts, such as {{"type": "image_url", "image_url": {{"url": "..."}}}}',
+            f"{place}.content",
+        )
+    return [SourcePart(f"{place}.content[{index}]", **part) for index, part in enumerate(content)]
+
+
+async def score_prompts(
+    pooler: "Pooler", inputs: Sequence[ScoreInput], processor_kwargs: Mapping[str, Any] | None
+) -> tuple[list[Prompt], bool]:
+    """Return the prompts of both sides, for a model that makes vectors, and whether they get special tokens.
+
+    A model that reads rows of media gets each of them as a conversation, if the engine has a `--chat-template` or one
+    of them has parts: strings too, because such models are trained with texts around their queries. For other models
+    texts are taken as they are.
+
+    Args:
+        pooler: of the client.
+        inputs: of both sides.
+        processor_kwargs: further arguments of the model's processor, for all media.
+
+    Raises:
+        InvalidRequestError: there is an item of media that the model does not read, or no chat template.
+    """
+    media, config = pooler.media, pooler.config
+    if media is None or config.media is None:
+        return [one if isinstance(one, str) else one.as_text() for one in inputs], True
+    if not config.chat_template and all(isinstance(one, str) for one in inputs):
+        return [one for one in inputs if isinstance(one, str)], True
+    taken = [await media.take(_conversation(one)) for one in inputs]
+    if config.media.vector_width:
+        texts = [
+            one if isinstance(one, str) else plain_text(shown) for one, (shown, _) in zip(inputs, taken, strict=True)
+        ]
+    else:
+        template = ChatTemplate.for_model(config.chat_template, pooler.tokenizer, "auto")
+        texts = await pooler.threads.run(
+            lambda: [template.render(shown, add_generation_prompt=False) for shown, _ in taken]
+        )
+    adds_special_tokens = config.media.vector_width > 0
+    return [
+        _prompt(text, sources, processor_kwargs, adds_special_tokens=adds_special_tokens)
+        for text, (_, sources) in zip(texts, taken, strict=True)
+    ], adds_special_tokens
+
+
+def _conversation(one: ScoreInput) -> list[Message]:
+    return [{"role": "user", "content": one}] if isinstance(one, str) else one.messages
+
+
+def _prompt(
+    text: str, sources: Sequence[MediaSource], processor_kwargs: Mapping[str, Any] | None, *, adds_special_tokens: bool
+) -> Prompt:
+    if not sources:
+        return text
+    further = {KWARGS: dict(processor_kwargs)} if processor_kwargs else {}
+    return {"prompt": text, FIELD: by_kind(sources), "add_special_tokens": adds_special_tokens, **further}
