@@ -28,8 +28,11 @@ QuantizationName: TypeAlias = Literal[
     "bitsandbytes",
     "torchao",
     "mxfp4",
+    "modelopt",
+    "auto-round",
+    "quark",
 ]
-QuantizationChoice: TypeAlias = QuantizationName | Literal["gptq_marlin", "awq_marlin", "fbgemm_fp8"]
+QuantizationChoice: TypeAlias = QuantizationName | Literal["gptq_marlin", "awq_marlin", "fbgemm_fp8", "modelopt_fp4"]
 
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

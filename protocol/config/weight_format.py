@@ -1,6 +1,7 @@
 """Type and quantization of the weights: what the checkpoint says, and what `--dtype` and `--quantization` say."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from octavo.protocol.config.facts import ModelFacts
 from octavo.protocol.config.model import DtypeChoice, DtypeName, QuantizationChoice, QuantizationName
@@ -17,6 +18,13 @@ _ALIASES: Mapping[str, QuantizationName] = {
     "bitsandbytes": "bitsandbytes",
     "torchao": "torchao",
     "mxfp4": "mxfp4",
+    "modelopt": "modelopt",
+    "modelopt_fp4": "modelopt",
+    "modelopt_mxfp8": "modelopt",
+    "modelopt_mixed": "modelopt",
+    "auto-round": "auto-round",
+    "intel/auto-round": "auto-round",
+    "quark": "quark",
 }
 """What vLLM and config.json call the formats; Marlin is a kernel of vLLM's for the same weights."""
 QUANTIZED_WHILE_LOADING = ("w8a8", "int8", "int4", "fp8", "bitsandbytes")
@@ -108,6 +116,25 @@ def resolve_quantization(requested: QuantizationChoice | None, facts: ModelFacts
     )
 
 
+def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how keys and values of the cache are quantized, in the words of `kv_cache_scheme`; empty: they are not.
+
+    Args:
+        section: `quantization_config` of config.json. ModelOpt names an algorithm; Quark names the layers whose outputs
+            have scales, and how these are quantized.
+    """
+    scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo") or {}
+    if isinstance(scheme, str):
+        return {"num_bits": 8, "type": "float"} if scheme.upper() == "FP8" else {"type": scheme}
+    export = section.get("export")
+    if isinstance(export, Mapping) and (layers := export.get("kv_cache_group")):
+        outputs = (section.get("layer_quant_config") or {}).get(layers[0], {}).get("output_tensors") or {}
+        if (outputs.get("dtype"), outputs.get("qscheme")) == ("fp8_e4m3", "per_tensor"):
+            return {"num_bits": 8, "type": "float", "dynamic": bool(outputs.get("is_dynamic"))}
+        return {"type": outputs.get("dtype"), "strategy": outputs.get("qscheme")}
+    return scheme if isinstance(scheme, Mapping) else {"type": scheme}
+
+
 def asks_for_float8_cache(facts: ModelFacts) -> bool:
     """Return whether the checkpoint has scales for keys and values in 8-bit floats (`kv_cache_scheme`).
 
@@ -115,7 +142,7 @@ def asks_for_float8_cache(facts: ModelFacts) -> bool:
         ConfigError: it asks for another quantized cache.
     """
     section = facts.hf_config.get("quantization_config")
-    scheme = section.get("kv_cache_scheme") if isinstance(section, Mapping) else None
+    scheme = cache_scheme(section) if isinstance(section, Mapping) else None
     if not scheme:
         return False
     found = {name: scheme.get(name, usual) for name, usual in _CACHE_SCHEME.items()}

@@ -33,9 +33,15 @@ ON_CODES = {
     **dict.fromkeys(("fp8-blocks", "fp8-tensor", "fp8-static", "torchao-float8"), "e4m3"),
     **dict.fromkeys(("w8a8-float", "w8a8-float-tensor", "w8a8-float-blocks", "mxfp8"), "e4m3"),
     **dict.fromkeys(("nf4", "fp4-nested"), "float4"),
+    **dict.fromkeys(("auto-round", "auto-round-zeros", "auto-round-awq", "modelopt-nvfp4", "quark-mxfp4"), "u4"),
+    **dict.fromkeys(("modelopt-fp8", "modelopt-outputs", "modelopt-blocks", "modelopt-mxfp8", "quark-fp8"), "e4m3"),
+    "quark-int8": "u8_channel",
 }
 """Formats with which native kernels multiply, and the kind of the packed weight. All others are dequantized."""
-LONG = ("gptq-v2", "gptq-2", "fp8-static", "w4a16-channel", "w8a8-static", "w8a8-float-tensor", "torchao-int8")
+LONG = (
+    *("gptq-v2", "gptq-2", "fp8-static", "w4a16-channel", "w8a8-static", "w8a8-float-tensor", "torchao-int8"),
+    *("auto-round-zeros", "auto-round-awq", "modelopt-fp8", "modelopt-outputs", "modelopt-mxfp8", "quark-int8"),
+)
 """Formats that others nearly cover."""
 MIXED = {"u4", "e4m3", "u8_channel"}
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 from packed_float4 import float4
+from packed_integers import GROUP, auto_round, awq, gptq
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from vendor_checkpoints import modelopt, quark
 
-GROUP = 32
 SKIPPED = "lm_head"
 STATIC_SCALE = torch.tensor([0.01])
 """Of the inputs of all layers, where compressed-tensors has static ones."""
@@ -24,10 +25,10 @@ Quantize = Callable[[str, Tensor], tuple[Tensors, Tensor]]
 """From a layer's name and weight to its tensors by the end of their names, and the values."""
 
 
-def write(kind: str, source: Path, folder: Path) -> Tensors:
+def write(kind: str, source: Path, folder: Path, wants: Callable[[str], bool] = lambda layer: True) -> Tensors:
     """Write a checkpoint of one of `KINDS`; returns its dequantized weights, float32, by name.
 
-    Others are those of the plain checkpoint.
+    Others are those of the plain checkpoint, also of layers that are not wanted, which only `FORMULAS` can leave out.
     """
     folder.mkdir(parents=True)
     for file in source.glob("*.json"):
@@ -38,7 +39,8 @@ def write(kind: str, source: Path, folder: Path) -> Tensors:
     tensors, values = {}, {}
     for name, tensor in load_file(source / "model.safetensors").items():
         layer = name.removesuffix(".weight")
-        if tensor.ndim != 2 or "embed" in name or layer == SKIPPED or layer.endswith((".mlp.gate", ".gate_up_proj")):
+        is_other = tensor.ndim != 2 or "embed" in name or layer == SKIPPED
+        if is_other or layer.endswith((".mlp.gate", ".gate_up_proj")) or not wants(layer):
             tensors[name] = tensor
             continue
         parts, values[name] = quantize(layer, tensor.float())
@@ -52,125 +54,6 @@ def add_section(folder: Path, section: dict[str, Any]) -> None:
     """Add `quantization_config` to config.json."""
     path = folder / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": section}))
-
-
-def affine(weight_OI: Tensor, bits: int, group_size: int, *, symmetric: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Round to nearest: levels OI, float16 scales OG and zero points OG."""
-    groups = weight_OI.unflatten(1, (-1, group_size))
-    largest = 2**bits - 1
-    if symmetric:
-        scale = (groups.abs().amax(2) * 2 / largest).half()
-        zero = torch.full(scale.shape, 2 ** (bits - 1))
-    else:
-        low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
-        scale = ((high - low) / largest).half()
-        zero = (-low / scale.float()).round().clamp(0, largest).int()
-    levels = (groups / scale.float().unsqueeze(2)).round() + zero.unsqueeze(2)
-    return levels.clamp(0, largest).int().flatten(1), scale, zero
-
-
-def dequantized(levels_OI: Tensor, scale_OG: Tensor, zero_OG: Tensor, groups_I: Tensor) -> Tensor:
-    return scale_OG.float()[:, groups_I] * (levels_OI - zero_OG[:, groups_I])
-
-
-def pack_gptq(levels_IO: Tensor, bits: int) -> Tensor:
-    """As AutoGPTQ's QuantLinear.pack does with the rows of `intweight`."""
-    rows = levels_IO.long()
-    words = torch.zeros(rows.shape[0] * bits // 32, rows.shape[1], dtype=torch.int64)
-    if bits != 3:
-        for row in range(rows.shape[0]):
-            words[row * bits // 32] |= rows[row] << (row * bits % 32)
-    else:
-        i = row = 0
-        while row < len(words):
-            for j in range(i, i + 10):
-                words[row] |= rows[j] << (3 * (j - i))
-            i += 10
-            words[row] |= rows[i] << 30
-            row += 1
-            words[row] |= (rows[i] >> 2) & 1
-            i += 1
-            for j in range(i, i + 10):
-                words[row] |= rows[j] << (3 * (j - i) + 1)
-            i += 10
-            words[row] |= rows[i] << 31
-            row += 1
-            words[row] |= (rows[i] >> 1) & 3
-            i += 1
-            for j in range(i, i + 10):
-                words[row] |= rows[j] << (3 * (j - i) + 2)
-            i += 10
-            row += 1
-    return as_int32(words)
-
-
-def as_int32(words: Tensor) -> Tensor:
-    words = words & 0xFFFFFFFF
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-
-def gptq(
-    bits: int = 4, group_size: int = GROUP, *, symmetric: bool = True, act_order: bool = False, version: str = "gptq"
-) -> tuple[dict[str, Any], Quantize]:
-    section = {
-        "quant_method": "gptq",
-        "bits": bits,
-        "group_size": group_size,
-        "desc_act": act_order,
-        "sym": symmetric,
-        "checkpoint_format": version,
-        "lm_head": False,
-        "true_sequential": True,
-        "damp_percent": 0.01,
-        "pack_dtype": "int32",
-        "meta": {"quantizer": ["gptqmodel:2.0.0"]},
-    }
-
-    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
-        inputs = weight_OI.shape[1]
-        size = inputs if group_size == -1 else group_size
-        # Layers with one input have one order, as they have one Hessian; another layer has another one.
-        seed = len(layer.rpartition(".")[0])
-        order = torch.randperm(inputs, generator=torch.Generator().manual_seed(seed)) if act_order else None
-        order = torch.arange(inputs) if order is None else order
-        sorted_levels, scale, zero = affine(weight_OI[:, order], bits, size, symmetric=symmetric)
-        if bits < 4:
-            zero = zero.clamp(min=1)  # zero - 1 must not be negative in the first version
-        groups_I = torch.empty(inputs, dtype=torch.int32)
-        groups_I[order] = (torch.arange(inputs) // size).int()
-        levels = torch.empty_like(sorted_levels)
-        levels[:, order] = sorted_levels
-        stored = zero if version == "gptq_v2" else (zero - 1).clamp(min=0)
-        zero = stored if version == "gptq_v2" else stored + 1
-        parts = {
-            "qweight": pack_gptq(levels.t(), bits),
-            "qzeros": pack_gptq(stored, bits).t(),
-            "scales": scale.t(),
-            "g_idx": groups_I,
-        }
-        return parts, dequantized(levels, scale, zero, groups_I.long())
-
-    return section, quantize
-
-
-def awq() -> tuple[dict[str, Any], Quantize]:
-    section = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
-    section["modules_to_not_convert"] = None
-
-    def pack(levels_NO: Tensor) -> Tensor:
-        """As AutoAWQ's WQLinear_GEMM.from_linear does."""
-        words = torch.zeros(levels_NO.shape[0], levels_NO.shape[1] // 8, dtype=torch.int64)
-        for column in range(words.shape[1]):
-            for i, place in enumerate([0, 2, 4, 6, 1, 3, 5, 7]):
-                words[:, column] |= levels_NO[:, column * 8 + place].long() << (i * 4)
-        return as_int32(words)
-
-    def quantize(layer: str, weight_OI: Tensor) -> tuple[Tensors, Tensor]:
-        levels, scale, zero = affine(weight_OI, 4, GROUP, symmetric=False)
-        parts = {"qweight": pack(levels.t()), "qzeros": pack(zero.t()), "scales": scale.t()}
-        return parts, dequantized(levels, scale, zero, torch.arange(weight_OI.shape[1]) // GROUP)
-
-    return section, quantize
 
 
 def fp8(block: int | None, *, static: bool = False) -> tuple[dict[str, Any], Quantize]:
@@ -362,6 +245,9 @@ FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
     "gptq-3": lambda: gptq(3, symmetric=False),
     "gptq-2": lambda: gptq(2, symmetric=False),
     "awq": awq,
+    "auto-round": lambda: auto_round("auto_round:auto_gptq"),
+    "auto-round-zeros": lambda: auto_round("auto_round"),
+    "auto-round-awq": lambda: auto_round("auto_round:auto_awq"),
     "fp8-blocks": lambda: fp8(32),
     "fp8-tensor": lambda: fp8(None),
     "fp8-static": lambda: fp8(None, static=True),
@@ -386,6 +272,14 @@ FORMULAS: dict[str, Callable[[], tuple[dict[str, Any], Quantize]]] = {
     "mxfp4": lambda: float4("mxfp4-pack-quantized", 32, SKIPPED),
     "mxfp8": lambda: compressed("mxfp8-quantized", {**_E4M3, **_GROUP, "scale_dtype": torch.uint8}),
     "mixed": mixed,
+    "modelopt-fp8": lambda: modelopt("FP8", SKIPPED),
+    "modelopt-outputs": lambda: modelopt("FP8_PER_CHANNEL_PER_TOKEN", SKIPPED),
+    "modelopt-blocks": lambda: modelopt("fp8_pb_wo", SKIPPED),
+    "modelopt-mxfp8": lambda: modelopt("MXFP8", SKIPPED),
+    "modelopt-nvfp4": lambda: modelopt("NVFP4", SKIPPED),
+    "quark-fp8": lambda: quark("fp8_e4m3", SKIPPED),
+    "quark-int8": lambda: quark("int8", SKIPPED),
+    "quark-mxfp4": lambda: quark("fp4", SKIPPED),
 }
 TOOLS: dict[str, Callable[[Path, Path], Tensors]] = {
     "nf4": with_transformers(_nf4),

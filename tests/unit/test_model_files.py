@@ -257,6 +257,10 @@ class TestFacts:
             write(home, {"bits": 4}, name)
             assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": method, "bits": 4}
             (home / name).unlink()
+        producer, quantization = {"name": "modelopt"}, {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+        write(home, {"producer": producer, "quantization": quantization}, "hf_quant_config.json")
+        assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": "modelopt", **quantization}
+        (home / "hf_quant_config.json").unlink()
         write(home, LLAMA | {"compression_config": {"quant_method": "compressed-tensors"}})
         assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": "compressed-tensors"}
         write(home, LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 8}})

@@ -136,7 +136,7 @@ def test_resolve_is_pure() -> None:
             "quantization",
             "exl3",
             "one of none, w8a8, int8, int4, gguf, gptq, awq, compressed-tensors, fp8, bitsandbytes, torchao, mxfp4, "
-            "gptq_marlin, awq_marlin, fbgemm_fp8",
+            "modelopt, auto-round, quark, gptq_marlin, awq_marlin, fbgemm_fp8, modelopt_fp4",
         ),
         ("kv_cache_dtype", "fp4", "one of auto, bfloat16, float16, float32, int8, fp8, fp8_e4m3, fp8_e5m2"),
         ("max_model_len", "long", "see octavo serve --help"),
@@ -185,13 +185,15 @@ def quantized(section: dict[str, Any] | None, load_format: str = "safetensors", 
 
 
 def test_a_checkpoint_keeps_its_quantization() -> None:
-    for method, name in {"gptq": "gptq", "awq": "awq", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4"}.items():
+    names = {"gptq": "gptq", "awq": "awq", "fbgemm_fp8": "fp8", "mxfp4": "mxfp4", "modelopt_fp4": "modelopt"}
+    for method, name in names.items():
         section = {"quant_method": method}
         assert quantized(section) == quantized(section, "dummy") == quantized(section, quantization=method) == name
         assert quantized(section, dtype="float32") == quantized(section, quantization="none") == "none"
         assert quantized(section, quantization="int4") == "int4"
     assert quantized({"quant_method": "awq"}, quantization="awq_marlin") == "awq"
     assert quantized({"load_in_8bit": True}) == "bitsandbytes"
+    assert quantized({"quant_method": "intel/auto-round"}, quantization="auto-round") == "auto-round"
     assert quantized(None, quantization="fp8") == "fp8"
     assert quantized(None, quantization="bitsandbytes") == "bitsandbytes"
 
@@ -202,13 +204,14 @@ def test_a_checkpoint_keeps_its_quantization() -> None:
         ({"quant_method": "awq"}, {"quantization": "gptq"}, r"quantization gptq, but .* quantized otherwise \(awq\)"),
         ({"quant_method": "gptq"}, {"quantization": "fp8"}, r"quantized otherwise \(gptq\)"),
         (None, {"quantization": "awq"}, "quantization awq, but the checkpoint is not quantized"),
-        ({"quant_method": "quark"}, {}, r"quantized \(quark\), which is not supported"),
+        ({"quant_method": "hqq"}, {}, r"quantized \(hqq\), which is not supported"),
         ({"quant_method": "gptq"}, {"load_format": "pt"}, r"quantized \(gptq\), and its weights are pt"),
         (
             {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8 | {"type": "int"}},
             {},
             "'kv_cache_scheme' .* asks for .*'type': 'int'",
         ),
+        ({"quant_method": "modelopt", "kv_cache_quant_algo": "NVFP4"}, {}, "asks for .*'type': 'NVFP4'"),
     ],
 )
 def test_other_quantizations_are_refused(section: Any, settings: dict[str, str], message: str) -> None:
@@ -226,8 +229,19 @@ def test_the_cache_has_the_type_of_the_model_or_int8() -> None:
     assert "int8" in caught.value.hint
 
 
-def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one() -> None:
-    section = {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8}
+@pytest.mark.parametrize(
+    "section",
+    [
+        {"quant_method": "compressed-tensors", "kv_cache_scheme": FLOAT8},
+        {"quant_method": "modelopt", "kv_cache_quant_algo": "FP8"},
+        {
+            "quant_method": "quark",
+            "export": {"kv_cache_group": ["*k_proj", "*v_proj"]},
+            "layer_quant_config": {"*k_proj": {"output_tensors": {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}}},
+        },
+    ],
+)
+def test_a_checkpoint_with_scales_for_a_cache_of_8_bit_floats_has_one(section: dict[str, Any]) -> None:
     hf_config = {**FACTS.hf_config, "quantization_config": section}
     facts = msgspec.structs.replace(FACTS, load_format="safetensors", hf_config=hf_config)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from safetensors import safe_open
 
 from octavo.protocol.config import ModelFacts
+from octavo.protocol.config.weight_format import cache_scheme
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.weight_files import weight_files
 
@@ -31,7 +32,7 @@ def read_cache_scales(facts: ModelFacts, layers: Container[int]) -> CacheScales:
             that the files do not have.
     """
     section = facts.hf_config.get("quantization_config") or {}
-    scheme = section.get("kv_cache_scheme") or {}
+    scheme = cache_scheme(section)
     if scheme.get("type", "float") != "float":
         return {}  # the user chose another type of cache than the checkpoint's
     found: dict[int, dict[str, float]] = {}
@@ -48,7 +49,8 @@ def read_cache_scales(facts: ModelFacts, layers: Container[int]) -> CacheScales:
                 f"layer {layer} has a scale of {'keys' if 'k' in scales else 'values'} in the cache, and no other",
                 hint="choose another type with --kv-cache-dtype",
             )
-    if scheme and not found:
+    # ModelOpt leaves out scales of 1.
+    if scheme and not found and not str(section.get("quant_method")).startswith("modelopt"):
         raise ConfigError(
             f"{_FIELD} promises scales of the cache, and the files have none",
             hint="choose a type without scales, with --kv-cache-dtype auto and a config.json without this field",

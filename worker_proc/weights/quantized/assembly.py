@@ -101,6 +101,18 @@ def open_format(config: Mapping[str, Any], metadata: Mapping[str, str]) -> Forma
             return TorchAo(config, metadata)
         case "mxfp4":
             return Mxfp4(config)
+        case "modelopt" | "modelopt_fp4" | "modelopt_mxfp8" | "modelopt_mixed":
+            from octavo.worker_proc.weights.quantized.modelopt import ModelOpt
+
+            return ModelOpt(config)
+        case "auto-round" | "intel/auto-round":
+            from octavo.worker_proc.weights.quantized.auto_round import AutoRound
+
+            return AutoRound(config)
+        case "quark":
+            from octavo.worker_proc.weights.quantized.quark import Quark
+
+            return Quark(config)
     raise ConfigError(f"no reader for quantized weights of the method {config.get('quant_method')!r}")
 
 

@@ -15,9 +15,10 @@ from torch import Tensor
 
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
 from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, unpack, zero_of_groups
+from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
 _HARMLESS = """
 quant_method zero_point backend do_fuse fuse_max_seq_len modules_to_fuse exllama_config
@@ -34,7 +35,8 @@ class Awq:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        ignore(config, *_HARMLESS.split())
+        ignore(config, *_HARMLESS.split(), *AUTO_ROUND)
+        reject_unless(config, "data_type", ("int", None))
         self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
         bits = optional(config, "bits", optional(config, "w_bit", 4))
         if bits != 4:
@@ -56,22 +58,36 @@ class Awq:
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
-        qweight, qzeros, scales = (require(tensors, layer, part) for part in self.parts)
-        num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * 8
+        return integer_matrix(layer, tensors, self._group_size)
 
-        def decode() -> QuantizedWeight:
-            offset, zero_OG = zero_of_groups(_outputs(qzeros), 4)
-            return QuantizedWeight(
-                levels_OI=_outputs(qweight),
-                scale_OG=scales.t().contiguous(),
-                minimum_OG=None,
-                offset=offset,
-                bits=4,
-                group_size=num_inputs if self._group_size == -1 else self._group_size,
-                zero_OG=zero_OG,
-            )
 
-        return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+def integer_matrix(layer: str, tensors: Mapping[str, Tensor], group_size: int) -> StoredMatrix:
+    """Return the matrix of a layer.
+
+    Args:
+        layer: its name.
+        tensors: by part.
+        group_size: inputs that share a scale; -1: all.
+
+    Raises:
+        ConfigError: a tensor is missing.
+    """
+    qweight, qzeros, scales = (require(tensors, layer, part) for part in Awq.parts)
+    num_inputs, num_outputs = qweight.shape[0], qweight.shape[1] * 8
+
+    def decode() -> QuantizedWeight:
+        offset, zero_OG = zero_of_groups(_outputs(qzeros), 4)
+        return QuantizedWeight(
+            levels_OI=_outputs(qweight),
+            scale_OG=scales.t().contiguous(),
+            minimum_OG=None,
+            offset=offset,
+            bits=4,
+            group_size=num_inputs if group_size == -1 else group_size,
+            zero_OG=zero_OG,
+        )
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)
 
 
 def _outputs(words_NW: Tensor) -> Tensor:

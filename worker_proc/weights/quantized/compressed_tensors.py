@@ -25,6 +25,7 @@ from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized import compressed_stacks
+from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
 from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import (
@@ -136,9 +137,9 @@ class CompressedTensors:
         row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
         packed = tensors.get("weight_packed")
         if packed is not None and packed.dtype == torch.uint8:
-            return _float4_matrix(layer, packed, scale, tensors.get("weight_global_scale"))
+            return float4_matrix(layer, packed, scale, divisor=tensors.get("weight_global_scale"))
         if packed is None and require(tensors, layer, "weight").dtype == FLOAT8:
-            scale = _float_scale(scale)
+            scale = float_scale(scale)
             return float8_matrix(layer, tensors["weight"], scale, scheme.block, scheme.rows, row_scale)
         return _integer_matrix(layer, tensors, scheme, row_scale)
 
@@ -270,22 +271,3 @@ def _integer_matrix(
 def _unsigned(values: Tensor) -> Tensor:
     """Return int8 numbers plus 128, as uint8."""
     return values.contiguous().view(torch.uint8) ^ 128
-
-
-def _float_scale(scale: Tensor) -> Tensor:
-    """Return scales as floats: bytes are exponents of e8m0."""
-    return scale.view(torch.float8_e8m0fnu) if scale.dtype == torch.uint8 else scale
-
-
-def _float4_matrix(layer: str, packed: Tensor, scale_OG: Tensor, global_scale: Tensor | None) -> StoredMatrix:
-    """Return a matrix of NVFP4 (groups of 16, e4m3 scales divided by a global one) or MXFP4 (32, powers of two)."""
-    num_outputs, num_inputs = packed.shape[0], packed.shape[1] * 2
-    group_size = num_inputs // scale_OG.shape[1]
-
-    def decode() -> QuantizedWeight:
-        codes_OI = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
-        scales = _float_scale(scale_OG)
-        scales = scales.float() if global_scale is None else scales.float() / global_scale.float()
-        return QuantizedWeight(codes_OI, scales, None, 0, 4, group_size, codebook="e2m1")
-
-    return StoredMatrix(layer, (num_outputs, num_inputs), decode)

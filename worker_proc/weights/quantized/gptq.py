@@ -20,10 +20,11 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.layout import HEAD, Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
+from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
 _HARMLESS = """
-quant_method sym true_sequential damp_percent damp_auto_increment static_groups dataset tokenizer model_seqlen
-module_name_preceding_first_block block_name_to_quantize batch_size pad_token_id cache_block_outputs
+quant_method sym true_sequential damp_percent damp_auto_increment static_groups tokenizer model_seqlen
+module_name_preceding_first_block pad_token_id cache_block_outputs
 modules_in_block_to_quantize model_name_or_path model_file_base_name quantizer meta exllama_config use_exllama
 disable_exllama use_cuda_fp16 max_input_length backend pack_dtype version lm_head desc_act mse act_group_aware
 is_marlin_format inner_batch_size
@@ -32,10 +33,30 @@ is_marlin_format inner_batch_size
 
 
 @dataclass(frozen=True, slots=True)
-class _Settings:
+class Settings:
+    """How integers are stored."""
+
     bits: int
+    """2, 3, 4 or 8."""
     group_size: int
-    """-1: all inputs."""
+    """Inputs that share a scale; -1: all."""
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> "Settings":
+        """Return those of a section of config.json.
+
+        Raises:
+            ConfigError: one of them is missing or not supported.
+        """
+        bits, group_size = required(config, "bits", int), required(config, "group_size", int)
+        where = "in 'quantization_config' is"
+        if bits not in (2, 3, 4, 8):
+            raise ConfigError(f"config.json: 'bits' {where} {bits}; only 2, 3, 4 and 8 are supported")
+        if group_size != -1 and (group_size <= 0 or group_size % 16):
+            raise ConfigError(
+                f"config.json: 'group_size' {where} {group_size}; only -1 and multiples of 16 are supported"
+            )
+        return cls(bits, group_size)
 
 
 class Gptq:
@@ -46,26 +67,24 @@ class Gptq:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        ignore(config, *_HARMLESS.split())
+        ignore(config, *_HARMLESS.split(), *AUTO_ROUND)
+        reject_unless(config, "data_type", ("int", None))
         self._is_symmetric = optional(config, "sym", True)
         self._quantizes_head = optional(config, "lm_head", False)
         reject_unless(config, "checkpoint_format", ("gptq", "gptq_v2", None))
         reject_unless(config, "pack_dtype", ("int32", None))
-        self._settings = _settings(config)
+        self._settings = Settings.of(config)
         self._zero_bias = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
         if optional(config, "is_marlin_format", False):
             raise ConfigError("config.json: 'is_marlin_format' in 'quantization_config' is not supported")
         rules: dict[str, dict[str, Any]] = optional(config, "dynamic", {})
         self._dynamic = {
-            pattern: None if pattern.startswith("-:") else _settings({**self._of_settings(), **rule})
+            pattern: None if pattern.startswith("-:") else _of_rule(self._settings, rule)
             for pattern, rule in rules.items()
         }
         config.reject_unread("gptq", section="quantization_config")
 
-    def _of_settings(self) -> dict[str, int]:
-        return {"bits": self._settings.bits, "group_size": self._settings.group_size}
-
-    def _settings_of(self, layer: str) -> _Settings:
+    def _settings_of(self, layer: str) -> Settings:
         """Return the settings of a layer: those of the first pattern in `dynamic` that matches, as in GPTQModel."""
         for pattern, settings in self._dynamic.items():
             if re.match(pattern.removeprefix("+:").removeprefix("-:"), layer):
@@ -90,41 +109,50 @@ class Gptq:
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
         settings = self._settings_of(layer)
-        bits = settings.bits
-        qweight, scales = require(tensors, layer, "qweight"), require(tensors, layer, "scales")
-        qzeros = require(tensors, layer, "qzeros")
-        num_inputs, num_outputs = qweight.shape[0] * 32 // bits, qweight.shape[1]
-        group_size = num_inputs if settings.group_size == -1 else settings.group_size
-
-        def decode() -> QuantizedWeight:
-            levels_OI = unpack(qweight.t(), bits)
-            order_I = sorted_by_group(tensors["g_idx"], group_size, layer) if "g_idx" in tensors else None
-            zeros_OG = unpack(qzeros, bits)[:, :num_outputs].t() + self._zero_bias
-            offset, zero_OG = zero_of_groups(zeros_OG, max(bits, 4))
-            return QuantizedWeight(
-                levels_OI=levels_OI if order_I is None else levels_OI[:, order_I],
-                scale_OG=scales.t().contiguous(),
-                minimum_OG=None,
-                offset=offset,
-                bits=8 if bits == 8 else 4,
-                group_size=group_size,
-                zero_OG=zero_OG,
-                order_I=order_I,
-            )
-
-        return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+        return integer_matrix(layer, tensors, settings.bits, settings.group_size, self._zero_bias)
 
 
-def _settings(config: Mapping[str, Any]) -> _Settings:
-    bits, group_size = required(config, "bits", int), required(config, "group_size", int)
-    unknown = set() if isinstance(config, CheckedConfig) else set(config) - {"bits", "group_size", *_HARMLESS.split()}
-    if unknown:
-        raise ConfigError(f"config.json: {sorted(unknown)[0]!r} of 'dynamic' in 'quantization_config' is not supported")
-    if bits not in (2, 3, 4, 8):
-        raise ConfigError(f"config.json: 'bits' in 'quantization_config' is {bits}; only 2, 3, 4 and 8 are supported")
-    if group_size != -1 and (group_size <= 0 or group_size % 16):
-        raise ConfigError(
-            f"config.json: 'group_size' in 'quantization_config' is {group_size}; only -1 and multiples of 16 are "
-            "supported"
+def integer_matrix(
+    layer: str, tensors: Mapping[str, Tensor], bits: int, group_size: int, zero_bias: int
+) -> StoredMatrix:
+    """Return the matrix of a layer.
+
+    Args:
+        layer: its name.
+        tensors: by part.
+        bits: 2, 3, 4 or 8.
+        group_size: inputs that share a scale; -1: all.
+        zero_bias: what stored zero points lack.
+
+    Raises:
+        ConfigError: a tensor is missing.
+    """
+    qweight, scales = require(tensors, layer, "qweight"), require(tensors, layer, "scales")
+    qzeros = require(tensors, layer, "qzeros")
+    num_inputs, num_outputs = qweight.shape[0] * 32 // bits, qweight.shape[1]
+    group_size = num_inputs if group_size == -1 else group_size
+
+    def decode() -> QuantizedWeight:
+        levels_OI = unpack(qweight.t(), bits)
+        order_I = sorted_by_group(tensors["g_idx"], group_size, layer) if "g_idx" in tensors else None
+        zeros_OG = unpack(qzeros, bits)[:, :num_outputs].t() + zero_bias
+        offset, zero_OG = zero_of_groups(zeros_OG, max(bits, 4))
+        return QuantizedWeight(
+            levels_OI=levels_OI if order_I is None else levels_OI[:, order_I],
+            scale_OG=scales.t().contiguous(),
+            minimum_OG=None,
+            offset=offset,
+            bits=8 if bits == 8 else 4,
+            group_size=group_size,
+            zero_OG=zero_OG,
+            order_I=order_I,
         )
-    return _Settings(bits, group_size)
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)
+
+
+def _of_rule(settings: Settings, rule: Mapping[str, Any]) -> Settings:
+    """Return the settings of the layers of a rule of `dynamic`."""
+    if unknown := sorted(set(rule) - {"bits", "group_size", *_HARMLESS.split()}):
+        raise ConfigError(f"config.json: {unknown[0]!r} of 'dynamic' in 'quantization_config' is not supported")
+    return Settings.of({"bits": settings.bits, "group_size": settings.group_size, **rule})

@@ -1,0 +1,122 @@
+"""NVIDIA's ModelOpt (Model Optimizer), by `quantization_config` of config.json or by hf_quant_config.json.
+
+FP8                        weight float8_e4m3fn, weight_scale and input_scale one number each
+FP8_PER_CHANNEL_PER_TOKEN  weight_scale of outputs
+FP8_PB_WO                  weight_scale of blocks of 128 x 128, shape (blocks, 1, blocks, 1)
+MXFP8                      weight_scale uint8 (outputs, inputs / 32), powers of two (e8m0)
+NVFP4, W4A16_NVFP4         weight uint8 (outputs, inputs / 2), weight_scale float8_e4m3fn (outputs, inputs / 16), and
+                           weight_scale_2 one number: value = code * weight_scale * weight_scale_2
+
+Layers of MIXED_PRECISION have one of these each. The tensors of a layer say which.
+"""
+
+import logging
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import RowType
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
+from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
+from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, row_type, static_scale
+from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 128
+_LAYOUTS = {
+    "FP8": Layout(8, None, "e4m3"),
+    "FP8_PER_CHANNEL_PER_TOKEN": Layout(8, None, "e4m3"),
+    "FP8_PB_WO": Layout(8, _BLOCK, "e4m3"),
+    "MXFP8": Layout(8, 32, "e4m3"),
+    "NVFP4": Layout(4, 16, "e2m1"),
+    "W4A16_NVFP4": Layout(4, 16, "e2m1"),
+}
+"""What is read. The names may be in lower case."""
+_MIXED = "MIXED_PRECISION"
+
+
+class ModelOpt:
+    """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
+
+    markers: tuple[str, ...] = ("weight_scale",)
+    parts: tuple[str, ...] = ("weight", "weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        config = CheckedConfig(config)
+        # `config_groups` repeats `quant_algo` for other readers; protocol/config/weight_format.py reads the cache's.
+        ignore(config, "quant_method", "producer", "quant_library", "config_groups", "group_size")
+        ignore(config, "kv_cache_scheme", "kv_cache_quant_algo")
+        self._skipped: list[str] = optional(config, "ignore", optional(config, "exclude_modules", []))
+        self._algo = _checked(required(config, "quant_algo", str), mixed=True)
+        layers: dict[str, dict[str, Any]] = optional(config, "quantized_layers", {})
+        self._algo_of = {
+            layer: _checked(required(settings, "quant_algo", str), mixed=False) for layer, settings in layers.items()
+        }
+        if self._algo == _MIXED and not self._algo_of:
+            raise ConfigError(
+                f"config.json: 'quantized_layers' in 'quantization_config' is missing, which says what {_MIXED} mixes"
+            )
+        if "NVFP4" in (self._algo, *self._algo_of.values()):
+            logger.warning(
+                "the checkpoint asks for activations of 4 bits, which octavo does not have: it computes as if nothing "
+                "were said about activations"
+            )
+        for key in ("has_zero_point", "pre_quant_scale"):
+            if optional(config, key, False):
+                raise ConfigError(f"config.json: {key!r} in 'quantization_config' is not supported")
+        config.reject_unread("modelopt", section="quantization_config")
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, self._skipped) or any(fnmatch(layer, pattern) for pattern in self._skipped):
+            return None
+        algo = self._algo_of.get(layer) if self._algo == _MIXED else self._algo
+        return None if algo is None else _LAYOUTS[algo]
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
+        """Return the matrix of a layer."""
+        weight, scale = require(tensors, layer, "weight"), tensors["weight_scale"]
+        if "pre_quant_scale" in tensors:
+            raise ConfigError(
+                f"the checkpoint holds {f'{layer}.pre_quant_scale'!r}, scales of activations that are not supported",
+                hint="use a checkpoint without AWQ or SmoothQuant",
+            )
+        if weight.dtype == torch.uint8:
+            return float4_matrix(layer, weight, scale, factor=require(tensors, layer, "weight_scale_2"))
+        if scale.dtype == torch.uint8:
+            return float8_matrix(layer, weight, float_scale(scale), None, "fp8_token", None)
+        num_blocks = tuple(-(-length // _BLOCK) for length in weight.shape)
+        is_of_blocks = scale.ndim == 4
+        if is_of_blocks:
+            scale = scale[:, 0, :, 0]
+        if scale.shape == num_blocks and (is_of_blocks or scale.numel() > 1):
+            return float8_matrix(layer, weight, scale, (_BLOCK, _BLOCK), None, None)
+        if scale.numel() not in (1, len(weight)):
+            raise ConfigError(
+                f"{f'{layer}.weight_scale'!r} has shape {tuple(scale.shape)}, and the weight {tuple(weight.shape)}; "
+                f"expected one scale, one for each output, or those of blocks of {_BLOCK} x {_BLOCK}"
+            )
+        row_scale = static_scale(tensors, layer) if "input_scale" in tensors else None
+        rows: RowType = row_type(row_scale)
+        return float8_matrix(layer, weight, scale, None, rows, row_scale)
+
+
+def _checked(algo: str, *, mixed: bool) -> str:
+    """Return the name of an algorithm in capitals.
+
+    Raises:
+        ConfigError: it is not supported.
+    """
+    known = [*_LAYOUTS, _MIXED] if mixed else [*_LAYOUTS]
+    if algo.upper() not in known:
+        raise ConfigError(
+            f"config.json: 'quant_algo' in 'quantization_config' is {algo!r}; only {', '.join(known)} are supported",
+            hint="use the model's original checkpoint, or one of these",
+        )
+    return algo.upper()

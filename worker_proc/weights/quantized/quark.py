@@ -1,0 +1,211 @@
+"""AMD's Quark: how layers are quantized is said by name, by class, or for all of them.
+
+weight        float8_e4m3fn (outputs, inputs), or int8; uint8 (outputs, inputs / 2) of 4-bit floats
+weight_scale  of the tensor or of outputs; of blocks; uint8 (outputs, inputs / 32), powers of two (e8m0), of MXFP4
+input_scale   one number, where activations have a static scale
+weight_zero_point, bias_scale and so on: of asymmetric weights, which are not supported
+
+value = scale * code
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo.kernels.linear.quantized import QuantizedWeight, RowType
+from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
+from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
+from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread, static_scale
+from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
+
+logger = logging.getLogger(__name__)
+
+_SECTION = "quantization_config"
+_UNUSED = """
+ch_axis enable_buffer_reuse is_scale_quant max_input_numel mx_element_dtype observer_cls round_method
+scale_calculation_mode scale_type zero_point_type
+"""
+"""How scales were found, and what tensors say."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scheme:
+    """How the layers of a group are quantized."""
+
+    dtype: str
+    group_size: int | None
+    block: tuple[int, int] | None
+    rows: RowType | None
+
+
+class Quark:
+    """See `octavo.worker_proc.weights.quantized.assembly.Format`."""
+
+    markers: tuple[str, ...] = ("weight_scale",)
+    parts: tuple[str, ...] = ("weight", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point")
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        config = CheckedConfig(config)
+        # `algo_config` says how weights were found; scales of caches are read by worker_proc/weights/cache_scales.py.
+        ignore(config, "quant_method", "quant_mode", "version", "algo_config", "kv_cache_quant_config")
+        self._skipped: list[str] = optional(config, "exclude", [])
+        for key in ("softmax_quant_spec", "kv_cache_post_rope"):
+            if config.get(key):
+                raise _refused(key, repr(config[key]))
+        keys_and_values = _check_export(CheckedConfig(required(config, "export", dict)))
+        self._of_all = _scheme(required(config, "global_quant_config", dict), "global_quant_config")
+        of_classes: dict[str, Any] = optional(config, "layer_type_quant_config", {})
+        if of_classes:
+            raise _refused("layer_type_quant_config", "settings of classes of layers")
+        of_layers: dict[str, Any] = optional(config, "layer_quant_config", {})
+        self._of_layers = {
+            pattern: _scheme(settings, f"layer_quant_config of {pattern}", is_cached=pattern in keys_and_values)
+            for pattern, settings in of_layers.items()
+        }
+        config.reject_unread("quark", section=_SECTION)
+
+    def _scheme_of(self, layer: str) -> _Scheme | None:
+        """Return the scheme of a layer: of the first pattern that matches its name, else that of all; None: none."""
+        for pattern, scheme in self._of_layers.items():
+            if fnmatch(layer, pattern):
+                return scheme
+        return self._of_all
+
+    def layout(self, layer: str) -> Layout | None:
+        """Return what a layer takes in memory."""
+        if is_listed(layer, self._skipped) or (scheme := self._scheme_of(layer)) is None:
+            return None
+        if scheme.dtype == "int8":
+            return Layout(8, None, rows=scheme.rows)
+        if scheme.dtype == "fp4":
+            return Layout(4, scheme.group_size, "e2m1")
+        return Layout(8, scheme.block[1] if scheme.block else None, "e4m3")
+
+    def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
+        """Return the matrix of a layer."""
+        scheme = self._scheme_of(layer)
+        if scheme is None:
+            raise ConfigError(
+                f"the checkpoint holds {layer!r} quantized, and {_SECTION!r} of config.json says it is not",
+                hint="check that config.json belongs to the checkpoint",
+            )
+        weight, scale = require(tensors, layer, "weight"), tensors["weight_scale"]
+        row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
+        if scheme.dtype == "fp4":
+            return float4_matrix(layer, weight, scale)
+        if scheme.dtype == "fp8_e4m3":
+            return float8_matrix(layer, weight, float_scale(scale), scheme.block, scheme.rows, row_scale)
+        return _int8_matrix(layer, weight, scale, scheme.rows, row_scale)
+
+
+def _refused(key: str, what: str) -> ConfigError:
+    return ConfigError(
+        f"config.json: {key!r} in {_SECTION!r} asks for {what}, which is not supported",
+        hint="of Quark's formats octavo reads fp8 by tensor, channel and block, int8 by tensor and channel, and MXFP4",
+    )
+
+
+def _check_export(export: CheckedConfig) -> list[str]:
+    """Return the patterns of layers whose outputs are keys or values, and have the scales of a cache."""
+    ignore(export, "min_kv_scale", "pack_method", "weight_merge_groups")  # the order is that of 4-bit integers
+    reject_unless(export, "weight_format", ("real_quantized", None))
+    keys_and_values: list[str] = optional(export, "kv_cache_group", [])
+    export.reject_unread("quark", section="export")
+    return keys_and_values
+
+
+def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | None:
+    """Return how layers are quantized; None: they are not. `is_cached`: their outputs are keys or values."""
+    if settings is None:
+        return None
+    if not isinstance(settings, Mapping):
+        raise _refused(where, repr(settings))
+    config = CheckedConfig(settings)
+    ignore(config, "target_device")
+    if config.get("bias") is not None:
+        raise _refused(where, "quantized biases")
+    if config.get("output_tensors") is not None and not is_cached:
+        raise _refused(where, "quantized outputs")
+    if config.get("weight") is None:
+        config.reject_unread("quark", section=where)
+        return None
+    weight = _tensor_config(config["weight"], f"weight in {where}")
+    kind, strategy = weight["dtype"], weight["qscheme"]
+    block, group_size = weight.get("block_size"), weight.get("group_size")
+    reject_unless(weight, "symmetric", (True, None))
+    reject_unless(weight, "is_dynamic", (False, None))
+    if kind == "fp4":
+        is_supported = strategy == "per_group" and group_size == 32 and weight.get("scale_format") == "e8m0"
+    elif strategy == "per_block":
+        is_supported = kind == "fp8_e4m3" and isinstance(block, list) and len(block) == 2
+    else:
+        is_supported = kind in ("fp8_e4m3", "int8") and strategy in ("per_tensor", "per_channel")
+    if not is_supported:
+        raise _refused(where, f"weights of type {kind!r} with {strategy!r} scales")
+    ignore(weight, "scale_format")
+    weight.reject_unread("quark", section=f"weight in {where}")
+    scheme = _Scheme(
+        dtype=kind,
+        group_size=group_size,
+        block=(int(block[0]), int(block[1])) if strategy == "per_block" else None,
+        rows=_rows(config.get("input_tensors"), f"input_tensors in {where}"),
+    )
+    config.reject_unread("quark", section=where)
+    return scheme
+
+
+def _tensor_config(section: Any, where: str) -> CheckedConfig:
+    """Return how a tensor is quantized."""
+    if isinstance(section, list) and len(section) == 1:
+        section = section[0]
+    if not isinstance(section, Mapping):
+        raise _refused(where, "several steps of quantization (a list)")
+    config = CheckedConfig(section)
+    ignore(config, *_UNUSED.split())
+    for key in ("dtype", "qscheme"):
+        required(config, key, str)
+    return config
+
+
+def _rows(section: Any, where: str) -> RowType | None:
+    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain."""
+    if section is None:
+        return None
+    config = _tensor_config(section, where)
+    kind, is_dynamic = config["dtype"], bool(config.get("is_dynamic"))
+    ignore(config, "group_size", "block_size", "scale_format")
+    if kind not in ("fp8_e4m3", "int8") or not optional(config, "symmetric", True):
+        logger.warning(
+            "the checkpoint asks for activations of type %s%s, which octavo does not have: it computes as if nothing "
+            "were said about activations",
+            *(kind, "" if config.get("symmetric", True) else " with zero points"),
+        )
+        return None
+    if not is_dynamic and config["qscheme"] != "per_tensor":
+        raise _refused(where, f"static activations with {config['qscheme']!r} scales")
+    config.reject_unread("quark", section=where)
+    if kind == "int8":
+        return "int8_token" if is_dynamic else "int8_tensor"
+    return "fp8_token" if is_dynamic else "fp8_tensor"
+
+
+def _int8_matrix(
+    layer: str, weight: Tensor, scale: Tensor, rows: RowType | None, row_scale: float | None
+) -> StoredMatrix:
+    if weight.dtype != torch.int8 or weight.ndim != 2:
+        raise ConfigError(f"{f'{layer}.weight'!r} is of type {weight.dtype}; expected int8")
+    num_outputs, num_inputs = weight.shape
+
+    def decode() -> QuantizedWeight:
+        scale_OG, group_size = spread(scale, (num_outputs, num_inputs), None)
+        levels_OI = weight.contiguous().view(torch.uint8) ^ 128
+        return QuantizedWeight(levels_OI, scale_OG, None, 128, 8, group_size, row_type=rows, row_scale=row_scale)
+
+    return StoredMatrix(layer, (num_outputs, num_inputs), decode)
