@@ -15,6 +15,7 @@ blocks only.
 
 import argparse
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -42,6 +43,8 @@ MOST_ADDED = 1e-3
 GROUP = 64
 """Inputs of SmolLM2's layers are multiples of it, not of 128."""
 GGUF_TYPES = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0")
+EVERY = ("gptq-2",)
+"""Formats of safetensors that destroy a small model if all layers have them."""
 AWQ_COLUMNS = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
@@ -65,13 +68,16 @@ def main() -> None:
         type=int,
         default=1,
         metavar="BLOCKS",
-        help="GGUF types that ggml writes: only the middle one of so many blocks has the type, the others have Q8_0",
+        help="only the middle one of so many blocks has the format; others have Q8_0 in GGUF files that ggml writes, "
+        "and are not quantized in other checkpoints",
     )
     parser.add_argument("--with-float64", action="store_true", help="compare the reference with itself in float64 too")
     options = parser.parse_args()
     wanted = options.formats.split(",") if options.formats else list(FORMATS)
-    if options.every != 1 and (others := [name for name in wanted if FORMATS[name] is not by_ggml]):
-        parser.error(f"--every is for the GGUF types that ggml writes, not for {others[0]}")
+    if options.every != 1 and (
+        others := [name for name in wanted if FORMATS[name] is not by_ggml and name not in EVERY]
+    ):
+        parser.error(f"--every is for the GGUF types that ggml writes and for {', '.join(EVERY)}, not for {others[0]}")
     text = options.text.read_text() if options.text else fixed_text()
     if options.in_parts:
         sys.exit(compare_in_parts(options, wanted, text))
@@ -184,7 +190,7 @@ def reference_of(original: Path, path: Path | None, **settings: Any) -> nn.Modul
     for name, layer in model.named_modules():
         # `--quantization` at load takes the output layer too, with w8a8 in groups of 32.
         if isinstance(layer, nn.Linear) and (name != "lm_head" or path is None):
-            known = values.get(f"{name}.weight")
+            known = values.get(f"{name}.weight", layer.weight if values else None)
             weight = dequantized(name, layer.weight, tensors, config) if known is None else known
             layer.weight = nn.Parameter(weight, requires_grad=False)
             if rounding is not None and name != "lm_head":
@@ -324,11 +330,16 @@ def by_tool(options: argparse.Namespace, name: str) -> tuple[Path, dict[str, Any
     """Return a checkpoint that the format's tool writes, or its formula, and note its values beside it."""
     from quantized_checkpoints import write
 
-    out = options.work / name
+    def is_wanted(layer: str) -> bool:
+        block = re.search(r"\.layers\.(\d+)\.", layer)
+        return block is not None and int(block[1]) % options.every == options.every // 2
+
+    out = options.work / (name if options.every == 1 else f"{name}-every-{options.every}")
     if not values_file(out).exists():
         shutil.rmtree(out, ignore_errors=True)
         save_file(
-            {part: values.contiguous() for part, values in write(name, options.model, out).items()}, values_file(out)
+            {part: values.contiguous() for part, values in write(name, options.model, out, is_wanted).items()},
+            values_file(out),
         )
         for file in options.model.glob("*token*"):
             shutil.copy(file, out)
