@@ -90,6 +90,7 @@ class Transcriber:
         prompt_of(language)  # before the file is decoded
         if request.has_words:
             self._tokens.alignment(1, 1)
+            self._require_aligner()
         found = await self._prompts.read(MediaSource("audio", request.file, "file"))
         if language is None and self._tokens.languages:
             language = await self._detect(found.windows[0], request_id)
@@ -143,6 +144,15 @@ class Transcriber:
             raise InvalidRequestError(
                 "response_format verbose_json needs an engine with --logprobs-mode raw_logprobs: use srt or vtt",
                 "response_format",
+            )
+
+    def _require_aligner(self) -> None:
+        media = self._client.config.media
+        if media is None or not media.aligned_layers:
+            raise InvalidRequestError(
+                "timestamp_granularities[]: an engine on a GPU does not compute the times of words: use segment, or an "
+                "engine with --device cpu",
+                "timestamp_granularities[]",
             )
 
     async def _before(self, prompt: str) -> list[int]:

@@ -215,7 +215,7 @@ def workspace_bytes(context_len: int, shape: AttentionShape, dtype: torch.dtype)
 def _grid(shape: AttentionShape, device: torch.device, num_programs: int | None = None) -> Grid:
     return Grid(
         chunk_tokens=chunk_rows(shape) // shape.group,
-        split_tokens=split_rows(shape) // shape.group,
+        split_tokens=0 if shape.is_span else split_rows(shape) // shape.group,
         shared_tokens=shared_rows(shape) // shape.group if can_share(shape) else 0,
         group=shape.group,
         num_kv_heads=shape.num_kv_heads,
@@ -278,6 +278,7 @@ def _form(shape: AttentionShape, cache_PSKH: Tensor, tile: int) -> Form:
         has_slopes=shape.slopes is not None,
         is_chunked=shape.is_chunked,
         has_scales=cache_PSKH.dtype == torch.int8,
+        is_span=shape.is_span,
         is_causal=shape.is_causal,
     )
 

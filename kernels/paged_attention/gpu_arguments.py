@@ -98,4 +98,6 @@ class Form(NamedTuple):
     is_chunked: bool
     has_scales: bool
     """Keys and values are 8-bit integers, with a scale for each."""
+    is_span: bool
+    """Rows see all keys behind them, see `AttentionShape.is_span`."""
     is_causal: bool

@@ -108,10 +108,10 @@ def chunk_kernel(
     first_tile = 0
     first_whole = 0
     end_whole = (first_position + 1) // FORM.tile * FORM.tile
-    if not FORM.is_causal:
+    if FORM.is_span or not FORM.is_causal:
         end_key = context_len
         end_whole = context_len // FORM.tile * FORM.tile
-        if FORM.has_window:
+        if FORM.has_window and not FORM.is_causal:
             end_key = tl.minimum(end_position + scoring.window // 2, context_len)
             end_whole = tl.minimum(first_position + scoring.window // 2 + 1, context_len) // FORM.tile * FORM.tile
     if FORM.has_window:

@@ -223,7 +223,7 @@ def weigh(
         scores = _scores(products, keys - positions, along(slopes, QUERY_AXIS), scoring, FORM)
         factor = 1.0
     if IS_EDGE:
-        is_seen = keys <= positions if FORM.is_causal else keys < end_key
+        is_seen = keys <= positions if FORM.is_causal and not FORM.is_span else keys < end_key
         if FORM.has_window:
             if not FORM.is_causal:
                 is_seen &= keys <= positions + scoring.window // 2

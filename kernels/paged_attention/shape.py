@@ -25,6 +25,9 @@ class AttentionShape:
     """Values are the first numbers of keys, this many, and are not stored; None: they are stored, as long as keys."""
     is_causal: bool = True
     """A token attends to itself and those before it. False: to those after it too; a step then has whole requests."""
+    is_span: bool = False
+    """Rows of a causal model that see the keys behind them too, as far as their request has any: those of an image. For
+    GPUs, where the spans of a step are requests of a step of their own; none of them is split."""
     is_local: bool = False
     """A token attends to its part of an image alone (Qwen2.5-VL's windows). Kernels read parts as requests, and do not
     look at this; layers with other keys are in other cache groups."""

@@ -86,6 +86,37 @@ def processed_logits(
     return run(logits_RV, table, slots_R, num_outputs_R, largest=largest)
 
 
+def rule_out_text(
+    logits_RV: Tensor,
+    table: RequestTable,
+    rows_M: Tensor,
+    slots_M: Tensor,
+    num_outputs_M: Tensor,
+    *,
+    first_timestamp: int,
+    largest: float,
+) -> None:
+    """Apply the rule of timestamps (`octavo.kernels.timestamp_mask`) to some rows, in place, before `sample_rows`.
+
+    What is likely is decided by the logits that the other changes of these requests leave.
+
+    Args:
+        logits_RV: float32.
+        table: the requests.
+        rows_M: int64, the rows that have the rule.
+        slots_M: int64, the table row of each.
+        num_outputs_M: int64, the number of outputs before the token that is drawn.
+        first_timestamp: the first token that is a timestamp.
+        largest: as of `sample_rows`.
+
+    Raises:
+        UnsupportedDevice: no implementation for the device.
+    """
+    implementations = {"cuda": lazy("octavo.kernels.sample.gpu", rule_out_text)}
+    run = choose("rule_out_text", implementations, logits_RV.device)
+    run(logits_RV, table, rows_M, slots_M, num_outputs_M, first_timestamp=first_timestamp, largest=largest)
+
+
 def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, last_token_S: Tensor) -> None:
     """Store the drawn token of each row as the last of its slot, and count it for the penalties of its request.
 

@@ -17,6 +17,7 @@ from octavo.kernels.logprobs.gpu import report_rows
 from octavo.kernels.logprobs.gpu_report import Report
 from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample.gpu_scan import record_kernel, scan_kernel
+from octavo.kernels.sample.gpu_timestamps import TIMESTAMP_BLOCK, timestamp_kernel
 from octavo.kernels.sample.table import RequestTable
 
 
@@ -79,6 +80,23 @@ def processed_logits(
     is_out_RV &= ~is_out_RV.all(dim=1, keepdim=True)
     cuts = find_cuts(changed_RV, table.top_k_S[slots_R], table.top_p_S[slots_R], table.log_min_p_S[slots_R])
     return changed_RV.masked_fill(is_out_RV | ~(cuts.is_kept_RV(changed_RV) | is_greedy_R1), -torch.inf)
+
+
+def rule_out_text(
+    logits_RV: Tensor,
+    table: RequestTable,
+    rows_M: Tensor,
+    slots_M: Tensor,
+    num_outputs_M: Tensor,
+    *,
+    first_timestamp: int,
+    largest: float,
+) -> None:
+    """See `octavo.kernels.sample.rule_out_text`. Copies the rows: few requests have this rule."""
+    changed = _scan(logits_RV[rows_M], table, slots_M, slots_M, num_outputs_M, largest, stores_all=True)
+    timestamp_kernel[(len(rows_M),)](
+        logits_RV, logits_RV.stride(0), rows_M, changed, first_timestamp, BLOCK=TIMESTAMP_BLOCK
+    )
 
 
 def record_tokens(table: RequestTable, slots_R: Tensor, token_ids_R: Tensor, last_token_S: Tensor) -> None:

@@ -27,31 +27,29 @@ DEFAULT_ITEM_TOKENS = 4096
 
 _ON_GPUS = frozenset(
     {
+        "CLIPModel",
+        "ColQwen2ForRetrieval",
+        "Gemma3ForConditionalGeneration",
         "Idefics3ForConditionalGeneration",
         "InternVLForConditionalGeneration",
         "LlavaForConditionalGeneration",
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
         "Qwen3VLForConditionalGeneration",
         "Qwen3VLMoeForConditionalGeneration",
+        "SiglipModel",
         "SmolVLMForConditionalGeneration",
+        "VoxtralForConditionalGeneration",
+        "WhisperForConditionalGeneration",
     }
 )
-"""Architectures whose towers and language models `tests/gpu/pipeline/test_media.py` compares with a CPU."""
-_CONVOLUTIONS = "has convolutions over spectrograms, which have no kernels there"
+"""Architectures whose towers and language models `tests/gpu/pipeline` compares with a CPU."""
 _ONLY_ON_CPUS = {
-    "CLIPModel": "makes vectors of images on the host",
-    "ColQwen2ForRetrieval": "makes vectors of images, which has not been tried there",
-    "SiglipModel": "makes vectors of images on the host",
-    "Gemma3ForConditionalGeneration": "attends in both directions within an image, which attention over a cache "
-    "does not do there",
     "Phi4MultimodalForCausalLM": "reads sounds with an encoder of torch on the host, which has not been tried there",
-    "Qwen2AudioForConditionalGeneration": _CONVOLUTIONS,
-    "VoxtralForConditionalGeneration": _CONVOLUTIONS,
-    "WhisperForConditionalGeneration": "has cross-attention, which graphs of steps do not have there",
 }
 """Why others are refused."""
 
@@ -274,7 +272,7 @@ def resolve_media(
         takes_embeds=config.enable_mm_embeds,
         attended_rows=facts.media.attended_rows,
         vector_width=facts.media.vector_width,
-        aligned_layers=facts.media.aligned_layers,
+        aligned_layers=facts.media.aligned_layers if device == "cpu" else [],
     )
 
 

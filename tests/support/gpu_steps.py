@@ -67,6 +67,7 @@ def driver(
     has_graphs: bool = True,
     adapters: AdapterLoader | None = None,
 ) -> PipelineDriver:
+    num_groups = len(model.cache_groups)
     with torch.inference_mode():
         core = PipelineDriver(
             lambda deliver: open_executor(
@@ -74,7 +75,7 @@ def driver(
                 config,
                 stream,
                 deliver,
-                num_blocks=NUM_BLOCKS,
+                num_blocks=NUM_BLOCKS * max(1, num_groups),
                 max_model_len=config.max_model_len,
                 num_states=NUM_BLOCKS,
                 processors=processors,
@@ -82,7 +83,8 @@ def driver(
             ),
             num_blocks=NUM_BLOCKS,
             block_size=config.block_size,
-            num_lists=1 if model.state_group is None else 1 + bool(model.cache_groups),
+            num_groups=num_groups,
+            has_states=model.state_group is not None,
         )
         if has_graphs and stream is not None:
             core.executor.runner.graphs.capture_all()

@@ -318,6 +318,14 @@ def sample_rows() -> None:
     sample.record_tokens(table, per_row, per_row, per_row)
 
 
+def rule_out_text() -> None:
+    """Apply the rule of timestamps to 8 rows."""
+    widths = SamplingWidths(mask_words=-(-VOCAB_SIZE // 32))
+    table = RequestTable.allocate(8, widths, torch.device("meta"))
+    per_row = empty(8, dtype=I64)
+    sample.rule_out_text(logits(), table, per_row, per_row, per_row, first_timestamp=50_000, largest=1e30)
+
+
 def add_up(size: int, *, has_norm: bool, part_dtype: torch.dtype = BF16) -> None:
     """Add up 8 rows of several ranks."""
     addresses, part = [0] * size, empty(8, 4096, dtype=part_dtype)
@@ -387,6 +395,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "paged_attention, both directions, window": lambda: attend(
         AttentionShape(12, 12, 64, 0.1, window=128, is_causal=False)
     ),
+    "paged_attention, images of Gemma 3": lambda: attend(AttentionShape(8, 4, 256, 0.1, window=1024, is_span=True)),
     "paged_attention, slopes": lambda: attend(AttentionShape(32, 32, 128, 0.1, slopes=(0.5,) * 32)),
     "penalties": penalize,
     "quantize, groups of 32": lambda: quantize.quantize(empty(8, 4096), 32),
@@ -407,6 +416,7 @@ LAUNCHES: dict[str, Callable[[], object]] = {
         32, 8, 128, has_norm=True, cache_dtype=torch.int8
     ),
     "sample": sample_rows,
+    "sample, the rule of timestamps": rule_out_text,
     "selective_scan, Falcon-H1": lambda: scan(24, 128, 256, 1),
     "selective_scan, Mamba-2": lambda: scan(80, 64, 128, 1),
     "sigmoid_and_mul, 2048": lambda: sigmoid_and_mul.sigmoid_and_mul(empty(8, 1), empty(8, 2048)),

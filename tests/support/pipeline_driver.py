@@ -17,8 +17,8 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 class PipelineDriver:
     """Hands out blocks, plans steps, and receives the results.
 
-    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. All
-    `num_lists` lists of a request have the same ids: that of a cache group, and that of states, which lie elsewhere.
+    Blocks are handed out from the end and never contiguously, so that a wrong block table is detected. Each stands for
+    one of each cache group, and for the slot of the state at its end.
     """
 
     def __init__(
@@ -27,9 +27,10 @@ class PipelineDriver:
         *,
         num_blocks: int,
         block_size: int,
-        num_lists: int = 1,
+        num_groups: int = 1,
+        has_states: bool = False,
     ) -> None:
-        self._num_lists = num_lists
+        self._num_groups, self._has_states = num_groups, has_states
         self.executor = build(self._take)
         self.results: list[StepResult] = []
         self.running: dict[int, Running] = {}
@@ -69,6 +70,25 @@ class PipelineDriver:
         self._released.append(slot)
         return request
 
+    def _admission(self, request: Running) -> Admitted:
+        return Admitted(
+            request.slot,
+            "",
+            pack_ids(request.token_ids),
+            request.num_prompt_tokens,
+            self._of_groups(request.block_ids),
+            request.sampling,
+            embed_spans=request.embeds.spans if request.embeds else [],
+            adapter_slot=request.adapter_slot,
+            grids=request.grids,
+            both_ways_spans=request.both_ways_spans,
+        )
+
+    def _of_groups(self, blocks: list[int]) -> list[list[int]]:
+        """Return the blocks of each cache group: no two groups share one. The last list is of slots of states."""
+        groups = [[block * self._num_groups + group for block in blocks] for group in range(self._num_groups)]
+        return [*groups, list(blocks)] if self._has_states else groups
+
     def num_uncomputed(self, slot: int) -> int:
         """Return how many tokens a step may compute, those included that are not known yet."""
         request = self.running[slot]
@@ -98,25 +118,12 @@ class PipelineDriver:
             num_tokens += num_draft_tokens
             blocks = self._blocks_for(request, request.num_computed + num_tokens)
             if slot not in new and blocks:
-                appended.append(Appended(slot, [blocks] * self._num_lists))
+                appended.append(Appended(slot, self._of_groups(blocks)))
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, draws))
             entries.append((request, draws))
             request.num_computed += num_tokens
             self._num_pending[slot] += draws
-        admitted = [
-            Admitted(
-                r.slot,
-                "",
-                pack_ids(r.token_ids),
-                r.num_prompt_tokens,
-                [list(r.block_ids)] * self._num_lists,
-                r.sampling,
-                embed_spans=r.embeds.spans if r.embeds else [],
-                adapter_slot=r.adapter_slot,
-                grids=r.grids,
-            )
-            for r in self._admitted
-        ]
+        admitted = [self._admission(request) for request in self._admitted]
         plan = StepPlan(
             self._sequence,
             self._released,

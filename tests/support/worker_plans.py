@@ -18,7 +18,7 @@ from octavo.protocol.events import TokenLogprobs
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.media import GridSpan, StepMedia
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.prompt_embeds import PromptEmbeds, StepEmbeds, StepEmbedsBuilder
+from octavo.protocol.prompt_embeds import PromptEmbeds, Span, StepEmbeds, StepEmbedsBuilder
 from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, StepResult, TokenMask
 from octavo.worker_proc.executor.open import open_executor
 from octavo.worker_proc.executor.runner import ReceiveMasks
@@ -68,6 +68,7 @@ class Running:
     embeds: PromptEmbeds | None = None
     adapter_slot: int = NO_ADAPTER
     grids: list[GridSpan] = field(default_factory=list)
+    both_ways_spans: list[Span] = field(default_factory=list)
 
     @property
     def outputs(self) -> list[int]:
@@ -214,6 +215,7 @@ class Driver:
                 embed_spans=r.embeds.spans if r.embeds else [],
                 adapter_slot=r.adapter_slot,
                 grids=r.grids,
+                both_ways_spans=r.both_ways_spans,
             )
             for r in self._admitted
         ]

@@ -1,6 +1,7 @@
 """Attention over the paged cache. Does not own the blocks or choose the slots."""
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from octavo.worker_proc.cache.cross import CrossCache
 from octavo.worker_proc.cache.groups import CacheGroup, places_of_layers
 from octavo.worker_proc.cache.states import StateStorage
 from octavo.worker_proc.cache.storage import KVStorage
+
+if TYPE_CHECKING:
+    from octavo.worker_proc.attention.spans import SpanAttention  # imports Triton
 
 
 class PagedCacheAttention:
@@ -50,6 +54,7 @@ class PagedCacheAttention:
         self._places = places_of_layers(groups)
         self._planned: Sequence[PagedAttention] = ()
         self._slot_mappings: Sequence[Tensor] = ()
+        self._spans: SpanAttention | None = None
 
     @property
     def caches(self) -> list[Tensor]:
@@ -103,10 +108,16 @@ class PagedCacheAttention:
         ]
 
     def follow(
-        self, planned: Sequence[PagedAttention], slot_mappings: Sequence[Tensor], state_slots: Slots | None = None
+        self,
+        planned: Sequence[PagedAttention],
+        slot_mappings: Sequence[Tensor],
+        state_slots: Slots | None = None,
+        cross: PagedAttention | None = None,
+        spans: "SpanAttention | None" = None,
     ) -> None:
         """Use the attention of a step that is already planned, for each group, instead of calling `plan`."""
         self._planned, self._slot_mappings, self._state_slots = planned, slot_mappings, state_slots
+        self._cross_planned, self._spans = cross, spans
 
     def run(
         self,
@@ -130,7 +141,10 @@ class PagedCacheAttention:
         else:
             assert v_TKH is not None, "heads without values are rotated before"
             q_TNH = rope_store_kv(q_TNH, k_TKH, v_TKH, rotation, k_cache_PSKH, v_cache_PSKH, slot_mapping_T, **scales)
-        return self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N, **scales)
+        out_TNV = self._planned[group](q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N, **scales)
+        if self._spans is not None:
+            self._spans.overwrite(out_TNV, group, q_TNH, k_cache_PSKH, v_cache_PSKH, sinks_N=sinks_N, **scales)
+        return out_TNV
 
     def cross(self, q_TNH: Tensor, cross_index: int) -> Tensor:
         """See `octavo.worker_proc.attention.base.Attention`."""

@@ -24,6 +24,10 @@ class Trait(IntFlag):
     """Its next token has a mask of its own."""
     IS_ALIGNED = 32
     """It has an `AlignmentSpec`."""
+    HAS_SPEECH_RULES = 64
+    """Its first token has a mask that later ones do not have: those of a transcription without timestamps."""
+    HAS_TIMESTAMPS = 128
+    """Its mask depends on its output: that of a transcription with timestamps, which has one more rule."""
 
 
 class SlotColumns:

@@ -58,6 +58,8 @@ class Row:
             traits |= Trait.TRACKS_TOKENS
         if bad_words is not None and bad_words.depends_on_output:
             traits |= Trait.HAS_LONG_BAD_WORDS
+        if speech is not None:
+            traits |= Trait.HAS_TIMESTAMPS if self.sampling.first_timestamp else Trait.HAS_SPEECH_RULES
         if spec.logprobs is not None:
             traits |= Trait.REPORTS_LOGPROBS
         if spec.prompt_logprobs is not None:

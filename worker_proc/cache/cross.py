@@ -10,6 +10,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.kernels.paged_attention.layout import CacheLayout
 from octavo.worker_proc.batch.inputs import GroupInputs, Ints
+from octavo.worker_proc.cache.storage import KVStorage
 
 
 class CrossCache:
@@ -24,7 +25,8 @@ class CrossCache:
         num_keys: of an item.
         block_size: slots of a block.
         dtype: of keys and values.
-        library: of native kernels; None: torch computes.
+        library: of native kernels; None: torch or a GPU computes.
+        device: of keys and values.
         group: index of the cache group of these layers in a step: after all others.
         aligned_layers: whose queries every step keeps, for alignments.
 
@@ -42,14 +44,15 @@ class CrossCache:
         block_size: int,
         dtype: torch.dtype,
         library: NativeLibrary | None,
+        device: torch.device,
         group: int,
         aligned_layers: Collection[int] = (),
     ) -> None:
         self.aligned_layers = aligned_layers
         self.shape, self.num_items, self.num_keys = shape, num_items, num_keys
         self.block_size, self.group = block_size, group
-        self._blocks_per_item = -(-num_keys // block_size)
-        num_blocks = num_items * self._blocks_per_item
+        self.blocks_per_item = -(-num_keys // block_size)
+        num_blocks = num_items * self.blocks_per_item
         self.layout = CacheLayout.of(shape, dtype, block_size, group)
         """Of the native cache of a layer."""
         self._is_native = library is not None
@@ -58,10 +61,16 @@ class CrossCache:
         if library is not None:
             self.layers = [self.layout.allocate(num_blocks, layer, num_layers) for layer in range(num_layers)]
         else:
-            sizes = num_blocks, block_size, shape.num_kv_heads, shape.head_dim
-            self.layers = [
-                (torch.empty(sizes, dtype=dtype), torch.empty(sizes, dtype=dtype)) for _ in range(num_layers)
-            ]
+            storage = KVStorage(
+                num_layers=num_layers,
+                num_blocks=num_blocks,
+                block_size=block_size,
+                num_kv_heads=shape.num_kv_heads,
+                head_dim=shape.head_dim,
+                dtype=dtype,
+                device=device,
+            )
+            self.layers = [storage.layer(layer) for layer in range(num_layers)]
 
     @property
     def num_bytes(self) -> int:
@@ -70,17 +79,17 @@ class CrossCache:
 
     def slots_of(self, place: int) -> Ints:
         """Return where the keys of an item go."""
-        return place * self._blocks_per_item * self.block_size + np.arange(self.num_keys)
+        return place * self.blocks_per_item * self.block_size + np.arange(self.num_keys)
 
     def keys(self, layer: int, place: int) -> Tensor:
         """Return a copy of the keys of an item in one layer: float32, shape SKH."""
-        first = place * self._blocks_per_item * self.block_size
+        first = place * self.blocks_per_item * self.block_size
         if self._is_native:
             return self.layout.keys(self.layers[layer][0], first, self.num_keys)
         return self.layers[layer][0].flatten(0, 1)[first : first + self.num_keys].float()
 
     def inputs(self, places_R: Ints) -> GroupInputs:
         """Return what a step whose requests attend to the items at these places needs."""
-        blocks = places_R[:, None] * self._blocks_per_item + np.arange(self._blocks_per_item)
+        blocks = places_R[:, None] * self.blocks_per_item + np.arange(self.blocks_per_item)
         context_lens_R = np.full(len(places_R), self.num_keys)
         return GroupInputs(np.zeros(0, dtype=np.int64), blocks.astype(np.int32), context_lens_R)

@@ -109,7 +109,7 @@ class CudaDevice(Device):
 
 
 def prepare_products(*, is_deterministic: bool) -> None:
-    """Configure cuBLAS for this process. Call it before the first CUDA call: cuBLAS reads its variables once.
+    """Configure cuBLAS and cuDNN for this process. Call it before the first CUDA call: cuBLAS reads its variables once.
 
     A split-K product needs a workspace for its partial sums. Without a workspace cuBLAS computes each output in one
     pass over its inputs.
@@ -118,7 +118,9 @@ def prepare_products(*, is_deterministic: bool) -> None:
         set_default("CUBLAS_WORKSPACE_CONFIG", ":16:8")
         set_default("CUBLASLT_WORKSPACE_SIZE", "1")
         torch.backends.cuda.preferred_blas_library("cublaslt")
+        torch.backends.cudnn.deterministic = True
     # Accumulate in float32, and no TF32 for float32 products: the user has chosen the type.
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False

@@ -37,9 +37,8 @@ from octavo.worker_proc.executor.runner import (
 )
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.aligner import Aligner
-from octavo.worker_proc.media.encoder import MediaEncoder
+from octavo.worker_proc.media.encoder import MediaEncoder, PendingVector
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.pooling.collected import Floats
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.draws import Drafter, Drafts
@@ -309,7 +308,7 @@ class PipelinedExecutor:
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         return step
 
-    def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, Floats]]:
+    def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, PendingVector]]:
         """Return the rows of media of a step, and the vectors of requests that are an image alone, by slot."""
         if plan.media is None or self._encoder is None:
             return (), {}
@@ -320,7 +319,7 @@ class PipelinedExecutor:
 
     def _needs_earlier_tokens(self, samples: Samples) -> bool:
         """Return whether the host must know what the steps before have sampled before this one samples."""
-        return self._processors is not None or bool(samples.with_trait(Trait.HAS_LONG_BAD_WORDS))
+        return self._processors is not None or bool(samples.with_trait(Trait.HAS_LONG_BAD_WORDS | Trait.HAS_TIMESTAMPS))
 
     def _change_logits(self, processors: Processors, logits_RV: Tensor, samples: Samples) -> Tensor:
         return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)

@@ -113,9 +113,8 @@ def open_executor(
 
 
 def _open_aligner(model: Model, runner: Runner) -> Aligner | None:
-    if model.cross_cache is None:
-        return None
-    assert isinstance(runner, HostRunner), "models with cross-attention run on CPUs"
+    if model.cross_cache is None or not isinstance(runner, HostRunner):
+        return None  # a GPU keeps no queries, and requests to align are refused
     return Aligner(runner.forward, model.cross_cache, model.library)
 
 

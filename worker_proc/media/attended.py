@@ -17,6 +17,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.batch.step_arguments import address
 from octavo.worker_proc.cache.cross import CrossCache
+from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.base import Model
 
 
@@ -28,10 +29,13 @@ class AttendedItems:
         cache: of the model.
         width: of the encoder's rows.
         num_threads: most threads of a run.
+        stream: of the device; None: the host computes.
     """
 
-    def __init__(self, model: Model, cache: CrossCache, width: int, num_threads: int) -> None:
-        self._model, self._cache = model, cache
+    def __init__(
+        self, model: Model, cache: CrossCache, width: int, num_threads: int, stream: Stream | None = None
+    ) -> None:
+        self._model, self._cache, self._stream = model, cache, stream
         self._places: dict[bytes, int] = {}
         self._free = list(range(cache.num_items))
         self._program: Program | None = None
@@ -85,8 +89,9 @@ class AttendedItems:
             self._run(self._program, slots_T)
             return
         rows = rows_TD.to(self._model.dtype)
+        places_T = torch.from_numpy(slots_T) if self._stream is None else upload_array(self._stream, slots_T)
         for layer, buffers in zip(self._model.cross_layers, self._cache.layers, strict=True):
-            store_kv(*layer.keys_and_values(rows), *buffers, torch.from_numpy(slots_T))
+            store_kv(*layer.keys_and_values(rows), *buffers, places_T)
 
     def _run(self, program: Program, slots_T: Ints) -> None:
         groups = (GroupArguments * (self._cache.group + 1))()

@@ -1,8 +1,8 @@
 """`MediaEncoder`: media of a step to rows of its prompts, whose results stay until the core evicts them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -10,11 +10,33 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId
 from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
 from octavo.worker_proc.batch.inputs import MediaRows
+from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.item_runner import ItemRunner
 from octavo.worker_proc.media.tower_runner import TowerRunner
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.vision.tower import Floats, VisionTower
+
+
+class PendingVector:
+    """The vector of an item, which is made on the host when a step is over: the rows are not readable before.
+
+    Args:
+        rows_RD: of the tower, float32, in host memory; not kept after the first call.
+        make: makes the vector.
+    """
+
+    def __init__(self, rows_RD: Tensor, make: Callable[[Tensor], Floats]) -> None:
+        self._rows_RD: Tensor | None = rows_RD
+        self._make = make
+        self._vector_D: Floats | None = None
+
+    def __call__(self) -> Floats:
+        """Return the vector."""
+        if self._rows_RD is not None:
+            self._vector_D, self._rows_RD = self._make(self._rows_RD), None
+        assert self._vector_D is not None, "made above"
+        return self._vector_D
 
 
 class MediaEncoder:
@@ -23,12 +45,20 @@ class MediaEncoder:
     Args:
         towers: what encodes each kind of media; one may be that of several kinds.
         attended: takes the results, with cross-attention; None: they are rows of prompts.
+        stream: of the device; None: the host computes.
     """
 
-    def __init__(self, towers: Mapping[Kind, TowerRunner | ItemRunner], attended: AttendedItems | None = None) -> None:
-        self._towers, self._attended = towers, attended
+    def __init__(
+        self,
+        towers: Mapping[Kind, TowerRunner | ItemRunner],
+        attended: AttendedItems | None = None,
+        stream: Stream | None = None,
+    ) -> None:
+        self._towers, self._attended, self._stream = towers, attended, stream
         self._results: dict[bytes, Tensor] = {}
-        """Rows by digest, in the type of the model and on its device; or one vector each in float32."""
+        """Rows by digest, in the type of the model and on its device."""
+        self._vectors: dict[bytes, PendingVector] = {}
+        """By digest, if the towers make vectors."""
         heads = [runner.tower.pooling_head for runner in towers.values() if runner.tower.pooling_head is not None]
         self._makes_vectors = bool(heads)
         for head in heads:
@@ -47,8 +77,7 @@ class MediaEncoder:
             ProtocolError: the core and this worker do not agree on what is kept.
         """
         for digest in media.evicted:
-            is_kept = self._attended.evict(digest) if self._attended else self._results.pop(digest, None) is not None
-            if not is_kept:
+            if not self._evict(digest):
                 raise ProtocolError(f"media {digest.hex()[:16]} was evicted but is not kept")
         for item in [one for one in media.inputs if GIVEN in one.tensors]:
             self._results[item.digest] = self._given_rows(item)
@@ -61,7 +90,7 @@ class MediaEncoder:
             for slot, position, num_rows, index, first in media.places
         ]
 
-    def vectors_of_step(self, media: StepMedia) -> dict[SlotId, Floats]:
+    def vectors_of_step(self, media: StepMedia) -> dict[SlotId, PendingVector]:
         """Return the vectors of requests that are an image alone, by slot; call `rows_of_step` before.
 
         Raises:
@@ -69,7 +98,11 @@ class MediaEncoder:
         """
         if not self._makes_vectors:
             return {}
-        return {slot: self._kept(media.digests[index], 1)[0].numpy() for slot, _, _, index, _ in media.places}
+        digests = {slot: media.digests[index] for slot, _, _, index, _ in media.places}
+        for digest in digests.values():
+            if digest not in self._vectors:
+                raise ProtocolError(f"the vector of media {digest.hex()[:16]} is needed but not kept")
+        return {slot: self._vectors[digest] for slot, digest in digests.items()}
 
     def attended_places(self, media: StepMedia) -> list[tuple[int, int]]:
         """Return slots of requests and the places, in the cache of cross-attention, of the items they attend to.
@@ -80,6 +113,13 @@ class MediaEncoder:
         if self._attended is None:
             return []
         return [(slot, self._attended.place_of(media.digests[index])) for slot, index in media.attended]
+
+    def _evict(self, digest: bytes) -> bool:
+        """Forget an item; returns whether it was kept."""
+        if self._attended is not None:
+            return self._attended.evict(digest)
+        kept: dict[bytes, Any] = self._vectors if self._makes_vectors else self._results
+        return kept.pop(digest, None) is not None
 
     def _kept(self, digest: bytes, num_rows: int) -> Tensor:
         """Return what is kept of an item; it has at least so many rows."""
@@ -105,11 +145,14 @@ class MediaEncoder:
         if self._attended is not None:
             self._attended.put(item.digest, rows_RD)
             return
-        rows = tower.arrange(rows_RD, item.tensors)
         if (head := tower.pooling_head) is not None:
-            rows = torch.from_numpy(np.stack([head(row_D) for row_D in rows.float().numpy()]))
-        else:
-            rows = rows.to(tower.dtype)
+            rows_RD = rows_RD.float()
+            host_RD = rows_RD if self._stream is None else self._stream.download(rows_RD)
+            self._vectors[item.digest] = PendingVector(
+                host_RD, lambda rows_RD: head(tower.arrange(rows_RD, item.tensors)[0].numpy())
+            )
+            return
+        rows = tower.arrange(rows_RD, item.tensors).to(tower.dtype)
         if len(rows) != item.num_rows:
             raise ProtocolError(f"media {item.digest.hex()[:16]} has {len(rows)} rows, not {item.num_rows}")
         self._results[item.digest] = rows

@@ -41,8 +41,8 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     runners |= {one: ItemRunner(one) for one in model.towers.values() if isinstance(one, ItemEncoder)}
     attended = None
     if model.cross_cache is not None:
-        attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads)
-    return MediaEncoder({kind: runners[tower] for kind, tower in model.towers.items()}, attended)
+        attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads, stream)
+    return MediaEncoder({kind: runners[tower] for kind, tower in model.towers.items()}, attended, stream)
 
 
 def towers_of(model: Model) -> list[VisionTower]:

@@ -4,7 +4,7 @@ Vectors are added row by row in the order of the tokens, and heads take one vect
 depend on how a prompt was divided, or on other requests.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -39,8 +39,8 @@ class _Part:
     """Hidden states that its result needs, of this step."""
     is_last: bool
     """Whether the prompt ends here."""
-    vector_D: Floats | None = None
-    """What an encoder has made of the request, which is an image alone; None: it is made of hidden states."""
+    vector: Callable[[], Floats] | None = None
+    """Returns what an encoder has made of the request, which is an image alone; None: it is made of hidden states."""
 
 
 @dataclass(slots=True, eq=False)
@@ -63,7 +63,8 @@ class PendingPooled:
             if part.num_rows:
                 part.row.collected.add(hidden_ND[start:end], keeps_all=part.spec.pooling in BY_TOKEN)
             if part.is_last:
-                output = self.pooler.result(part.spec, part.row.collected, part.vector_D)
+                vector_D = None if part.vector is None else part.vector()
+                output = self.pooler.result(part.spec, part.row.collected, vector_D)
                 tokens.append(NO_TOKEN if output is None else POOLED)
                 self.outputs += [] if output is None else [output]
         return tokens
@@ -96,7 +97,7 @@ class Pooler:
         inputs: StepInputs,
         batch: BatchState,
         runner: Runner,
-        vectors: Mapping[SlotId, Floats] = MappingProxyType({}),
+        vectors: Mapping[SlotId, Callable[[], Floats]] = MappingProxyType({}),
     ) -> PendingPooled:
         """Begin to collect what a step computes.
 
@@ -105,7 +106,8 @@ class Pooler:
             inputs: its arrays.
             batch: has the requests, before the next plan is applied.
             runner: has begun to run the step.
-            vectors: of requests that are an image alone: their hidden states are not read.
+            vectors: of requests that are an image alone, called when the step is over: their hidden states are not
+                read.
         """
         parts, chosen = [], []
         for entry, first in zip(scheduled, inputs.query_starts.tolist(), strict=False):

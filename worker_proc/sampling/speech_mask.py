@@ -35,6 +35,11 @@ class SpeechMask:
             self._append(token_id)
         self._write()
 
+    @property
+    def after_first_W(self) -> Tensor:
+        """The mask of all draws but the first, without timestamps."""
+        return torch.from_numpy(_packed(self._always))
+
     def add(self, token_id: int) -> None:
         """Append a sampled token."""
         is_first = not self._tail
@@ -56,7 +61,7 @@ class SpeechMask:
             allowed[list(self._rules.suppressed_first)] = False
         if self._rules.first_timestamp:
             self._mask_timestamps(allowed)
-        self._words_W[:] = np.packbits(allowed, bitorder="little").view(np.int32)
+        self._words_W[:] = _packed(allowed)
 
     def _mask_timestamps(self, allowed: npt.NDArray[np.bool_]) -> None:
         rules, first = self._rules, self._rules.first_timestamp
@@ -75,3 +80,7 @@ class SpeechMask:
             # The timestamp that ends a segment may begin the next one; otherwise time goes on.
             next_timestamp = self._last_timestamp + (not (ends_with_timestamp and not begins_segment))
             allowed[first:next_timestamp] = False
+
+
+def _packed(allowed: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    return np.packbits(allowed, bitorder="little").view(np.int32)

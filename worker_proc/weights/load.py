@@ -134,6 +134,7 @@ def _cross_cache(config: ResolvedConfig, model: Model) -> CrossCache | None:
         block_size=config.block_size,
         dtype=model.dtype,
         library=model.library,
+        device=model.device,
         group=len(model.cache_groups) + (model.state_group is not None),
         aligned_layers=config.media.aligned_layers,
     )

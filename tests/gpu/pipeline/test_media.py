@@ -50,6 +50,8 @@ class Family:
     grid: tuple[int, ...] = ()
     has_company: bool = False
     """Whether it is also computed in chunks and beside another request, through graphs."""
+    is_span: bool = False
+    """Whether the rows of an image attend to each other; a chunk has all of them then, and no graph."""
 
 
 def qwen_tensors(patch: int, height: int, width: int) -> Callable[[int], dict[str, MediaTensor]]:
@@ -71,6 +73,9 @@ FAMILIES = {
     "llava": Family(tiny_media.make_llava, lambda seed: {"pixel_values": pixels(seed, 1, 3, 30, 30)}, 25),
     "qwen25_vl": Family(tiny_media.make_qwen25_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
     "qwen3_vl": Family(tiny_media.make_qwen3_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3), has_company=True),
+    "gemma3": Family(
+        tiny_media.make_gemma3, lambda seed: {"pixel_values": pixels(seed, 1, 3, 36, 36)}, 9, (), True, is_span=True
+    ),
     "idefics3": Family(tiny_media.make_smolvlm, tiles_of_idefics3, 8),
     "internvl": Family(tiny_media.make_internvl, lambda seed: {"pixel_values": pixels(seed, 2, 3, 24, 24)}, 8),
     "llava_next": Family(tiny_media.make_llava_next, tiles_of_llava_next, 30),
@@ -78,7 +83,7 @@ FAMILIES = {
     "mistral3": Family(tiny_media.make_mistral3, lambda seed: {"pixel_values": pixels(seed, 1, 3, 24, 36)}, 6),
     "qwen2_vl": Family(tiny_media.make_qwen2_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
 }
-"""The others differ from that in company in their towers alone, whose parts `test_varlen_attention` has in company."""
+"""The others differ from those in company in their towers alone, whose parts `test_varlen_attention` has in company."""
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -107,6 +112,7 @@ def prompt(family: Family) -> list[int]:
 
 def admit(core: Any, family: Family, slot: int) -> Running:
     request = core.admit(slot, prompt(family), SPEC)
+    request.both_ways_spans = [(FIRST, family.num_rows)] if family.is_span else []
     request.grids = [GridSpan(FIRST, list(family.grid))] if family.grid else []
     return request
 
@@ -152,7 +158,7 @@ def test_the_tokens_of_the_cpu(
         return
     core = driver(model, config, stream)
     chunked, other = admit(core, family, 3), admit(core, family, 1)
-    middle, end = FIRST + family.num_rows // 2, len(prompt(family))
+    middle, end = FIRST + family.num_rows // (1 if family.is_span else 2), len(prompt(family))
     core.begin({3: middle}, media=media_of(family, {3: (0, 0, middle)}, [1, 0]))  # both images in one run
     core.begin({3: end - middle, 1: end - 1}, media=media_of(family, {3: (0, middle, end), 1: (1, 0, end - 1)}, []))
     core.run(2)

@@ -16,7 +16,6 @@ from octavo.worker_proc.models.audio.whisper import (
     EncoderSizes,
     WhisperEncoder,
     assemble,
-    sequence_of,
     whisper_rules,
 )
 from octavo.worker_proc.models.checkpoint import renamed
@@ -59,11 +58,10 @@ class Qwen2AudioTower(WhisperEncoder):
         num_rows = num_encoded(num_frames)
         if others or len(frames_CF) != self.num_mels or not 0 < num_rows <= self.max_item_rows:
             raise ProtocolError(f"{FEATURES} of {1 + len(others)} x {frames_CF.shape} with {num_frames} frames")
-        rows_TP = self.convolved(frames_CF)[:num_rows]
-        if len(rows_TP) != num_rows:
+        if num_encoded(frames_CF.shape[1]) < num_rows:
             raise ProtocolError(f"{FEATURES} of shape {frames_CF.shape} has fewer than {num_frames} frames")
-        sequence = sequence_of(rows_TP)
-        return [Patches(rows_TP, sequence.positions_T, sequence.chosen_R[: num_rows // _NUM_MERGED * _NUM_MERGED])]
+        positions_T = np.arange(num_rows)
+        return [Patches(frames_CF, positions_T, positions_T[: num_rows // _NUM_MERGED * _NUM_MERGED])]
 
 
 def num_encoded(num_frames: int) -> int:

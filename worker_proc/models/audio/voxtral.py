@@ -1,6 +1,6 @@
 """Voxtral: neighbouring results of Whisper's encoder, through two linear layers, are a row of the prompt."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from octavo.worker_proc.models.audio.whisper import (
     FEATURES,
     WhisperEncoder,
     assemble,
-    sequence_of,
+    sound_of,
     whisper_rules,
 )
 from octavo.worker_proc.models.checkpoint import renamed
@@ -36,7 +36,7 @@ _OF_WHISPER = {
 class VoxtralTower(WhisperEncoder):
     """The encoder with its projector."""
 
-    def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
+    def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: a sequence for each window of a sound, all of the same length.
 
         Raises:
@@ -46,8 +46,7 @@ class VoxtralTower(WhisperEncoder):
         size = self.num_mels, 2 * self.max_item_rows
         if windows_NCF.shape[1:] != size:
             raise ProtocolError(f"{FEATURES} of shape {windows_NCF.shape}, not windows of {size}")
-        # One at a time: what the convolutions make of a long sound takes hundreds of megabytes.
-        return (sequence_of(self.convolved(frames_CF)) for frames_CF in windows_NCF)
+        return [sound_of(frames_CF, self.max_item_rows) for frames_CF in windows_NCF]
 
 
 def build(spec: TowerSpec) -> VoxtralTower:

@@ -14,6 +14,7 @@ from octavo.kernels.embedding import embedding
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
+from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.checkpoint import Rule, Values, renamed
 from octavo.worker_proc.models.hf_config import CheckedConfig, reject_unless, required
 from octavo.worker_proc.models.layers.activation import PLAIN, activation
@@ -74,15 +75,17 @@ class EncoderSizes:
 
 
 class WhisperEncoder(VisionTower):
-    """The tower. Its convolutions run through torch in float32, one item at a time, so their bits depend on the item
-    alone; layers run as those of vision towers."""
+    """The tower. `Patches.rows_TP` of its sequences are whole spectrograms, mel bands by frames.
+
+    Its convolutions run through torch in float32, one item at a time and before the layers, so their bits depend on the
+    item alone; layers run as those of vision towers."""
 
     num_mels: int
     convolutions: Sequence[tuple[Tensor, Tensor]]
     """Weights and biases."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> Iterable[Patches]:
-        """See `VisionTower.patches`: what the convolutions make of a spectrogram, a row for two frames.
+        """See `VisionTower.patches`: one sequence, with a row for two frames.
 
         Raises:
             ProtocolError: the spectrogram has another size.
@@ -91,21 +94,35 @@ class WhisperEncoder(VisionTower):
         num_rows = self.max_item_rows
         if frames_CF.shape != (self.num_mels, 2 * num_rows):
             raise ProtocolError(f"{FEATURES} of shape {frames_CF.shape}, not {(self.num_mels, 2 * num_rows)}")
-        return [sequence_of(self.convolved(frames_CF))]
+        return [sound_of(frames_CF, num_rows)]
 
-    def convolved(self, frames_CF: Floats) -> Floats:
-        """Return what the convolutions make of a spectrogram: a row for two frames."""
-        x = torch.from_numpy(frames_CF.copy()).unsqueeze(0)
+    def put(self, sequences: Sequence[Patches]) -> None:
+        """See `VisionTower.put`."""
+        rows_TD = torch.cat([self._convolved(torch.from_numpy(one.rows_TP.copy()), one) for one in sequences])
+        self._inputs_XP[: len(rows_TD)] = rows_TD
+
+    def send(self, sequences: Sequence[Patches], stream: Stream) -> None:
+        """See `VisionTower.send`."""
+        rows = [self._convolved(upload_array(stream, one.rows_TP.copy()), one) for one in sequences]
+        self._inputs_XP = torch.cat(rows).to(self.dtype)
+
+    def blank(self, num_rows: int) -> Patches:
+        """See `VisionTower.blank`."""
+        frames_CF = np.zeros((self.num_mels, 2 * num_rows), dtype=np.float32)
+        return Patches(frames_CF, np.zeros(num_rows, dtype=np.int64), np.arange(num_rows))
+
+    def _convolved(self, frames_CF: Tensor, sound: Patches) -> Tensor:
+        """Return what the convolutions make of a spectrogram, a row for two frames, up to the last one of a sound."""
+        x = frames_CF.unsqueeze(0)
         for (weight, bias), stride in zip(self.convolutions, (1, 2), strict=True):
             x = gelu(conv1d(x, weight.float(), bias.float(), stride=stride, padding=1))
-        rows_TP: Floats = np.ascontiguousarray(x[0].T.numpy())
-        return rows_TP
+        return x[0].T[: len(sound.positions_T)]
 
 
-def sequence_of(rows_TP: Floats) -> Patches:
-    """Return rows from the first position on as a sequence of the encoder, with all its results."""
-    positions_T = np.arange(len(rows_TP))
-    return Patches(rows_TP, positions_T, positions_T)
+def sound_of(frames_CF: Floats, num_rows: int) -> Patches:
+    """Return the first rows of a spectrogram as a sequence of the encoder, with all its results."""
+    positions_T = np.arange(num_rows)
+    return Patches(frames_CF, positions_T, positions_T)
 
 
 def whisper_rules() -> list[Rule]:

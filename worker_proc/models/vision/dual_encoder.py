@@ -73,9 +73,10 @@ class AttentionPool:
         """Read the weights; called before the first image."""
         for layer in (self.out, self.norm, self.fc1, self.fc2):
             layer.prepare()
-        query_DD, key_DD, value_DD = self.in_weight.detach().numpy().reshape(3, -1, self.probe.shape[-1])
-        query_bias_D, _, self._value_bias_D = self.in_bias.detach().numpy().reshape(3, -1)
-        query_D = query_DD @ self.probe.detach().numpy().ravel() + query_bias_D
+        probe, in_weight, in_bias = (x.detach().cpu().numpy() for x in (self.probe, self.in_weight, self.in_bias))
+        query_DD, key_DD, value_DD = in_weight.reshape(3, -1, probe.shape[-1])
+        query_bias_D, _, self._value_bias_D = in_bias.reshape(3, -1)
+        query_D = query_DD @ probe.ravel() + query_bias_D
         head_dim = len(query_D) // self.num_heads
         queries_HK = query_D.reshape(self.num_heads, head_dim) * np.float32(head_dim**-0.5)
         # The bias of keys adds the same to the scores of all patches.

@@ -36,7 +36,7 @@ class Patches:
     """One sequence of the encoder: positions that attend to each other and to nothing else."""
 
     rows_TP: Floats
-    """The numbers of each patch."""
+    """The numbers of each patch. Of a sound, its spectrogram."""
     positions_T: Ints
     """The row of the table of positions for each."""
     chosen_R: Ints

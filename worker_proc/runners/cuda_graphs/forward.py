@@ -69,7 +69,7 @@ class GraphForward:
 
     @property
     def cross_queries(self) -> Mapping[int, Tensor]:
-        """None: models with cross-attention run on CPUs."""
+        """None: what drafts has no cross-attention."""
         return {}
 
     def choose_threads(self, work: int) -> int:

@@ -13,7 +13,8 @@ from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.sample import record_tokens, sample_rows
 from octavo.kernels.slot_rows import read_slots
 from octavo.worker_proc.attention.paged import PagedCacheAttention
-from octavo.worker_proc.batch.inputs import StepInputs
+from octavo.worker_proc.attention.spans import ONE_SPAN, PlanSpans
+from octavo.worker_proc.batch.inputs import AttentionPieces, StepInputs
 from octavo.worker_proc.device.stream import Graph, Stream, upload_array
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
@@ -54,6 +55,8 @@ class _Staged:
     """Whether its samples report logprobs."""
     num_rows: int = 0
     """Without padding."""
+    pieces: AttentionPieces | None = None
+    """Of a step with spans."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -75,13 +78,16 @@ class StepGraphs:
     Args:
         model: with its weights on the stream's device.
         layers: the attention of the model's layers, with the cache.
-        attention: of each cache group, planned for each step; reads its plan from `buffer`.
+        attention: of each cache group, and behind them cross-attention if the model has any; planned for each step,
+            and read from `buffer`.
         block_tables: block_table_RP of each cache group, int32; what its attention reads.
         stream: of the device.
         table: of the slots.
         buffer: for the metadata of steps.
         sizes: of the graphs.
         stages: through which the model exchanges rows with the stages before and after; None: it has all layers.
+        plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
+            that attend in both directions; None: it has none. Such a step has no graph.
         has_samples: whether tokens are sampled here: not in other stages than the last, not after a model that pools,
             and not where a drafter draws.
     """
@@ -97,12 +103,13 @@ class StepGraphs:
         buffer: StepBuffer,
         sizes: GraphSizes,
         stages: GraphStages | None = None,
+        plan_spans: PlanSpans | None = None,
         *,
         has_samples: bool,
     ) -> None:
         self._model = model
         self.has_samples = has_samples
-        self._stages = stages
+        self._stages, self._plan_spans = stages, plan_spans
         self._layers = layers
         self._attention = attention
         self._block_tables = block_tables
@@ -155,7 +162,8 @@ class StepGraphs:
         """
         plans = self._upload.write_plans(inputs)
         num_tokens, num_requests, num_samples = len(inputs.token_ids_T), len(inputs.context_lens), len(samples.rows_N)
-        compute = None if self.is_eager else self._compute_graph(num_tokens, num_requests, plans)
+        is_eager = self.is_eager or inputs.pieces is not None
+        compute = None if is_eager else self._compute_graph(num_tokens, num_requests, plans)
         kind = GraphKind.REPORTS if reports else GraphKind.SAMPLES
         sample = self._captured(kind, num_samples) if compute else None
         input_fields = compute.fields if compute else self._buffer.inputs(num_tokens, num_requests)
@@ -166,7 +174,7 @@ class StepGraphs:
             inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words
         )
         graphs = (compute.graph if compute else None, sample.graph if sample else None)
-        self._staged = _Staged(input_fields, sample_fields, *graphs, reports, num_tokens)
+        self._staged = _Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
         """Compute the hidden states of the staged step, from the stage before and for the next one if there are any."""
@@ -180,7 +188,7 @@ class StepGraphs:
     def _compute(self) -> None:
         step = self._current
         if step.compute is None:
-            self._step_hidden_TD = self._hidden_of(step.inputs.views)
+            self._step_hidden_TD = self._hidden_of(step.inputs.views, step.pieces)
             self.features = self._model_features
         else:
             step.compute.replay()
@@ -243,7 +251,8 @@ class StepGraphs:
         input_fields = self._buffer.inputs(size.num_tokens, size.num_requests)
         sample_fields = self._buffer.samples(size.num_samples)
         self._upload.send_idle(input_fields, sample_fields, [1] * len(self._attention))
-        self._staged = _Staged(input_fields, sample_fields, None, None, reports=False)
+        pieces = None if self._plan_spans is None else ONE_SPAN
+        self._staged = _Staged(input_fields, sample_fields, None, None, reports=False, pieces=pieces)
         self._compute()
         if self.has_samples:
             self._sample_idle(input_fields, sample_fields, changes_logits=changes_logits)
@@ -324,7 +333,7 @@ class StepGraphs:
 
         return sample
 
-    def _hidden_of(self, views: Views) -> Tensor | None:
+    def _hidden_of(self, views: Views, pieces: AttentionPieces | None = None) -> Tensor | None:
         """Launch the model over a step whose fields are on the device; returns hidden_TD of the last stage."""
         slots_R = views["request_slots"]
         token_ids_T = read_slots(
@@ -335,9 +344,12 @@ class StepGraphs:
             self._table.block_ids,
             [block_table_RP[: slots_R.shape[0]] for block_table_RP in self._block_tables],
         )
-        slot_mappings = [views[slot_mapping_name(group)] for group in range(len(self._attention))]
+        num_groups = len(self._block_tables)
+        slot_mappings = [views[slot_mapping_name(group)] for group in range(num_groups)]
+        spans = self._plan_spans(pieces, self._block_tables) if self._plan_spans and pieces else None
         self._follow_adapters(views["token_slots"])
-        self._layers.follow(self._attention, slot_mappings, state_slots(views))
+        cross = self._attention[num_groups] if len(self._attention) > num_groups else None
+        self._layers.follow(self._attention[:num_groups], slot_mappings, state_slots(views), cross, spans)
         return self._model.forward(token_ids_T, views["positions"], self._layers)
 
     def _follow_adapters(self, slots_T: Tensor) -> None:

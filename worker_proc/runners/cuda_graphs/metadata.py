@@ -74,7 +74,7 @@ class GraphAttention(Protocol):
         """Layout of its plan."""
 
     def write_plan(
-        self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints, prefixes: Prefixes
+        self, words: npt.NDArray[np.int32], query_starts: Ints, context_lens: Ints, prefixes: Prefixes | None
     ) -> AttentionPlanCounts:
         """Write the plan of a step on the host."""
 

@@ -18,6 +18,7 @@ from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import StepPlan
 from octavo.worker_proc.attention.paged import PagedCacheAttention
+from octavo.worker_proc.attention.spans import SpanAttention
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import torch_storage
 from octavo.worker_proc.cache.states import StateStorage, open_states
@@ -28,6 +29,7 @@ from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.parallel.stage_links import GraphStages
 from octavo.worker_proc.pooling.pooler import Pooler
+from octavo.worker_proc.runners.cuda_graphs.cross_table import CrossTable
 from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
@@ -77,8 +79,9 @@ def open_runner(
     labels = [SegmentLabels(num_seqs + 1, blocks_each, config.block_size, SEGMENT) for _ in groups]
     table = SlotTable(num_seqs, widths, device, labels)
     states = open_states(model.state_group, num_states, device)
-    graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len)
-    changes_logits = bool(config.logits_processors)
+    cross = CrossTable.of(model.cross_cache, num_seqs) if model.cross_cache else None
+    graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len, cross)
+    changes_logits = bool(config.logits_processors) or cross is not None  # by the rule of timestamps
     cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
     return CudaGraphRunner(
         table,
@@ -89,6 +92,7 @@ def open_runner(
         _max_size(config),
         model.given_rows,
         model.step_angles,
+        cross,
         changes_logits=changes_logits,
         state_buffers=states.buffers if states else (),
     )
@@ -121,6 +125,7 @@ def _open_graphs(
     storage: KVStorage,
     states: StateStorage | None,
     max_model_len: int,
+    cross: CrossTable | None = None,
     *,
     has_samples: bool = True,
 ) -> StepGraphs:
@@ -134,6 +139,9 @@ def _open_graphs(
         StepAttention(group.shape, config.block_size, _limits(config, group.shape, max_model_len), block_table_RP)
         for group, block_table_RP in zip(groups, block_tables, strict=True)
     ]
+    if cross is not None:
+        limits = _limits(config, cross.cache.shape, cross.cache.num_keys)
+        attention.append(StepAttention(cross.cache.shape, config.block_size, limits, cross.block_table_RP))
     num_words = sum(each.layout.num_words for each in attention)
     buffer = StepBuffer(stream, _max_size(config), num_words, len(groups), has_states=states is not None)
     start = 0
@@ -142,9 +150,10 @@ def _open_graphs(
         start += each.layout.num_words
     # Ranks exchange equally many rows, so sizes must not depend on what cuBLAS pads on one of them.
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
+    has_spans = config.model.media is not None and config.model.media.both_ways_rows > 0
     return StepGraphs(
         model,
-        PagedCacheAttention(storage, groups, states, model.cache_scales),
+        PagedCacheAttention(storage, groups, states, model.cache_scales, model.cross_cache),
         attention,
         block_tables,
         stream,
@@ -152,6 +161,7 @@ def _open_graphs(
         buffer,
         GraphSizes.of(_max_decode_rows(config), config.max_num_batched_tokens, unpadded),
         model.exchange if isinstance(model.exchange, GraphStages) else None,
+        partial(SpanAttention, groups, config.block_size, stream) if has_spans else None,
         has_samples=has_samples and model.stage.is_last and model.pooling_head is None,
     )
 

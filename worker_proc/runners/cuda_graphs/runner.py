@@ -2,12 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
 from octavo.kernels.logprobs import RowLogprobs
+from octavo.kernels.sample import rule_out_text
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import NO_TOKEN, StepPlan
 from octavo.worker_proc.batch.columns import Trait
@@ -17,6 +19,7 @@ from octavo.worker_proc.device.stream import DeviceEvent, Stream, upload_array
 from octavo.worker_proc.executor.runner import ChangeLogits, Rounds, SampledRow, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model, StepAngles
 from octavo.worker_proc.models.given_rows import GivenRows
+from octavo.worker_proc.runners.cuda_graphs.cross_table import CrossTable
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.logprobs import DevicePromptLogprobs, LogprobReporter, SampleLogprobs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, StepSize
@@ -26,6 +29,7 @@ from octavo.worker_proc.runners.cuda_graphs.step_buffer import NUM_HOST_BUFFERS
 from octavo.worker_proc.runners.cuda_graphs.upload import NO_SAMPLES
 from octavo.worker_proc.runners.host import HostSamples
 from octavo.worker_proc.sampling.columns import is_reported_with_draw
+from octavo.worker_proc.sampling.state import LARGEST
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,6 +82,7 @@ class CudaGraphRunner:
         max_size: of any step.
         given_rows: of the model.
         step_angles: of the model.
+        cross: of a model with cross-attention.
         changes_logits: whether `sample` may be given `change_logits`.
         state_buffers: of recurrent states.
     """
@@ -97,6 +102,7 @@ class CudaGraphRunner:
         max_size: StepSize,
         given_rows: GivenRows | None = None,
         step_angles: StepAngles | None = None,
+        cross: CrossTable | None = None,
         *,
         changes_logits: bool = False,
         state_buffers: Sequence[Tensor] = (),
@@ -110,7 +116,7 @@ class CudaGraphRunner:
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
         self.max_logits = max_size.num_samples
-        self._given_rows, self._step_angles = given_rows, step_angles
+        self._given_rows, self._step_angles, self._cross = given_rows, step_angles, cross
         self._changes_logits = changes_logits
 
     def warm_up(self) -> int:
@@ -154,6 +160,8 @@ class CudaGraphRunner:
             self._given_rows.send(inputs.given, self._stream)
         if self._step_angles is not None and inputs.axes_AT is not None:
             self._step_angles.put(inputs.axes_AT, self._stream)
+        if self._cross is not None and inputs.cross is not None:
+            self._cross.put(inputs.cross, self._stream)
         self.graphs.compute()
 
     def prompt_logprobs(
@@ -171,6 +179,8 @@ class CudaGraphRunner:
         rounds: Rounds | None = None,
     ) -> DeviceSamples | HostSamples:
         """See `octavo.worker_proc.executor.runner.Runner`."""
+        if samples.with_trait(Trait.HAS_TIMESTAMPS):
+            change_logits = partial(self._rule_out_text, change_logits)
         if rounds is not None:
             return self._sample_in_rounds(samples, rounds, has_masks=has_masks, change_logits=change_logits)
         masked = self._bind(samples, has_masks=has_masks)
@@ -261,7 +271,17 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; does nothing."""
 
     def _bind(self, samples: Samples, *, has_masks: bool) -> list[SampledRow]:
-        """Send masks and completed bad words to the device before it samples; returns the samples with a mask."""
+        """Send masks and completed bad words to the device before it samples; returns the samples with a mask.
+
+        Without timestamps, the mask of a second token is known before the first one is.
+        """
+        for place in samples.with_trait(Trait.HAS_SPEECH_RULES | Trait.HAS_TIMESTAMPS):
+            speech, slot = samples[place].row.sampling.speech, int(samples.slots_N[place])
+            assert speech is not None, "a request with rules"
+            if samples.traits_N[place] & int(Trait.HAS_TIMESTAMPS):
+                self._table.set_mask(slot, speech.allowed_W)
+            elif samples.num_outputs_N[place] == 1:
+                self._table.set_mask(slot, speech.after_first_W)
         for place in samples.with_trait(Trait.HAS_LONG_BAD_WORDS):
             row = samples[place].row
             self._table.set_bad_ids(row.slot, row.sampling)
@@ -272,6 +292,19 @@ class CudaGraphRunner:
             self._table.set_mask(sample.row.slot, sample.row.sampling.allowed_W)
         self.graphs.send_changes()
         return masked
+
+    def _rule_out_text(self, then: ChangeLogits | None, logits_RV: Tensor, samples: Samples) -> Tensor:
+        """Apply the rule of timestamps, after what else changes logits."""
+        if then is not None:
+            logits_RV = then(logits_RV, samples)
+        if places := samples.with_trait(Trait.HAS_TIMESTAMPS):
+            columns = np.stack([places, samples.slots_N[places], samples.num_outputs_N[places]])
+            rows_M, slots_M, num_outputs_M = upload_array(self._stream, columns).unbind()
+            first = samples[places[0]].row.sampling.first_timestamp  # the model's
+            rule_out_text(
+                logits_RV, self._table.requests, rows_M, slots_M, num_outputs_M, first_timestamp=first, largest=LARGEST
+            )
+        return logits_RV
 
     def _unmask(self, masked: Sequence[SampledRow]) -> None:
         for sample in masked:

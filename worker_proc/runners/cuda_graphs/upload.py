@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 
@@ -36,7 +37,7 @@ class StepUpload:
     """Sends steps through the host buffers, one after the other.
 
     Args:
-        attention: of each cache group; its plans are part of a step.
+        attention: of each cache group, and behind them cross-attention; its plans are part of a step.
         table: of the slots, whose changes go along.
         buffer: of the host and the device.
         has_states: whether the model has recurrent states.
@@ -63,10 +64,15 @@ class StepUpload:
         self._buffer.advance()
         words, start, end, num_tiles = self._buffer.attention_plan(), 0, 0, []
         slots_R = inputs.slots_T[inputs.query_starts[:-1]]
-        for attention, labels in zip(self._attention, self._table.segment_labels, strict=True):
+        for attention, labels in zip_longest(self._attention, self._table.segment_labels):
             plan = words[start : start + attention.layout.num_words]
-            prefixes = Prefixes(labels.labels_SX, slots_R)
-            counts = attention.write_plan(plan, inputs.query_starts, inputs.context_lens, prefixes)
+            context_lens, prefixes = inputs.context_lens, None
+            if labels is not None:
+                prefixes = Prefixes(labels.labels_SX, slots_R)
+            elif inputs.cross is not None:
+                assert inputs.cross.context_lens_R is not None, "of cross-attention"
+                context_lens = inputs.cross.context_lens_R
+            counts = attention.write_plan(plan, inputs.query_starts, context_lens, prefixes)
             num_tiles.append(counts.num_tiles)
             end = start + counts.num_split_words
             start += attention.layout.num_words
@@ -87,7 +93,7 @@ class StepUpload:
 
         All work before must be finished.
         """
-        inputs = idle_step(self._table.idle_slot, len(self._attention), has_states=self._has_states)
+        inputs = idle_step(self._table.idle_slot, len(self._table.block_ids), has_states=self._has_states)
         plans = self.write_plans(inputs)
         if num_tiles:
             for attention, num in zip(self._attention, num_tiles, strict=True):
