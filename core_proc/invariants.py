@@ -82,22 +82,25 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
     num_held = request.num_blocks * size
     _require(num_held >= request.num_computed_tokens, f"{name} has computed tokens outside its blocks")
-    # A request keeps the blocks of drafts that were wrong.
-    max_draft_tokens = scheduler.config.speculation.max_depth if scheduler.config.speculation else 0
+    # A request keeps the blocks of drafts that were wrong, and of steps that were not made.
+    max_draft_tokens = scheduler.config.num_scheduler_steps - 1
+    if scheduler.config.speculation is not None:
+        max_draft_tokens = scheduler.config.speculation.max_depth
     _require(num_held < request.num_tokens + max_draft_tokens + size, f"{name} holds blocks it has no tokens for")
     _require(request.num_announced_blocks == request.num_blocks, f"{name} holds blocks no plan announced")
     _check_groups(scheduler, request)
 
 
 def _check_draft_tokens(scheduler: Scheduler, request: Request) -> None:
-    """A request whose drafts are verified has no other token pending, and is not extended until they are."""
+    """A request whose drafts are verified, or that is in several steps, has no other token pending, and is not extended
+    until they are over."""
     name, num_pending, num_draft_tokens = request.request_id, request.num_pending_tokens, request.num_draft_tokens
     _require(num_pending - num_draft_tokens in range(3), f"{name} has {num_pending} pending tokens")
     is_alone = num_pending == num_draft_tokens + 1 and request.awaits_token
     _require(not num_draft_tokens or is_alone, f"{name} is planned ahead of its drafts")
     _require(not request.awaits_token or num_pending > 0, f"{name} awaits a token that no step samples")
-    is_allowed = not num_draft_tokens or scheduler.config.speculation is not None
-    _require(is_allowed, f"{name} has drafts though the engine does not speculate")
+    may_have = scheduler.config.speculation is not None or num_draft_tokens < scheduler.config.num_scheduler_steps
+    _require(may_have, f"{name} has drafts though the engine does not speculate")
 
 
 def _check_groups(scheduler: Scheduler, request: Request) -> None:

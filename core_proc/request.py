@@ -161,9 +161,9 @@ class Request:
         self.num_pending_tokens = 0
         """Outputs that steps in flight sample: their ids are not known yet."""
         self.num_draft_tokens = 0
-        """Those among them that may not come: a step in flight verifies drafts."""
+        """Those among them that may not come: a step in flight verifies drafts, or several steps may end early."""
         self.awaits_token = False
-        """Whether it may be extended only when its last token is known, because it speculates."""
+        """Whether it may be extended only when its last token is known, because some of them may not come."""
         self.num_in_flight = 0
         """Steps in flight that include this request."""
         self.is_decoding = False

@@ -128,6 +128,10 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     state_copies_out: list[BlockCopy] = []
     state_copies_in: list[BlockCopy] = []
     """Like `copies_out` and `copies_in`, of slots of recurrent states and of states in host memory."""
+    num_steps: int = 1
+    """Decode steps, one after another, each with the tokens that the one before has sampled. If there are several, each
+    entry computes and samples as many tokens as there are steps, and the plan has no drafts, masks, prompts or states.
+    The workers stop when a stop token has ended every request."""
 
 
 class TokenMasks(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="token_masks"):
@@ -344,7 +348,8 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     at positions [start + 1, start + num_tokens + 1) that are prompt tokens."""
     elapsed_s: float = 0.0
     counts: list[int] = []
-    """Tokens of each of these entries: 1 to `num_samples`, fewer if a draft was wrong. []: one each."""
+    """Tokens of each of these entries: 1 to `num_samples`, fewer if a draft was wrong, or if all requests ended before
+    the last of several steps. []: one each."""
     faults: list[StepFault] = []
     """Requests of this step that end with it. What was sampled for them is ignored."""
     adapter_faults: list[AdapterFault] = []

@@ -153,20 +153,22 @@ class Acceptance:
         """Append sampled tokens, up to the first that ends the request, and send them."""
         if request.state is RequestState.FINISHED:
             return []
-        if NO_TOKEN in token_ids:
-            self._cache.invalidate_blocks(request)
-            self._counters.corrupted_requests += 1
-            return [self._fail(request, "the model's outputs are not numbers: its values overflow")]
         num_accepted, cause = 0, None
-        while num_accepted < len(token_ids) and cause is None:
+        while num_accepted < len(token_ids) and token_ids[num_accepted] != NO_TOKEN and cause is None:
             request.token_ids.append(token_ids[num_accepted])
             num_accepted += 1
             cause = find_stop(request)
         self._counters.generation_tokens += num_accepted
         entries = [entry for entry in logprobs[:num_accepted] if entry and request.sampling.logprobs is not None]
-        events = output_events(request, token_ids[:num_accepted], entries, self._clock)
+        events: list[ClientEvent] = []
+        if num_accepted:
+            events = output_events(request, token_ids[:num_accepted], entries, self._clock)
         if cause:
             return events + self._finish(request, self._hooks.finish_cause(request, cause))
+        if num_accepted < len(token_ids):
+            self._cache.invalidate_blocks(request)
+            self._counters.corrupted_requests += 1
+            return [*events, self._fail(request, "the model's outputs are not numbers: its values overflow")]
         if self._cache.has_unhashed_block(request):
             request.next_plan_check = 0
         if is_plain_stream(request):

@@ -118,8 +118,22 @@ class RunningBatch:
         """
         return None if self.num_reserved_blocks <= self._cache.pool.num_free else self.requests.last
 
-    def decode(self, num_requests: int) -> tuple[list[Request], list[Scheduled], list[Request]]:
-        """Extend the first decoding requests by one token each.
+    def max_decode_steps(self, most: int) -> int:
+        """Return by how many tokens all decoding requests may be extended at once: 1 if there are no blocks for more.
+
+        Args:
+            most: at least 1.
+        """
+        num_steps = min([most, *(request.max_num_tokens - request.num_tokens for request in self.decoding)])
+        size, num_lists = self._cache.block_size, self._cache.num_groups
+        ends = [(request, request.num_computed_tokens + num_steps) for request in self.decoding]
+        num_new = sum([max(0, -(-end // size) - request.num_blocks) for request, end in ends]) * num_lists
+        return num_steps if num_new <= self._cache.pool.num_free else 1
+
+    def decode(self, num_requests: int, num_steps: int = 1) -> tuple[list[Request], list[Scheduled], list[Request]]:
+        """Extend the first decoding requests by one token for each of some steps.
+
+        With several steps they are not extended again until it is known how many tokens they have got.
 
         Returns:
             The requests, what the step computes of each, and those whose `next_plan_check` was reached.
@@ -130,18 +144,22 @@ class RunningBatch:
         schedule = scheduled.append
         for request in requests:
             start = request.num_computed_tokens
-            end = start + 1
+            end = start + num_steps
             if end >= request.next_plan_check:
                 self._check(request, end)
                 checked.append(request)
                 self.grown[request] = None
             request.num_computed_tokens = end
-            request.num_pending_tokens += 1
+            request.num_pending_tokens += num_steps
             request.num_in_flight += 1
-            schedule(Scheduled(request.slot, start, 1, 1))  # type: ignore[arg-type]  # a running request has a slot
+            schedule(Scheduled(request.slot, start, num_steps, num_steps))  # type: ignore[arg-type]  # a running request has a slot
         for request in checked:
             if request.num_tokens >= request.max_num_tokens:
                 self._leave(request)
+        if num_steps > 1:
+            for request in requests:
+                request.num_draft_tokens = num_steps - 1
+                self.hold(request)
         if self._awaits_tokens:
             num_remaining = sum(request.is_decoding for request in requests)
             del self.decoding[:num_remaining], self._decoding_orders[:num_remaining]

@@ -39,9 +39,11 @@ class StepRecord:
     num_tokens: int
     """Tokens computed, of all requests."""
     num_decode_tokens: int
-    """Those among them that are outputs, computed one per request, and drafts of those that follow."""
+    """Those among them that are outputs, computed one per request and step, and drafts of those that follow."""
     draft_tokens: list[tuple[SlotId, IdArray]] = field(default_factory=list)
     """Those that it verifies, in the order of their requests."""
+    num_steps: int = 1
+    """See `StepPlan.num_steps`."""
     is_ahead: bool = False
     """Whether it was planned while another step was in flight."""
 
@@ -85,8 +87,10 @@ class StepDraft:
 
     def __init__(self) -> None:
         self.num_tokens_left = 0
+        self.num_steps = 1
+        """See `StepPlan.num_steps`."""
         self.decodes: list[Request] = []
-        """Requests that are extended by one token."""
+        """Requests that are extended by one token in each step."""
         self.scheduled: list[Scheduled] = []
         """What the step computes of all other requests."""
         self.num_decode_tokens = 0
@@ -176,7 +180,7 @@ class StepDraft:
         """
         scheduled = self.scheduled
         sampling, unsampled = self.decodes[:], list[Request]()
-        num_tokens = len(self.decodes) + self.num_draft_tokens
+        num_tokens = len(self.decodes) * self.num_steps + self.num_draft_tokens
         num_decode_tokens = self.num_decode_tokens + self.num_draft_tokens
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
@@ -210,6 +214,7 @@ class StepDraft:
             media=self.media,
             state_copies_out=self.state_copies_out,
             state_copies_in=self.state_copies_in,
+            num_steps=self.num_steps,
         )
         record = StepRecord(
             sequence=sequence,
@@ -221,6 +226,7 @@ class StepDraft:
             num_tokens=num_tokens,
             num_decode_tokens=num_decode_tokens,
             draft_tokens=self.draft_tokens,
+            num_steps=self.num_steps,
         )
         return plan, record
 

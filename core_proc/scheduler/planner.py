@@ -11,6 +11,7 @@ from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.admission.admitter import Admitter
 from octavo.core_proc.scheduler.budget import PromptBudget
 from octavo.core_proc.scheduler.delta import StepDraft, StepRecord
+from octavo.core_proc.scheduler.multi_step import MultiStep
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.request_table import RequestTable
 from octavo.core_proc.scheduler.step_target import StepTarget
@@ -61,6 +62,8 @@ class StepPlanner:
         self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
+        self._multi_step = MultiStep(config.num_scheduler_steps)
+        self._max_step_tokens = config.max_num_batched_tokens
         self._sampled: list[tuple[Request, TokenId]] = []
         """Tokens that the next plan takes to the first stage of a pipeline."""
         self._num_planned = 0
@@ -70,6 +73,8 @@ class StepPlanner:
         is_ahead = bool(self.in_flight) and not self._turns.are_taken
         if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
             return False
+        if self.in_flight and (self.in_flight[-1].num_steps > 1 or self._num_decode_steps() > 1):
+            return False  # whoever comes meanwhile would wait for both plans
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self._batch.decoding))
 
     def plan(self) -> StepPlan | None:
@@ -85,6 +90,7 @@ class StepPlanner:
         most_prompt_tokens = self._max_prompt_tokens(draft.num_tokens_left)
         is_deferred = self._should_defer_decodes(most_prompt_tokens)
         if not is_deferred:
+            draft.num_steps = self._num_decode_steps()
             self._decode(draft, num_decoding)
         draft.num_tokens_left = min(draft.num_tokens_left, most_prompt_tokens)
         prompts = PromptBudget(
@@ -113,6 +119,7 @@ class StepPlanner:
         record = self.in_flight[0]
         record.check(result)
         self.in_flight.popleft()
+        self._multi_step.observe(record, result)
         num_prompt_tokens = record.num_tokens - record.num_decode_tokens
         if self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
             cost = self._step_target.cost
@@ -162,14 +169,26 @@ class StepPlanner:
         # A long prompt fills its steps up to the target time, so decodes left out of one would wait for two.
         return all(completes) and bool(completes) if self._step_target.is_active else any(completes)
 
+    def _num_decode_steps(self) -> int:
+        """Return how many decode steps the next plan has: one if any request does something else, or its tokens need
+        something of the core."""
+        num_requests = len(self._batch.decoding)
+        max_steps = min(self._multi_step.max_steps(num_requests), self._max_step_tokens // max(1, num_requests))
+        is_alone = num_requests == len(self._table.requests) and not self._table.num_needing_input
+        if max_steps <= 1 or not is_alone or self._cache.states is not None:
+            return 1
+        return self._batch.max_decode_steps(max_steps)
+
     def _decode(self, draft: StepDraft, num_requests: int) -> None:
-        """Extend the first decoding requests by one token each, as far as the budget goes."""
-        draft.decodes, draft.scheduled, checked = self._batch.decode(min(num_requests, draft.num_tokens_left))
-        draft.num_tokens_left -= len(draft.decodes)
-        draft.num_decode_tokens = len(draft.decodes)
+        """Extend the first decoding requests by one token for each step, as far as the budget goes."""
+        num_steps = draft.num_steps
+        num_requests = min(num_requests, draft.num_tokens_left // num_steps)
+        draft.decodes, draft.scheduled, checked = self._batch.decode(num_requests, num_steps)
+        draft.num_decode_tokens = len(draft.decodes) * num_steps
+        draft.num_tokens_left -= draft.num_decode_tokens
         for request in checked:
             draft.num_next_blocks += self._batch.lacks_block(request) * self._cache.num_groups
-            if request.num_computed_tokens <= request.num_prompt_tokens:
+            if request.num_computed_tokens - num_steps < request.num_prompt_tokens:
                 draft.num_decode_tokens -= 1
                 self._counters.prompt_tokens += request.is_first_run
         if self._speculation is not None:

@@ -34,7 +34,7 @@ from octavo.protocol.config.pooling import is_computed_whole
 from octavo.protocol.config.prompt_embeds import embedding_bytes, takes_prompt_embeds
 from octavo.protocol.config.speculation import ResolvedSpeculation, check_head_engine, resolve_speculation
 from octavo.protocol.config.stages import resolve_stages
-from octavo.protocol.config.step_limits import resolve_step_limits
+from octavo.protocol.config.step_limits import resolve_scheduler_steps, resolve_step_limits
 from octavo.protocol.config.structured_outputs import resolve_structured_outputs
 from octavo.protocol.config.threads import CoreBinding, resolve_threads
 from octavo.protocol.config.tp_invariance import check_tp_invariance
@@ -166,6 +166,8 @@ class ResolvedConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Directory for files of KV blocks; "": there are none."""
     kv_offloading_disk_bytes: int = 0
     """Most bytes of all files there."""
+    num_scheduler_steps: int = 1
+    """Most decode steps of one plan."""
     kv_offloading_recompute: bool = True
     """Whether what is slower to copy than to compute is computed."""
 
@@ -337,6 +339,9 @@ def resolve(
         full_step_tokens=steps.full_step_tokens,
         decode_interval_tokens=steps.decode_interval_tokens,
         step_time_target_s=steps.step_time_target_s,
+        num_scheduler_steps=resolve_scheduler_steps(
+            config, chosen_device, has_drafts=speculation is not None, is_pooled=facts.pooling is not None
+        ),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         scheduling_policy=config.scheduler.scheduling_policy,
         async_scheduling=config.scheduler.async_scheduling,

@@ -20,6 +20,9 @@ _DEFAULT_DECODE_INTERVAL = {"cpu": 512, "cuda": 0}
 _DEFAULT_STEP_TIME_TARGET = {"cpu": 0.15, "cuda": 0.0}
 """In seconds. Steps of a GPU are shorter anyway."""
 
+_DEFAULT_SCHEDULER_STEPS = 8
+"""On a CPU. More gain little: one plan for eight steps is less than a hundredth of their time (docs/performance.md)."""
+
 _LARGEST_GRAPH = 512
 """Larger decodes take longer to compute than to launch, so a graph would not help."""
 
@@ -73,6 +76,39 @@ def resolve_step_limits(
         step_time_target_s=_or_default(scheduler.step_time_target, time_target),
         max_graph_size=0 if config.device.enforce_eager else largest_graph,
     )
+
+
+def resolve_scheduler_steps(config: EngineConfig, device: DeviceName, *, has_drafts: bool, is_pooled: bool) -> int:
+    """Return how many decode steps one plan may have.
+
+    Args:
+        config: the user's settings.
+        device: where the model runs.
+        has_drafts: whether steps verify drafts.
+        is_pooled: whether the model generates no tokens.
+
+    Raises:
+        ConfigError: the user wants several, and this engine computes one at a time.
+    """
+    requested, parallel = config.scheduler.num_scheduler_steps, config.parallel
+    reasons = {
+        f"on {device}": device != "cpu",
+        "with several pipeline stages": parallel.pipeline_parallel_size > 1,
+        "with experts over several engines": parallel.enable_expert_parallel and parallel.data_parallel_size > 1,
+        "with --speculative-config, which has steps of several tokens": has_drafts,
+        "with logits processors": bool(config.model.logits_processors or config.processor_code),
+        "with a pooling model": is_pooled,
+    }
+    reason = next((reason for reason, is_given in reasons.items() if is_given), None)
+    if reason is None:
+        return requested or _DEFAULT_SCHEDULER_STEPS
+    if (requested or 1) > 1:
+        raise ConfigError(
+            f"num_scheduler_steps ({requested}): {reason} each decode step has a plan of its own",
+            phase="configuration",
+            hint="leave out --num-scheduler-steps",
+        )
+    return 1
 
 
 def _or_default(requested: T | None, default: T) -> T:

@@ -64,6 +64,7 @@ engines = st.fixed_dictionaries(
         "scheduling_policy": st.sampled_from(["fcfs", "priority"]),
         "enable_prefix_caching": st.booleans(),
         "async_scheduling": st.booleans(),
+        "num_scheduler_steps": st.sampled_from([1, 2, 8]),
     }
 ).map(lambda engine: {**engine, "max_model_len": min(90, engine["num_blocks"] * engine["block_size"])})
 

@@ -65,6 +65,7 @@ def core_config(**changes) -> ResolvedConfig:
         "full_step_tokens": 0,
         "decode_interval_tokens": 0,
         "step_time_target_s": 0.0,
+        "num_scheduler_steps": 1,
         "max_num_queued_reqs": 0,
         "max_num_queued_tokens": 0,
     }

@@ -171,6 +171,7 @@ _COMMANDS = [
     ),
     steps.StepPlan(5, [], [], [], [steps.Scheduled(0, 2, 1, 1)], copies_out=[(5, 0), (6, 3)], copies_in=[(1, 5)]),
     steps.StepPlan(6, [], [], [], [steps.Scheduled(0, 2, 1, 1)], num_drafts=3),
+    steps.StepPlan(9, [], [], [], [steps.Scheduled(0, 2, 4, 4)], num_steps=4),
     steps.StepPlan(
         7,
         [],

@@ -186,11 +186,15 @@ class Driver:
         masks: list[TokenMask] | None = None,
         num_drafts: int = 0,
         media: StepMedia | None = None,
+        num_steps: int = 1,
     ) -> StepResult:
-        """Run one step: `chunks` tokens of each slot, by default everything that is known; `draft_tokens` follow."""
+        """Run one step: `chunks` tokens of each slot, by default everything that is known; `draft_tokens` follow.
+
+        With `num_steps` above 1 every request decodes as many tokens.
+        """
         draft_tokens = draft_tokens or {}
         if chunks is None:
-            chunks = {slot: len(r.token_ids) - r.num_computed for slot, r in self.running.items()}
+            chunks = {slot: len(r.token_ids) - r.num_computed + num_steps - 1 for slot, r in self.running.items()}
         chunks = {slot: num_tokens + len(draft_tokens.get(slot, ())) for slot, num_tokens in chunks.items()}
         appended, scheduled = [], []
         new = {request.slot: request for request in self._admitted}
@@ -203,6 +207,7 @@ class Driver:
             if slot not in new and blocks:
                 appended.append(Appended(slot, self._of_groups(blocks)))
             num_samples = 1 + len(draft_tokens[slot]) if slot in draft_tokens else int(end == len(request.token_ids))
+            num_samples = num_steps if num_steps > 1 else num_samples
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, num_samples))
         admitted = [
             Admitted(
@@ -231,6 +236,7 @@ class Driver:
             awaits_masks=masks is not None,
             num_drafts=num_drafts,
             media=media,
+            num_steps=num_steps,
         )
         self._released, self._admitted, self.adapter_loads = [], [], []
         self.sequence += 1

@@ -102,6 +102,22 @@ def test_defaults_on_a_cpu() -> None:
     assert config.served_model_names == ["m"]
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"device": "cuda"}, "on cuda"),
+        ({"pipeline_parallel_size": 2}, "with several pipeline stages"),
+        ({"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}}, "with --speculative-config"),
+        ({"logits_processors": ["a:B"]}, "with logits processors"),
+    ],
+)
+def test_several_steps_share_a_plan_where_that_is_possible(settings: dict[str, Any], message: str) -> None:
+    assert [resolved(num_scheduler_steps=number).num_scheduler_steps for number in (None, 1, 3)] == [8, 1, 3]
+    assert [resolved(num_scheduler_steps=number, **settings).num_scheduler_steps for number in (None, 1)] == [1, 1]
+    with pytest.raises(ConfigError, match=message):
+        resolved(num_scheduler_steps=3, **settings)
+
+
 def test_auto_model_len_is_left_to_the_memory() -> None:
     assert resolved(max_model_len="auto").fits_model_len
     assert resolved(max_model_len=-1).fits_model_len

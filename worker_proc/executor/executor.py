@@ -5,7 +5,6 @@ Decides nothing and sends nothing; the command loop in `worker` does that.
 
 import time
 from collections import deque
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,14 +14,16 @@ from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, pack_ids
-from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, Scheduled, StepPlan, StepResult, StoreBlocks
+from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, StepPlan, StepResult, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints, MediaRows
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.block_files import BlockFiles
 from octavo.worker_proc.cache.block_loader import BlockLoader, ContentStore
 from octavo.worker_proc.cache.host_blocks import HostBlocks
-from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep, PromptChunk
+from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep
+from octavo.worker_proc.executor.multi_step import MultiStep
+from octavo.worker_proc.executor.prompt_chunks import prompt_chunks
 from octavo.worker_proc.executor.repeated import RepeatedDecode
 from octavo.worker_proc.executor.results import StepTimes, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
@@ -102,6 +103,8 @@ class PipelinedExecutor:
         is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and answers
         self._repeater = repeater if is_plain else None
         self._repeated: RepeatedDecode | None = None
+        self._multi_step: MultiStep | None = None
+        """The plan of several steps that is computed now."""
         self._in_flight: deque[InFlightStep] = deque()
         self._last_end_s = 0.0
         self.block_files: BlockFiles | None = None
@@ -137,11 +140,25 @@ class PipelinedExecutor:
                 delivered: the core builds the masks from these.
 
         Blocks until: one of the steps before is over, if too many are in flight; all of them, if a request of this step
-            has a mask or a bad word of several tokens, or if the engine has logits processors.
+            has a mask or a bad word of several tokens, or if the engine has logits processors; all of them and this
+            plan, if it has several steps.
 
         Raises:
             ProtocolError: the plan or the masks do not fit the batch.
         """
+        if plan.num_steps == 1:
+            self._begin(plan, receive_masks)
+            return
+        self.drain()
+        multi_step = self._multi_step = MultiStep(plan, self._batch)
+        for step in multi_step.steps():
+            self._begin(step, receive_masks)
+            self.drain()
+        self._multi_step = None
+        self._deliver(multi_step.result())
+
+    def _begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None:
+        """Begin a plan of one step."""
         started_s = time.perf_counter()
         if self._repeater is not None and self._repeated is not None and self._repeated.moves_on(plan):
             self._repeat(self._repeater, self._repeated, plan, started_s)
@@ -249,10 +266,16 @@ class PipelinedExecutor:
         token_ids = repeater.repeat(decode.samples).token_ids()
         decode.append(token_ids)
         times = self._end_step(started_s, time.perf_counter())
-        self._deliver(
-            StepResult(plan.sequence, pack_ids(token_ids), [], [], elapsed_s=times.elapsed_s, idle_s=times.idle_s)
-        )
-        self.runner.after_step(len(token_ids))
+        result = StepResult(plan.sequence, pack_ids(token_ids), [], [], elapsed_s=times.elapsed_s, idle_s=times.idle_s)
+        self._end_plan(result, len(token_ids))
+
+    def _end_plan(self, result: StepResult, num_tokens: int) -> None:
+        """Deliver the result of a step, or keep it for that of the plan that has several."""
+        if self._multi_step is not None:
+            self._multi_step.add(result)
+        else:
+            self._deliver(result)
+        self.runner.after_step(num_tokens)
 
     def _compute(self, plan: StepPlan, receive_masks: ReceiveMasks, started_s: float) -> InFlightStep:
         batch = self._batch
@@ -266,7 +289,7 @@ class PipelinedExecutor:
         if self._aligner is not None and (traits_R & int(Trait.IS_ALIGNED)).any():
             alignments = self._aligner.align(plan.scheduled, inputs, batch)
         if not self._answers:
-            _append_pending(batch, samples)
+            samples.append_pending(batch)
             return InFlightStep(
                 plan.sequence, started_s, len(inputs.token_ids_T), None, None, (), self.runner.record_event()
             )
@@ -276,7 +299,8 @@ class PipelinedExecutor:
             num_tokens, event = len(inputs.token_ids_T), self.runner.record_event()
             return InFlightStep(plan.sequence, started_s, num_tokens, samples, pooled, (), event)
         reporting = (traits_R & int(Trait.REPORTS_PROMPT_LOGPROBS)).nonzero()[0].tolist()
-        prompts = self._prompt_chunks([(plan.scheduled[place], int(inputs.query_starts[place])) for place in reporting])
+        reported = [(plan.scheduled[place], int(inputs.query_starts[place])) for place in reporting]
+        prompts = prompt_chunks(reported, batch, self.runner)
         output, rounds = None, None
         if len(samples):
             if plan.awaits_masks or (self._in_flight and self._needs_earlier_tokens(samples)):
@@ -296,7 +320,7 @@ class PipelinedExecutor:
             output = self.runner.sample(
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )
-            _append_pending(batch, samples)
+            samples.append_pending(batch)
             if self._repeater is not None and not plan.awaits_masks:
                 self._repeated = RepeatedDecode.of(plan, inputs, samples, batch)
         event = self.runner.record_event()
@@ -324,21 +348,6 @@ class PipelinedExecutor:
     def _change_logits(self, processors: Processors, logits_RV: Tensor, samples: Samples) -> Tensor:
         return processors.apply(logits_RV, [sample.row for sample in samples], self._batch)
 
-    def _prompt_chunks(self, entries: Sequence[tuple[Scheduled, int]]) -> list[PromptChunk]:
-        """Return the logprobs that entries report, given with their first rows."""
-        chunks = [self._prompt_chunk(entry, first_row) for entry, first_row in entries]
-        return [chunk for chunk in chunks if chunk is not None]
-
-    def _prompt_chunk(self, entry: Scheduled, first_row: int) -> PromptChunk | None:
-        """Return the logprobs of the prompt tokens that follow an entry's positions; None: none do."""
-        row = self._batch.rows[entry.slot]
-        end = min(entry.start + entry.num_tokens + 1, row.num_prompt_tokens)
-        token_ids = self._batch.token_ids(row, entry.start + 1, end)
-        if not token_ids:
-            return None
-        found = self.runner.prompt_logprobs(row.sampling.spec, token_ids, first_row, entry.start + 1)
-        return PromptChunk(row.slot, token_ids, found)
-
     def _finish_oldest(self) -> None:
         """Wait for the oldest step, put its tokens into the batch and deliver its result."""
         step = self._in_flight.popleft()
@@ -355,8 +364,7 @@ class PipelinedExecutor:
         if self._drafter is not None and step.entries is not None and step.query_starts is not None:
             drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         times = self._end_step(step.started_s, sampled_s, has_drafts=bool(drafts))
-        self._deliver(step_result(step, token_ids, times, accepted, drafts))
-        self.runner.after_step(step.num_tokens)
+        self._end_plan(step_result(step, token_ids, times, accepted, drafts), step.num_tokens)
 
     def _end_step(self, started_s: float, sampled_s: float, *, has_drafts: bool = False) -> StepTimes:
         """Return the times of a step that ends now."""
@@ -387,12 +395,3 @@ class PipelinedExecutor:
             firsts = samples.draft_tokens.firsts
             batch.end_drafts(samples.slots_N[firsts], samples.admissions_N[firsts])
         return accepted
-
-
-def _append_pending(batch: BatchState, samples: Samples) -> None:
-    """Let the next steps be planned of requests that get one token. How many others get is not known yet."""
-    if samples.draft_tokens is None:
-        batch.append_pending(samples.slots_N, samples.positions_N)
-    else:
-        is_alone_N = samples.draft_tokens.counts_N == 1
-        batch.append_pending(samples.slots_N[is_alone_N], samples.positions_N[is_alone_N])

@@ -139,6 +139,14 @@ class Samples(Sequence[SampledRow]):
         self.num_outputs_N += 1
         self._rows = None
 
+    def append_pending(self, batch: BatchState) -> None:
+        """Let the next steps be planned of requests that get one token. How many others get is not known yet."""
+        if self.draft_tokens is None:
+            batch.append_pending(self.slots_N, self.positions_N)
+        else:
+            is_alone_N = self.draft_tokens.counts_N == 1
+            batch.append_pending(self.slots_N[is_alone_N], self.positions_N[is_alone_N])
+
     def leave_out(self, draws: Sequence[tuple[int, int]]) -> None:
         """Do not make some draws after drafts, given as slots and numbers of drafts, whatever was drafted."""
         for slot, num_draft_tokens in draws:

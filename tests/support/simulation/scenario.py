@@ -159,6 +159,9 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
     engine["speculation"] = None if pooling else _speculation(random.Random(f"speculation {seed}"))
+    engine["num_scheduler_steps"] = 1
+    if pooling is None and engine["speculation"] is None and engine["pipeline_parallel_size"] == 1:
+        engine["num_scheduler_steps"] = random.Random(f"steps of a plan {seed}").choice([1, 2, 3, 8, 8])
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
     duration = num_requests * (step_scale := 0.01) / load

@@ -30,6 +30,7 @@ from octavo.protocol.steps import (
 )
 from simulation.media import SimulatedEncoder, seen
 from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, root_state, vector
+from simulation.multi_step import execute_steps, is_last, is_plain
 
 NULL_BLOCK = -1
 ONE_GROUP = (CacheGroupSpec(num_layers=1, block_bytes=1000),)
@@ -120,6 +121,18 @@ class SimulatedWorker:
         """
         require(plan.sequence == self.next_sequence, f"step {plan.sequence} received, but {self.next_sequence} is next")
         self.next_sequence += 1
+        if plan.num_steps == 1:
+            return self._execute_step(plan, masks)
+        require(is_plain(plan) and self._states is None, "several steps of more than decodes")
+        self._check_size(plan)
+        return execute_steps(plan, self._execute_step, self._ends)
+
+    def _ends(self, slot: int, token_id: int, position: int) -> bool:
+        admitted = self.rows[slot].admitted
+        assert isinstance(admitted.params, SamplingSpec)
+        return is_last(admitted.params, token_id, position + 1 - admitted.num_prompt_tokens)
+
+    def _execute_step(self, plan: StepPlan, masks: Sequence[TokenMask] = ()) -> StepResult:
         faults = self._load_adapters(plan)
         self._change_rows(plan)
         self._copy_blocks(plan)

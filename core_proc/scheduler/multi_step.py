@@ -1,0 +1,41 @@
+"""How many decode steps a plan has.
+
+Between two plans the workers wait for the core, or share their cores with it. A plan of several steps pays that once,
+but whoever comes meanwhile waits until its end. Knows no clock: the times of steps come with their results.
+"""
+
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.protocol.steps import StepResult
+
+MAX_SECONDS = 0.02
+"""What a plan of several steps may take. Streams get its tokens together, and a new request waits for its end."""
+
+
+class MultiStep:
+    """Limits the decode steps of a plan by the measured time of such a step.
+
+    Args:
+        max_steps: of a plan; 1: each step has a plan of its own.
+    """
+
+    def __init__(self, max_steps: int) -> None:
+        self._max_steps = max_steps
+        self._step_s = 0.0
+        self._num_requests = 0
+        """Of the step that took so long; 0: none was measured."""
+
+    def observe(self, record: StepRecord, result: StepResult) -> None:
+        """Learn from a step that has been executed."""
+        if record.num_decode_tokens == record.num_tokens and not record.draft_tokens:
+            self._step_s = result.elapsed_s / max(result.counts, default=1)
+            self._num_requests = len(record.requests)
+
+    def max_steps(self, num_requests: int) -> int:
+        """Return how many decode steps of this many requests may share a plan.
+
+        One, if steps of so many have not been measured: they take longer than those of fewer.
+        """
+        if self._max_steps == 1 or not 0 < num_requests <= self._num_requests:
+            return 1
+        num_in_time = MAX_SECONDS / self._step_s if self._step_s > 0.0 else self._max_steps
+        return max(1, min(self._max_steps, int(num_in_time)))

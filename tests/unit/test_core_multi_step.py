@@ -1,0 +1,147 @@
+"""Plans of several decode steps: when they are made, and that outputs are those of single steps."""
+
+import random
+
+import pytest
+from core_fakes import FakeEngine
+
+from octavo.core_proc.scheduler.delta import StepRecord
+from octavo.core_proc.scheduler.multi_step import MAX_SECONDS, MultiStep
+from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.events import Failed
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.steps import NO_TOKEN, StepResult
+
+WINDOWS = (
+    CacheGroupSpec(kind="full", num_layers=1, block_bytes=1000),
+    CacheGroupSpec(kind="window", window=5, num_layers=1, block_bytes=1000),
+)
+STATES = (*WINDOWS, CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000))
+
+
+def steps(engine: FakeEngine) -> list[int]:
+    return [plan.num_steps for plan in engine.plans]
+
+
+def run_random(engine: FakeEngine, seed: int, aborts: bool = True) -> dict[str, list[int]]:
+    rng, events = random.Random(seed), random.Random(seed)
+    for index in range(20):
+        prompt = [rng.randrange(1, 50) for _ in range(rng.randint(1, 20))]
+        fields = {"logprobs": 1} if rng.random() < 0.3 else {}
+        if rng.random() < 0.5:
+            fields |= {"stop_token_ids": tuple(rng.sample(range(1, 50), 4)), "min_tokens": rng.randint(0, 6)}
+        engine.submit(f"r{index}", prompt, rng.randint(1, 30), seed=index, **fields)
+        for _ in range(events.choice([0, 1, 3, 30])):
+            if engine.scheduler.has_requests:
+                engine.turn()
+        if aborts and events.random() < 0.1:
+            engine.abort(f"r{events.randrange(index + 1)}")
+        if aborts and events.random() < 0.05:
+            engine.replace_worker()
+    engine.run()
+    return {name: output.token_ids for name, output in engine.outputs.items() if output.end.reason.name != "ABORT"}
+
+
+@pytest.mark.parametrize(("num_blocks", "groups", "is_async"), [(64, WINDOWS[:1], True), (40, WINDOWS, False)])
+def test_outputs_are_those_of_single_steps(num_blocks, groups, is_async) -> None:
+    engine = FakeEngine(num_blocks, groups, num_scheduler_steps=4, async_scheduling=is_async)
+    plain = FakeEngine(64, groups, async_scheduling=is_async)
+    for seed in range(3):
+        found, wanted = run_random(engine, seed), run_random(plain, seed, aborts=False)
+        assert len(found) > 12
+        assert found == {name: wanted[name] for name in found}
+        for name in found:
+            assert engine.outputs[name].logprobs == plain.outputs[name].logprobs
+    assert {1, 4} <= set(steps(engine)) <= {1, 2, 3, 4}
+
+
+def test_a_lone_request_gets_several_tokens_per_plan_and_not_one_too_many() -> None:
+    engine = FakeEngine(num_scheduler_steps=4)
+    engine.submit("a", [1, 2, 3], 12)
+    engine.run()
+    # Behind the prompt a step is planned, and another one before that is measured.
+    assert steps(engine) == [1, 1, 1, 4, 4, 1]
+    assert len(engine.outputs["a"].token_ids) == 12
+    assert len(engine.plans[-1].scheduled) == 1
+
+
+def test_nothing_is_planned_beside_several_steps() -> None:
+    engine = FakeEngine(num_scheduler_steps=4)
+    engine.submit("a", [1, 2, 3], 30)
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    assert not engine.scheduler.may_plan(2)
+    engine.submit("b", [4, 5], 30)
+    assert not engine.scheduler.may_plan(2)
+    engine.commit()
+    engine.plan()
+    assert [part.num_tokens for part in engine.plans[-1].scheduled] == [1, 2], "both share the next step"
+    engine.abort("a")
+    engine.run()
+    assert len(engine.outputs["b"].token_ids) == 30
+
+
+def test_a_stop_token_ends_the_steps_if_no_other_request_goes_on() -> None:
+    alone = FakeEngine(num_scheduler_steps=8)
+    token_ids = alone.submit("a", [1, 2, 3], 20).token_ids
+    alone.run()
+    position = next(place for place in range(5, 20) if token_ids[place] not in token_ids[:place])
+    engine = FakeEngine(num_scheduler_steps=8)
+    output = engine.submit("a", [1, 2, 3], 20, stop_token_ids=(token_ids[position],))
+    engine.run()
+    assert output.token_ids == token_ids[: position + 1]
+    assert output.end.stop_token_id == token_ids[position]
+    assert engine.scheduler.counters.generation_tokens == position + 1
+
+
+def test_one_step_while_a_request_needs_masks_or_waits() -> None:
+    engine = FakeEngine(num_scheduler_steps=4, max_num_seqs=1)
+    engine.submit("a", [1, 2, 3], 12)
+    engine.submit("b", [1, 2, 3], 12)
+    while "a" in {request.request_id for request in engine.scheduler.running} or not engine.plans:
+        engine.turn()
+    assert set(steps(engine)) == {1}, "b waits for the slot of a"
+    engine.run()
+    assert 4 in steps(engine)
+
+
+def test_one_step_with_recurrent_states_or_without_blocks() -> None:
+    engine = FakeEngine(64, STATES, num_scheduler_steps=4)
+    engine.submit("a", [1, 2, 3], 12)
+    engine.run()
+    assert set(steps(engine)) == {1}
+    # Five blocks of four tokens: what fits into the fifth may be planned at once, what needs a sixth is preempted.
+    engine = FakeEngine(5, num_scheduler_steps=8, max_model_len=20)
+    engine.submit("a", [1, 2, 3], 17)
+    engine.submit("b", [4, 5, 6], 4)
+    engine.run()
+    assert [len(engine.outputs[name].token_ids) for name in "ab"] == [17, 4]
+
+
+def test_a_request_without_numbers_keeps_what_came_before() -> None:
+    engine = FakeEngine(num_scheduler_steps=4)
+    output = engine.submit("a", [1, 2, 3], 30)
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    result, known = engine._results.popleft(), list(output.token_ids)
+    engine._results.append(StepResult(result.sequence, pack_ids([7, 8, NO_TOKEN]), [], [], counts=[3]))
+    engine.commit()
+    assert output.token_ids == [*known, 7, 8]
+    assert isinstance(output.end, Failed)
+
+
+def measured(multi_step: MultiStep, num_requests: int, elapsed_s: float, num_steps: int = 1) -> MultiStep:
+    num_tokens = num_requests * num_steps
+    record = StepRecord(0, [None] * num_requests, [], [], [], False, num_tokens, num_tokens)  # type: ignore[list-item]
+    multi_step.observe(record, StepResult(0, pack_ids([]), [], [], elapsed_s, [num_steps] * num_requests))
+    return multi_step
+
+
+@pytest.mark.parametrize(
+    ("step_s", "num_steps"), [(MAX_SECONDS * 2, 1), (MAX_SECONDS / 3.5, 3), (MAX_SECONDS / 100, 8), (0.0, 8)]
+)
+def test_as_many_steps_as_fit_into_the_time(step_s: float, num_steps: int) -> None:
+    assert MultiStep(8).max_steps(1) == 1, "no step was measured"
+    multi_step = measured(MultiStep(8), 2, 3 * step_s, 3)
+    assert [multi_step.max_steps(num_requests) for num_requests in (0, 1, 2, 3)] == [1, num_steps, num_steps, 1]
+    assert measured(MultiStep(1), 2, step_s).max_steps(2) == 1

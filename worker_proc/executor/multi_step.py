@@ -1,0 +1,69 @@
+"""Plans of several decode steps, which the workers take apart. The executor computes one step after another."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+from octavo.protocol.events import TokenLogprobs
+from octavo.protocol.ids import pack_ids
+from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import NO_TOKEN, Scheduled, StepPlan, StepResult
+from octavo.worker_proc.batch.state import BatchState
+
+
+class MultiStep:
+    """The steps of one plan, and their results.
+
+    Args:
+        plan: of several steps.
+        batch: of its requests.
+    """
+
+    def __init__(self, plan: StepPlan, batch: BatchState) -> None:
+        self._plan = plan
+        self._batch = batch
+        self._results: list[StepResult] = []
+        self._running: set[int] = set(range(len(plan.scheduled)))
+        """Places of the requests that no token has ended."""
+
+    def steps(self) -> Iterator[StepPlan]:
+        """Iterate over a plan for each step, the first with all changes; ends when no request needs another one.
+
+        Call `add` with the result of each before the next.
+        """
+        plan = self._plan
+        for index in range(plan.num_steps):
+            scheduled = [Scheduled(entry.slot, entry.start + index, 1, 1) for entry in plan.scheduled]
+            if index == 0:
+                yield msgspec.structs.replace(plan, scheduled=scheduled, num_steps=1)
+            elif self._running:
+                yield StepPlan(plan.sequence, [], [], [], scheduled)
+
+    def add(self, result: StepResult) -> None:
+        """Take the result of a step."""
+        self._results.append(result)
+        for place in list(self._running):
+            entry, token_id = self._plan.scheduled[place], result.token_ids[place]
+            row = self._batch.rows[entry.slot]
+            num_outputs = entry.start + len(self._results) + 1 - row.num_prompt_tokens
+            if token_id == NO_TOKEN or is_stop_token(row.sampling.spec, token_id, num_outputs):
+                self._running.discard(place)
+
+    def result(self) -> StepResult:
+        """Return the result of the plan: the tokens of the first request, then those of the second one, and so on."""
+        results, places = self._results, range(len(self._plan.scheduled))
+        logprobs: list[TokenLogprobs | None] = []
+        if any(one.logprobs for one in results):
+            logprobs = [one.logprobs[place] if one.logprobs else None for place in places for one in results]
+        return msgspec.structs.replace(
+            results[0],
+            token_ids=pack_ids([one.token_ids[place] for place in places for one in results]),
+            logprobs=logprobs,
+            counts=[len(results)] * len(places),
+            elapsed_s=sum(one.elapsed_s for one in results) + sum(one.idle_s for one in results[1:]),
+        )
+
+
+def is_stop_token(spec: SamplingSpec, token_id: int, num_outputs: int) -> bool:
+    """Return whether a token ends a request, which has this many outputs with it; the core decides by the same rule."""
+    return num_outputs > spec.min_tokens and (token_id in spec.eos_token_ids or token_id in spec.stop_token_ids)
