@@ -209,25 +209,10 @@ class Driver:
             num_samples = 1 + len(draft_tokens[slot]) if slot in draft_tokens else int(end == len(request.token_ids))
             num_samples = num_steps if num_steps > 1 else num_samples
             scheduled.append(Scheduled(slot, request.num_computed, num_tokens, num_samples))
-        admitted = [
-            Admitted(
-                r.slot,
-                f"r{r.slot}",
-                pack_ids(r.token_ids),
-                r.num_prompt_tokens,
-                self._of_groups(r.block_ids),
-                r.sampling,
-                embed_spans=r.embeds.spans if r.embeds else [],
-                adapter_slot=r.adapter_slot,
-                grids=r.grids,
-                both_ways_spans=r.both_ways_spans,
-            )
-            for r in self._admitted
-        ]
         plan = StepPlan(
             self.sequence,
             self._released,
-            admitted,
+            [self._admission(request) for request in self._admitted],
             appended,
             scheduled,
             prompt_embeds=step_embeds(self.running, scheduled),
@@ -243,6 +228,20 @@ class Driver:
         result = self.executor.execute(plan, *([lambda: masks] if masks is not None else []))
         self._keep(plan, result)
         return result
+
+    def _admission(self, request: Running) -> Admitted:
+        return Admitted(
+            request.slot,
+            f"r{request.slot}",
+            pack_ids(request.token_ids),
+            request.num_prompt_tokens,
+            self._of_groups(request.block_ids),
+            request.sampling,
+            embed_spans=request.embeds.spans if request.embeds else [],
+            adapter_slot=request.adapter_slot,
+            grids=request.grids,
+            both_ways_spans=request.both_ways_spans,
+        )
 
     def run(self, num_steps: int) -> None:
         """Run some steps of everything that is known."""
