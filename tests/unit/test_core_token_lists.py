@@ -119,7 +119,8 @@ def test_a_request_fails_if_one_of_its_tokens_is_none() -> None:
     engine.submit("good", PROMPT[1:], 20)
     engine.draft("bad", "good")
     engine.take([1, NO_TOKEN, 3, 4], [2, 2])
-    failed, tokens = engine.events
+    sent, failed, tokens = engine.events
+    assert (sent.request_id, sent.token_ids) == ("bad", [1]), "what came before it is sound"
     assert isinstance(failed, Failed) and failed.kind is FailureKind.INTERNAL
     assert (tokens.request_id, tokens.token_ids) == ("good", [3, 4])
 
