@@ -64,14 +64,14 @@ async def num_losses(client: AsyncClient) -> int:
     return sum((await client.engine_stats()).worker_failures.values())
 
 
-async def kill_worker(client: AsyncClient) -> None:
+async def kill_worker(client: AsyncClient, rank: int) -> None:
     """Returns when the core has noticed: requests that begin now find nothing that the worker had."""
     before = await num_losses(client)
 
     async def is_noticed() -> bool:
         return await num_losses(client) > before
 
-    os.kill(worker_of(client), signal.SIGKILL)
+    os.kill(worker_of(client, rank), signal.SIGKILL)
     await until(is_noticed)
 
 
@@ -156,8 +156,18 @@ def test_equal_prompts_are_computed_once(root: Path) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("name", ["mamba2", "granite-hybrid-dense"])
-def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
+TWO_RANKS, TWO_STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [
+        pytest.param("mamba2", TWO_STAGES, id="mamba2, two stages"),
+        pytest.param("granite-hybrid-dense", TWO_RANKS, id="hybrid, two ranks", marks=pytest.mark.long),
+        pytest.param("granite-hybrid-dense", {}, id="hybrid", marks=pytest.mark.long),
+    ],
+)
+def test_checkpoints_come_back_from_host_memory(name: str, workers: dict[str, int], root: Path) -> None:
     """The four slots of one request hold no checkpoint of the first prompts; a worker that dies loses all of them."""
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, logprobs=1, ignore_eos=True)
     prompts = [Ask((*range(5 + first, 305 + first),), params) for first in range(5)]
@@ -168,7 +178,7 @@ def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
             return await ask_one_by_one(client, prompts)
 
     async def in_turn() -> list[Any]:
-        async with AsyncClient.launch(path, **{**SETTINGS, "max_num_seqs": 1}, **offloading) as client:
+        async with AsyncClient.launch(path, **{**SETTINGS, "max_num_seqs": 1}, **offloading, **workers) as client:
             results, num_hits = [], 0
             for is_new in (True, False, True, False):
                 results.append(await ask_one_by_one(client, prompts))
@@ -176,23 +186,26 @@ def test_checkpoints_come_back_from_host_memory(name: str, root: Path) -> None:
                 num_loaded, num_hits = stats.external_prefix_cache_hits - num_hits, stats.external_prefix_cache_hits
                 assert num_loaded == (0 if is_new else 5 * 256)
                 if not is_new:
-                    await kill_worker(client)
+                    await kill_worker(client, rank=len(workers))
             return results
 
     assert asyncio.run(in_turn()) == [asyncio.run(alone())] * 4
 
 
 @pytest.mark.parametrize(
-    ("name", "is_connector"),
+    ("name", "is_connector", "workers"),
     [
-        ("granite-hybrid-dense", False),
-        pytest.param("granite-hybrid-dense", True, marks=pytest.mark.long),
-        pytest.param("mamba2", False, marks=pytest.mark.long),
-        pytest.param("mamba2", True, marks=pytest.mark.long),
+        pytest.param("granite-hybrid-dense", False, TWO_RANKS, id="hybrid, two ranks"),
+        pytest.param("granite-hybrid-dense", False, TWO_STAGES, id="hybrid, two stages", marks=pytest.mark.long),
+        pytest.param("granite-hybrid-dense", True, TWO_RANKS, id="hybrid, connector", marks=pytest.mark.long),
+        pytest.param("mamba2", False, {}, id="mamba2", marks=pytest.mark.long),
+        pytest.param("mamba2", True, TWO_STAGES, id="mamba2, connector", marks=pytest.mark.long),
     ],
 )
-def test_checkpoints_come_back_from_files(name: str, is_connector: bool, root: Path, tmp_path: Path) -> None:
-    """After the workers died, after a restart, and as far as no file is torn."""
+def test_checkpoints_come_back_from_files(
+    name: str, is_connector: bool, workers: dict[str, int], root: Path, tmp_path: Path
+) -> None:
+    """After a worker died, after a restart, and as far as no file of the last rank is torn."""
     params = SamplingParams(max_tokens=20, temperature=1.0, seed=1, logprobs=1, ignore_eos=True)
     prompts = [Ask((*range(5 + first, 305 + first),), params) for first in range(3)]
     path, files = str(tiny(name, root)), {"kv_offloading_path": str(tmp_path), "kv_offloading_recompute": False}
@@ -210,7 +223,7 @@ def test_checkpoints_come_back_from_files(name: str, is_connector: bool, root: P
         return (await client.engine_stats()).external_prefix_cache_hits - before
 
     async def with_files(*, dies: bool) -> int:
-        async with AsyncClient.launch(path, **{**SETTINGS, "max_num_seqs": 2}, **files) as client:
+        async with AsyncClient.launch(path, **{**SETTINGS, "max_num_seqs": 2}, **files, **workers) as client:
 
             async def are_all_in_files() -> bool:
                 # What the worker has not written when it dies is computed again.
@@ -219,14 +232,15 @@ def test_checkpoints_come_back_from_files(name: str, is_connector: bool, root: P
             num_found = await ask_each(client)
             if dies:
                 await until(are_all_in_files)
-                await kill_worker(client)
+                await kill_worker(client, rank)
                 num_found = await ask_each(client)
             return num_found
 
-    expected = asyncio.run(alone())
+    expected, rank = asyncio.run(alone()), len(workers)
     assert asyncio.run(with_files(dies=True)) == 3 * 256
     assert asyncio.run(with_files(dies=False)) == 3 * 256
-    packs = sorted(each for each in tmp_path.rglob("*") if each.is_file() and each.suffix not in (".py", ".pyc"))
+    packs = [*tmp_path.glob(f"*/*/{rank}/*/*"), *tmp_path.glob(f"blocks/*-{rank}")]
+    assert packs
     for pack in packs:
         os.truncate(pack, pack.stat().st_size - 1)
     assert asyncio.run(with_files(dies=False)) == 0
