@@ -239,7 +239,7 @@ def test_checkpoints_come_back_from_files(
     expected, rank = asyncio.run(alone()), len(workers)
     assert asyncio.run(with_files(dies=True)) == 3 * 256
     assert asyncio.run(with_files(dies=False)) == 3 * 256
-    packs = [*tmp_path.glob(f"*/*/{rank}/*/*"), *tmp_path.glob(f"blocks/*-{rank}")]
+    packs = [*tmp_path.glob(f"*/*/{rank}/*/*"), *(tmp_path / "blocks").rglob(f"*-{rank}")]
     assert packs
     for pack in packs:
         os.truncate(pack, pack.stat().st_size - 1)
