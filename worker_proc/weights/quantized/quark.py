@@ -185,7 +185,7 @@ def _rows(section: Any, where: str) -> RowType | None:
         logger.warning(
             "the checkpoint asks for activations of type %s%s, which octavo does not have: it computes as if nothing "
             "were said about activations",
-            *(kind, "" if config.get("symmetric", True) else " with zero points"),
+            *(kind, " with zero points" if config.get("symmetric") is False else ""),
         )
         return None
     if not is_dynamic and config["qscheme"] != "per_tensor":
