@@ -47,6 +47,8 @@ class Timing:
     """Of the whole video."""
     indices: Sequence[int]
     """Those that are read, in order."""
+    duration_s: float | None = None
+    """Of the whole video; None: it is not known."""
 
     @property
     def read_fps(self) -> float:
@@ -78,7 +80,8 @@ def choose_frames(num_frames: int, fps: float, most: int, wanted_fps: float) -> 
     if wanted_fps > 0:
         count = max(1, math.floor(min(count, num_frames / fps * wanted_fps)))
     step = (num_frames - 1) / (count - 1) if count > 1 else 0.0
-    return Timing(fps, num_frames, [min(int(place * step + 1e-9), num_frames - 1) for place in range(count)])
+    indices = [min(int(place * step + 1e-9), num_frames - 1) for place in range(count)]
+    return Timing(fps, num_frames, indices, num_frames / fps)
 
 
 class ClipFile:
@@ -110,19 +113,17 @@ class ClipFile:
         if not self.num_frames:
             raise ClipError("it has no frames")
 
-    def choose(self, most: int, wanted_fps: float) -> Timing:
-        """Return which frames are read: see `choose_frames`.
+    def check(self, timing: Timing) -> None:
+        """Check which frames are read.
 
         Raises:
             ClipError: they are too many.
         """
-        timing = choose_frames(self.num_frames, self.fps, most, wanted_fps)
         if (count := len(timing.indices)) > self._limits.max_frames:
             raise ClipError(
                 f"{count} of its frames would be read, and the limit is {self._limits.max_frames} "
                 "(--max-video-frames): ask for fewer with num_frames or fps"
             )
-        return timing
 
     def pictures(self, timing: Timing) -> "Iterator[Image]":
         """Yield the chosen frames in RGB, turned as they are shown.

@@ -99,6 +99,7 @@ def _of_videos(config: ResolvedConfig) -> VideoSetup:
         media.max_video_frames,
         media.video_frames,
         media.video_fps,
+        facts.architecture,
         config.max_model_len,
         media.max_item_tokens,
         facts.hf_config["vision_config"].get("tokens_per_second", 4) if has_times else 0.0,
@@ -133,7 +134,7 @@ KINDS: dict[Kind, MediaKind] = {
         empty=_empty_picture,
     ),
     "video": MediaKind(
-        "octavo.frontend.media.qwen_video",
+        "octavo.frontend.media.videos",
         "videos need pip install 'octavo[video]', and the model's processor files",
         _of_videos,
         video_job,

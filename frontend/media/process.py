@@ -12,6 +12,7 @@ from octavo.frontend.media.phi4 import ARCHITECTURE, Phi4Images
 from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.result import result_alone, result_of
+from octavo.frontend.media.smolvlm import allow_smolvlm
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_torch import leave_out_torch, leave_out_videos
 
@@ -41,6 +42,7 @@ class ImageProcessor:
         transformers.logging.set_verbosity_error()
         leave_out_videos()
         allow_pixtral()
+        allow_smolvlm()
         PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
         self._setup = setup
         kind = transformers.AutoImageProcessor if setup.is_alone else transformers.AutoProcessor

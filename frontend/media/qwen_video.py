@@ -1,11 +1,6 @@
-"""Decodes videos of requests and makes patches of their frames, in a process that may be killed: those of Qwen-VL.
-
-The processors of videos of `transformers` need torch and torchvision. What they compute is what the model's processor
-of images computes for each frame, but a patch has the pixels of several frames, and videos have sizes of their own.
-"""
+"""Videos of Qwen-VL: patches that have the pixels of several frames."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -14,26 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from octavo.frontend.media.child import Decoder, serve
-from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, Limits, Timing
+from octavo.frontend.media.frames import ClipError, Timing
 from octavo.frontend.media.result import result_of
-from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
-from octavo.frontend.media.without_torch import leave_out_torch
-from octavo.protocol.buffers import MAX_BUFFERS_BYTES
+from octavo.frontend.media.videos import VideoProcessor, read_settings
+from octavo.frontend.media.wire import Result, VideoSetup
 from octavo.protocol.media import MAX_POSITIONS
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 KNOWN_KWARGS = ("fps", "max_pixels", "min_pixels", "num_frames", "size")
-"""Of requests."""
-DEFAULT_FPS = 24.0
-"""Of frames whose caller does not tell, as in `transformers`."""
-BYTES_PER_PIXEL = 32
-"""Memory that decoding a frame takes, at most: the reference frames of codecs and some copies."""
-SPARE_BYTES = 2**29
-_COPIES = 4
-"""Of all patches of a video, at most."""
+"""Of servers and requests."""
 _MAX_ASPECT = 200
 
 
@@ -117,29 +103,20 @@ class ClipSettings:
         return rows * side, columns * side
 
 
-class VideoProcessor:
-    """The processor of one model."""
+class QwenVideos(VideoProcessor):
+    """The processor of one model; see `VideoProcessor`."""
+
+    known_kwargs = KNOWN_KWARGS
 
     def __init__(self, setup: VideoSetup) -> None:
-        """Load it.
-
-        Raises:
-            ImportError: PyAV or Pillow is missing.
-            OSError, ValueError: the files of the processor are missing or invalid.
-        """
-        leave_out_torch()
-        import av
+        super().__init__(setup)
         import transformers
         from transformers.image_utils import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
         from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-        av.logging.set_level(av.logging.PANIC)
-        transformers.logging.set_verbosity_error()
         settings = read_settings(Path(setup.processor_path))
         whole = {"image_mean": IMAGENET_STANDARD_MEAN, "image_std": IMAGENET_STANDARD_STD}
         kept = ("do_rescale", "do_normalize", "rescale_factor", "image_mean", "image_std")
-        _check_kwargs(setup.processor_kwargs)
-        self._setup = setup
         self._settings = ClipSettings.read(settings, is_whole=setup.has_timestamps).with_kwargs(setup.processor_kwargs)
         self._frames: Any = Qwen2VLImageProcessorPil(
             do_resize=False,
@@ -154,79 +131,27 @@ class VideoProcessor:
         self.placeholder_id = setup.token_id
         self.placeholder: str = self._tokenizer.convert_ids_to_tokens(setup.token_id)
 
-    def process(self, job: VideoJob) -> Result:
-        """Return the patches of a video."""
-        try:
-            _check_kwargs(job.processor_kwargs)
-            settings = self._settings.with_kwargs(job.processor_kwargs)
-            return self._of_file(job, settings) if job.size is None else self._of_frames(job, settings)
-        except (ClipError, ValueError) as error:
-            return Result(str(error))
+    @property
+    def bytes_per_row(self) -> int:
+        """See `VideoProcessor`."""
+        return self._settings.bytes_per_row
 
-    def _of_file(self, job: VideoJob, settings: ClipSettings) -> Result:
-        limits = Limits(self._setup.max_pixels, self._setup.max_seconds, self._setup.max_frames)
-        file = ClipFile(job.data, limits)
-        while True:
-            timing = file.choose(*self._sampling(job.processor_kwargs))
-            self._check_rows(settings, len(timing.indices), file.height, file.width)  # before anything is decoded
-            try:
-                return self._result(settings, timing, file.pictures(timing))
-            except FewerFramesError as error:
-                file.num_frames = error.num_frames
-
-    def _of_frames(self, job: VideoJob, settings: ClipSettings) -> Result:
-        from PIL import Image
-
-        assert job.size is not None, "frames have one"
-        if sampling := job.processor_kwargs.keys() & {"num_frames", "fps"}:
-            raise ClipError(f"mm_processor_kwargs has {', '.join(sorted(sampling))}, and all given frames are read")
-        num_frames, height, width = job.size
-        self._check_rows(settings, num_frames, height, width)
-        length = height * width * 3
-        parts = [job.data[place * length : (place + 1) * length] for place in range(num_frames)]
-        pictures = [Image.frombytes("RGB", (width, height), part) for part in parts]
-        return self._result(settings, Timing(job.fps or DEFAULT_FPS, job.num_total, job.indices), pictures)
-
-    def _sampling(self, kwargs: Mapping[str, Any]) -> tuple[int, float]:
-        """Return how many frames are read at most (-1: all), and in a second (0: it does not matter).
-
-        Raises:
-            ClipError: these are no such numbers.
-        """
-        own: dict[str, Any] = {"num_frames": self._setup.num_frames, "fps": self._setup.fps}
-        for source in (self._setup.processor_kwargs, kwargs):
-            own |= {key: source[key] for key in own if source.get(key) is not None}
-        most, fps = own["num_frames"], own["fps"]
-        if type(most) is not int or (most < 1 and most != -1):
-            raise ClipError(f"num_frames is {most!r}; expected a positive integer, or -1 for all")
-        if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps):
-            raise ClipError(f"fps is {fps!r}; expected a number")
-        return most, float(fps)
-
-    def _check_rows(self, settings: ClipSettings, num_frames: int, height: int, width: int) -> None:
+    def rows_of_frames(self, num_frames: int, height: int, width: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
+        """See `VideoProcessor`."""
+        settings = self._settings.with_kwargs(kwargs)
         rows, columns = settings.size_of(num_frames, height, width)
-        each, num_groups = rows * columns // settings.side**2, -(-num_frames // settings.frames_per_patch)
-        if each > self._setup.max_part_rows:
-            raise ClipError(
-                f"{settings.frames_per_patch} of its frames have {each} tokens, and the limit is "
-                f"{self._setup.max_part_rows}: ask for fewer pixels with max_pixels of mm_processor_kwargs "
-                "(--max-num-encoder-tokens and --encoder-cache-tokens limit it)"
-            )
-        most = min(self._setup.max_rows, MAX_BUFFERS_BYTES // settings.bytes_per_row)
-        if each * num_groups > most:
-            reason = "--max-model-len" if most == self._setup.max_rows else f"{MAX_BUFFERS_BYTES} bytes of pixels"
-            raise ClipError(
-                f"it has {each * num_groups} tokens, and the limit is {most} ({reason}): ask for fewer frames or "
-                "pixels with num_frames, fps and max_pixels of mm_processor_kwargs"
-            )
+        each = rows * columns // settings.side**2
+        return each, each * -(-num_frames // settings.frames_per_patch)
 
-    def _result(self, settings: ClipSettings, timing: Timing, pictures: "Iterable[Image]") -> Result:
+    def result(self, timing: Timing, pictures: "Iterable[Image]", kwargs: Mapping[str, Any]) -> Result:
+        """See `VideoProcessor`."""
+        settings = self._settings.with_kwargs(kwargs)
         size: tuple[int, int] | None = None
         patches, group = [], list[Any]()
         for picture in _padded(pictures, settings.frames_per_patch):
             if size is None:
                 frame_size = len(timing.indices), picture.height, picture.width
-                self._check_rows(settings, *frame_size)  # a header may not tell the truth
+                self.check_rows(*frame_size, kwargs)  # a header may not tell the truth
                 size = settings.size_of(*frame_size)
             group.append(self._patches(picture, size))
             if len(group) == settings.frames_per_patch:
@@ -257,7 +182,7 @@ class VideoProcessor:
 
     def _text(self, settings: ClipSettings, timing: Timing, grid: list[int]) -> str:
         """Return the text that stands for a video: in Qwen3-VL, the time of each group of frames comes before it."""
-        if not self._setup.has_timestamps:
+        if not self.setup.has_timestamps:
             return self.placeholder * math.prod(grid)
         indices, step = list(timing.indices), settings.frames_per_patch
         indices += indices[-1:] * (-len(indices) % step)
@@ -270,21 +195,12 @@ class VideoProcessor:
 
     def _frame_step(self, settings: ClipSettings, timing: Timing) -> float:
         """Return the positions from one group of frames to the next."""
-        if not self._setup.tokens_per_second:
+        if not self.setup.tokens_per_second:
             return 1.0
-        step = np.float32(self._setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
+        step = np.float32(self.setup.tokens_per_second) * np.float32(settings.frames_per_patch / timing.read_fps)
         if -(-len(timing.indices) // settings.frames_per_patch) * step > MAX_POSITIONS:
             raise ClipError(f"it has {timing.read_fps:g} frames in a second, too few for the model's positions")
         return float(step)
-
-
-def _check_kwargs(kwargs: Mapping[str, Any]) -> None:
-    """Raise ValueError for arguments of a server or a request that are unknown."""
-    if unknown := kwargs.keys() - set(KNOWN_KWARGS):
-        raise ValueError(
-            f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know {', '.join(KNOWN_KWARGS)}: put "
-            "arguments of images into images_kwargs"
-        )
 
 
 def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":
@@ -295,31 +211,3 @@ def _padded(pictures: "Iterable[Image]", multiple: int) -> "Iterator[Image]":
         yield last
     if last is not None:
         yield from itertools.repeat(last, -count % multiple)
-
-
-def read_settings(home: Path) -> dict[str, Any]:
-    """Return the settings of a model's processor of videos, from the first file that has some.
-
-    Raises:
-        OSError: there is none.
-        ValueError: a file is not JSON.
-    """
-    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
-        if (home / name).is_file():
-            found = json.loads((home / name).read_text(encoding="utf-8"))
-            own: dict[str, Any] = found.get("video_processor", {}) if name == "processor_config.json" else found
-            if own:
-                return own
-    raise FileNotFoundError(f"{home} has no video_preprocessor_config.json")
-
-
-def _load(setup: VideoSetup) -> Decoder:
-    processor = VideoProcessor(setup)
-    settings = processor._settings
-    patch_bytes = min(setup.max_rows * settings.bytes_per_row, MAX_BUFFERS_BYTES)
-    num_bytes = setup.max_pixels * BYTES_PER_PIXEL + patch_bytes * _COPIES + SPARE_BYTES
-    return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
-
-
-if __name__ == "__main__":
-    serve(VideoSetup, VideoJob, _load, Result)

@@ -38,9 +38,11 @@ class VideoSetup(msgspec.Struct, array_like=True):
     max_frames: int
     """That are read of a video."""
     num_frames: int
-    """That are read unless a request has another number; -1: all."""
+    """That are read unless a request has another number; -1: all; 0: as the model does."""
     fps: float
     """That are read of a second, at most `num_frames`; 0 or less: `num_frames`."""
+    architecture: str
+    """See `MediaFacts`."""
     max_rows: int
     """Of a video."""
     max_part_rows: int

@@ -32,7 +32,7 @@ ARCHITECTURES = (
     "Qwen3VLMoeForConditionalGeneration",
 )
 """Those whose vision towers octavo has."""
-VIDEO_ARCHITECTURES = tuple(name for name in ARCHITECTURES if name.startswith("Qwen"))
+VIDEO_ARCHITECTURES = tuple(name for name in ARCHITECTURES if name.startswith(("Qwen", "LlavaOnevision", "SmolVLM")))
 """Those among them that read videos too."""
 AUDIO_ARCHITECTURES = (
     "Qwen2AudioForConditionalGeneration",
@@ -216,7 +216,8 @@ def _kinds(architecture: str, hf_config: dict[str, Any]) -> list[Kind]:
     kinds: list[Kind] = []
     if architecture in ARCHITECTURES:
         kinds.append("image")
-    if architecture in VIDEO_ARCHITECTURES and "video_token_id" in hf_config:
+    is_named = "video_token_id" in hf_config or "video_token_index" in hf_config
+    if architecture in VIDEO_ARCHITECTURES and (is_named or architecture.startswith("SmolVLM")):
         kinds.append("video")
     if architecture in AUDIO_ARCHITECTURES:
         kinds.append("audio")
@@ -255,6 +256,8 @@ def _token_id(hf_config: dict[str, Any], kind: Kind, vocab_size: int) -> int:
     if hf_config.get("model_type") == "phi4_multimodal":
         section, usual = ("vision_config", 200010) if kind == "image" else ("audio_config", 200011)
         hf_config = {f"{kind}_token_id": usual, **(hf_config.get(section) or {})}
+    if kind == "video" and hf_config.get("model_type") == "smolvlm":
+        kind = "image"  # frames are images
     key = f"{kind}_token_index"
     token_id = hf_config.get(f"{kind}_token_id", hf_config.get(key))
     if type(token_id) is not int or not 0 <= token_id < vocab_size:

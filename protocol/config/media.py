@@ -136,7 +136,7 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
         Meta(
             description='JSON: which frames of a video file are read: {"video": {"num_frames": 32, "fps": 2}}. They '
             "are at equal distances, at most num_frames (32 by default, -1 for all), and at most fps in a second "
-            "(-1: that does not matter, the default)."
+            "(-1: that does not matter, the default). Default for SmolVLM: video_sampling of its own files."
         ),
     ] = None
     mm_processor_cache_gb: Annotated[
@@ -175,7 +175,7 @@ class ResolvedMedia(Struct, frozen=True, kw_only=True):
     max_video_s: float
     max_video_frames: int
     video_frames: int
-    """Frames that are read of a video file; -1: all."""
+    """Frames that are read of a video file; -1: all; 0: as many as the model's processor, or 32."""
     video_fps: float
     """Frames that are read of a second, at most `video_frames`; 0 or less: `video_frames`."""
     max_live_bytes: int
@@ -347,12 +347,12 @@ def _sampling(config: MediaConfig) -> tuple[int, float]:
     """
     given = _json("media_io_kwargs", config.media_io_kwargs)
     video = given.get("video", {})
-    known = {"num_frames": DEFAULT_VIDEO_FRAMES, "fps": -1}
+    known = {"num_frames": DEFAULT_VIDEO_FRAMES if video else 0, "fps": -1}
     is_known = not given.keys() - {"video"} and isinstance(video, dict) and not video.keys() - known.keys()
     found = {**known, **video} if is_known else known
     frames, fps = found["num_frames"], found["fps"]
     is_number = type(fps) in (int, float) and abs(fps) < inf
-    if not is_known or not is_number or type(frames) is not int or (frames < 1 and frames != -1):
+    if not is_known or not is_number or type(frames) is not int or frames < -1 or (video and not frames):
         raise ConfigError(
             f"media_io_kwargs is {given!r}",
             phase="configuration",

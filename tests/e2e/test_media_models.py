@@ -15,6 +15,7 @@ from media_compare import GREEDY, compare, prompt, result, run, sound_prompt
 
 from octavo import LLM, SamplingParams
 from octavo.frontend.media.pixtral import allow_pixtral
+from octavo.frontend.media.smolvlm import allow_smolvlm
 from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.frontend.model_files.facts import read_model_facts
 from octavo.protocol.config import ModelConfig
@@ -101,6 +102,7 @@ def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
     """`transformers` needs torchvision for them, and octavo reads none."""
     leave_out_videos(monkeypatch.setattr)
     allow_pixtral(monkeypatch.setattr)
+    allow_smolvlm(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("name", CASES)

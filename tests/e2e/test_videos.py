@@ -2,8 +2,10 @@
 
 import asyncio
 import base64
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
@@ -17,6 +19,7 @@ from servers import serve
 from tiny_videos import clip, clip_file
 
 from octavo import LLM, AsyncClient, SamplingParams
+from octavo.frontend.media.smolvlm import allow_smolvlm
 from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.protocol import restarts
 from octavo.protocol.errors import ConfigError, InvalidRequestError
@@ -39,19 +42,46 @@ class Case(NamedTuple):
     kind: str
     sizes: tuple[tuple[int, int, int, int], ...]
     """Frames, height, width and frames in a second, of videos that keep their size."""
+    marks: tuple[str, str] = (VIDEO, IMAGE)
+    row: int = tiny_media.VOCAB_SIZE + 1
+    """The token of the rows of videos."""
+    has_times: bool = True
+    """Whether their times change what the model computes."""
+    reads_both: bool = True
+    """Whether the model's processor reads images and videos of one prompt."""
+    settings: Mapping[str, Any] = MappingProxyType({"num_gpu_blocks_override": 20})
 
 
 # Times are short enough that text goes on after the longest side of a frame, as `transformers` always has it.
 CASES = {
-    "qwen2_vl": Case(tiny_media.make_qwen2_vl, "Qwen2VL", ((4, 36, 24, 4), (3, 24, 36, 2), (2, 12, 24, 9))),
+    "qwen2_vl": Case(
+        tiny_media.make_qwen2_vl, "Qwen2VL", ((4, 36, 24, 4), (3, 24, 36, 2), (2, 12, 24, 9)), has_times=False
+    ),
     "qwen2_5_vl": Case(tiny_media.make_qwen25_vl, "Qwen2_5_VL", ((4, 36, 24, 4), (3, 36, 48, 3), (2, 12, 24, 9))),
     "qwen3_vl": Case(tiny_media.make_qwen3_vl, "Qwen3VL", ((4, 12, 24, 4), (5, 24, 12, 3), (2, 12, 24, 9))),
+    "llava_onevision": Case(
+        partial(tiny_media.make_llava_next, family="LlavaOnevision"),
+        "LlavaOnevision",
+        ((4, 18, 18, 4), (4, 18, 18, 2), (1, 18, 18, 1)),
+        ("<video>", "<image>"),
+        has_times=False,
+    ),
+    "smolvlm": Case(
+        partial(tiny_media.make_smolvlm, family="SmolVLM"),
+        "SmolVLM",
+        ((4, 24, 24, 4), (4, 24, 24, 1), (2, 24, 24, 9)),
+        ("<video>", "<image>"),
+        row=tiny_media.VOCAB_SIZE,
+        reads_both=False,
+        settings={"max_model_len": 512, "num_gpu_blocks_override": 50},
+    ),
 }
 
 
 @pytest.fixture(autouse=True)
 def _no_torchvision(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_out_videos(monkeypatch.setattr)
+    allow_smolvlm(monkeypatch.setattr)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -59,20 +89,22 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
     """Tokens and logprobs are those of `transformers`, and have the same bits alone and among others."""
     monkeypatch.setenv("OCTAVO_CHECK", "1")
     case = CASES[name]
-    path, (one, other, short) = case.make(tmp_path), case.sizes
-    with LLM(str(path), **SETTINGS, num_gpu_blocks_override=20) as llm:
+    path, (one, other, short), (video, image) = case.make(tmp_path), case.sizes, case.marks
+    with LLM(str(path), **{**SETTINGS, **case.settings}) as llm:
         prompts = [
-            video_prompt(f"look at {VIDEO} here", (1, *one)),
-            video_prompt(f"{VIDEO}, and {VIDEO} again", (2, *short), (2, *short)),
-            video_prompt(f"a {VIDEO}, {IMAGE} and {VIDEO}", (3, *other), (4, *one), images=[(1, 20, 60)]),
-            video_prompt(f"ends with {VIDEO}", (5, *other)),
+            video_prompt(f"look at {video} here", (1, *one)),
+            video_prompt(f"{video}, and {video} again", (2, *short), (2, *short)),
+            video_prompt(f"ends with {video}", (5, *other)),
         ]
+        if case.reads_both:
+            both = f"a {video}, {image} and {video}"
+            prompts.append(video_prompt(both, (3, *other), (4, *one), images=[(1, 20, 60)]))
         compare(
             llm, path, getattr(transformers, f"{case.kind}ForConditionalGeneration"), prompts, tiny_videos.processor_of
         )
         storm = [
             video_prompt(
-                f"about {VIDEO}{'.' * (n // 2)} {IMAGE}?", (n % 3, *case.sizes[n % 3]), images=[(n % 2, 30, 30)]
+                f"about {video}{'.' * (n // 2)} {image}?", (n % 3, *case.sizes[n % 3]), images=[(n % 2, 30, 30)]
             )
             for n in (place % 6 for place in range(10))
         ]
@@ -82,32 +114,36 @@ def test_a_family(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) ->
         alone = [result(run(llm, item, params=own)[0]) for item, own in zip(storm, params, strict=True)]
         assert list(map(result, llm.generate(storm, params, use_tqdm=False))) == alone
         assert llm.stats().num_preemptions > 0
-        _assert_videos_are_told_apart(llm, one, has_times=name != "qwen2_vl")
-        _assert_files_are_read(llm, one)
+        _assert_videos_are_told_apart(llm, case)
+        _assert_files_are_read(llm, case)
 
 
-def _assert_videos_are_told_apart(llm: LLM, size: tuple[int, ...], *, has_times: bool) -> None:
+def _assert_videos_are_told_apart(llm: LLM, case: Case) -> None:
     """The prefix cache finds the blocks of an equal video, and not those of another one, or of other times."""
-    text = f"{'the same words ' * 2}{VIDEO}{'and some more of them ' * 3}"
+    size, text = case.sizes[0], f"{'the same words ' * 2}{case.marks[0]}{'and some more of them ' * 3}"
     found = [
         run(llm, video_prompt(text, (seed, *size[:3], fps)))[0] for seed, fps in ((31, 4), (31, 4), (32, 4), (31, 2))
     ]
     first, again, other, slower = found
     assert first.prompt_token_ids == other.prompt_token_ids
-    start = (first.prompt_token_ids or []).index(tiny_media.VOCAB_SIZE + 1)
+    start = (first.prompt_token_ids or []).index(case.row)
     assert (other.num_cached_tokens or 0) <= start + 16 < (again.num_cached_tokens or 0)
     assert result(again) == result(first) != result(other)
-    assert (result(slower) != result(first)) == has_times
+    assert (result(slower) != result(first)) == case.has_times
 
 
-def _assert_files_are_read(llm: LLM, size: tuple[int, ...]) -> None:
-    frames, prompt = clip(7, *size[:3]), f"look at {VIDEO} here"
+def _assert_files_are_read(llm: LLM, case: Case) -> None:
+    size, prompt = case.sizes[0], f"look at {case.marks[0]} here"
+    frames = clip(7, *size[:3])
     forms = [
         (frames, {"fps": 4}),
         ([Image.fromarray(frame) for frame in frames], {"fps": 4}),
         clip_file(frames, 4),
     ]
     outputs = run(llm, *[{"prompt": prompt, "multi_modal_data": {"video": one}} for one in forms])
+    if case.kind == "SmolVLM":  # knows how long a file is, which the text says
+        text = llm.get_tokenizer().decode(outputs.pop().prompt_token_ids or [])
+        assert "series of four frames from a 0:00:01 [H:MM:SS] video.\n\nFrame from 00:00:\n" in text
     assert len({str((one.prompt_token_ids, result(one))) for one in outputs}) == 1
     # Of eight frames the processor reads those that are asked for.
     longer = clip_file(clip(8, 8, *size[1:3]), 8)
@@ -117,7 +153,9 @@ def _assert_files_are_read(llm: LLM, size: tuple[int, ...]) -> None:
     metadata = {"fps": 8, "frames_indices": places, "total_num_frames": 8}
     same = {"prompt": prompt, "multi_modal_data": {"video": (clip(8, 8, *size[1:3])[places], metadata)}}
     one, other = run(llm, asked, same)
-    assert (one.prompt_token_ids, result(one)) == (other.prompt_token_ids, result(other))
+    assert (one.prompt_token_ids or []).count(case.row) == (other.prompt_token_ids or []).count(case.row)
+    if case.kind != "SmolVLM":
+        assert (one.prompt_token_ids, result(one)) == (other.prompt_token_ids, result(other))
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +232,7 @@ def test_over_http(path: Path) -> None:
             {"num_frames": -1, "min_pixels": 10000, "max_pixels": 12000},
             r"has 320 tokens, and the limit is 256 \(--max-model-len\)",
         ),
-        (clip_file(clip(1, 2, 48, 36), 4), {"min_pixels": 15000, "max_pixels": 20000}, "2 of its frames have 1.. tok"),
+        (clip_file(clip(1, 2, 48, 36), 4), {"min_pixels": 15000, "max_pixels": 20000}, "encoded together have 1.. tok"),
         (clip(1), {"frames": 2}, "mm_processor_kwargs has frames, and videos know fps"),
         (clip(1), {"videos_kwargs": {"frames": 2}}, "mm_processor_kwargs has frames, and videos know fps"),
         (clip(1), {"audio_kwargs": {}}, "it has audio_kwargs, and the model reads media of kind image and video"),

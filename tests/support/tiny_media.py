@@ -99,21 +99,26 @@ def make_llava_next(directory: Path, *, family: str = "LlavaNext") -> Path:
         size=picture_size if is_onevision else {"shortest_edge": 18},
         crop_size=None if is_onevision else picture_size,
     )
-    text: Any = transformers.Qwen2Config(**_TEXT) if is_onevision else transformers.MistralConfig(**_TEXT)
+    tokenizer = _tokenizer(*["<video>"] * is_onevision)
+    sizes_of_text = {**_TEXT, "vocab_size": len(tokenizer)}
+    text: Any = (transformers.Qwen2Config if is_onevision else transformers.MistralConfig)(**sizes_of_text)
     vision: Any = transformers.SiglipVisionConfig(**tower, vision_use_head=False) if is_onevision else None
     changes: dict[str, Any] = {"vision_aspect_ratio": "anyres_max_2"} if is_onevision else {}
+    marks = {"video_token_index": VOCAB_SIZE + 1} if is_onevision else {}
     config = getattr(transformers, f"{family}Config")(
         text_config=text,
         vision_config=vision or transformers.CLIPVisionConfig(**tower),
         image_token_index=VOCAB_SIZE,
         image_grid_pinpoints=sizes,
         **changes,
+        **marks,
     )
     model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     settings = {"patch_size": 6, "vision_feature_select_strategy": "default", "num_additional_image_tokens": 1}
     if is_onevision:
         settings = {"num_image_tokens": 9, "vision_feature_select_strategy": "full", **changes}
-    return _write_parts(directory, model, f"{family}Processor", image_processor, _tokenizer(), **settings)
+        _write_video_settings(directory, size=picture_size)
+    return _write_parts(directory, model, f"{family}Processor", image_processor, tokenizer, **settings)
 
 
 def make_internvl(directory: Path) -> Path:
@@ -171,15 +176,13 @@ def make_smolvlm(directory: Path, *, family: str = "Idefics3", **changes: Any) -
     config = getattr(transformers, f"{family}Config")(
         text_config=text, vision_config=vision, image_token_id=VOCAB_SIZE, scale_factor=2, **changes
     )
-    processor = transformers.Idefics3Processor(
-        image_processor=transformers.Idefics3ImageProcessor(
-            size={"longest_edge": 48}, max_image_size={"longest_edge": 24}
-        ),
-        tokenizer=tokenizer,
-        image_seq_len=4,
-        chat_template=CHAT_TEMPLATE,
+    image_processor = transformers.Idefics3ImageProcessor(
+        size={"longest_edge": 48}, max_image_size={"longest_edge": 24}
     )
-    return _write(directory, getattr(transformers, f"{family}ForConditionalGeneration")(config), processor)
+    if family == "SmolVLM":
+        _write_video_settings(directory, size={"longest_edge": 24}, max_image_size={"longest_edge": 24})
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
+    return _write_parts(directory, model, f"{family}Processor", image_processor, tokenizer, image_seq_len=4)
 
 
 def make_qwen2_vl(directory: Path, **changes: Any) -> Path:
@@ -268,6 +271,11 @@ def make_gemma3(directory: Path) -> Path:
         chat_template=CHAT_TEMPLATE.replace(IMAGE, begin),
     )
     return _write(directory, transformers.Gemma3ForConditionalGeneration(config), processor)
+
+
+def _write_video_settings(directory: Path, **settings: Any) -> None:
+    normal = {"image_mean": [0.5, 0.4, 0.5], "image_std": [0.5, 0.5, 0.6]}
+    (directory / "video_preprocessor_config.json").write_text(json.dumps({**normal, **settings}))
 
 
 def _tokenizer(*marks: str, image: str = IMAGE) -> transformers.PreTrainedTokenizerFast:

@@ -1,6 +1,7 @@
 """Random videos, as arrays and as files, and what stands for the processors of videos of `transformers`."""
 
 import io
+import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -85,8 +86,25 @@ class VideosByFormula:
         return cut.transpose(0, 2, 5, 3, 6, 8, 1, 4, 7).reshape(groups * rows * columns, -1), [groups, rows, columns]
 
 
+class PicturesByFormula:
+    """Computes what the processors of LLaVA-OneVision and SmolVLM compute of frames that keep their size."""
+
+    def __init__(self, path: Path, name: str) -> None:
+        settings = json.loads((path / "video_preprocessor_config.json").read_text())
+        self._mean, self._std, self._name = settings["image_mean"], settings["image_std"], name
+
+    def __call__(self, videos: list[Frames], video_metadata: Any = None, **_kwargs: Any) -> dict[str, Any]:
+        values = (np.stack(videos).astype(np.float32) / 255 - self._mean) / self._std
+        pixels = torch.from_numpy(values.transpose(0, 1, 4, 2, 3).astype(np.float32))
+        return {self._name: pixels, "video_metadata": video_metadata}
+
+
 def processor_of(path: Path) -> Any:
     """Return the model's processor, with its part for videos by the formula."""
     processor: Any = transformers.AutoProcessor.from_pretrained(path)
-    processor.video_processor = VideosByFormula(processor.image_processor)
+    if (path / "video_preprocessor_config.json").exists():
+        is_smolvlm = type(processor).__name__ == "SmolVLMProcessor"
+        processor.video_processor = PicturesByFormula(path, "pixel_values" if is_smolvlm else "pixel_values_videos")
+    else:
+        processor.video_processor = VideosByFormula(processor.image_processor)
     return processor

@@ -35,6 +35,7 @@ _DEFAULTS = {
 }
 _UNUSED = ("max_image_size", "size", "tie_word_embeddings", "use_base_siglip")
 """Of `vision_config`: the files of the processor have the sizes of images."""
+MASK = "pixel_attention_mask"
 _READ_ELSEWHERE = ("text_config", "vision_config", "image_token_id", "tie_word_embeddings", "_pad_token_id")
 
 
@@ -46,12 +47,13 @@ class Idefics3Tower(VisionTower):
     """Patches on each side of a square that is a row of the prompt."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for each tile, its patches square by square."""
-        (tiles_NCHW, *others) = array_of(tensors, "pixel_values", np.float32, 5)
+        """See `VisionTower.patches`: one sequence for each tile or frame, its patches square by square."""
+        images = array_of(tensors, "pixel_values", np.float32, 5)
+        tiles_NCHW = images.reshape(-1, *images.shape[2:])
         side = tiles_NCHW.shape[-1] // self.clip.patch_size
-        if others or tiles_NCHW.shape[-1] != tiles_NCHW.shape[-2] or side % self.scale:
+        if tiles_NCHW.shape[-1] != tiles_NCHW.shape[-2] or side % self.scale:
             raise ProtocolError(f"tiles of shape {tiles_NCHW.shape} for squares of {self.scale} patches")
-        if not array_of(tensors, "pixel_attention_mask", np.int64, 4).all():
+        if MASK in tensors and not array_of(tensors, MASK, np.int64, 4).all():
             raise ProtocolError("tiles of one image are not padded")
         order_T = order_by_square(side, self.scale)
         positions_T, all_T = self._positions(side)[order_T], np.arange(side * side)

@@ -15,6 +15,7 @@ from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, array_of
 
 Size = tuple[int, int]
 """Height and width."""
+FRAMES = "pixel_values_videos"
 _MAX_STRETCH = 1.1
 """An image with fewer times as many rows, on each side, as the limit asks for keeps them all."""
 
@@ -29,7 +30,10 @@ class TiledTower(LlavaTower):
     """Rows of more tiles are interpolated; 0: no limit."""
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
-        """See `VisionTower.patches`: one sequence for the overview, and one for each tile."""
+        """See `VisionTower.patches`: one sequence for the overview, and one for each tile; or one for each frame."""
+        if FRAMES in tensors:
+            frames_NCHW = array_of(tensors, FRAMES, np.float32, 4)
+            return [self.clip.sequence(frame_CHW, first=self.first) for frame_CHW in frames_NCHW]
         (tiles_NCHW, *others) = array_of(tensors, "pixel_values", np.float32, 5)
         if others:
             raise ProtocolError(f"{1 + len(others)} images in place of one")
@@ -37,6 +41,8 @@ class TiledTower(LlavaTower):
 
     def arrange(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
         """See `VisionTower.arrange`: without what shows the margins that were added to the image."""
+        if FRAMES in tensors:
+            return self._arrange_frames(rows_RD, tensors)
         ((height, width),) = array_of(tensors, "image_sizes", np.int64, 2).tolist()
         side = self.clip.side
         rows, columns = (pixels // self.clip.image_size for pixels in best_size((height, width), self.sizes))
@@ -50,6 +56,18 @@ class TiledTower(LlavaTower):
         newlines = self.newline_D.to(inner.dtype).expand(len(inner), 1, -1)
         return torch.cat([overview_RD, torch.cat([inner, newlines], dim=1).flatten(0, 1)])
 
+    def _arrange_frames(self, rows_RD: Tensor, tensors: Mapping[str, MediaTensor]) -> Tensor:
+        """Return fewer rows of each frame, and the learned row behind the last frame of a video."""
+        is_last = array_of(tensors, "is_last", np.int64, 1)
+        side = self.clip.side
+        if len(rows_RD) != len(is_last) * side**2:
+            raise ProtocolError(f"{len(rows_RD)} rows of {len(is_last)} frames with {side} x {side} patches")
+        half = -(-side // 2)
+        parts = [  # one by one: the bits of a frame must not depend on others
+            _interpolated(frame, (half, half)).flatten(0, 1) for frame in rows_RD.reshape(len(is_last), side, side, -1)
+        ]
+        return torch.cat([*parts, *[self.newline_D.to(rows_RD.dtype)[None]] * int(is_last[-1])])
+
     def _limited(self, rows: Tensor) -> Tensor:
         """Return rows that lie on a plane, shape (height, width, D), or fewer that are interpolated between them."""
         if not self.max_tiles:
@@ -58,9 +76,13 @@ class TiledTower(LlavaTower):
         ratio = float((height * width / (self.max_tiles * self.clip.side**2)) ** 0.5)
         if ratio <= _MAX_STRETCH:
             return rows
-        planes = rows.float().permute(2, 0, 1).contiguous()[None]
-        size = int(height // ratio), int(width // ratio)
-        return torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).to(rows.dtype)
+        return _interpolated(rows, (int(height // ratio), int(width // ratio)))
+
+
+def _interpolated(rows: Tensor, size: Size) -> Tensor:
+    """Return as many rows as another plane has, shape (height, width, D), interpolated between those of a plane."""
+    planes = rows.float().permute(2, 0, 1).contiguous()[None]
+    return torch.nn.functional.interpolate(planes, size, mode="bilinear")[0].permute(1, 2, 0).to(rows.dtype)
 
 
 def best_size(size: Size, sizes: Sequence[Size]) -> Size:

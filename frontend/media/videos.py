@@ -1,0 +1,201 @@
+"""Decodes videos of requests, in a process that may be killed: what the processors of all models share.
+
+The processors of videos of `transformers` need torch and torchvision. What they compute is what the model's processor
+of images computes for each frame, but frames have sizes of their own, and their times may be text.
+"""
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from octavo.frontend.media.child import Decoder, serve
+from octavo.frontend.media.frames import ClipError, ClipFile, FewerFramesError, Limits, Timing, choose_frames
+from octavo.frontend.media.wire import Result, VideoJob, VideoSetup
+from octavo.frontend.media.without_torch import leave_out_torch
+from octavo.protocol.buffers import MAX_BUFFERS_BYTES
+from octavo.protocol.config.media import DEFAULT_VIDEO_FRAMES
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+DEFAULT_FPS = 24.0
+"""Of frames whose caller does not tell, as in `transformers`."""
+BYTES_PER_PIXEL = 32
+"""Memory that decoding a frame takes, at most: the reference frames of codecs and some copies."""
+SPARE_BYTES = 2**29
+_COPIES = 4
+"""Of all pixels of a video, at most."""
+_FAMILIES = {
+    "LlavaOnevisionForConditionalGeneration": ("picture_videos", "OnevisionVideos"),
+    "SmolVLMForConditionalGeneration": ("picture_videos", "SmolVideos"),
+}
+"""The module and the class of a processor by architecture; others are `QwenVideos`."""
+
+
+class VideoProcessor(ABC):
+    """The processor of one model; its constructor loads it.
+
+    Args:
+        setup: of the process.
+
+    Raises:
+        ImportError: PyAV or Pillow is missing.
+        OSError, ValueError: the files of the processor are missing or invalid, or an argument of it is unknown.
+    """
+
+    known_kwargs: tuple[str, ...] = ("fps", "num_frames")
+    """Of servers and requests."""
+    placeholder: str
+    placeholder_id: int
+    num_frames, fps = DEFAULT_VIDEO_FRAMES, 0.0
+    """That are read of a file at most, and of a second of it, if nobody says so; see `VideoSetup`."""
+
+    def __init__(self, setup: VideoSetup) -> None:
+        leave_out_torch()
+        import av
+        import transformers
+
+        av.logging.set_level(av.logging.PANIC)
+        transformers.logging.set_verbosity_error()
+        self.setup = setup
+        self.check_kwargs(setup.processor_kwargs)
+
+    @property
+    @abstractmethod
+    def bytes_per_row(self) -> int:
+        """Of the pixels that are one row of the prompt."""
+
+    @abstractmethod
+    def rows_of_frames(self, num_frames: int, height: int, width: int, kwargs: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the rows of frames that are encoded together, and of the whole video.
+
+        Raises:
+            ClipError, ValueError: frames of this size, or arguments of the request, are not possible.
+        """
+
+    @abstractmethod
+    def result(self, timing: Timing, pictures: "Iterable[Image]", kwargs: Mapping[str, Any]) -> Result:
+        """Return the result of frames.
+
+        Raises:
+            ClipError, ValueError: see `rows_of_frames`.
+        """
+
+    def choose(self, num_frames: int, fps: float, most: int, wanted_fps: float) -> Timing:
+        """Return which frames of a file are read; see `choose_frames`."""
+        return choose_frames(num_frames, fps, most, wanted_fps)
+
+    def process(self, job: VideoJob) -> Result:
+        """Return what the engine needs of a video."""
+        try:
+            self.check_kwargs(job.processor_kwargs)
+            return self._of_file(job) if job.size is None else self._of_frames(job)
+        except (ClipError, ValueError) as error:
+            return Result(str(error))
+
+    def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
+        """Raise ValueError for arguments of a server or a request that are unknown."""
+        if unknown := kwargs.keys() - set(self.known_kwargs):
+            raise ValueError(
+                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and videos know "
+                f"{', '.join(self.known_kwargs)}: put arguments of images into images_kwargs"
+            )
+
+    def check_rows(self, num_frames: int, height: int, width: int, kwargs: Mapping[str, Any]) -> None:
+        """Check the size of a video.
+
+        Raises:
+            ClipError: it is too large.
+        """
+        each, needed = self.rows_of_frames(num_frames, height, width, kwargs)
+        if each > self.setup.max_part_rows:
+            raise ClipError(
+                f"frames that are encoded together have {each} tokens, and the limit is {self.setup.max_part_rows} "
+                f"(--max-num-encoder-tokens and --encoder-cache-tokens limit it): {self._remedy()}"
+            )
+        most = min(self.setup.max_rows, MAX_BUFFERS_BYTES // self.bytes_per_row)
+        if needed > most:
+            reason = "--max-model-len" if most == self.setup.max_rows else f"{MAX_BUFFERS_BYTES} bytes of pixels"
+            raise ClipError(f"it has {needed} tokens, and the limit is {most} ({reason}): {self._remedy()}")
+
+    def _remedy(self) -> str:
+        return f"ask for less with {', '.join(self.known_kwargs)} of mm_processor_kwargs"
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that a job may take."""
+        pixel_bytes = min(self.setup.max_rows * self.bytes_per_row, MAX_BUFFERS_BYTES)
+        return self.setup.max_pixels * BYTES_PER_PIXEL + pixel_bytes * _COPIES + SPARE_BYTES
+
+    def _of_file(self, job: VideoJob) -> Result:
+        file = ClipFile(job.data, Limits(self.setup.max_pixels, self.setup.max_seconds, self.setup.max_frames))
+        while True:
+            timing = self.choose(file.num_frames, file.fps, *self._sampling(job.processor_kwargs))
+            file.check(timing)
+            # Before anything is decoded.
+            self.check_rows(len(timing.indices), file.height, file.width, job.processor_kwargs)
+            try:
+                return self.result(timing, file.pictures(timing), job.processor_kwargs)
+            except FewerFramesError as error:
+                file.num_frames = error.num_frames
+
+    def _of_frames(self, job: VideoJob) -> Result:
+        from PIL import Image
+
+        assert job.size is not None, "frames have one"
+        if sampling := job.processor_kwargs.keys() & {"num_frames", "fps"}:
+            raise ClipError(f"mm_processor_kwargs has {', '.join(sorted(sampling))}, and all given frames are read")
+        num_frames, height, width = job.size
+        self.check_rows(num_frames, height, width, job.processor_kwargs)
+        length = height * width * 3
+        parts = [job.data[place * length : (place + 1) * length] for place in range(num_frames)]
+        pictures = [Image.frombytes("RGB", (width, height), part) for part in parts]
+        return self.result(Timing(job.fps or DEFAULT_FPS, job.num_total, job.indices), pictures, job.processor_kwargs)
+
+    def _sampling(self, kwargs: Mapping[str, Any]) -> tuple[int, float]:
+        """Return how many frames are read at most (-1: all), and in a second (0: it does not matter).
+
+        Raises:
+            ClipError: these are no such numbers.
+        """
+        own: dict[str, Any] = {"num_frames": self.num_frames, "fps": self.fps}
+        if self.setup.num_frames:
+            own = {"num_frames": self.setup.num_frames, "fps": self.setup.fps}
+        for source in (self.setup.processor_kwargs, kwargs):
+            own |= {key: source[key] for key in own if source.get(key) is not None}
+        most, fps = own["num_frames"], own["fps"]
+        if type(most) is not int or (most < 1 and most != -1):
+            raise ClipError(f"num_frames is {most!r}; expected a positive integer, or -1 for all")
+        if isinstance(fps, bool) or not isinstance(fps, int | float) or not math.isfinite(fps):
+            raise ClipError(f"fps is {fps!r}; expected a number")
+        return most, float(fps)
+
+
+def read_settings(home: Path) -> dict[str, Any]:
+    """Return the settings of a model's processor of videos, from the first file that has some.
+
+    Raises:
+        OSError: there is none.
+        ValueError: a file is not JSON.
+    """
+    for name in ("processor_config.json", "video_preprocessor_config.json", "preprocessor_config.json"):
+        if (home / name).is_file():
+            found = json.loads((home / name).read_text(encoding="utf-8"))
+            own: dict[str, Any] = found.get("video_processor", {}) if name == "processor_config.json" else found
+            if own:
+                return own
+    raise FileNotFoundError(f"{home} has no video_preprocessor_config.json")
+
+
+def _load(setup: VideoSetup) -> Decoder:
+    module, name = _FAMILIES.get(setup.architecture, ("qwen_video", "QwenVideos"))
+    processor: VideoProcessor = getattr(import_module(f"octavo.frontend.media.{module}"), name)(setup)
+    return Decoder(processor.process, processor.num_bytes, processor.placeholder, processor.placeholder_id)
+
+
+if __name__ == "__main__":
+    serve(VideoSetup, VideoJob, _load, Result)
