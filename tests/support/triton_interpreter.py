@@ -43,7 +43,7 @@ def repair() -> None:
 
 
 def _is_bf16(handle: TensorHandle) -> bool:
-    return handle.dtype.scalar == tl.bfloat16
+    return handle.dtype.scalar.name == "bf16"
 
 
 def _widen(handle: TensorHandle) -> TensorHandle:
@@ -65,10 +65,11 @@ def _narrow(handle: TensorHandle) -> TensorHandle:
 
 def _in_float32(operation: str, builder: InterpreterBuilder, operands: list[TensorHandle], *others: Any) -> Any:
     """Run an unrepaired operation on float32 operands, and round what it returns if there was a bfloat16 one."""
-    result = UNREPAIRED[operation](builder, *map(_widen, operands), *others)
+    has_bf16 = any(map(_is_bf16, operands))
+    result = UNREPAIRED[operation](builder, *(map(_widen, operands) if has_bf16 else operands), *others)
     if result.data.dtype == np.bool_:
         return TensorHandle(result.data, tl.int1)
-    if any(map(_is_bf16, operands)) and result.data.dtype == np.float32:
+    if has_bf16 and result.data.dtype == np.float32:
         return _narrow(result)
     return result
 
