@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from native_checks import LEVELS
+from native_checks import IN_LONG_RUNS, LEVELS
 
 from octavo.kernels.native import library
 from octavo.kernels.native.build import Toolchain
@@ -18,8 +18,13 @@ if FLAGS or COMPILER:
     library.DEFAULT = Toolchain(flags=tuple(FLAGS.split()), compiler=COMPILER)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave only what uses the library when it is built in another way than for users."""
+    """Leave some levels to `--long`; and only what uses the library when it is built in another way than for users."""
+    for item in items:
+        parameters = item.callspec.params if hasattr(item, "callspec") else {}
+        if parameters.get("native_library") in IN_LONG_RUNS:
+            item.add_marker("long")
     if FLAGS or COMPILER:
         others = [item for item in items if "native_library" not in getattr(item, "fixturenames", ())]
         config.hook.pytest_deselected(items=others)
@@ -28,7 +33,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", params=LEVELS)
 def native_library(request: pytest.FixtureRequest) -> NativeLibrary:
-    """Return the library of one level; every test that asks for it runs at all levels.
+    """Return the library of one level; every test that asks for it runs at all levels, some of them with `--long`.
 
     A slow test may name the levels itself, as one of its pairwise parameters (`LEVELS`, `indirect=["native_library"]`).
 

@@ -29,6 +29,10 @@ LEVELS = os.environ.get("OCTAVO_TEST_LEVELS", "").split() or tested_levels(
 """The instruction sets of this processor, best first, or those that `scripts/check_native` chose: values of the fixture
 `native_library`."""
 
+IN_LONG_RUNS = {"avx512"} & set(LEVELS[1:]) if "OCTAVO_TEST_LEVELS" not in os.environ else set()
+"""Levels that only `--long` tests: the one before has the same vectors, the one behind the same products of bfloat16
+and 8-bit numbers. Each level takes a minute to compile and one to test."""
+
 NATIVE_DTYPES = [torch.float32, torch.bfloat16]
 """What row operations write."""
 
