@@ -20,7 +20,8 @@ import pytest
 SUPPORT = Path(__file__).parents[1] / "support"
 
 TENSOR_CORES = {80: "HMMA", 90: "HGMMA", 100: "UTCHMMA"}
-"""The instruction of products, by architecture."""
+"""The instruction of products, by architecture; the default run compiles them for Hopper."""
+ARCHITECTURES = [pytest.param(number, marks=() if number == 90 else pytest.mark.long) for number in TENSOR_CORES]
 
 EXPERT_PRODUCTS = {"gate_up_kernel": 8, "down_kernel": 4}
 """The instructions of products for a block of 64 inputs."""
@@ -68,9 +69,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def compiled() -> dict[str, Any]:
+def compiled(request: pytest.FixtureRequest) -> dict[str, Any]:
     """Return instructions and their numbers; from a process where nothing is interpreted."""
-    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(TENSOR_CORES), *EXPERT_PRODUCTS]
+    products = TENSOR_CORES if request.config.getoption("--long") else {90: TENSOR_CORES[90]}
+    command = [sys.executable, "-P", "-c", PROGRAM, str(SUPPORT), json.dumps(products), *EXPERT_PRODUCTS]
     environment = {"TRITON_CACHE_DIR": str(Path.home() / ".cache" / "octavo" / "triton"), **os.environ}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -89,7 +91,7 @@ def products_of(compiled: dict[str, Any], architecture: int) -> dict[str, tuple[
     return {name: (Counter(whole), Counter(loop)) for name, (whole, loop) in products.items()}
 
 
-@pytest.mark.parametrize("architecture", TENSOR_CORES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_products_of_all_sizes_multiply_with_one_instruction(compiled: dict[str, Any], architecture: int) -> None:
     """Two instructions might round in two ways, and then a row's bits would depend on how many there are."""
     products = products_of(compiled, architecture)
