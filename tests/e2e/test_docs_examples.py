@@ -3,6 +3,8 @@
 A fenced block is an example when its info string says so: three backquotes, then `python example` or `bash example`.
 It talks to `http://127.0.0.1:8000`, which here becomes a server of the default model, and loads `MODEL`, which becomes
 that model. A page that needs flags names them in a comment of its own: `<!-- server: --flag value -->`.
+
+The first three examples of a page run by default, the others with `--long`: many start an engine or a command.
 """
 
 import os
@@ -25,6 +27,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 ADDRESS = "http://127.0.0.1:8000"
 FLAGS = ("--max-model-len", "2048", "--kv-cache-memory-bytes", "256M", "--served-model-name", "smollm2")
 TIMEOUT_S = 90
+NUM_SHORT = 3
+"""How many examples of a page run without `--long`."""
 
 _FENCE = re.compile(r"^```(python|bash) example\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _SERVER = re.compile(r"<!-- server: (.*?) -->")
@@ -76,7 +80,10 @@ def server_with(flags: tuple[str, ...], running: dict[tuple[str, ...], Server]) 
     return running[flags]
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: example.name)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(each, id=each.name, marks=pytest.mark.long if each.number > NUM_SHORT else ()) for each in EXAMPLES],
+)
 def test_example_runs(example: Example, servers: dict[tuple[str, ...], Server], tmp_path: Path) -> None:
     code = example.code.replace("MODEL", str(default_model()))
     if ADDRESS in code:
