@@ -102,7 +102,7 @@ def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str,
         assert (slot, list(token_ids)) == (running.slot, drafts)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("kernels", ["native", pytest.param("torch", marks=pytest.mark.long)])
 @pytest.mark.parametrize("arch", ["DeepseekV3ForCausalLM", "Glm4MoeForCausalLM"])
 def test_layers_for_multi_token_prediction(tmp_path: Path, arch: str, kernels: str) -> None:
     target, layer = make_mtp(arch, tmp_path, num_layers=2)

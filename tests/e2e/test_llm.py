@@ -156,7 +156,15 @@ def test_the_collector_may_end_an_engine_on_its_own_thread(model: Path) -> None:
     assert not Path(f"/proc/{engine.core_pid}").exists()
 
 
-def test_a_program_that_just_ends_ends_cleanly_and_repeats_itself(model: Path) -> None:
+@pytest.mark.parametrize(
+    "endings",
+    [
+        ["", "llm.close(); llm.close()"],
+        pytest.param(["del llm", "raise SystemExit(0)"], marks=pytest.mark.long),
+    ],
+    ids=["short", "long"],
+)
+def test_a_program_that_just_ends_ends_cleanly_and_repeats_itself(model: Path, endings: list[str]) -> None:
     """However it ends; and without seeds, each run draws the same tokens."""
 
     def run(ending: str) -> str:
@@ -177,5 +185,5 @@ def test_a_program_that_just_ends_ends_cleanly_and_repeats_itself(model: Path) -
         return done.stdout
 
     with ThreadPoolExecutor() as threads:
-        printed = list(threads.map(run, ["", "del llm", "raise SystemExit(0)", "llm.close(); llm.close()"]))
+        printed = list(threads.map(run, endings))
     assert printed[0].startswith("[[") and len(set(printed)) == 1

@@ -53,14 +53,13 @@ from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_mode
 from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
-SHORT_AND_LONG = [pytest.param(name, marks=pytest.mark.long if name in VARIANTS else ()) for name in FAMILIES]
 KINDS = (
     *("gemma2", "gemma3", "phi", "gpt-neox", "olmo2", "cohere2", "mpt", "bloom", "falcon-40b", "mamba2"),
     *("granite-hybrid", "lfm2-moe", "qwen3-next", "nemotron-h"),
 )
 """Families with each kind of norm, position, mask, attention and state: the torch path is slow, and only a reference,
-so the default run tests no others for bits that depend on chunks there."""
-CHUNKED = [
+so the default run tests no others there."""
+FAMILIES_AND_KERNELS = [
     pytest.param(name, kernels, marks=pytest.mark.long if name in VARIANTS or name not in among else ())
     for kernels, among in (("torch", KINDS), ("native", FAMILIES))
     for name in FAMILIES
@@ -103,14 +102,14 @@ def expected(path: Path) -> tuple[list[Tensor], Tensor]:
     return results_of_transformers(reference(path))
 
 
-@pytest.mark.parametrize("family", SHORT_AND_LONG)
+@pytest.mark.parametrize(("family", "kernels"), FAMILIES_AND_KERNELS, indirect=["kernels"])
 def test_logits_and_greedy_tokens_equal_transformers(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     path = tiny(family, root)
     runner = Runner(load(path, torch.float32, kernels), torch.float32, MAX_LEN)
     assert_equals_transformers(runner, *expected(path))
 
 
-@pytest.mark.parametrize(("family", "kernels"), CHUNKED, indirect=["kernels"])
+@pytest.mark.parametrize(("family", "kernels"), FAMILIES_AND_KERNELS, indirect=["kernels"])
 def test_chunks_and_batches_do_not_change_a_bit(family: str, root: Path, kernels: NativeLibrary | None) -> None:
     # bfloat16 through torch and float32 in programs: each path has one type in which more is rounded.
     dtype = torch.bfloat16 if kernels is None else torch.float32

@@ -99,7 +99,9 @@ async def strike_at_random(
         pytest.param(signal.SIGSTOP, "hung", 3, 1, 1, 3, 0, id="stopped", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, "exited", 4, 2, 1, 3, 1, id="one of two ranks killed", marks=pytest.mark.long),
         pytest.param(signal.SIGSTOP, "hung", 5, 2, 1, 3, 1, id="one of two ranks stopped"),
-        pytest.param(signal.SIGKILL, "exited", 9, 2, 1, 2, FORK_SERVER, id="fork server killed"),
+        pytest.param(
+            signal.SIGKILL, "exited", 9, 2, 1, 2, FORK_SERVER, id="fork server killed", marks=pytest.mark.long
+        ),
         pytest.param(signal.SIGKILL, "exited", 6, 1, 2, 1, 1, id="one of two stages killed"),
         pytest.param(signal.SIGSTOP, "hung", 7, 1, 2, 3, 1, id="one of two stages stopped", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, "exited", 8, 2, 2, 3, 3, id="one of two by two killed", marks=pytest.mark.long),
@@ -121,7 +123,7 @@ def test_a_storm_over_dying_workers(
     storm_over_dying_workers(model, expected, sizes, number, cause, seed, num_strikes, rank)
 
 
-@pytest.mark.parametrize("method", ["eagle", "draft_model"])
+@pytest.mark.parametrize("method", ["eagle", pytest.param("draft_model", marks=pytest.mark.long)])
 def test_a_storm_over_a_dying_rank_that_drafts(
     model: Path, expected: list[list[Any]], tmp_path: Path, method: str
 ) -> None:
