@@ -36,6 +36,7 @@ _ON_GPUS = frozenset(
         "LlavaNextForConditionalGeneration",
         "LlavaOnevisionForConditionalGeneration",
         "Mistral3ForConditionalGeneration",
+        "Phi4MultimodalForCausalLM",
         "Qwen2AudioForConditionalGeneration",
         "Qwen2VLForConditionalGeneration",
         "Qwen2_5_VLForConditionalGeneration",
@@ -48,9 +49,7 @@ _ON_GPUS = frozenset(
     }
 )
 """Architectures whose towers and language models `tests/gpu/pipeline` compares with a CPU."""
-_ONLY_ON_CPUS = {
-    "Phi4MultimodalForCausalLM": "reads sounds with an encoder of torch on the host, which has not been tried there",
-}
+_ONLY_ON_CPUS: dict[str, str] = {}
 """Why others are refused."""
 
 

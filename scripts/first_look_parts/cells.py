@@ -11,7 +11,7 @@ from bench_gpu_parts.quantized import ROWS as QUANTIZED_ROWS
 from bench_gpu_parts.quantized import QuantizedName
 from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
-from bench_gpu_parts.towers import TOWER_RUNS, TowerRunName
+from bench_gpu_parts.towers import TOWER_RUNS, TOWERS, TowerRunName
 
 TOTAL_S = 400.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
@@ -54,7 +54,10 @@ def all_cells() -> list[Cell]:
         Cell("environment", "the machine", "kernels", "environment", {}, 1, 30),
         Cell("ceilings", "the GPU's ceilings", "kernels", "ceilings", {}, 3, 30),
         *(_tower_attention(name) for name in TOWER_RUNS),
-        Cell("tower", "a whole vision tower", "kernels", "tower", {}, 20, 70),
+        *(
+            Cell(f"tower-of-{name}", f"a whole tower, {name}", "kernels", "tower", {"name": name}, 14, 70)
+            for name in TOWERS
+        ),
         *(_agree(model, name) for model in MODELS for name in weight_shapes(SHAPES[model])),
         Cell("bits-attention", "the bits of a position, attention alone", "kernels", "attention_bits", {}, 8, 40),
         _sinks(),
@@ -132,7 +135,7 @@ def _attention(batch: int, context: int, num_tokens: int, num_shared: int = 0) -
 
 
 def _tower_attention(name: TowerRunName) -> Cell:
-    title = f"attention of a vision tower, {name}"
+    title = f"attention of a tower, {name}"
     return Cell(f"tower-{name}", title, "kernels", "tower_attention", {"name": name}, 2, 25)
 
 

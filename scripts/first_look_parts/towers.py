@@ -1,11 +1,11 @@
-"""Vision towers: how fast they and their attention are, and whether the company of an image changes its bits."""
+"""Towers: how fast they and their attention are, and whether the company of an item changes its bits."""
 
 from typing import Any
 
 import numpy as np
 import torch
 from bench_gpu_parts.timing import DEVICE, IS_ON_GPU, captured, normal, num_copies, release_memory, seconds_of
-from bench_gpu_parts.towers import TINY_RUN, TINY_VISION_CONFIG, TOWER_RUNS, VISION_CONFIG, TowerRun, TowerRunName
+from bench_gpu_parts.towers import TINY_RUN, TOWER_RUNS, TOWERS, Tower, TowerName, TowerRun, TowerRunName
 from gpu_tower_estimates import estimate_attention
 from torch import Tensor
 from torch.nn import functional
@@ -24,7 +24,6 @@ from octavo.worker_proc.weights.dummy import fill_dummy
 
 LEAST_S = 0.05
 """Minimum time of one measurement."""
-ARCHITECTURE = "Qwen2VLForConditionalGeneration"
 
 
 @torch.inference_mode()
@@ -56,27 +55,26 @@ def tower_attention(name: TowerRunName) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def tower() -> dict[str, Any]:
-    """Return the milliseconds of a run of a whole tower, and whether an image has the same bits in company."""
-    sizes = [(64, 64), (24, 40), (2, 6)] if IS_ON_GPU else [(4, 6), (2, 4)]
-    own, runs, num_weights = _tower(max(height * width for height, width in sizes))
-    images = [_image(own, height, width) for height, width in sizes]
+def tower(name: TowerName) -> dict[str, Any]:
+    """Return the milliseconds of a run of a whole tower, and whether an item has the same bits in company."""
+    own = TOWERS[name]
+    lengths = own.lengths if IS_ON_GPU else own.tiny_lengths
+    built, runs, num_weights = _tower(own, max(lengths))
+    items = [_item(built, num_rows, seed) for seed, num_rows in enumerate(lengths)]
     runs.warm_up()
-    spent_s = seconds_of(lambda: runs.run(images[:1]), LEAST_S)
-    num_rows = sizes[0][0] * sizes[0][1]
-    config = VISION_CONFIG if IS_ON_GPU else TINY_VISION_CONFIG
-    attention = 4.0 * config["depth"] * config["embed_dim"] * num_rows**2
-    title = f"a tower, Qwen2-VL, an image of {num_rows // 4:,} tokens, launched kernel by kernel"
-    bound = [(0.0, 2.0 * num_rows * num_weights + attention)]
-    figures = [figure("tower", title, "ms", 1e3 * spent_s, seconds=spent_s, bound=bound, digits=2)]
-    together = runs.run(images)
+    spent_s = seconds_of(lambda: runs.run(items[:1]), LEAST_S)
+    attention = 4.0 * own.num_layers * own.width * lengths[0] ** 2
+    key, title = f"tower-of-{name}", f"a tower, {name}, {own.row}, launched kernel by kernel"
+    bound = [(0.0, 2.0 * lengths[0] * num_weights + attention)]
+    figures = [figure(key, title, "ms", 1e3 * spent_s, seconds=spent_s, bound=bound, digits=2)]
+    together = runs.run(items)
     differing = [
         index
-        for index, (image, rows) in enumerate(zip(images, together, strict=True))
-        if not torch.equal(runs.run([image])[0], rows)
+        for index, (item, rows) in enumerate(zip(items, together, strict=True))
+        if not torch.equal(runs.run([item])[0], rows)
     ]
     release_memory()
-    return _result(figures, "a tower", "bits-tower", differing)
+    return _result(figures, f"a tower, {name}", f"bits-{key}", differing)
 
 
 def _result(figures: list[dict[str, Any]], title: str, key: str, differing: list[int]) -> dict[str, Any]:
@@ -93,17 +91,19 @@ def _attend(qkv: Tensor, parts: Parts, run: TowerRun) -> Tensor:
     return varlen_attention(qkv[:, 0], qkv[:, 1], qkv[:, 2], parts, run.head_dim**-0.5)
 
 
-def _tower(max_rows: int) -> tuple[VisionTower, DeviceTower, float]:
-    """Return a tower of random weights, what runs it, and the weights that each patch is multiplied with."""
-    config = VISION_CONFIG if IS_ON_GPU else TINY_VISION_CONFIG
-    sections = {"vision_config": config}
-    facts = MediaFacts(architecture=ARCHITECTURE, hf_config=sections, token_ids={"image": 0}, processor_path="")
-    placement = Placement(torch.bfloat16, DEVICE)
-    own = build_towers(TowerSpec(facts, config["hidden_size"], placement, None, -(-max_rows // 4)))["image"]
+def _tower(tower: Tower, max_rows: int) -> tuple[VisionTower, DeviceTower, float]:
+    """Return a tower of random weights, what runs it, and the weights that each row is multiplied with."""
+    config = tower.config if IS_ON_GPU else tower.tiny_config
+    width = config.get("vision_config", {}).get("hidden_size", tower.width)
+    facts = MediaFacts(architecture=tower.architecture, hf_config=config, token_ids={tower.kind: 0}, processor_path="")
+    own = build_towers(TowerSpec(facts, width, Placement(torch.bfloat16, DEVICE), None, -(-max_rows // 4)))[tower.kind]
+    assert isinstance(own, VisionTower), "a tower that runs in steps"
     fill_dummy(own.named_parameters(), 0)
-    matrices = {name: tensor.numel() for name, tensor in own.named_parameters() if tensor.ndim > 1}
-    # Four patches are a row of the projector.
-    num_weights = sum([size / 4 if name.startswith("merger") else size for name, size in matrices.items()])
+    num_weights = sum(
+        tensor.numel() * next((times for start, times in tower.uses.items() if name.startswith(start)), 1.0)
+        for name, tensor in own.named_parameters()
+        if tensor.ndim > 1
+    )
     own.pack(Packer(DEVICE, is_batch_invariant=True))
     if IS_ON_GPU:
         return own, DeviceTower(own, CudaStream(DEVICE)), num_weights
@@ -112,10 +112,10 @@ def _tower(max_rows: int) -> tuple[VisionTower, DeviceTower, float]:
     return own, DeviceTower(own, FakeStream()), num_weights
 
 
-def _image(own: VisionTower, height: int, width: int) -> Patches:
-    """Return a frame of random patches; their order does not matter here."""
-    blank = own.blank(height * width)
-    generator = np.random.default_rng(height * width)
+def _item(own: VisionTower, num_rows: int, seed: int) -> Patches:
+    """Return an item of random numbers; the order of its rows does not matter here."""
+    blank = own.blank(num_rows)
+    generator = np.random.default_rng(seed)
     angles = [generator.uniform(-1.0, 1.0, table.shape).astype(np.float32) for table in blank.tables]
-    patches = generator.standard_normal(blank.rows_TP.shape, dtype=np.float32)
-    return Patches(patches, blank.positions_T, blank.chosen_R, tuple(angles))
+    numbers = generator.standard_normal(blank.rows_TP.shape, dtype=np.float32)
+    return Patches(numbers, blank.positions_T, blank.chosen_R, tuple(angles))

@@ -12,10 +12,10 @@ def test_every_tower_runs_there_or_is_refused_with_a_reason() -> None:
     assert not _ON_GPUS & set(_ONLY_ON_CPUS)
 
 
-@pytest.mark.parametrize("architecture", _ONLY_ON_CPUS)
-def test_refusals_name_the_model_and_the_reason(architecture: str) -> None:
-    with pytest.raises(ConfigError, match=f"{architecture} does not run on GPUs: it {_ONLY_ON_CPUS[architecture]}"):
-        _check_gpu(architecture)
+def test_refusals_name_the_model_and_the_reason() -> None:
+    for architecture, reason in {**_ONLY_ON_CPUS, "NewForConditionalGeneration": "has not been tried there"}.items():
+        with pytest.raises(ConfigError, match=f"{architecture} does not run on GPUs: it {reason}"):
+            _check_gpu(architecture)
 
 
 def test_a_tower_that_was_compared_runs() -> None:

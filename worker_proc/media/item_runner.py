@@ -1,12 +1,14 @@
 """`ItemRunner`: runs an encoder that computes one item at a time."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from octavo.protocol.media import EncoderInput
-from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
+from octavo.worker_proc.device.stream import Stream, upload_array
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder, Upload
 
 
 class ItemRunner:
@@ -14,10 +16,12 @@ class ItemRunner:
 
     Args:
         tower: of the model.
+        stream: of the device; None: the host computes.
     """
 
-    def __init__(self, tower: ItemEncoder) -> None:
+    def __init__(self, tower: ItemEncoder, stream: Stream | None) -> None:
         self.tower = tower
+        self._upload: Upload = torch.from_numpy if stream is None else partial(upload_array, stream)
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
         """Return the rows of each item.
@@ -26,4 +30,4 @@ class ItemRunner:
             ProtocolError: an item has not the tensors of the model's processor.
         """
         with torch.inference_mode():
-            return [self.tower.encode(item.tensors) for item in inputs]
+            return [self.tower.encode(item.tensors, self._upload) for item in inputs]

@@ -38,7 +38,7 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     runners: dict[Any, TowerRunner | ItemRunner] = {
         tower: TowerRunner(tower, _open_runs(tower, config, stream)) for tower in towers
     }
-    runners |= {one: ItemRunner(one) for one in model.towers.values() if isinstance(one, ItemEncoder)}
+    runners |= {one: ItemRunner(one, stream) for one in model.towers.values() if isinstance(one, ItemEncoder)}
     attended = None
     if model.cross_cache is not None:
         attended = AttendedItems(model, model.cross_cache, towers[0].width, config.num_threads, stream)

@@ -12,10 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import tiny_dual
+import tiny_phi4
 import tiny_sounds
 import torch
+from tiny_media import picture
 from worker_plans import loaded, worker_config
 
+from octavo.frontend.media.phi4 import TileProcessor
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.media import EncoderInput, Kind, MediaTensor, StepMedia, digest_of
@@ -48,8 +51,16 @@ def normal(random: np.random.Generator, *shape: int) -> Floats:
     return random.standard_normal(shape).astype(np.float32)
 
 
+def phi4_arrays(seed: int) -> dict[str, Any]:
+    return dict(TileProcessor.read(tiny_phi4.TILES)(picture(seed, 20, 40)))
+
+
 FAMILIES = {
     "clip": Family(tiny_dual.make_clip, lambda random: {"pixel_values": normal(random, 1, 3, 30, 30)}, 1),
+    "phi4": Family(tiny_phi4.make_phi4, lambda random: phi4_arrays(int(random.integers(99))), 19),
+    "phi4, sounds": Family(
+        tiny_phi4.make_phi4, lambda random: {"audio_input_features": normal(random, 1, 60, 80)}, 8, "audio"
+    ),
     "siglip": Family(tiny_dual.make_siglip, lambda random: {"pixel_values": normal(random, 1, 3, 30, 30)}, 1),
     # 83 of 100 frames are sound: 42 rows of the encoder, the last of which is also made of frames behind the sound.
     "qwen2_audio": Family(

@@ -14,6 +14,7 @@ import pytest
 import tiny_dual
 import torch
 from gpu_steps import SETTINGS, prompt
+from tiny_encoders import make_encoder
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import loaded, worker_config
 
@@ -37,7 +38,8 @@ pytestmark = [pytest.mark.filterwarnings("ignore:All-NaN"), pytest.mark.xdist_gr
 
 EMBED = PoolingFacts(convert="embed", pooling="last")
 NUM_BLOCKS = 40
-LAST, MEAN, ALL = (
+FIRST, LAST, MEAN, ALL = (
+    PoolingSpec("embed", "cls", skip_reading_prefix_cache=True),
     PoolingSpec("embed", "last"),
     PoolingSpec("embed", "mean", skip_reading_prefix_cache=True),
     PoolingSpec("token_embed", "all", skip_reading_prefix_cache=True),
@@ -68,6 +70,7 @@ class Family:
     make: Callable[[Path], Path]
     cases: list[Submit]
     has_graphs: bool = False
+    max_model_len: int = 40
 
 
 FAMILIES = {
@@ -76,6 +79,7 @@ FAMILIES = {
         [text(3, LAST), text(40, MEAN), text(17, ALL), text(9, LAST)],
         has_graphs=True,
     ),
+    "bert": Family(partial(make_encoder, "bert"), [text(9, FIRST), text(17, ALL), text(6, MEAN)], max_model_len=24),
     "clip": Family(
         tiny_dual.make_clip,
         [text(9, LAST), picture(1, LAST, [], 1, 1, 3, 30, 30), picture(2, LAST, [], 1, 1, 3, 30, 30)],
@@ -96,12 +100,12 @@ def model_path(family: Family, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 @pytest.fixture(scope="module")
 def computed_on_cpu(family: Family, model_path: Path) -> Vectors:
-    config = pooling_config(model_path)
+    config = pooling_config(model_path, family.max_model_len)
     return run(loaded(config, is_native=False), config, None, family.cases, has_graphs=False)
 
 
-def pooling_config(path: Path, **settings: Any) -> ResolvedConfig:
-    config = worker_config(path, **{**SETTINGS, "max_model_len": 40}, **settings)
+def pooling_config(path: Path, max_model_len: int, **settings: Any) -> ResolvedConfig:
+    config = worker_config(path, **{**SETTINGS, "max_model_len": max_model_len}, **settings)
     facts = config.model.pooling or EMBED
     return msgspec.structs.replace(config, model=msgspec.structs.replace(config.model, pooling=facts))
 
@@ -148,7 +152,7 @@ def run(
 def test_vectors_are_those_of_the_cpu_and_do_not_depend_on_the_batch(
     family: Family, model_path: Path, computed_on_cpu: Vectors, _kernels_of_gpus: None, stream: Stream
 ) -> None:
-    config = pooling_config(model_path, device="cuda")
+    config = pooling_config(model_path, family.max_model_len, device="cuda")
     model = load_model(config, lambda fraction: None, device=stream.torch_device)
     together = run(model, config, stream, family.cases, has_graphs=family.has_graphs)
     for actual, expected in zip(together, computed_on_cpu, strict=True):

@@ -1,27 +1,30 @@
 """`ItemEncoder`: an encoder that computes one item at a time through torch."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.parameters import Parameters
 
+Upload: TypeAlias = Callable[[npt.NDArray[np.float32]], Tensor]
+
 
 class ItemEncoder(ABC):
-    """Makes rows of prompts of items, one at a time, with operations that no native program has. Runs on the host.
+    """Makes rows of prompts of items, one at a time, with operations that no native program has.
 
     Args:
-        parameters: of all parts, on the host.
-        device: of the language model, to which rows go.
-        host_bytes: what the largest item takes while it is computed.
+        parameters: of all parts.
+        run_bytes: what the largest item takes while it is computed.
     """
 
-    def __init__(self, parameters: Parameters, device: torch.device, host_bytes: int) -> None:
-        self.parameters, self.device = parameters, device
-        self._is_beside_model, self._host_bytes = device == parameters.device, host_bytes
+    def __init__(self, parameters: Parameters, run_bytes: int) -> None:
+        self.parameters, self.device, self.run_bytes = parameters, parameters.device, run_bytes
         self.dtype: torch.dtype = parameters.dtype
         """Of the language model."""
         self.pooling_head: None = None
@@ -29,17 +32,16 @@ class ItemEncoder(ABC):
 
     @property
     def weights_bytes(self) -> int:
-        """Bytes of all parameters in the memory of the language model."""
-        return self.parameters.num_bytes if self._is_beside_model else 0
-
-    @property
-    def run_bytes(self) -> int:
-        """What the largest item takes of that memory while it is computed."""
-        return self._host_bytes if self._is_beside_model else 0
+        """Bytes of all parameters."""
+        return self.parameters.num_bytes
 
     @abstractmethod
-    def encode(self, tensors: Mapping[str, MediaTensor]) -> Tensor:
+    def encode(self, tensors: Mapping[str, MediaTensor], upload: Upload) -> Tensor:
         """Return the rows of the prompt of an item, shape RD. Runs under `torch.inference_mode()`.
+
+        Args:
+            tensors: of the item.
+            upload: copies an array to the device.
 
         Raises:
             ProtocolError: these are not tensors of the model's processor.

@@ -1,7 +1,7 @@
 """Phi-4-multimodal's sounds: a conformer, whose results go through one of two projectors."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch.nn.functional import (
 
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import BESIDE_IMAGES, MediaTensor
-from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
+from octavo.worker_proc.models.audio.item_encoder import ItemEncoder, Upload
 from octavo.worker_proc.models.checkpoint import renamed
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
 from octavo.worker_proc.models.parameters import Parameters
@@ -124,7 +124,8 @@ class ConformerConfig:
 class Phi4AudioEncoder(ItemEncoder):
     """The encoder with its projectors.
 
-    Runs through torch in float32, one sound at a time, so that the bits of a sound depend on it alone.
+    Runs through torch in float32, one sound at a time, so that the bits of a sound depend on it alone. On a GPU the
+    products are those of cuBLAS and cuDNN.
 
     Args:
         spec: what it is built for.
@@ -134,12 +135,11 @@ class Phi4AudioEncoder(ItemEncoder):
     def __init__(self, spec: TowerSpec, own: ConformerConfig) -> None:
         super().__init__(
             Parameters(
-                replace(spec.placement, device=torch.device("cpu")),
+                spec.placement,
                 prefixes=[f"{outer}{EMBEDDING}audio_embed." for outer in ("", "model.")],
                 ignored=[r"\bimage_embed\."],
                 rules=[renamed({r"^encoder\.": ""})],
             ),
-            spec.placement.device,
             own.run_bytes(spec),
         )
         self._own = own
@@ -148,7 +148,7 @@ class Phi4AudioEncoder(ItemEncoder):
             for name, shape in _shapes(own, spec.width).items()
         }
 
-    def encode(self, tensors: Mapping[str, MediaTensor]) -> Tensor:
+    def encode(self, tensors: Mapping[str, MediaTensor], upload: Upload) -> Tensor:
         """See `ItemEncoder.encode`.
 
         Raises:
@@ -157,14 +157,14 @@ class Phi4AudioEncoder(ItemEncoder):
         (frames_FC, *others) = array_of(tensors, FEATURES, np.float32, 3)
         if others or not len(frames_FC) or frames_FC.shape[1] != self._own.num_mels:
             raise ProtocolError(f"{FEATURES} of shape {(1 + len(others), *frames_FC.shape)}")
-        rows_TD = self._subsampled(torch.from_numpy(frames_FC.copy()))
+        rows_TD = self._subsampled(upload(frames_FC.copy()))
         windows = list(rows_TD.split(_WINDOW))
         if len(windows) > 1:
             windows[-1] = pad(windows[-1], (0, 0, 0, _WINDOW - len(windows[-1])))
         encoded_TD = torch.cat([self._encoded(window_WD) for window_WD in windows])[: len(rows_TD)]
         mode = "vision_speech" if BESIDE_IMAGES in tensors else "speech"
         inner_TD = gelu(self._linear(f"up_proj_for_{mode}", encoded_TD))
-        return self._linear(f"down_proj_for_{mode}", inner_TD).to(self.device)
+        return self._linear(f"down_proj_for_{mode}", inner_TD)
 
     def _subsampled(self, frames_FC: Tensor) -> Tensor:
         """Return a row for as many frames as the convolutions make one of."""
@@ -196,7 +196,7 @@ class Phi4AudioEncoder(ItemEncoder):
 
     def _encoded(self, x_TD: Tensor) -> Tensor:
         """Return the results of all layers for rows that see each other."""
-        places_T = torch.arange(len(x_TD))
+        places_T = torch.arange(len(x_TD), device=x_TD.device)
         most = self._own.max_distance
         distances_TT = (places_T - places_T[:, None]).clamp(-most, most - 1)
         buckets_TT = distances_TT.abs() if self._own.is_symmetric else distances_TT + most
