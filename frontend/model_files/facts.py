@@ -264,7 +264,9 @@ def _max_positions(hf_config: dict[str, Any]) -> int:
 
 def _quantization_config(hf_config: dict[str, Any], home: Path) -> dict[str, Any]:
     """Return how the weights are quantized, as the key of config.json: older checkpoints say it elsewhere."""
-    if hf_config.get("quantization_config"):
+    if section := hf_config.get("quantization_config"):
+        if isinstance(section, dict) and "quant_method" not in section and section.get("quant_library") == "modelopt":
+            return {"quantization_config": {"quant_method": "modelopt", **section}}
         return {}
     if hf_config.get("compression_config"):
         return {"quantization_config": hf_config["compression_config"], "compression_config": None}

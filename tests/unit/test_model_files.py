@@ -263,6 +263,8 @@ class TestFacts:
         (home / "hf_quant_config.json").unlink()
         write(home, LLAMA | {"compression_config": {"quant_method": "compressed-tensors"}})
         assert facts_of(home, env).hf_config["quantization_config"] == {"quant_method": "compressed-tensors"}
+        write(home, LLAMA | {"quantization_config": {"quant_library": "modelopt", "quant_algo": "FP8"}})
+        assert facts_of(home, env).hf_config["quantization_config"]["quant_method"] == "modelopt"
         write(home, LLAMA | {"quantization_config": {"quant_method": "gptq", "bits": 8}})
         write(home, {"bits": 4}, "quantize_config.json")
         assert facts_of(home, env).hf_config["quantization_config"]["bits"] == 8
