@@ -70,7 +70,7 @@ class CacheFeed:
             self._end([client])
             return
         if not self._watches:
-            self._cache.add_observer(self._changes)
+            self._changes.observe(self._cache)
         self._watches[client] = _Watch(number)
 
     def flush(self) -> None:
@@ -89,7 +89,7 @@ class CacheFeed:
             stored, removed = self._changes.take()
         for client, watch in self._watches.items():
             if watch.contents is None and now >= watch.begin_s:
-                watch.contents = self._cache.pool.cached_hashes()
+                watch.contents = self._changes.contents(self._cache)
                 self._send(client, watch, stored, removed, starts_over=True)
             elif watch.contents is not None and (is_due or watch.contents):
                 self._send(client, watch, stored, removed)
@@ -100,8 +100,7 @@ class CacheFeed:
         for client in clients:
             self._watches.pop(client, None)
         if was_watched and not self._watches:
-            self._cache.remove_observer(self._changes)
-            self._changes.clear()
+            self._changes.end(self._cache)
 
     @property
     def _has_news(self) -> bool:
@@ -115,7 +114,7 @@ class CacheFeed:
         if watch.contents:
             part, watch.contents = watch.contents[:MAX_CONTENTS], watch.contents[MAX_CONTENTS:]
             stored += self._changes.short_hashes(
-                [block_hash for block_hash in part if self._cache.pool.find(block_hash) is not None]
+                [block_hash for block_hash in part if self._changes.is_stored(self._cache, block_hash)]
             )
         update = CacheUpdate(
             epoch=self._outbox.epoch,

@@ -102,6 +102,11 @@ class StateSlots:
         self._observers.append(observer)
         self.pool.observers.append(observer)
 
+    def remove_observer(self, observer: StateObserver) -> None:
+        """Report no more changes."""
+        self._observers.remove(observer)
+        self.pool.observers.remove(observer)
+
     def settle(self) -> None:
         """Let the checkpoints of the plan before be found, and free the slots that it has read. Call between plans."""
         for request, index in self._written.items():

@@ -1,23 +1,27 @@
 """What frontends know of an engine's prefix cache: the truth, a little later, whatever happens on the way."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import hypothesis.strategies as st
+import pytest
 from core_fakes import FakeEngine
 from hypothesis import given, settings
 from service_fakes import FakeRouter
-from simulation.worker import SimulatedWorker
+from simulation.worker import ONE_GROUP, SimulatedWorker
 
 from octavo.core_proc.cache_feed import INTERVAL_S, MAX_CONTENTS, RETRY_S, CacheFeed
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.frontend.routing.cache_view import CacheView
+from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.events import CacheUpdate
 from octavo.protocol.prefix_hash import SHORT_HASH_BYTES
 
 BLOCK_SIZE = 32
 """Two blocks are a span."""
 NUM_BLOCKS = 12
+STATES_ONLY = [CacheGroupSpec(kind="state", window=2 * BLOCK_SIZE, num_layers=1, block_bytes=1000)]
 
 
 def short(block_hash: bytes) -> int:
@@ -29,9 +33,14 @@ class Positions:
 
     def __init__(self) -> None:
         self.index_of: dict[bytes, int] = {}
+        self.before: dict[bytes, list[bytes]] = {}
+        """The ends of spans before each state."""
 
     def on_stored(self, request: Request, index: int, group: int) -> None:
         self.index_of[request.block_hashes[index]] = index
+
+    def on_state_stored(self, request: Request, num_blocks: int, slot: int, *, is_computed: bool) -> None:
+        self.before[request.block_hashes[num_blocks - 1]] = list(request.block_hashes[1:num_blocks:2])
 
     def on_removed(self, block_hash: bytes) -> None:
         """Positions of blocks that are gone do no harm."""
@@ -43,12 +52,17 @@ class Positions:
 class Watched:
     """An engine whose cache some frontends watch, each with its own view."""
 
-    def __init__(self, num_blocks: int = NUM_BLOCKS, num_clients: int = 2) -> None:
+    def __init__(
+        self, num_blocks: int = NUM_BLOCKS, num_clients: int = 2, groups: Sequence[CacheGroupSpec] = ONE_GROUP
+    ) -> None:
+        self.groups = groups
         self.engine = FakeEngine(
-            num_blocks, block_size=BLOCK_SIZE, max_model_len=256, max_num_batched_tokens=128, max_num_seqs=2
+            num_blocks, groups, block_size=BLOCK_SIZE, max_model_len=256, max_num_batched_tokens=128, max_num_seqs=2
         )
         self.cache, self.positions, self.now = self.engine.scheduler.cache, Positions(), 0.0
         self.cache.add_observer(self.positions)
+        if self.cache.states is not None:
+            self.cache.states.add_observer(self.positions)
         self.routers = {bytes([client]): FakeRouter() for client in range(num_clients)}
         self.views = {client: CacheView() for client in self.routers}
         self.resyncs: Counter[bytes] = Counter()
@@ -94,8 +108,12 @@ class Watched:
             self.flush()
 
     def check(self) -> None:
-        """Every view holds all ends of spans that are cached, and nothing that is not."""
+        """Every view holds all ends of spans that are cached or lead to a state, and nothing that is not."""
         cached = self.cache.pool.cached_hashes()
+        if self.cache.states is not None:
+            states = self.cache.states.pool.cached_hashes()
+            cached = list({end for key in states for end in self.positions.before[key[:32]]})
+            self.positions.index_of = dict.fromkeys(cached, 1)
         ends = {short(one) for one in cached if (self.positions.index_of[one] + 1) % 2 == 0}
         for view in self.views.values():
             assert ends <= view.engines_of.keys() <= {short(one) for one in cached}
@@ -137,21 +155,31 @@ def perform(watched: Watched, names: list[str], operation: str, *args) -> None:
         engine.scheduler.reset_prefix_cache()
     elif operation == "lose" and engine.scheduler.has_requests:
         engine.scheduler.lose_workers()
-        engine.worker = SimulatedWorker(engine.config, NUM_BLOCKS)
+        engine.worker = SimulatedWorker(engine.config, NUM_BLOCKS, watched.groups)
         engine.worker.next_sequence = engine.plans[-1].sequence + 1 if engine.plans else 0
         engine._results.clear()
     elif operation == "watch":
         watched.watch(b"\0")
 
 
+@pytest.mark.parametrize("groups", [ONE_GROUP, STATES_ONLY], ids=["blocks", "states"])
 @settings(max_examples=100, deadline=None)
-@given(st.lists(OPERATIONS, max_size=40))
-def test_views_equal_the_cache_after_any_operations(operations: list[tuple]) -> None:
-    watched, names = Watched(), []
+@given(operations=st.lists(OPERATIONS, max_size=40))
+def test_views_equal_the_cache_after_any_operations(groups: Sequence[CacheGroupSpec], operations: list[tuple]) -> None:
+    watched, names = Watched(groups=groups), []
     for operation in operations:
         perform(watched, names, *operation)
     watched.settle()
     watched.check()
+
+
+def test_a_state_counts_as_all_blocks_before_it() -> None:
+    watched = Watched(num_clients=1, groups=STATES_ONLY)
+    watched.engine.submit("r", [1] * 140, 1)
+    watched.engine.run()
+    watched.settle()
+    watched.check()
+    assert len(watched.views[b"\0"].engines_of) == 2, "spans of the 128 tokens before the last checkpoint"
 
 
 def test_a_watch_begins_with_what_is_cached() -> None:
