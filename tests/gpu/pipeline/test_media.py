@@ -68,6 +68,10 @@ def tiles_of_llava_next(seed: int) -> dict[str, MediaTensor]:
     return {"pixel_values": pixels(seed, 1, 3, 3, 18, 18), "image_sizes": tensor([[18, 36]], np.int64)}
 
 
+def frames_of_onevision(seed: int) -> dict[str, MediaTensor]:
+    return {"pixel_values_videos": pixels(seed, 3, 3, 18, 18), "is_last": tensor([0, 0, 1], np.int64)}
+
+
 PATCH = 3 * 2 * 6 * 6
 FAMILIES = {
     "llava": Family(tiny_media.make_llava, lambda seed: {"pixel_values": pixels(seed, 1, 3, 30, 30)}, 25),
@@ -79,7 +83,7 @@ FAMILIES = {
     "idefics3": Family(tiny_media.make_smolvlm, tiles_of_idefics3, 8),
     "internvl": Family(tiny_media.make_internvl, lambda seed: {"pixel_values": pixels(seed, 2, 3, 24, 24)}, 8),
     "llava_next": Family(tiny_media.make_llava_next, tiles_of_llava_next, 30),
-    "llava_onevision": Family(partial(tiny_media.make_llava_next, family="LlavaOnevision"), tiles_of_llava_next, 30),
+    "llava_onevision": Family(partial(tiny_media.make_llava_next, family="LlavaOnevision"), frames_of_onevision, 13),
     "mistral3": Family(tiny_media.make_mistral3, lambda seed: {"pixel_values": pixels(seed, 1, 3, 24, 36)}, 6),
     "qwen2_vl": Family(tiny_media.make_qwen2_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
 }
