@@ -18,6 +18,7 @@ from octavo.kernels.dispatch import require
 from octavo.kernels.paged_attention import gpu_plan
 from octavo.kernels.paged_attention.gpu_arguments import Form, Partials, Scoring, Strides, Tensors, Tiles, Work
 from octavo.kernels.paged_attention.gpu_decode_kernel import split_kernel
+from octavo.kernels.paged_attention.gpu_decode_plan import plan_decodes
 from octavo.kernels.paged_attention.gpu_latent_kernel import latent_chunk_kernel
 from octavo.kernels.paged_attention.gpu_plan import SEGMENT, Counts, Grid, Integers, Ints, Layout, Limits
 from octavo.kernels.paged_attention.gpu_prefill_kernel import chunk_kernel
@@ -97,6 +98,15 @@ class StepAttention:
         """
         self._counts = gpu_plan.write(words, self.layout, self._grid, self._shape, query_starts, context_lens, prefixes)
         return self._counts
+
+    def plan_decodes(self, context_lens_R: Tensor) -> None:
+        """Write the plan of requests with one row each on the device, to `words_W`; see `gpu_decode_plan`.
+
+        The following calls launch the kernels that it needs. A graph may capture both.
+        """
+        require(self._grid.split_tokens > 0, f"paged_attention: decodes of {self._shape} are not split")
+        self.launch_for(0)
+        plan_decodes(self.words_W, self.layout, self._grid, self._shape, context_lens_R)
 
     def usual_tiles(self, num_tokens: int) -> int:
         """Return the tiles of chunks that a graph for this many tokens has programs for.

@@ -43,3 +43,40 @@ def read_slots(
     implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", read_slots)}
     run = choose("read_slots", implementations, token_ids_T.device)
     return run(token_ids_T, token_slots_T, last_token_S, request_slots_R, block_ids, block_tables)
+
+
+def advance_rows(
+    positions_R: Tensor,
+    slot_mapping_R: Tensor,
+    slots_R: Tensor,
+    limits_S: Tensor,
+    block_ids_SP: Tensor,
+    block_size: int,
+    draws: Sequence[Tensor],
+) -> Tensor:
+    """Move a step of requests with one row each to its next positions; returns the keys that each attends to then.
+
+    A request that comes to its limit stays where it is, and stores nothing from then on.
+
+    Args:
+        positions_R: int64, overwritten.
+        slot_mapping_R: int64, overwritten; -1: the row is not stored.
+        slots_R: int64, of the requests.
+        limits_S: int64, positions that each slot has room for; 0: rows of this slot are padding, and attend to nothing.
+        block_ids_SP: int32.
+        block_size: of the cache.
+        draws: positions and numbers of outputs of draws, int64 with R numbers each, to which one is added.
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        positions_R.shape == slot_mapping_R.shape == slots_R.shape
+        and all(each.shape == slots_R.shape for each in draws),
+        f"advance_rows: {tuple(positions_R.shape)} positions, {tuple(slot_mapping_R.shape)} places in the cache, "
+        f"{tuple(slots_R.shape)} slots, draws {[tuple(each.shape) for each in draws]}",
+    )
+    implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", advance_rows)}
+    run = choose("advance_rows", implementations, positions_R.device)
+    return run(positions_R, slot_mapping_R, slots_R, limits_S, block_ids_SP, block_size, draws)

@@ -1,4 +1,4 @@
-"""`read_slots` on a GPU: some programs for the tokens, and one for each request."""
+"""`read_slots` and `advance_rows` on a GPU."""
 
 from collections.abc import Sequence
 
@@ -10,6 +10,7 @@ from torch import Tensor
 from octavo.kernels.slot_rows import PENDING
 
 _BLOCK = 1024
+_ROWS = 128
 _PENDING = tl.constexpr(PENDING)
 
 
@@ -21,7 +22,7 @@ def read_slots(
     block_ids: Sequence[Tensor],
     block_tables: Sequence[Tensor],
 ) -> Tensor:
-    """See `octavo.kernels.slot_rows.read_slots`."""
+    """See `octavo.kernels.slot_rows.read_slots`: some programs for the tokens, and one for each request."""
     out_T = torch.empty_like(token_ids_T)
     num_programs = triton.cdiv(len(out_T), _BLOCK) + len(request_slots_R)
     if num_programs:
@@ -77,3 +78,66 @@ def _read_slots_kernel(
                 is_column = columns < widths[group]
                 ids = tl.load(block_ids[group] + slot * id_strides[group] + columns, mask=is_column, other=0)
                 tl.store(block_tables[group] + row * table_strides[group] + columns, ids, mask=is_column)
+
+
+def advance_rows(
+    positions_R: Tensor,
+    slot_mapping_R: Tensor,
+    slots_R: Tensor,
+    limits_S: Tensor,
+    block_ids_SP: Tensor,
+    block_size: int,
+    draws: Sequence[Tensor],
+) -> Tensor:
+    """See `octavo.kernels.slot_rows.advance_rows`."""
+    context_lens_R = torch.empty_like(positions_R)
+    _advance_rows_kernel[(triton.cdiv(len(positions_R), _ROWS),)](
+        positions_R,
+        slot_mapping_R,
+        slots_R,
+        limits_S,
+        block_ids_SP,
+        block_ids_SP.stride(0),
+        block_size,
+        tuple(draws),
+        context_lens_R,
+        len(positions_R),
+        NUM_DRAWS=len(draws),
+        ROWS=_ROWS,
+    )
+    return context_lens_R
+
+
+@triton.jit(do_not_specialize=["id_stride", "block_size", "num_rows"])
+def _advance_rows_kernel(
+    positions_ptr,
+    slot_mapping_ptr,
+    slots_ptr,
+    limits_ptr,
+    block_ids_ptr,
+    id_stride,
+    block_size,
+    draws,
+    context_lens_ptr,
+    num_rows,
+    NUM_DRAWS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    slots = tl.load(slots_ptr + rows, mask=is_row, other=0)
+    positions = tl.load(positions_ptr + rows, mask=is_row, other=0)
+    following = positions + 1
+    is_stored = tl.load(slot_mapping_ptr + rows, mask=is_row, other=-1) >= 0
+    limits = tl.load(limits_ptr + slots, mask=is_row, other=0)
+    has_room = is_row & is_stored & (following < limits)
+    block_ptr = block_ids_ptr + slots * id_stride + following // block_size
+    blocks = tl.load(block_ptr, mask=has_room, other=0).to(tl.int64)
+    places = tl.where(has_room, blocks * block_size + following % block_size, -1)
+    tl.store(slot_mapping_ptr + rows, places, mask=is_row)
+    positions = tl.where(has_room, following, positions)
+    tl.store(positions_ptr + rows, positions, mask=is_row)
+    tl.store(context_lens_ptr + rows, tl.where(limits > 0, positions + 1, 0), mask=is_row)
+    for index in tl.static_range(NUM_DRAWS):
+        numbers_ptr = draws[index] + rows
+        tl.store(numbers_ptr, tl.load(numbers_ptr, mask=is_row, other=0) + 1, mask=is_row)

@@ -1,4 +1,4 @@
-"""What `read_slots` means."""
+"""What `read_slots` and `advance_rows` mean."""
 
 from collections.abc import Sequence
 
@@ -20,3 +20,24 @@ def read_slots(
     for block_ids_SP, block_table_RP in zip(block_ids, block_tables, strict=True):
         block_table_RP.copy_(block_ids_SP[request_slots_R])
     return torch.where(token_ids_T == PENDING, last_token_S[token_slots_T], token_ids_T)
+
+
+def advance_rows(
+    positions_R: Tensor,
+    slot_mapping_R: Tensor,
+    slots_R: Tensor,
+    limits_S: Tensor,
+    block_ids_SP: Tensor,
+    block_size: int,
+    draws: Sequence[Tensor],
+) -> Tensor:
+    """See `octavo.kernels.slot_rows.advance_rows`."""
+    following_R = positions_R + 1
+    limits_R = limits_S[slots_R]
+    has_room_R = (slot_mapping_R >= 0) & (following_R < limits_R)
+    blocks_R = block_ids_SP[slots_R, torch.where(has_room_R, following_R // block_size, 0)].long()
+    slot_mapping_R.copy_(torch.where(has_room_R, blocks_R * block_size + following_R % block_size, -1))
+    positions_R.copy_(torch.where(has_room_R, following_R, positions_R))
+    for numbers_R in draws:
+        numbers_R += 1
+    return torch.where(limits_R > 0, positions_R + 1, 0)

@@ -164,6 +164,21 @@ def test_tokens_and_blocks_of_slots(
         assert torch.equal(one.cpu(), table), "rows of other requests stay"
 
 
+def test_rows_advance_to_the_end_of_their_blocks(device: torch.device) -> None:
+    positions, mapping, slots = torch.tensor([2, 7, 3, 0]), torch.tensor([9, 8, 10, -1]), torch.tensor([1, 2, 0, 3])
+    limits, draws = torch.tensor([8, 5, 8, 0]), [torch.arange(4), torch.arange(4, 8)]
+    block_ids = torch.tensor([[5, 2], [4, 3], [0, 1], [0, 0]], dtype=torch.int32)
+    rows = [positions, mapping, slots, limits, block_ids]
+    on_device, draws_on_device = ([each.clone().to(device) for each in some] for some in (rows, draws))
+    for expected_lens in ([4, 8, 5, 0], [5, 8, 6, 0], [5, 8, 7, 0]):
+        lens = slot_reference.advance_rows(*rows, 4, draws)
+        assert lens.tolist() == expected_lens
+        assert torch.equal(slot_gpu.advance_rows(*on_device, 4, draws_on_device).cpu(), lens)
+        for one, other in zip([*rows, *draws], [*on_device, *draws_on_device], strict=True):
+            assert torch.equal(other.cpu(), one)
+    assert mapping.tolist() == [-1, -1, 2 * 4 + 2, -1]
+
+
 @pytest.mark.parametrize("group_size", quantize_cases.GROUP_SIZES)
 @pytest.mark.parametrize("width", quantize_cases.WIDTHS)
 def test_quantize(device: torch.device, seed: int, width: int, group_size: int) -> None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.dispatch import ShapeError
-from octavo.kernels.paged_attention import AttentionShape, cases, gpu
+from octavo.kernels.paged_attention import AttentionShape, cases, gpu, gpu_plan
+from octavo.kernels.paged_attention.gpu_decode_plan import plan_decodes
 from octavo.kernels.paged_attention.gpu_plan import Limits
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn
@@ -330,3 +331,24 @@ def test_it_refuses_what_it_has_no_tiles_for(device: torch.device) -> None:
         step(q, cache, cache)
     with pytest.raises(ShapeError, match="and a cache"):
         step(q, cache[:, :8].bfloat16(), cache[:, :8].bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("window", "is_chunked", "is_causal"),
+    [(None, False, True), (300, False, True), (512, True, True), (700, False, False)],
+)
+@pytest.mark.parametrize("max_partials", [1000, 9])
+def test_plans_of_decodes_made_on_the_device(
+    device: torch.device, max_partials: int, window: int | None, is_chunked: bool, is_causal: bool
+) -> None:
+    shape = AttentionShape(6, 3, 16, 1.0, window=window, is_chunked=is_chunked, is_causal=is_causal)
+    grid = gpu_plan.Grid(8, 4, 4, group=2, num_kv_heads=3, num_programs=7)
+    layout = gpu_plan.Layout.of(gpu_plan.Limits(9, 100, max_partials), grid)
+    lens = [1, 256, 257, 4000, 700, 3, 513]
+    words = np.zeros(layout.num_words, dtype=np.int32)
+    counts = gpu_plan.write(words, layout, grid, shape, np.arange(len(lens) + 1), np.array(lens))
+    found_W = torch.zeros(layout.num_words, dtype=torch.int32, device=device)
+    plan_decodes(found_W, layout, grid, shape, torch.tensor([*lens, 0, 0], device=device))
+    found = found_W.cpu().numpy()
+    assert counts.num_tiles == 0
+    assert np.array_equal(found[: counts.num_split_words], words[: counts.num_split_words])

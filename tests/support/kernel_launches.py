@@ -42,8 +42,9 @@ from octavo.kernels.lora import gpu as lora
 from octavo.kernels.lora.rows import AdapterRows
 from octavo.kernels.lora.shape import LoraShape
 from octavo.kernels.multiply import gpu as multiply_rows
-from octavo.kernels.paged_attention import AttentionShape, int8_cache
+from octavo.kernels.paged_attention import AttentionShape, gpu_decode_plan, int8_cache
 from octavo.kernels.paged_attention import gpu as paged_attention
+from octavo.kernels.paged_attention.gpu_plan import Grid, Layout, Limits
 from octavo.kernels.penalties import gpu as penalties
 from octavo.kernels.quantize import gpu as quantize
 from octavo.kernels.recurrence import DeviceSlots
@@ -91,6 +92,20 @@ def read_slots() -> None:
     per_row = empty(8, dtype=I64)
     ids, table = empty(9, 2560, dtype=I32), empty(8, 2560, dtype=I32)
     slot_rows.read_slots(per_row, per_row, empty(9, dtype=I64), per_row, [ids], [table])
+
+
+def advance_rows() -> None:
+    """Move 8 requests to their next positions."""
+    rows = empty(8, dtype=I64)
+    slot_rows.advance_rows(rows, rows, rows, empty(9, dtype=I64), empty(9, 2560, dtype=I32), 16, [rows, rows])
+
+
+def plan_decodes() -> None:
+    """Plan a step of 8 decodes of 256, on an H200."""
+    grid = Grid(chunk_tokens=32, split_tokens=4, shared_tokens=4, group=4, num_kv_heads=8, num_programs=264)
+    layout = Layout.of(Limits(256, 8192, 16131), grid)
+    words_W, lens_R = empty(layout.num_words, dtype=I32), empty(8, dtype=I64)
+    gpu_decode_plan.plan_decodes(words_W, layout, grid, AttentionShape(32, 8, 128, 0.1), lens_R)
 
 
 def swap_out() -> None:
@@ -421,7 +436,9 @@ LAUNCHES: dict[str, Callable[[], object]] = {
     "selective_scan, Mamba-2": lambda: scan(80, 64, 128, 1),
     "sigmoid_and_mul, 2048": lambda: sigmoid_and_mul.sigmoid_and_mul(empty(8, 1), empty(8, 2048)),
     "silu_and_mul, 14336": lambda: silu_and_mul.silu_and_mul(empty(8, 2 * 14336)),
+    "plan_decodes": plan_decodes,
     "slot_rows": read_slots,
+    "slot_rows, advance": advance_rows,
     "store_kv, blocks of 16": lambda: store_in_blocks_of(16),
     "store_kv, latent": store_latent,
     "token_mask": lambda: token_mask.mask_tokens(logits(1)[0], empty(VOCAB_SIZE // 32, dtype=I32)),
