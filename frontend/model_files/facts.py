@@ -110,15 +110,17 @@ def read_head_facts(config: EngineConfig, facts: ModelFacts, env: Env) -> ModelF
     path = head_path(config.speculation)
     if path is None:
         return None
+    is_whole = is_draft_model(config.speculation)
     own = ModelConfig(
         model=path,
         skip_tokenizer_init=True,
         generation_config="vllm",
         download_dir=config.model.download_dir,
         hf_token=config.model.hf_token,
+        load_format="dummy" if is_whole and config.model.load_format == "dummy" else "auto",
     )
     head = read_model_facts(own, env)
-    if is_draft_model(config.speculation):
+    if is_whole:
         check_draft_vocabulary(facts, head)
     return head
 

@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 from torch.overrides import TorchFunctionMode
 
 from bench_gpu_parts.machine import MIXED_CHUNKS, Sampling
-from octavo.frontend.model_files.facts import read_model_facts
+from octavo.frontend.model_files.facts import read_head_facts, read_model_facts
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.engine import DeviceName
@@ -26,6 +26,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult
 from octavo.worker_proc.device import open_device
 from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.runners.cuda_graphs.rounds import DeviceRounds
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.weights.load import load_model
 
@@ -62,7 +63,8 @@ class StepRunner:
             }
         )
         facts = read_model_facts(user_config.model, Env.read())
-        self._config = resolve(user_config, facts, device=device, num_cores=torch.get_num_threads())
+        head = read_head_facts(user_config, facts, Env.read())
+        self._config = resolve(user_config, facts, device=device, num_cores=torch.get_num_threads(), head=head)
         self.results: list[StepResult] = []
         """Results of all steps since the list was last cleared."""
         self._device = open_device(self._config)
@@ -143,6 +145,19 @@ class StepRunner:
             self.run(released=[batch])
             return step_s, busy_s
 
+    def drafting_step(self, batch: int, context: int, num_drafts: int, *, waits_each_time: bool = False) -> float:
+        """Return the seconds of a decode step and its drafts, of a model with a drafter.
+
+        `waits_each_time`: the host waits for each draft, where it could wait for the last one.
+        """
+        assert self._executor.drafter is not None, "speculative_config"
+        rounds = self._executor.drafter.rounds
+        with self._decoding(batch, context, {}) as (first, _):
+            if isinstance(rounds, DeviceRounds):
+                rounds.waits_each_time = waits_each_time
+            position = self._decode(batch, first, WARM_UP_STEPS, num_drafts)
+            return self._elapsed(lambda: self._decode(batch, position, LEAST_STEPS, num_drafts)) / LEAST_STEPS
+
     @contextmanager
     def without_graphs(self) -> Iterator[None]:
         """Launch kernels one by one meanwhile; on a CPU there are no graphs anyway."""
@@ -161,9 +176,10 @@ class StepRunner:
         released: list[int] | None = None,
         admitted: list[Admitted] | None = None,
         scheduled: list[Scheduled] | None = None,
+        num_drafts: int = 0,
     ) -> None:
         """Begin one step; its result comes later."""
-        plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [])
+        plan = StepPlan(self._sequence, released or [], admitted or [], [], scheduled or [], num_drafts=num_drafts)
         self._executor.begin(plan, tuple)
         self._sequence += 1
 
@@ -221,10 +237,10 @@ class StepRunner:
             ]
         )
 
-    def _decode(self, batch: int, position: int, num_steps: int = 1) -> int:
+    def _decode(self, batch: int, position: int, num_steps: int = 1, num_drafts: int = 0) -> int:
         """Compute one more token of each request in every step; return the position after the last."""
         for start in range(position, position + num_steps):
-            self.run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)])
+            self.run(scheduled=[Scheduled(slot, start, 1, 1) for slot in range(batch)], num_drafts=num_drafts)
         return position + num_steps
 
     def _blocks_each(self, context: int) -> int:

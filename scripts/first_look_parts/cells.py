@@ -13,7 +13,7 @@ from bench_gpu_parts.recurrences import RECURRENCES, RecurrenceName
 from bench_gpu_parts.shapes import SHAPES, ShapeName, weight_shapes
 from bench_gpu_parts.towers import TOWER_RUNS, TOWERS, TowerRunName
 
-TOTAL_S = 400.0
+TOTAL_S = 420.0
 ROWS = (1, 16, 64, 256, 2048, 8192)
 MAX_HEAD_ROWS = 256
 """Only rows that are sampled are multiplied with the output weight."""
@@ -75,6 +75,7 @@ def all_cells() -> list[Cell]:
         Cell("bits-model", "the bits of a position, a model", "small", "model_bits", _model("Qwen3-0.6B"), 25, 60),
         *_decode("Qwen3-0.6B", "small"),
         Cell("mixed-Qwen3-0.6B", "decodes beside a prompt", "small", "mixed", _model("Qwen3-0.6B"), 4, 30),
+        Cell("drafts", "steps that draft", "small", "drafts", _model("Qwen3-0.6B"), 20, 60),
         *_decode("Llama-3.1-8B", "large"),
         Cell("engine", "three processes, end to end", "engine", "serve", _model("Qwen3-0.6B"), 55, 110),
     ]

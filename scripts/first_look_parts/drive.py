@@ -36,6 +36,7 @@ BITS_PROMPT, BITS_OUTPUTS, BITS_COMPANY = 400, 40, 40
 MAX_SEQS, MAX_MODEL_LEN = 64, 2048
 MIXED = 64, 1024, 512
 """Decodes, their tokens, and the tokens of the chunk beside them, as scripts/bench_gpu measures under the same key."""
+NUM_DRAFTS = 3
 BENCH_PREFILL = 8192
 """The length that scripts/bench_gpu measures, under the same key."""
 
@@ -193,6 +194,30 @@ def mixed(shape: ShapeName) -> dict[str, Any]:
     return cell_result(figures, {"step_s": step_s, "busy_s": busy_s})
 
 
+def drafts(shape: ShapeName) -> dict[str, Any]:
+    """Return the time of steps that draft, if the host waits once and if it waits for each draft.
+
+    A model drafts for itself: a draft takes what a step takes without the host.
+    """
+    directory = Path(tempfile.mkdtemp(prefix="first-look-"))
+    model = str(write_model(SHAPES[shape] if IS_ON_GPU else TINY, directory))
+    settings: dict[str, Any] = {"max_model_len": 2048} if IS_ON_GPU else {"max_model_len": 256, "dtype": "float32"}
+    settings |= {} if IS_ON_GPU else {"cpu_kernels": "torch"}
+    settings["speculative_config"] = {"method": "draft_model", "model": model, "num_speculative_tokens": NUM_DRAFTS}
+    context, batches = (1024, (1, 16)) if IS_ON_GPU else (16, (2,))
+    sizes = {"max_tokens": batches[-1] * context, "max_batch": batches[-1]}
+    runner = StepRunner(model, "cuda" if IS_ON_GPU else "cpu", **sizes, settings=settings)
+    figures, detail = [], {}
+    for batch in batches:
+        title = f"decode, {shape}, {batch} x {context}"
+        for num, waits in ((0, False), (NUM_DRAFTS, False), (NUM_DRAFTS, True)):
+            step_s = runner.drafting_step(batch, context, num, waits_each_time=waits)
+            key, column = f"drafts-{batch}-{num}", "octavo, waiting" if waits else "octavo"
+            detail[f"{key}, {column}"] = step_s
+            figures.append(figure(key, f"{title}, {num} drafts", "ms", 1e3 * step_s, column=column, digits=2))
+    return cell_result(figures, detail)
+
+
 def serve(shape: ShapeName) -> dict[str, Any]:
     """Return latencies and throughput through the three processes."""
     directory = Path(tempfile.mkdtemp(prefix="first-look-"))
@@ -271,6 +296,7 @@ FUNCTIONS: dict[str, Callable[..., dict[str, Any]]] = {
     "model_bits": model_bits,
     "decode": decode,
     "mixed": mixed,
+    "drafts": drafts,
     "serve": serve,
 }
 

@@ -86,7 +86,7 @@ def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str,
     """Compare logits after a prompt, and drafts after chunks, verified drafts and decodes."""
     config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculative_config)
     driver = Driver(loaded(config, is_native=kernels == "native"), config)
-    drafter = driver.executor._executor._drafter  # type: ignore[attr-defined]
+    drafter = driver.executor._executor.drafter  # type: ignore[attr-defined]
     request = driver.admit(0, prompt(21), spec())
     assert not driver.step().drafts
     logits_TV, _ = expected_drafts(target, head, request.token_ids)

@@ -88,8 +88,8 @@ def driver(
         )
         if has_graphs and stream is not None:
             core.executor.runner.graphs.capture_all()
-            if (drafter := core.executor._drafter) is not None:
-                drafter._forward.graphs.capture_all()
+            if (drafter := core.executor.drafter) is not None:
+                drafter.rounds.forward.graphs.capture_all()
     return core
 
 

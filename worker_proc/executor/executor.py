@@ -41,8 +41,9 @@ from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder, PendingVector
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
+from octavo.worker_proc.runners.rounds import Drafts
 from octavo.worker_proc.sampling.processors import Processors
-from octavo.worker_proc.speculation.draws import Drafter, Drafts
+from octavo.worker_proc.speculation.draws import Drafter
 
 
 class PipelinedExecutor:
@@ -95,7 +96,7 @@ class PipelinedExecutor:
         self._host_blocks, self._host_states = host_blocks, host_states
         self.loader = None if host_blocks is None else BlockLoader(host_blocks, store, host_states)
         """Fills blocks while steps go on; None: there is no host memory for blocks."""
-        self._drafter = drafter
+        self.drafter = drafter
         self._encoder, self._aligner = encoder, aligner
         self._batch = batch
         self._deliver = deliver
@@ -128,7 +129,7 @@ class PipelinedExecutor:
         """
         if self._encoder is not None:
             self._encoder.warm_up()
-        return self.runner.warm_up() + (self._drafter.warm_up() if self._drafter is not None else 0)
+        return self.runner.warm_up() + (self.drafter.warm_up() if self.drafter is not None else 0)
 
     @torch.inference_mode()
     def begin(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> None:
@@ -216,8 +217,8 @@ class PipelinedExecutor:
         assert not self._in_flight, "a step computes with the present weights"
         self._repeated = None
         self.runner.use_model(model)
-        if self._drafter is not None:
-            self._drafter.use_model(model)
+        if self.drafter is not None:
+            self.drafter.use_model(model)
         if self._pooler is not None and model is not None:
             self._pooler.use_head(model.pooling_head)
 
@@ -361,8 +362,8 @@ class PipelinedExecutor:
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
         drafts: Drafts = []
         sampled_s = time.perf_counter()
-        if self._drafter is not None and step.entries is not None and step.query_starts is not None:
-            drafts = self._drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
+        if self.drafter is not None and step.entries is not None and step.query_starts is not None:
+            drafts = self.drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
         times = self._end_step(step.started_s, sampled_s, has_drafts=bool(drafts))
         self._end_plan(step_result(step, token_ids, times, accepted, drafts), step.num_tokens)
 

@@ -320,19 +320,6 @@ class Runner(Protocol):
                 are independent.
         """
 
-    def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-        """Draw a token for each of some positions that are not computed yet, with the noise of the position.
-
-        So at any temperature a draft is right if drafter and model agree. The requests do not learn of it. Blocks
-        until: the tokens are drawn.
-
-        Args:
-            batch: of the requests.
-            logits_EV: of the drafter, float32, over the vocabulary of the model.
-            slots_E: of the requests.
-            positions_E: of the tokens.
-        """
-
     def hidden(self, rows: Ints) -> PendingRows:
         """Return the hidden states of some of the step's rows, at least one, of a model that pools."""
 

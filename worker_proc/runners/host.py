@@ -266,7 +266,14 @@ class HostRunner:
         return HostSamples(token_ids, self._logprobs(logits_RV, changed_RV, draws, token_ids))
 
     def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-        """See `octavo.worker_proc.executor.runner.Runner`."""
+        """Draw a token for each of some positions that are not computed yet: drafts, with the noise of the position.
+
+        Args:
+            batch: of the requests, which do not learn of it.
+            logits_EV: of what drafts, float32, over the vocabulary of the model.
+            slots_E: of the requests.
+            positions_E: of the tokens.
+        """
         rows = [batch.rows[slot] for slot in slots_E.tolist()]
         draws = [
             Draw(row.sampling, position, position - row.num_prompt_tokens)

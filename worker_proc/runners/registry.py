@@ -4,12 +4,13 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from octavo.protocol.config import ResolvedConfig
+from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import Forward
 from octavo.worker_proc.runners.memory import StepMemory
+from octavo.worker_proc.runners.rounds import DraftRounds
 
 
 class RunnerModule(Protocol):
@@ -31,10 +32,18 @@ class RunnerModule(Protocol):
             MemoryError, RuntimeError: there is no memory for the cache.
         """
 
-    def open_forward(
-        self, model: Model, config: ResolvedConfig, runner: Any, *, group: int, num_blocks: int, max_model_len: int
-    ) -> Forward:
-        """Make a cache with the blocks of another runner of this package, and what computes with both.
+    def open_rounds(
+        self,
+        model: Model,
+        config: ResolvedConfig,
+        runner: Any,
+        batch: BatchState,
+        *,
+        group: int,
+        num_blocks: int,
+        max_model_len: int,
+    ) -> DraftRounds:
+        """Make a cache with the blocks of a runner of the same device, and what drafts with it.
 
         Raises:
             MemoryError, RuntimeError: there is no memory for the cache.
@@ -76,16 +85,17 @@ def open_runner(
     )
 
 
-def open_forward(
+def open_rounds(
     model: Model,
     config: ResolvedConfig,
     runner: Runner,
     stream: Stream | None,
+    batch: BatchState,
     *,
     group: int,
     num_blocks: int,
     max_model_len: int,
-) -> Forward:
+) -> DraftRounds:
     """Make what computes a model that drafts for another one, over a cache of its own with the same block ids.
 
     Args:
@@ -93,6 +103,7 @@ def open_forward(
         config: sizes of a step and of a block, types, threads.
         runner: of the model that it drafts for.
         stream: of the device; None: the host computes.
+        batch: of the runner.
         group: the cache group of that model whose blocks it uses.
         num_blocks: of the cache.
         max_model_len: tokens that the model can attend to.
@@ -100,8 +111,8 @@ def open_forward(
     Raises:
         MemoryError, RuntimeError: there is no memory for the cache.
     """
-    module = _module(model, stream)
-    return module.open_forward(model, config, runner, group=group, num_blocks=num_blocks, max_model_len=max_model_len)
+    sizes = {"group": group, "num_blocks": num_blocks, "max_model_len": max_model_len}
+    return _module(model, stream).open_rounds(model, config, runner, batch, **sizes)
 
 
 def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

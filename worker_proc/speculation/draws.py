@@ -7,16 +7,17 @@ import numpy as np
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
-from octavo.protocol.ids import IdArray, SlotId
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.executor.runner import Accepted
 from octavo.worker_proc.models.base import Model
-
-Drafts = list[tuple[SlotId, IdArray]]
+from octavo.worker_proc.runners.rounds import DraftRounds, Drafts
 
 
 class Drafter(Protocol):
     """Drafts for the requests of a batch, after each step of its runner."""
+
+    rounds: DraftRounds
+    """Compute drafts."""
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:

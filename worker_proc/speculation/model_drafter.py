@@ -11,23 +11,21 @@ import numpy as np
 from torch import Tensor
 
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.ids import pack_ids
-from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
+from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Accepted, Runner
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import Forward
-from octavo.worker_proc.runners.registry import open_forward
-from octavo.worker_proc.speculation.draws import Drafts, num_accepted, shared_group
+from octavo.worker_proc.runners.registry import open_rounds
+from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, draft_inputs
+from octavo.worker_proc.speculation.draws import num_accepted, shared_group
 
 
 class ModelDrafter:
     """Drafts for the requests of a batch, after each step of its runner.
 
     Args:
-        forward: of the draft model, over its cache.
-        runner: of the model.
+        rounds: of the draft model, over its cache.
         group: the cache group of the model whose blocks the draft model uses.
         batch: of the requests.
         num_blocks: of the cache.
@@ -38,8 +36,7 @@ class ModelDrafter:
 
     def __init__(
         self,
-        forward: Forward,
-        runner: Runner,
+        rounds: DraftRounds,
         group: int,
         batch: BatchState,
         *,
@@ -48,7 +45,7 @@ class ModelDrafter:
         max_rows: int,
         max_len: int,
     ) -> None:
-        self._forward, self._runner, self._group, self._batch = forward, runner, group, batch
+        self.rounds, self._forward, self._group, self._batch = rounds, rounds.forward, group, batch
         self._block_size, self._max_rows, self._max_len = block_size, max_rows, max_len
         self._num_keys_B = np.zeros(num_blocks, dtype=np.int64)
         """How many keys of the draft model a block has, from its beginning. Contents that come from elsewhere into a
@@ -78,7 +75,8 @@ class ModelDrafter:
         ends_R = np.minimum(ends_R, self._limits(entries.slots_R))
         sampled_E = sampled_E[ends_R[sampled_E] == wanted_E]
         rows_R = self._follow(entries.slots_R, entries.starts_R, ends_R)
-        return self._rounds(entries.slots_R[sampled_E], ends_R[sampled_E], rows_R[sampled_E], num_drafts)
+        slots_E = entries.slots_R[sampled_E]
+        return self.rounds.draft(slots_E, ends_R[sampled_E], rows_R[sampled_E], self._limits(slots_E), num_drafts)
 
     def _limits(self, slots_R: Ints) -> Ints:
         limits_R: Ints = np.minimum(self._batch.columns.capacity_S[slots_R], self._max_len)
@@ -123,42 +121,10 @@ class ModelDrafter:
         is_in_R = counts_R > 0
         if not is_in_R.any():
             return
-        inputs = self._inputs(slots_R[is_in_R], starts_R[is_in_R], counts_R[is_in_R])
+        inputs = draft_inputs(self._batch, self._group, slots_R[is_in_R], starts_R[is_in_R], counts_R[is_in_R])
         self._forward.run(inputs)
         blocks_T, offsets_T = np.divmod(inputs.groups[0].slot_mapping_T, self._block_size)
         self._num_keys_B[blocks_T] = offsets_T + 1  # of equal blocks, the last position counts
-
-    def _inputs(self, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> StepInputs:
-        inputs = self._batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
-        inputs.groups, inputs.states, inputs.adapters = (inputs.groups[self._group],), None, None
-        return inputs
-
-    def _rounds(self, slots_E: Ints, next_E: Ints, rows_E: Ints, num_drafts: int) -> Drafts:
-        """Draft tokens one after another.
-
-        Args:
-            slots_E: of the requests.
-            next_E: the position of the first draft of each.
-            rows_E: the row in the last run that it comes from.
-            num_drafts: at most, for each request.
-        """
-        drafts: dict[int, list[int]] = {}
-        while len(slots_E):
-            logits_EV = self._forward.logits(rows_E)
-            drawn = self._runner.draw_drafts(self._batch, logits_EV, slots_E, next_E)
-            tokens_E = np.array(drawn, dtype=np.int64)
-            is_drawn_E = tokens_E >= 0
-            for slot, token_id in zip(slots_E[is_drawn_E].tolist(), tokens_E[is_drawn_E].tolist(), strict=True):
-                drafts.setdefault(slot, []).append(token_id)
-            num_drafts -= 1
-            is_next_E = is_drawn_E & (next_E < self._limits(slots_E)) & (num_drafts > 0)
-            slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
-            if len(slots_E):
-                inputs = self._inputs(slots_E, next_E, np.ones_like(slots_E))
-                inputs.token_ids_T = tokens_E
-                self._forward.run(inputs)
-            next_E, rows_E = next_E + 1, np.arange(len(slots_E))
-        return [(slot, pack_ids(token_ids)) for slot, token_ids in drafts.items()]
 
 
 def open_model_drafter(
@@ -191,12 +157,9 @@ def open_model_drafter(
     group = shared_group(model)
     assert config.speculation is not None and config.speculation.head is not None, "the files of the draft model"
     max_len = min(max_model_len, config.speculation.head.max_position_embeddings)
-    forward = open_forward(
-        draft_model, config, runner, stream, group=group, num_blocks=num_blocks, max_model_len=max_len
-    )
+    sizes = {"group": group, "num_blocks": num_blocks, "max_model_len": max_len}
     return ModelDrafter(
-        forward,
-        runner,
+        open_rounds(draft_model, config, runner, stream, batch, **sizes),
         group,
         batch,
         num_blocks=num_blocks,

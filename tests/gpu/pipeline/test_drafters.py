@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import torch
 from fake_device import MeasuredDevice
+from fake_stream import FakeStream
 from gpu_steps import SETTINGS, driver, new_stream, prompt
 from pipeline_driver import PipelineDriver
 from tiny_heads import make_head
@@ -30,7 +31,7 @@ pytestmark = [
 ]
 
 METHODS = ("eagle", "eagle3", "draft_model")
-NUM_DRAFTS = 2
+NUM_DRAFTS = 3
 SAMPLING = [spec(logprobs=2), spec(temperature=0.8, seed=5, top_k=20, frequency_penalty=0.4, logprobs=1)]
 
 
@@ -42,8 +43,11 @@ class Found(NamedTuple):
     drafts: list[dict[int, list[int]]]
 
 
-def scenario(core: PipelineDriver, num_drafts: int) -> Found:
-    """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts between."""
+def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None) -> Found:
+    """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts between.
+
+    `stream`: counts the graphs of the last step.
+    """
     requests = [core.admit(slot, prompt(6 - slot, slot), SAMPLING[slot]) for slot in range(2)]
     drafts: list[dict[int, list[int]]] = []
 
@@ -60,6 +64,8 @@ def scenario(core: PipelineDriver, num_drafts: int) -> Found:
     step(1, verifies=True)
     step(0)
     step(1)
+    if isinstance(stream, FakeStream):
+        stream.num_replays = 0
     step(1, verifies=True, wrong=True)
     core.executor.close()
     return Found([request.outputs for request in requests], [request.logprobs for request in requests], drafts)
@@ -107,7 +113,10 @@ def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
 ) -> None:
     config = configured(paths, method, "cuda")
     model = load_model(config, lambda fraction: None, device=stream.torch_device)
-    found = scenario(driver(model, config, stream), NUM_DRAFTS)
+    found = scenario(driver(model, config, stream), NUM_DRAFTS, stream)
+    if isinstance(stream, FakeStream):
+        # The step of the model, whose draws depend on each other, that of what drafts, and a round for each draft.
+        assert stream.num_replays == 1 + 1 + NUM_DRAFTS
     assert found.drafts == computed_on_cpu[method].drafts
     assert sum(map(len, found.drafts)) > 5
     for kind in ("outputs", "logprobs"):
@@ -125,7 +134,7 @@ def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(
     model = load_model(config, lambda fraction: None, device=stream.torch_device)
     run: list[int] = []
     captured: list[GraphKind] = []
-    monkeypatch.setattr(StepGraphs, "capture", lambda self, kind, size: captured.append(kind))
+    monkeypatch.setattr(StepGraphs, "_keep_graph", lambda self, kind, *rest: captured.append(kind))
     monkeypatch.setattr(MeasuredDevice, "free_bytes", lambda self: 0)
     original = GraphForward.run
 
@@ -136,4 +145,5 @@ def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(
     monkeypatch.setattr(GraphForward, "run", run_forward)
     opening.measure(model, MeasuredDevice(stream), config)
     assert run[0] == config.max_num_batched_tokens, "the largest step of the drafter"
-    assert captured.count(GraphKind.DECODES) == 2 * 2 and captured.count(GraphKind.SAMPLES) == 2
+    assert captured.count(GraphKind.DECODES) == captured.count(GraphKind.SAMPLES) == 2 * 2
+    assert captured.count(GraphKind.ROUNDS) == 2

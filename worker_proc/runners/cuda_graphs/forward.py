@@ -3,7 +3,6 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 from torch import Tensor
 
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
@@ -40,7 +39,6 @@ class GraphForward:
         """See `octavo.worker_proc.runners.host.Forward`: compiles all kernels and captures all graphs."""
         for size in self._idle_sizes:
             self.graphs.launch_idle(size, changes_logits=False)
-            self.logits(np.zeros(size.num_requests, np.int64))
         return self.graphs.capture_all()
 
     def run(self, inputs: StepInputs) -> None:

@@ -44,7 +44,7 @@ class _Captured:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Staged:
+class Staged:
     """A step whose metadata is being uploaded."""
 
     inputs: Fields
@@ -88,8 +88,6 @@ class StepGraphs:
         stages: through which the model exchanges rows with the stages before and after; None: it has all layers.
         plan_spans: plans the images of a step, given its pieces and block tables, of a model in which they are spans
             that attend in both directions; None: it has none. Such a step has no graph.
-        has_samples: whether tokens are sampled here: not in other stages than the last, not after a model that pools,
-            and not where a drafter draws.
     """
 
     def __init__(
@@ -104,11 +102,8 @@ class StepGraphs:
         sizes: GraphSizes,
         stages: GraphStages | None = None,
         plan_spans: PlanSpans | None = None,
-        *,
-        has_samples: bool,
     ) -> None:
         self._model = model
-        self.has_samples = has_samples
         self._stages, self._plan_spans = stages, plan_spans
         self._layers = layers
         self._attention = attention
@@ -122,6 +117,7 @@ class StepGraphs:
             GraphKind.DECODES: sizes.decodes,
             GraphKind.SAMPLES: sizes.decodes,
             GraphKind.REPORTS: sizes.reports,
+            GraphKind.ROUNDS: Sizes(()),
         }
         device = stream.torch_device
         most = max(sizes.decodes.largest_first, default=0)
@@ -137,8 +133,13 @@ class StepGraphs:
         self.is_eager = False
         """Launch the kernels of all steps one by one, as to compare their bits with those of graphs."""
         self._pool = stream.new_graph_pool()
-        self._staged: _Staged | None = None
+        self._staged: Staged | None = None
         self._step_hidden_TD: Tensor | None = None
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether tokens are sampled here: not in other stages than the last, and not after a model that pools."""
+        return self._model.stage.is_last and self._model.pooling_head is None
 
     def uncaptured(self, kind: GraphKind) -> list[int]:
         """Return the sizes without a graph, in the order of capture."""
@@ -174,7 +175,7 @@ class StepGraphs:
             inputs, samples, input_fields, sample_fields, plans.num_words if has_tiles else plans.num_item_words
         )
         graphs = (compute.graph if compute else None, sample.graph if sample else None)
-        self._staged = _Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
+        self._staged = Staged(input_fields, sample_fields, *graphs, reports, num_tokens, inputs.pieces)
 
     def compute(self) -> None:
         """Compute the hidden states of the staged step, from the stage before and for the next one if there are any."""
@@ -216,16 +217,10 @@ class StepGraphs:
 
     def sample_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
         """Sample a token for some of the sampled rows from these logits, without a graph; returns tokens_M, int64."""
-        return self._sampled(self._sample_views(samples), logits_MV, None, None)
-
-    def draw_at(self, samples: SampleRows, logits_MV: Tensor) -> Tensor:
-        """Return tokens_M as `sample_at` does, without making them tokens of their requests: drafts."""
-        return self._drawn(self._sample_views(samples), logits_MV, None, None)
-
-    def _sample_views(self, samples: SampleRows) -> Views:
         arrays = {"sample_slots": samples.slots_N, "sample_positions": samples.positions_N}
         arrays["num_outputs"] = samples.num_outputs_N
-        return {name: upload_array(self._stream, array) for name, array in arrays.items()}
+        views = {name: upload_array(self._stream, array) for name, array in arrays.items()}
+        return self._sampled(views, logits_MV, None, None)
 
     def logits_of(self, rows_R: Tensor) -> Tensor:
         """Return logits_RV in float32 for rows of the step that was computed last."""
@@ -252,7 +247,7 @@ class StepGraphs:
         sample_fields = self._buffer.samples(size.num_samples)
         self._upload.send_idle(input_fields, sample_fields, [1] * len(self._attention))
         pieces = None if self._plan_spans is None else ONE_SPAN
-        self._staged = _Staged(input_fields, sample_fields, None, None, reports=False, pieces=pieces)
+        self._staged = Staged(input_fields, sample_fields, None, None, reports=False, pieces=pieces)
         self._compute()
         if self.has_samples:
             self._sample_idle(input_fields, sample_fields, changes_logits=changes_logits)
@@ -262,7 +257,7 @@ class StepGraphs:
         self.sample()
         logits_NV = self.logits()
         self.sample(logits_NV, logits_NV)
-        self._staged = _Staged(input_fields, sample_fields, None, None, reports=True)
+        self._staged = Staged(input_fields, sample_fields, None, None, reports=True)
         self.sample()
         if changes_logits:
             self.sample(logits_NV, logits_NV.clone())
@@ -283,12 +278,17 @@ class StepGraphs:
                 num_tiles = [attention.usual_tiles(size) for attention in self._attention]
             self._upload.send_idle(fields, self._buffer.samples(0), num_tiles)
             body = self._compute_body(fields, size)
+        self._keep_graph(kind, size, fields, body, num_tiles)
+
+    def _keep_graph(
+        self, kind: GraphKind, size: int, fields: Fields, body: Callable[[], object], num_tiles: Sequence[int] = ()
+    ) -> None:
         body()
         self._stream.record_event().wait()  # the next steps use both host buffers
         self._graphs[kind][size] = _Captured(self._stream.capture(body, self._pool), fields, num_tiles)
 
     @property
-    def _current(self) -> _Staged:
+    def _current(self) -> Staged:
         assert self._staged is not None, "stage() comes first"
         return self._staged
 

@@ -84,6 +84,9 @@ class GraphAttention(Protocol):
     def launch_for(self, num_tiles: int) -> None:
         """Have the next calls launch what any plan with at most so many tiles needs."""
 
+    def plan_decodes(self, context_lens_R: Tensor) -> None:
+        """Write the plan of requests with one row each on the device."""
+
     def __call__(
         self,
         q_TNH: Tensor,

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -33,6 +34,7 @@ from octavo.worker_proc.runners.cuda_graphs.cross_table import CrossTable
 from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
 from octavo.worker_proc.runners.cuda_graphs.graphs import StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import StepSize
+from octavo.worker_proc.runners.cuda_graphs.rounds import DeviceRounds, DraftGraphs
 from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, GraphSizes, UnpaddedRows
 from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable, SlotTable, Widths
@@ -40,6 +42,8 @@ from octavo.worker_proc.runners.cuda_graphs.step_buffer import StepBuffer
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, max_samples, prompts_plan
 from octavo.worker_proc.speculation.draws import shared_group
 from octavo.worker_proc.speculation.open import open_drafter
+
+Graphs = TypeVar("Graphs", bound=StepGraphs)
 
 MAX_PARTIAL_BYTES = 2**28
 """Memory for the sums of rows over segments of keys that a step holds at once: 16,131 of them for 32 heads of 128
@@ -80,7 +84,7 @@ def open_runner(
     table = SlotTable(num_seqs, widths, device, labels)
     states = open_states(model.state_group, num_states, device)
     cross = CrossTable.of(model.cross_cache, num_seqs) if model.cross_cache else None
-    graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len, cross)
+    graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len, StepGraphs, cross)
     changes_logits = bool(config.logits_processors) or cross is not None  # by the rule of timestamps
     cache_bytes = storage.num_bytes + (states.num_bytes if states else 0)
     return CudaGraphRunner(
@@ -98,23 +102,24 @@ def open_runner(
     )
 
 
-def open_forward(
+def open_rounds(
     model: Model,
     config: ResolvedConfig,
     runner: CudaGraphRunner,
+    batch: BatchState,
     *,
     group: int,
     num_blocks: int,
     max_model_len: int,
-) -> GraphForward:
+) -> DeviceRounds:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    stream = runner.stream
     model.prepare(max_model_len)
-    storage = torch_storage(config, model.cache_groups, num_blocks, stream.torch_device)
-    graphs = _open_graphs(
-        model, config, stream, GroupTable(runner.table, group), storage, None, max_model_len, has_samples=False
-    )
-    return GraphForward(graphs, stream, storage.buffers, _max_size(config))
+    storage = torch_storage(config, model.cache_groups, num_blocks, runner.stream.torch_device)
+    table = GroupTable(runner.table, group)
+    new_graphs = partial(DraftGraphs, block_size=config.block_size, vocab_size=config.model.vocab_size)
+    graphs = _open_graphs(model, config, runner.stream, table, storage, None, max_model_len, new_graphs)
+    forward = GraphForward(graphs, runner.stream, storage.buffers, _max_size(config))
+    return DeviceRounds(model, forward, graphs, table, runner.stream, group, batch)
 
 
 def _open_graphs(
@@ -125,10 +130,9 @@ def _open_graphs(
     storage: KVStorage,
     states: StateStorage | None,
     max_model_len: int,
+    new_graphs: Callable[..., Graphs],
     cross: CrossTable | None = None,
-    *,
-    has_samples: bool = True,
-) -> StepGraphs:
+) -> Graphs:
     """Make the graphs of a model over its cache, and the buffers of their steps."""
     groups, device = model.cache_groups, stream.torch_device
     block_tables = [
@@ -151,18 +155,17 @@ def _open_graphs(
     # Ranks exchange equally many rows, so sizes must not depend on what cuBLAS pads on one of them.
     unpadded: UnpaddedRows = model.parameters.unpadded_rows if config.world_size == 1 else lambda size: size
     has_spans = config.model.media is not None and config.model.media.both_ways_rows > 0
-    return StepGraphs(
-        model,
-        PagedCacheAttention(storage, groups, states, model.cache_scales, model.cross_cache),
-        attention,
-        block_tables,
-        stream,
-        table,
-        buffer,
-        GraphSizes.of(_max_decode_rows(config), config.max_num_batched_tokens, unpadded),
-        model.exchange if isinstance(model.exchange, GraphStages) else None,
-        partial(SpanAttention, groups, config.block_size, stream) if has_spans else None,
-        has_samples=has_samples and model.stage.is_last and model.pooling_head is None,
+    return new_graphs(
+        model=model,
+        layers=PagedCacheAttention(storage, groups, states, model.cache_scales, model.cross_cache),
+        attention=attention,
+        block_tables=block_tables,
+        stream=stream,
+        table=table,
+        buffer=buffer,
+        sizes=GraphSizes.of(_max_decode_rows(config), config.max_num_batched_tokens, unpadded),
+        stages=model.exchange if isinstance(model.exchange, GraphStages) else None,
+        plan_spans=partial(SpanAttention, groups, config.block_size, stream) if has_spans else None,
     )
 
 
@@ -204,15 +207,7 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         max_model_len=config.max_model_len,
         num_states=int(has_states),
     )
-    batch = BatchState(
-        num_slots=config.max_num_seqs,
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        vocab_size=config.model.vocab_size,
-        num_groups=num_groups,
-        has_block_tables=False,
-        has_states=has_states,
-    )
+    batch = _new_batch(model, config)
     answers, pooling = model.stage.is_last, config.model.pooling
     pooler = Pooler(pooling, model.pooling_head) if pooling and answers else None
     sizes = {"num_blocks": num_blocks, "max_model_len": config.max_model_len}
@@ -241,6 +236,18 @@ def _activation_bytes(model: Model, device: Device, stream: Stream | None, confi
         return device.peak_growth_bytes() - cache_bytes
 
 
+def _new_batch(model: Model, config: ResolvedConfig) -> BatchState:
+    return BatchState(
+        num_slots=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+        vocab_size=config.model.vocab_size,
+        num_groups=len(model.cache_groups),
+        has_block_tables=False,
+        has_states=model.state_group is not None,
+    )
+
+
 def _drafts_plan(config: ResolvedConfig, new_plan: Callable[..., StepPlan]) -> StepPlan:
     """Return the plan after the decode that samples as much as any step does, because it has drafts."""
     assert config.speculation is not None, "an engine that drafts"
@@ -260,7 +267,7 @@ def _graph_bytes(model: Model, device: Device, stream: Stream | None, config: Re
         assert config.speculation is not None and config.speculation.head is not None, "the files of what drafts"
         max_len = min(config.max_model_len, config.speculation.head.max_position_embeddings)
         sizes = {"group": shared_group(model), "num_blocks": 1, "max_model_len": max_len}
-        all_graphs.append(open_forward(model.head, config, runner, **sizes).graphs)
+        all_graphs.append(open_rounds(model.head, config, runner, _new_batch(model, config), **sizes).forward.graphs)
     num_bytes = 0
     for graphs, kind in itertools.product(all_graphs, GraphKind):
         missing = graphs.uncaptured(kind)

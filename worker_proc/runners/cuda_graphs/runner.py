@@ -248,15 +248,6 @@ class CudaGraphRunner:
         """See `octavo.worker_proc.executor.runner.Runner`; on the device."""
         return self.graphs.features
 
-    def draw_drafts(self, batch: BatchState, logits_EV: Tensor, slots_E: Ints, positions_E: Ints) -> list[int]:
-        """See `octavo.worker_proc.executor.runner.Runner`."""
-        num_outputs_E = positions_E - batch.columns.num_prompt_S[slots_E]
-        drawn = SampleRows(slots_E, slots_E, positions_E, num_outputs_E)
-        tokens_E = self._stream.download(self.graphs.draw_at(drawn, logits_EV))
-        self._stream.record_event().wait()
-        token_ids: list[int] = tokens_E.tolist()
-        return token_ids
-
     def record_event(self) -> DeviceEvent:
         """See `octavo.worker_proc.executor.runner.Runner`."""
         return self._stream.record_event()

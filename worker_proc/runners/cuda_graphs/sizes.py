@@ -34,6 +34,8 @@ class GraphKind(Enum):
     """Tokens from hidden states."""
     REPORTS = "reports"
     """The same, with logprobs."""
+    ROUNDS = "rounds"
+    """The next draft of each request."""
 
 
 class Sizes:

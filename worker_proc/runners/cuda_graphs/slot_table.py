@@ -173,6 +173,8 @@ class GroupTable:
         self.block_ids = [table.block_ids[group]]
         """See `SlotTable.block_ids`."""
         self.last_token_S = torch.zeros_like(table.last_token_S)
+        self.limits_S = torch.zeros_like(table.last_token_S)
+        """Positions that a request has room for; 0 for the idle slot."""
 
     @property
     def requests(self) -> RequestTable:

@@ -5,15 +5,17 @@ import torch
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.worker_proc.attention.recorded import StepBounds
+from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import cache_layout
 from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, Runner
+from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.host import Forward, HostRunner
+from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import StepMemory
 from octavo.worker_proc.runners.native.programs import NativePrograms
+from octavo.worker_proc.runners.rounds import HostRounds
 
 
 def open_runner(
@@ -30,11 +32,19 @@ def open_runner(
     return HostRunner.build(programs, config, model.library, num_blocks)
 
 
-def open_forward(
-    model: Model, config: ResolvedConfig, runner: Runner, *, group: int, num_blocks: int, max_model_len: int
-) -> Forward:
+def open_rounds(
+    model: Model,
+    config: ResolvedConfig,
+    runner: HostRunner,
+    batch: BatchState,
+    *,
+    group: int,
+    num_blocks: int,
+    max_model_len: int,
+) -> HostRounds:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    return open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
+    forward = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
+    return HostRounds(model, forward, runner, group, batch, config.model.vocab_size)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

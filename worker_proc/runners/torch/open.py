@@ -14,11 +14,11 @@ from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.executor import PipelinedExecutor
-from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
-from octavo.worker_proc.runners.host import Forward, HostRunner
+from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
+from octavo.worker_proc.runners.rounds import HostRounds
 from octavo.worker_proc.runners.torch.forward import TorchForward
 
 MEASURED_TOKENS = 128
@@ -61,11 +61,19 @@ def open_attention(
     return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds, model.cache_scales)
 
 
-def open_forward(
-    model: Model, config: ResolvedConfig, runner: Runner, *, group: int, num_blocks: int, max_model_len: int
-) -> Forward:
+def open_rounds(
+    model: Model,
+    config: ResolvedConfig,
+    runner: HostRunner,
+    batch: BatchState,
+    *,
+    group: int,
+    num_blocks: int,
+    max_model_len: int,
+) -> HostRounds:
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    return open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
+    forward = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
+    return HostRounds(model, forward, runner, group, batch, config.model.vocab_size)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

@@ -1,0 +1,195 @@
+"""`DeviceRounds`: rounds of drafts that a device computes one after another, without the host.
+
+Each round is a graph, which first makes the positions, the places in the cache and the attention plan of its rows.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.kernels.logprobs.memory import LogprobsMemory
+from octavo.kernels.slot_rows import PENDING, advance_rows
+from octavo.protocol.ids import pack_ids
+from octavo.worker_proc.batch.inputs import Ints, StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.device.stream import Stream, upload_array
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.heads.base import DraftHead
+from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
+from octavo.worker_proc.runners.cuda_graphs.graphs import Staged, StepGraphs
+from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, Views, slot_mapping_name
+from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, Sizes
+from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable
+from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields
+from octavo.worker_proc.runners.rounds import Drafts, draft_inputs, first_draw, over_vocabulary
+
+
+class DraftGraphs(StepGraphs):
+    """The kernels of what drafts: steps that follow the model, and rounds.
+
+    Call after `compute`: `stage_rounds`, `sample` for the first draft of each request, and `draft_next` for each
+    further one.
+
+    Args:
+        model: that drafts.
+        table: of the slots.
+        block_size: of the cache.
+        vocab_size: of the model that it drafts for.
+        rest: as for `StepGraphs`.
+    """
+
+    def __init__(self, model: Model, table: GroupTable, block_size: int, vocab_size: int, **rest: Any) -> None:
+        super().__init__(model, table=table, **rest)
+        self._slots = table
+        self._block_size, self._vocab_size = block_size, vocab_size
+        decodes = self._sizes[GraphKind.DECODES].largest_first
+        sizes = Sizes(min(size, table.idle_slot) for size in decodes)
+        self._sizes |= {GraphKind.SAMPLES: sizes, GraphKind.ROUNDS: sizes, GraphKind.REPORTS: Sizes(())}
+
+    def stage_rounds(self, inputs: StepInputs, samples: SampleRows) -> None:
+        """Send what the rounds begin with: a step of one row of each request, before its first round.
+
+        Args:
+            inputs: of the positions before.
+            samples: of the first drafts: rows of the step that was computed last.
+        """
+        num = len(samples.rows_N)
+        captured = None if self.is_eager else self._captured(GraphKind.ROUNDS, num)
+        # A graph of samples reads hidden states where graphs leave them.
+        sample = self._captured(GraphKind.SAMPLES, num) if captured and self._current.compute else None
+        fields = captured.fields if captured else self._buffer.inputs(num, num)
+        sample_fields = self._buffer.samples(len(fields.views["positions"]))
+        self._buffer.advance()
+        self._upload.send(inputs, samples, fields, sample_fields, num_words=0)
+        graphs = (captured.graph if captured else None, sample.graph if sample else None)
+        self._staged = Staged(fields, sample_fields, *graphs, reports=False)
+
+    def draft_next(self) -> Tensor:
+        """Compute the last draft of each request, and draw the next; the next call overwrites tokens_E."""
+        step = self._current
+        if step.compute is None:
+            return self._round(step.inputs.views, step.samples.views, None)
+        step.compute.replay()
+        return self._tokens_N
+
+    def capture(self, kind: GraphKind, size: int) -> None:
+        """See `StepGraphs.capture`."""
+        if kind is not GraphKind.ROUNDS:
+            super().capture(kind, size)
+            return
+        fields, samples = self._buffer.inputs(size, size), self._buffer.samples(size)
+        self._upload.send_idle(fields, samples, ())
+        self._keep_graph(kind, size, fields, lambda: self._round(fields.views, samples.views, self._tokens_N[:size]))
+
+    def _sample_idle(self, input_fields: Fields, sample_fields: Fields, *, changes_logits: bool) -> None:
+        self.sample()
+        num = len(sample_fields.views["sample_rows"])
+        fields, samples = self._buffer.inputs(num, num), self._buffer.samples(num)
+        self._upload.send_idle(fields, samples, ())
+        self._round(fields.views, samples.views, None)
+
+    def _sample_body(self, kind: GraphKind, fields: Fields, size: int) -> Callable[[], object]:
+        self.features = self._features
+        return super()._sample_body(kind, fields, size)
+
+    def _round(self, views: Views, samples: Views, out_E: Tensor | None) -> Tensor:
+        slots_E, (attention,) = views["request_slots"], self._attention
+        context_lens_E = advance_rows(
+            views["positions"],
+            views[slot_mapping_name(0)],
+            slots_E,
+            self._slots.limits_S,
+            self._slots.block_ids[0],
+            self._block_size,
+            [samples["sample_positions"], samples["num_outputs"]],
+        )
+        attention.plan_decodes(context_lens_E)
+        hidden_ED = self._hidden_of(views)
+        assert hidden_ED is not None, "what drafts has all of its layers here"
+        features = [one_ED[: len(slots_E)] for one_ED in self._model_features]
+        return self._drafted(samples, self._model.logits(hidden_ED), out_E, features)
+
+    def _sampled(
+        self,
+        views: Views,
+        logits_NV: Tensor,
+        out_N: Tensor | None,
+        memory: LogprobsMemory | None,
+        raw_NV: Tensor | None = None,
+    ) -> Tensor:
+        features = [one_TD.index_select(0, views["sample_rows"]) for one_TD in self.features]
+        return self._drafted(views, logits_NV, out_N, features)
+
+    def _drafted(self, views: Views, logits_EV: Tensor, out_E: Tensor | None, features: list[Tensor]) -> Tensor:
+        """Draw a token for each row, and leave it to the next round with the features that a head reads."""
+        tokens_E = self._drawn(views, over_vocabulary(self._model, logits_EV, self._vocab_size), out_E, None)
+        self._slots.last_token_S.index_copy_(0, views["sample_slots"], tokens_E.clamp(min=0))
+        if isinstance(self._model, DraftHead):
+            self._model.inputs_XD[: len(tokens_E)].copy_(features[0])
+        return tokens_E
+
+
+class DeviceRounds:
+    """See `octavo.worker_proc.runners.rounds.DraftRounds`.
+
+    Args:
+        model: that drafts.
+        forward: of it, over its cache.
+        graphs: of `forward`.
+        table: of the slots.
+        stream: of the device.
+        group: the cache group of the model whose blocks it uses.
+        batch: of the requests.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        forward: GraphForward,
+        graphs: DraftGraphs,
+        table: GroupTable,
+        stream: Stream,
+        group: int,
+        batch: BatchState,
+    ) -> None:
+        self._model, self.forward, self._graphs, self._table = model, forward, graphs, table
+        self._stream, self._group, self._batch = stream, group, batch
+        self.waits_each_time = False
+        """Wait for the device after each round, as to measure what that costs."""
+
+    def use_model(self, model: Model | None) -> None:
+        """Never called: graphs know the addresses of weights."""
+        raise AssertionError("graphs compute with the model that they were captured with")
+
+    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
+        """See `octavo.worker_proc.runners.rounds.DraftRounds`. The host waits once, for the last round."""
+        if not len(slots_E):
+            return []
+        draws_E = next_E + first_draw(self._model)
+        num_outputs_E = draws_E - self._batch.columns.num_prompt_S[slots_E]
+        inputs = draft_inputs(self._batch, self._group, slots_E, next_E - 1, np.ones_like(slots_E))
+        inputs.token_ids_T = np.full_like(slots_E, PENDING)
+        slots, limits = (upload_array(self._stream, numbers_E) for numbers_E in (slots_E, limits_E))
+        self._table.limits_S.index_copy_(0, slots, limits)
+        self._graphs.stage_rounds(inputs, SampleRows(rows_E, slots_E, draws_E, num_outputs_E))
+        rounds = [self._download(self._graphs.sample().tokens_N, len(slots_E))]
+        rounds += [self._download(self._graphs.draft_next(), len(slots_E)) for _ in range(num_drafts - 1)]
+        self._stream.record_event().wait()
+        counts_E = 1 + np.clip(limits_E - next_E, 0, num_drafts - 1)
+        tokens_EK = torch.stack(rounds, dim=1).tolist()
+        drafts = [_until_failure(tokens[:count]) for tokens, count in zip(tokens_EK, counts_E.tolist(), strict=True)]
+        return [(slot, pack_ids(tokens)) for slot, tokens in zip(slots_E.tolist(), drafts, strict=True) if tokens]
+
+    def _download(self, tokens_N: Tensor, num: int) -> Tensor:
+        tokens_E = self._stream.download(tokens_N[:num])
+        if self.waits_each_time:
+            self._stream.record_event().wait()
+        return tokens_E
+
+
+def _until_failure(token_ids: list[int]) -> list[int]:
+    """Return the tokens before the first one whose logits had no number."""
+    return next((token_ids[:index] for index, token_id in enumerate(token_ids) if token_id < 0), token_ids)

@@ -1,0 +1,110 @@
+"""Rounds of drafts: each drafts one more token of every request. What drafts computes the last draft in between."""
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.protocol.ids import IdArray, SlotId, pack_ids
+from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
+from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.models.heads.base import DraftHead
+from octavo.worker_proc.runners.host import Forward, HostRunner
+
+Drafts = list[tuple[SlotId, IdArray]]
+
+
+class DraftRounds(Protocol):
+    """A head or a model that drafts, with its cache."""
+
+    forward: Forward
+    """Of what drafts."""
+
+    def use_model(self, model: Model | None) -> None:
+        """See `octavo.worker_proc.runners.host.Forward`."""
+
+    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
+        """Draft tokens one after another. Blocks until: all of them are drawn.
+
+        A draft is drawn with the noise of the token that it drafts, and the parameters of its request. So at any
+        temperature it is right if what drafts and the model agree. The requests do not learn of it.
+
+        Args:
+            slots_E: of the requests.
+            next_E: the first position of each that is not computed yet.
+            rows_E: the row in the last step of `forward` that the first draft comes from.
+            limits_E: positions that each request has room for.
+            num_drafts: at most, for each request; at least 1.
+        """
+
+
+def first_draw(model: Model) -> int:
+    """Return how many positions the first draft comes after the first one that is not computed: 1 for a head."""
+    return int(isinstance(model, DraftHead))
+
+
+def over_vocabulary(model: Model, logits_EV: Tensor, vocab_size: int) -> Tensor:
+    """Return the logits of what drafts for all tokens of the model: minus infinity for those that it does not draft."""
+    if not isinstance(model, DraftHead) or model.token_ids_V is None:
+        return logits_EV
+    all_EV = logits_EV.new_full((len(logits_EV), vocab_size), float("-inf"))
+    return all_EV.index_copy_(1, model.token_ids_V, logits_EV)
+
+
+def draft_inputs(batch: BatchState, group: int, slots_R: Ints, starts_R: Ints, counts_R: Ints) -> StepInputs:
+    """Return the arrays of a step of what drafts, in the blocks of one cache group of the model."""
+    inputs = batch.step_inputs(StepEntries(slots_R, starts_R, counts_R, np.zeros_like(counts_R)))
+    inputs.groups, inputs.states, inputs.adapters = (inputs.groups[group],), None, None
+    return inputs
+
+
+class HostRounds:
+    """See `DraftRounds`.
+
+    Args:
+        model: that drafts.
+        forward: of it, over its cache.
+        runner: of the model that it drafts for.
+        group: the cache group of that model whose blocks it uses.
+        batch: of the requests.
+        vocab_size: of the model.
+    """
+
+    def __init__(
+        self, model: Model, forward: Forward, runner: HostRunner, group: int, batch: BatchState, vocab_size: int
+    ) -> None:
+        self._model: Model | None = model
+        self.forward = forward
+        self._runner, self._group, self._batch, self._vocab_size = runner, group, batch, vocab_size
+
+    def use_model(self, model: Model | None) -> None:
+        """See `DraftRounds`."""
+        self._model = model
+        self.forward.use_model(model)
+
+    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
+        """See `DraftRounds`."""
+        model, forward = self._model, self.forward
+        assert model is not None, "a step was planned for a model without weights"
+        drafts: dict[int, list[int]] = {}
+        while len(slots_E):
+            logits_EV = over_vocabulary(model, forward.logits(rows_E), self._vocab_size)
+            drawn = self._runner.draw_drafts(self._batch, logits_EV, slots_E, next_E + first_draw(model))
+            tokens_E = np.array(drawn, dtype=np.int64)
+            is_drawn_E = tokens_E >= 0
+            for slot, token_id in zip(slots_E[is_drawn_E].tolist(), tokens_E[is_drawn_E].tolist(), strict=True):
+                drafts.setdefault(slot, []).append(token_id)
+            num_drafts -= 1
+            is_next_E = is_drawn_E & (next_E < limits_E) & (num_drafts > 0)
+            if isinstance(model, DraftHead):
+                model.inputs_XD[: is_next_E.sum()] = forward.features[0][torch.from_numpy(rows_E[is_next_E])]
+            slots_E, tokens_E, next_E = slots_E[is_next_E], tokens_E[is_next_E], next_E[is_next_E]
+            limits_E = limits_E[is_next_E]
+            if len(slots_E):
+                inputs = draft_inputs(self._batch, self._group, slots_E, next_E, np.ones_like(slots_E))
+                inputs.token_ids_T = tokens_E
+                forward.run(inputs)
+            next_E, rows_E = next_E + 1, np.arange(len(slots_E))
+        return [(slot, pack_ids(token_ids)) for slot, token_ids in drafts.items()]
