@@ -133,6 +133,17 @@ def test_scores(names: tuple[str, str]) -> None:
     assert body["usage"]["prompt_tokens"] == 5
 
 
+@pytest.mark.parametrize("facts", [CLASSIFY, EMBED])
+def test_contents_of_texts_are_texts(facts: PoolingFacts) -> None:
+    """Also for models that read nothing else: parts in a list are lines of one text, others are inputs of their own."""
+    parts = [{"type": "text", "text": "bc"}, {"type": "text", "text": "d"}]
+    together, apart, plain, texts = (
+        [one["score"] for one in ok(post(client(facts), "/score", {"text_1": "a", "text_2": given}))["data"]]
+        for given in ([{"content": parts}], {"content": parts}, ["bc\nd"], ["bc", "d"])
+    )
+    assert (together, apart) == (plain, texts)
+
+
 @pytest.mark.parametrize("path", ["/rerank", "/v1/rerank", "/v2/rerank"])
 def test_ranking(path: str) -> None:
     asked = {"model": MODEL, "query": "a", "documents": ["b", "cde", {"text": "fg"}]}
