@@ -139,7 +139,12 @@ def test_paged_attention(
     assert_close(actual, requests.expected(parts), TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize(("heads", "window", "dtype"), pairwise(cases.HEADS, [None, 6, 150], list(TOLERANCES)), ids=str)
+@pytest.mark.parametrize(
+    ("native_library", "heads", "window", "dtype"),
+    pairwise_first(LEVELS, cases.HEADS, [None, 6, 150], list(TOLERANCES)),
+    indirect=["native_library"],
+    ids=str,
+)
 def test_rows_of_a_span_see_the_keys_after_them(
     native_library: NativeLibrary, heads: tuple[int, ...], window: int | None, dtype: torch.dtype
 ) -> None:
