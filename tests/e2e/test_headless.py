@@ -66,7 +66,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
             asyncio.run(use(server, http))
         assert server.wait(20) == 0, server.output
         assert "listening on" not in server.output
-        assert not left_after(below, 5)
+        assert not left_after(below)
         assert not Path(f"{tmp_path}/engine").exists()
 
 

@@ -74,7 +74,7 @@ def test_workers_share_requests_and_a_killed_one_is_replaced_with_its_counters(m
         pids = descendants(server.process.pid)
         server.signal(signal.SIGTERM)
         assert server.wait(20) == 0
-        assert left_after(pids, 2.0) == []
+        assert left_after(pids) == []
 
 
 def test_those_that_keep_dying_end_the_server_with_the_cause(model: Path) -> None:
@@ -88,7 +88,7 @@ def test_those_that_keep_dying_end_the_server_with_the_cause(model: Path) -> Non
             time.sleep(0.05)
         assert server.wait(20) == 1
         assert "HTTP process" in server.last_line and "SIGKILL" in server.last_line
-        assert left_after(pids, 2.0) == []
+        assert left_after(pids) == []
 
 
 def test_a_signal_drains_all_of_them(model: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_signal_drains_all_of_them(model: Path) -> None:
         reasons = [future.result(TIMEOUT_S).json()["choices"][0]["finish_reason"] for future in asked]
         assert reasons == ["length"] * 12
         assert server.wait(20) == 0
-        assert left_after(pids, 2.0) == []
+        assert left_after(pids) == []
         assert server.output.count("requests to finish") == 1
         with pytest.raises(httpx.ConnectError):
             server.get("/health")
@@ -115,7 +115,7 @@ def test_a_death_that_cannot_be_survived_leaves_no_process(model: Path, who: str
         core = next(pid for pid in pids if "core_proc" in command(pid))
         os.kill(server.process.pid if who == "first" else core, signal.SIGKILL)
         # The core's death has to be told to callers first.
-        assert left_after(pids, 2.0 if who == "first" else 8.0) == []
+        assert left_after(pids) == []
         if who == "core":
             assert server.wait(20) == 1
             assert "core" in server.last_line

@@ -117,4 +117,4 @@ def test_a_signal_restarts_the_engine_and_a_kill_leaves_nothing(model: Path, tmp
         pids = descendants(server.process.pid)
         assert len(pids) == 4, "core, worker, fork server and one more HTTP process"
         server.signal(signal.SIGKILL)
-        assert left_after(pids, 2.0) == []
+        assert left_after(pids) == []

@@ -209,7 +209,7 @@ def test_a_sandbox_does_not_outlive_its_engine(model: Path, number: signal.Signa
         caller.close()
         server.signal(number)
         server.process.wait(10)
-        assert left_after(pids, timeout_s=2.0) == []
+        assert left_after(pids) == []
 
 
 class Answer(BaseModel):

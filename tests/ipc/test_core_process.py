@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from core_client import CoreUnderTest, SocketClient, running_core
 from core_fakes import alone, core_config
+from waiting import wait_until
 
 from octavo.core_proc.recorder import read_recording, replay
 from octavo.core_proc.workers.local import LocalWorkerGroup
@@ -360,9 +361,13 @@ def test_an_idle_core_sleeps(core: CoreUnderTest, tmp_path: Path):
         client.submit("r", PROMPT)
         client.finish("r")
         client.receive_until(lambda event: isinstance(event, StatsReport) and not event.stats.num_running)
-        num_before = num_wake_ups(core.child.pid)
-        time.sleep(0.5)
-        assert num_wake_ups(core.child.pid) - num_before <= 2
+
+        def sleeps() -> bool:
+            num_before = num_wake_ups(core.child.pid)
+            time.sleep(0.5)
+            return num_wake_ups(core.child.pid) - num_before <= 2
+
+        wait_until(sleeps)
         assert not PulseReader(tmp_path / "pulse").read().has_work
 
 

@@ -86,7 +86,7 @@ def test_they_are_ended_by_one_signal_and_their_keys_are_no_arguments(tmp_path: 
         assert not any("not in the arguments" in arguments(pid) for pid in pids)
         one.api_workers.terminate()
         await one.api_workers.wait(drain_timeout_s=30)
-        assert not one.api_workers.pids and not left_after(pids, 1) and not one.failures
+        assert not one.api_workers.pids and not left_after(pids) and not one.failures
 
     play("stay", tmp_path, scenario)
 
@@ -106,7 +106,7 @@ def test_a_second_signal_hurries_them_and_the_end_of_patience_kills(tmp_path: Pa
             await one.api_workers.wait(drain_timeout_s=30)
         else:
             await one.api_workers.wait(drain_timeout_s=0)
-        assert not left_after(pids, 1)
+        assert not left_after(pids)
 
     play("drain", tmp_path, scenario)
 

@@ -175,7 +175,7 @@ def test_a_child_does_not_outlive_a_killed_parent() -> None:
     with subprocess.Popen([sys.executable, "-P", "-c", program], stdout=subprocess.PIPE, env=environment) as parent:
         pid = int(read_line(parent.stdout))
         parent.kill()
-        assert not left_after([pid], 2.0)
+        assert not left_after([pid])
 
 
 def test_a_child_notices_that_its_parent_died_before_the_handshake() -> None:

@@ -185,7 +185,7 @@ def are_reaped(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def left_after(pids: list[int], timeout_s: float) -> list[int]:
+def left_after(pids: list[int], timeout_s: float = 10.0) -> list[int]:
     """Those of `pids` that still run after `timeout_s`, or [] as soon as none does."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:

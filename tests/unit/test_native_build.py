@@ -176,10 +176,8 @@ def test_a_compiler_that_hangs_is_ended(toolchain: Toolchain, tmp_path: Path, mo
     monkeypatch.setattr(build_module, "COMPILE_TIMEOUT_S", 0.5)
     named = Toolchain(toolchain.cache_dir, str(slow), sources=toolchain.sources)
     level = Processor.read().levels()[-1].name
-    start = time.monotonic()
     with pytest.raises(NativeUnavailable, match="not done after"):
         build(named, level)
-    assert time.monotonic() - start < 30
     assert _ends(int(pid_file.read_text())), "its children end with it"
 
 

@@ -30,10 +30,8 @@ GREEDY = [
 def test_the_models_own_template_has_a_time_limit(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_sandbox, "TIME_LIMIT_S", 0.2)
     template = ChatTemplate(source, {})
-    start = time.monotonic()
     with pytest.raises(InvalidRequestError, match="takes more than") as caught:
         template.render([USER], r=list(range(2000)))
-    assert time.monotonic() - start < 5
     assert caught.value.param == "messages"
 
 
