@@ -8,7 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from octavo.frontend.media.child import Decoder, serve
-from octavo.frontend.media.phi4 import ARCHITECTURE, Phi4Images
+from octavo.frontend.media.llama4 import ARCHITECTURE as LLAMA4
+from octavo.frontend.media.llama4 import Llama4Images
+from octavo.frontend.media.phi4 import ARCHITECTURE as PHI4
+from octavo.frontend.media.phi4 import Phi4Images
 from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.result import result_alone, result_of
@@ -105,8 +108,15 @@ class ImageProcessor:
         return [frames, height // size, width // size]
 
 
+def _processor_of(setup: Setup) -> ImageProcessor | Llama4Images | Phi4Images:
+    """Return the model's processor, or what stands for one that needs torchvision."""
+    if setup.architecture == LLAMA4:
+        return Llama4Images(setup)
+    return Phi4Images(setup) if setup.architecture == PHI4 else ImageProcessor(setup)
+
+
 def _load(setup: Setup) -> Decoder:
-    processor = (Phi4Images if setup.architecture == ARCHITECTURE else ImageProcessor)(setup)
+    processor = _processor_of(setup)
     num_bytes = setup.max_pixels * BYTES_PER_PIXEL + SPARE_BYTES
     return Decoder(processor.process, num_bytes, processor.placeholder, processor.placeholder_id)
 

@@ -19,6 +19,7 @@ PHASE = "reading the model's files"
 ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
     "InternVLForConditionalGeneration",
+    "Llama4ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "LlavaNextForConditionalGeneration",
     "LlavaOnevisionForConditionalGeneration",
@@ -48,6 +49,7 @@ SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 _TEXT_ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
     "llama": "LlamaForCausalLM",
+    "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
     "phi3": "Phi3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -77,6 +79,18 @@ _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32,
         "vocab_size": 32000,
         "max_position_embeddings": 2048,
+    },
+    "llama4_text": {
+        "hidden_size": 5120,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 40,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "vocab_size": 202048,
+        "num_local_experts": 16,
+        "max_position_embeddings": 131072,
+        "intermediate_size": 8192,
+        "intermediate_size_mlp": 16384,
     },
     "qwen2": {
         "hidden_size": 4096,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tiny_llama4
 import tiny_media
 import torch
 from gpu_steps import assert_equal, driver
@@ -73,6 +74,8 @@ def frames_of_onevision(seed: int) -> dict[str, MediaTensor]:
 
 
 PATCH = 3 * 2 * 6 * 6
+ONE_LAYER = {"num_hidden_layers": 1, "no_rope_layers": [0], "interleave_moe_layer_step": 1, "floor_scale": 4}
+"""Of Llama 4: requests have one group of blocks here."""
 FAMILIES = {
     "llava": Family(tiny_media.make_llava, lambda seed: {"pixel_values": pixels(seed, 1, 3, 30, 30)}, 25),
     "qwen25_vl": Family(tiny_media.make_qwen25_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
@@ -82,6 +85,9 @@ FAMILIES = {
     ),
     "idefics3": Family(tiny_media.make_smolvlm, tiles_of_idefics3, 8),
     "internvl": Family(tiny_media.make_internvl, lambda seed: {"pixel_values": pixels(seed, 2, 3, 24, 24)}, 8),
+    "llama4": Family(
+        partial(tiny_llama4.make_llama4, **ONE_LAYER), lambda seed: {"pixel_values": pixels(seed, 2, 3, 24, 24)}, 8
+    ),
     "llava_next": Family(tiny_media.make_llava_next, tiles_of_llava_next, 30),
     "llava_onevision": Family(partial(tiny_media.make_llava_next, family="LlavaOnevision"), frames_of_onevision, 13),
     "mistral3": Family(tiny_media.make_mistral3, lambda seed: {"pixel_values": pixels(seed, 1, 3, 24, 36)}, 6),

@@ -116,12 +116,20 @@ class ClipConfig:
         Raises:
             ProtocolError: the picture has another size.
         """
-        size = self.num_channels, self.image_size, self.image_size
-        if pixels_CHW.shape != size:
-            raise ProtocolError(f"pixel_values of shape {pixels_CHW.shape} for a tower of {size}")
+        self.check_picture(pixels_CHW)
         rows_TP = np.zeros((self.num_positions, self.patch_width), dtype=np.float32)
         rows_TP[int(self.has_class_token) :] = square_patches(pixels_CHW, self.patch_size)
         return Patches(rows_TP, np.arange(self.num_positions), np.arange(first, self.num_positions))
+
+    def check_picture(self, pixels_CHW: Floats) -> None:
+        """Check that a picture has the size of the tower.
+
+        Raises:
+            ProtocolError: it has another one.
+        """
+        size = self.num_channels, self.image_size, self.image_size
+        if pixels_CHW.shape != size:
+            raise ProtocolError(f"pixel_values of shape {pixels_CHW.shape} for a tower of {size}")
 
 
 def clip_rules() -> list[Rule]:

@@ -238,6 +238,6 @@ def order_by_square(side: int, merge_size: int) -> Ints:
 
 
 def theta_of(config: CheckedConfig) -> float:
-    """Return the base of the rotary angles."""
+    """Return the base of the rotary angles; older files have it beside other keys."""
     rope: dict[str, Any] = optional(config, "rope_parameters", {})
-    return float(rope.get("rope_theta", 10000.0))
+    return float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)

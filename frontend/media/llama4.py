@@ -1,0 +1,245 @@
+"""Images of Llama 4, whose processor in `transformers` needs torchvision: tiles, and then the whole image as one."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from octavo.frontend.media.pixels import open_picture
+from octavo.frontend.media.result import result_of
+from octavo.frontend.media.wire import Job, Result, Setup
+from octavo.frontend.media.without_torch import leave_out_torch
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+ARCHITECTURE = "Llama4ForConditionalGeneration"
+KNOWN_KWARGS = ("max_patches", "resize_to_max_canvas")
+"""What requests may change."""
+MOST_TILES = 64
+"""That a request may ask for."""
+_BILINEAR = 2
+"""As files name it."""
+_PLACEHOLDER, _START, _END, _ROW = "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"
+_BETWEEN_COLUMNS, _AFTER_LINE = "<|tile_x_separator|>", "<|tile_y_separator|>"
+
+Floats = npt.NDArray[np.float32]
+
+
+class Llama4Images:
+    """Stands for the processor of one model: see `octavo.frontend.media.process.ImageProcessor`."""
+
+    def __init__(self, setup: Setup) -> None:
+        """Load it.
+
+        Raises:
+            ImportError: Pillow is missing.
+            OSError, ValueError: the files of the processor or the tokenizer are missing, invalid or not supported.
+        """
+        leave_out_torch()
+        import PIL.Image
+        import transformers
+        from transformers import ProcessorMixin
+        from transformers.image_processing_base import ImageProcessingMixin
+
+        transformers.logging.set_verbosity_error()
+        PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
+        settings, _ = ImageProcessingMixin.get_image_processor_dict(setup.processor_path, local_files_only=True)
+        of_text, _ = ProcessorMixin.get_processor_dict(setup.processor_path, local_files_only=True)
+        self._setup = setup
+        self._processor = TileProcessor.read(settings).with_kwargs(setup.processor_kwargs)
+        self._rows_per_tile = rows_per_tile(self._processor.side, of_text)
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
+            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
+        )
+        self.placeholder = _PLACEHOLDER
+        self.placeholder_id: int = self._tokenizer.convert_tokens_to_ids(_PLACEHOLDER)
+        if self._tokenizer.convert_tokens_to_ids(_ROW) != setup.token_id:
+            raise ValueError(f"image_token_index of config.json is {setup.token_id}, which is not the token {_ROW}")
+
+    def process(self, job: Job) -> Result:
+        """Return the tiles of an image."""
+        image = open_picture(job, self._setup.max_pixels)
+        if isinstance(image, Result):
+            return image
+        try:
+            tiles, grid = self._processor.with_kwargs(job.processor_kwargs)(image)
+        except ValueError as error:
+            return Result(str(error))
+        text = text_of(grid, self._rows_per_tile)
+        token_ids = self._tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"]
+        offsets = [[{"replacement": text}]]
+        return result_of(
+            {"pixel_values": tiles, "input_ids": token_ids, "text_replacement_offsets": offsets}, self._setup.token_id
+        )
+
+
+def rows_per_tile(side: int, settings: Mapping[str, Any]) -> int:
+    """Return the rows of the prompt of a tile, given the settings of the processor.
+
+    Raises:
+        ValueError: a tile has no whole number of them.
+    """
+    patch_size, ratio = int(settings.get("patch_size", 14)), float(settings.get("pixel_shuffle_ratio", 0.5))
+    num_merged = round(1.0 / ratio**2)
+    if side % patch_size or (side // patch_size) ** 2 % num_merged:
+        raise ValueError(
+            f"processor_config.json: tiles of {side} pixels in patches of {patch_size}, {num_merged} a row"
+        )
+    return (side // patch_size) ** 2 // num_merged
+
+
+def text_of(grid: tuple[int, int], num_rows: int) -> str:
+    """Return what stands in a prompt for an image of `grid` lines and columns of tiles."""
+    lines, columns = grid
+    tile = _ROW * num_rows
+    line = _BETWEEN_COLUMNS.join([tile] * columns) + _AFTER_LINE
+    return f"{_START}{line * lines if lines * columns > 1 else ''}{_PLACEHOLDER}{tile}{_END}"
+
+
+@dataclass(frozen=True, slots=True)
+class TileProcessor:
+    """Cuts pictures into tiles.
+
+    Args:
+        side: pixels of a tile on each side.
+        max_tiles: of a picture, the whole one aside.
+        fills_canvas: pictures are enlarged to fill their tiles.
+        mean: of each channel, for numbers from 0 to 1.
+        deviation: of each channel.
+        scale: from bytes to such numbers.
+    """
+
+    side: int
+    max_tiles: int
+    fills_canvas: bool
+    mean: tuple[float, ...]
+    deviation: tuple[float, ...]
+    scale: float
+
+    @classmethod
+    def read(cls, settings: Mapping[str, Any]) -> "TileProcessor":
+        """Read the settings of the model's image processor.
+
+        Raises:
+            ValueError: one is not supported.
+        """
+        size = settings.get("size", {"height": 336, "width": 336})
+        for key in ("do_resize", "do_rescale", "do_normalize"):
+            if not settings.get(key, True):
+                raise ValueError(f"preprocessor_config.json: {key} is false; expected true")
+        if settings.get("resample", _BILINEAR) != _BILINEAR:
+            raise ValueError(f"preprocessor_config.json: resample is {settings['resample']}; expected {_BILINEAR}")
+        side = size.get("height")
+        if side != size.get("width") or type(side) is not int or side < 1:
+            raise ValueError(f"preprocessor_config.json: size is {size}; expected squares")
+        return cls(
+            side=side,
+            max_tiles=settings.get("max_patches", 16),
+            fills_canvas=settings.get("resize_to_max_canvas", False),
+            mean=tuple(settings.get("image_mean", (0.5, 0.5, 0.5))),
+            deviation=tuple(settings.get("image_std", (0.5, 0.5, 0.5))),
+            scale=settings.get("rescale_factor", 1 / 255),
+        )
+
+    def with_kwargs(self, kwargs: Mapping[str, Any]) -> "TileProcessor":
+        """Return this processor with arguments of a server or a request.
+
+        Raises:
+            ValueError: one is unknown, or has a value that is not possible.
+        """
+        if unknown := kwargs.keys() - set(KNOWN_KWARGS):
+            raise ValueError(
+                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
+                f"{', '.join(KNOWN_KWARGS)}"
+            )
+        most, fills_canvas = kwargs.get("max_patches", self.max_tiles), kwargs.get("resize_to_max_canvas", None)
+        if type(most) is not int or not 1 <= most <= MOST_TILES:
+            raise ValueError(f"max_patches is {most!r}; expected a number of tiles from 1 to {MOST_TILES}")
+        if fills_canvas is not None and type(fills_canvas) is not bool:
+            raise ValueError(f"resize_to_max_canvas is {fills_canvas!r}; expected true or false")
+        fills_canvas = self.fills_canvas if fills_canvas is None else fills_canvas
+        return replace(self, max_tiles=most, fills_canvas=fills_canvas)
+
+    def __call__(self, picture: "Image.Image") -> tuple[Floats, tuple[int, int]]:
+        """Return the tiles of a picture in RGB, shape NCHW, and their lines and columns.
+
+        If there are several, the last one is the whole picture besides.
+        """
+        lines, columns = grid = self._grid(picture.width, picture.height)
+        height, width = self._inner_size(picture.width, picture.height, grid)
+        pixels = np.zeros((lines * self.side, columns * self.side, 3), dtype=np.uint8)
+        pixels[:height, :width] = self._resized(picture, width, height)
+        tiles = self._normalized(pixels).reshape(3, lines, self.side, columns, self.side)
+        tiles = tiles.transpose(1, 3, 0, 2, 4).reshape(-1, 3, self.side, self.side)
+        if lines * columns > 1:
+            whole = self._normalized(self._resized(picture, self.side, self.side))
+            tiles = np.concatenate([tiles, whole[None]])
+        return np.ascontiguousarray(tiles), grid
+
+    def _grid(self, width: int, height: int) -> tuple[int, int]:
+        """Return the lines and columns of tiles that fit best.
+
+        The picture is enlarged as little as possible, or else made smaller as little as possible; of canvases that
+        are equal in this the smallest one is taken. Scales are compared in float32, as `transformers` does.
+        """
+        grids = _grids(self.max_tiles)
+        sizes = np.array(grids, dtype=np.int64) * self.side
+        scales = (sizes.astype(np.float32) / np.array([height, width], dtype=np.float32)).min(axis=1)
+        enlarging = scales[scales >= 1]
+        chosen = scales.max() if self.fills_canvas or not len(enlarging) else enlarging.min()
+        places = np.flatnonzero(scales == chosen)
+        return grids[int(places[np.argmin(sizes[places].prod(axis=1))])]
+
+    def _inner_size(self, width: int, height: int, grid: tuple[int, int]) -> tuple[int, int]:
+        """Return the height and width of the picture within its tiles, with the same shape."""
+        most_height, most_width = (
+            self._limit(length, number * self.side) for length, number in zip((height, width), grid, strict=True)
+        )
+        stretch_x, stretch_y = most_width / width, most_height / height
+        if stretch_x < stretch_y:
+            height, width = min(math.floor(height * stretch_x), int(most_height)), int(most_width)
+        else:
+            height, width = int(most_height), min(math.floor(width * stretch_y), int(most_width))
+        return max(height, 1), max(width, 1)
+
+    def _limit(self, length: int, most: int) -> int | np.float32:
+        """Return the most pixels of a side of the picture. The sides of canvases are float32 in `transformers`."""
+        wanted = most if self.fills_canvas else max(length, self.side)
+        return np.float32(most) if self.fills_canvas or most < wanted else wanted
+
+    def _resized(self, picture: "Image.Image", width: int, height: int) -> npt.NDArray[np.uint8]:
+        from PIL import Image
+
+        return np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR))
+
+    def _normalized(self, pixels: npt.NDArray[np.uint8]) -> Floats:
+        """Return numbers of the model, shape CHW, of pixels of shape HWC.
+
+        They are rounded to bfloat16 after each operation, as the model was trained.
+        """
+        levels = _rounded(np.arange(256, dtype=np.float32) * np.float32(self.scale))
+        channels = []
+        for channel, (mean, deviation) in enumerate(zip(self.mean, self.deviation, strict=True)):
+            shifted = _rounded(levels - _rounded(np.float32(mean)))
+            channels.append(_rounded(shifted / _rounded(np.float32(deviation)))[pixels[:, :, channel]])
+        return np.stack(channels)
+
+
+def _grids(max_tiles: int) -> list[tuple[int, int]]:
+    """Return the lines and columns of all canvases of at most so many tiles; equal shapes are next to each other."""
+    by_shape: dict[float, list[tuple[int, int]]] = {}
+    for number in range(max_tiles, 0, -1):
+        for lines in (one for one in range(1, number + 1) if number % one == 0):
+            by_shape.setdefault(lines / (number // lines), []).append((lines, number // lines))
+    return [grid for grids in by_shape.values() for grid in grids]
+
+
+def _rounded(numbers: Any) -> Any:
+    """Return numbers rounded to bfloat16, as float32."""
+    bits = np.asarray(numbers, dtype=np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
