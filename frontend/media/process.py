@@ -22,7 +22,7 @@ from octavo.frontend.media.without_torch import leave_out_torch, leave_out_video
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
 SPARE_BYTES = 2**28
-_LINES = ("ColQwen2ForRetrieval",)
+_LINES = ("ColPaliForRetrieval", "ColQwen2ForRetrieval")
 """Models whose processors make texts of their own, and which count positions on one axis."""
 _NOT_OF_REQUESTS = {"data_format", "device", "disable_grouping", "input_data_format", "return_tensors"}
 """Arguments of processors that are about their own arrays."""

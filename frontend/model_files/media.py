@@ -41,13 +41,15 @@ AUDIO_ARCHITECTURES = (
     "Phi4MultimodalForCausalLM",
 )
 """Those whose audio encoders octavo has, and whose sounds are rows of prompts."""
-RETRIEVERS = {"ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration"}
+_PALIGEMMA = "PaliGemmaForConditionalGeneration"
+RETRIEVERS = {"ColPaliForRetrieval": _PALIGEMMA, "ColQwen2ForRetrieval": "Qwen2VLForConditionalGeneration"}
 """Those with a vector for each token of texts and images, and the model inside of each."""
 SPEECH_ARCHITECTURES = ("WhisperForConditionalGeneration",)
 """Decoders that attend to audio."""
 
 _TEXT_ARCHITECTURES = {
     "gemma3_text": "Gemma3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
     "llama": "LlamaForCausalLM",
     "llama4_text": "Llama4ForCausalLM",
     "mistral": "MistralForCausalLM",
@@ -61,6 +63,17 @@ _TEXT_ARCHITECTURES = {
 }
 """By the `model_type` of the language model."""
 _TEXT_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma": {
+        "hidden_size": 2048,
+        "intermediate_size": 16384,
+        "num_hidden_layers": 18,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 1,
+        "head_dim": 256,
+        "vocab_size": 257152,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-6,
+    },
     "gemma3_text": {
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -129,7 +142,7 @@ _OF_ALL = ("dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
 """Keys of the whole model that its language model has too."""
 _NOT_OF_TEXT = {
     *("_flash_attn_2_enabled", "neftune_noise_alpha", "perceiver_config", "pixel_shuffle_factor", "use_resampler"),
-    *("qk_layer_norms", "vision_config"),
+    *("qk_layer_norms", "vision_config", "num_image_tokens"),
 }
 """Keys of `text_config` in files of SmolVLM that change nothing there."""
 
@@ -145,9 +158,11 @@ def _flat_text_config(hf_config: dict[str, Any]) -> dict[str, Any]:
 
 
 def split_config(
-    hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig
+    hf_config: dict[str, Any], architecture: str, home: Path, config: ModelConfig, *, is_inside: bool = False
 ) -> tuple[dict[str, Any], str, MediaFacts | None]:
     """Return the configuration and the architecture of the language model, and the facts of media; None: it has none.
+
+    `is_inside`: the model is a part of a retriever.
 
     Raises:
         ConfigError: the model reads media, and it, or its language model, is not supported.
@@ -164,21 +179,14 @@ def split_config(
         text = _flat_text_config(hf_config)
     if not isinstance(text, dict) or not any(key in hf_config for key in ("vision_config", "audio_config")):
         return hf_config, architecture, None
-    if architecture not in (*ARCHITECTURES, *AUDIO_ARCHITECTURES):
-        raise ConfigError(
-            f"{architecture} reads images or audio, and octavo has no encoder for it",
-            phase=PHASE,
-            hint=f"use a text model, or one of {', '.join(dict.fromkeys((*ARCHITECTURES, *AUDIO_ARCHITECTURES)))}",
-        )
-    if config.model_impl == "transformers" or config.runner == "pooling":
-        setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
-        raise ConfigError(f"{setting}: {architecture} reads media", phase=PHASE, hint="leave it out")
+    _reject_model(architecture, config, is_inside=is_inside)
     kind = str(text.get("model_type"))
-    if kind not in _TEXT_ARCHITECTURES:
+    kinds = [one for one in _TEXT_ARCHITECTURES if (one == "gemma") == (architecture == _PALIGEMMA)]
+    if kind not in kinds:
         raise ConfigError(
             f"{architecture} with a language model of type {kind!r} is not supported",
             phase=PHASE,
-            hint=f"its text_config needs a model_type among {', '.join(_TEXT_ARCHITECTURES)}",
+            hint=f"its text_config needs a model_type among {', '.join(kinds)}",
         )
     _reject_unsupported(text, architecture)
     eps = {} if architecture.startswith("Llava") else {"rms_norm_eps": 1e-5}
@@ -191,6 +199,8 @@ def split_config(
     if kind.startswith("qwen3_vl"):  # files may leave out what is always so
         key = "rope_parameters" if "rope_parameters" in own else "rope_scaling"
         own[key] = {"mrope_section": [24, 20, 20], **own.get(key, {}), "mrope_interleaved": True}
+    if kind == "gemma":  # PaliGemma's prompts, and there are no answers
+        own["use_bidirectional_attention"] = True
     if kind == "qwen3_vl_moe_text":
         own["norm_topk_prob"] = True
     media = MediaFacts(
@@ -219,7 +229,7 @@ def _split_retriever(
         raise ConfigError(f"config.json: {architecture} needs vlm_config, and a positive embedding_dim", phase=PHASE)
     inner = {**inner, **{key: hf_config[key] for key in ("dtype", "torch_dtype") if hf_config.get(key) is not None}}
     config = replace(config, runner="auto" if config.runner == "pooling" else config.runner)
-    own, text_architecture, media = split_config(inner, RETRIEVERS[architecture], home, config)
+    own, text_architecture, media = split_config(inner, RETRIEVERS[architecture], home, config, is_inside=True)
     assert media is not None, "a model that reads images"
     named = text_architecture.replace("ForCausalLM", "ForRetrieval")
     return {**own, "embedding_dim": width}, named, replace(media, architecture=architecture)
@@ -228,7 +238,7 @@ def _split_retriever(
 def _kinds(architecture: str, hf_config: dict[str, Any]) -> list[Kind]:
     """Return the kinds of media that a model reads."""
     kinds: list[Kind] = []
-    if architecture in ARCHITECTURES:
+    if architecture in ARCHITECTURES or architecture == _PALIGEMMA:
         kinds.append("image")
     is_named = "video_token_id" in hf_config or "video_token_index" in hf_config
     if architecture in VIDEO_ARCHITECTURES and (is_named or architecture.startswith("SmolVLM")):
@@ -236,6 +246,19 @@ def _kinds(architecture: str, hf_config: dict[str, Any]) -> list[Kind]:
     if architecture in AUDIO_ARCHITECTURES:
         kinds.append("audio")
     return kinds
+
+
+def _reject_model(architecture: str, config: ModelConfig, *, is_inside: bool) -> None:
+    """Raise ConfigError for models that octavo has no encoder for, and for settings that no such model goes with."""
+    if architecture not in (*ARCHITECTURES, *AUDIO_ARCHITECTURES) and not is_inside:
+        raise ConfigError(
+            f"{architecture} reads images or audio, and octavo has no encoder for it",
+            phase=PHASE,
+            hint=f"use a text model, or one of {', '.join(dict.fromkeys((*ARCHITECTURES, *AUDIO_ARCHITECTURES)))}",
+        )
+    if config.model_impl == "transformers" or config.runner == "pooling":
+        setting = "--model-impl transformers" if config.model_impl == "transformers" else "--runner pooling"
+        raise ConfigError(f"{setting}: {architecture} reads media", phase=PHASE, hint="leave it out")
 
 
 def _reject_unsupported(text: dict[str, Any], architecture: str) -> None:

@@ -50,7 +50,9 @@ _ON_GPUS = frozenset(
     }
 )
 """Architectures whose towers and language models `tests/gpu/pipeline` compares with a CPU."""
-_ONLY_ON_CPUS: dict[str, str] = {}
+_ONLY_ON_CPUS: dict[str, str] = {
+    "ColPaliForRetrieval": "attends in both directions to rows of images, which has not been tried there",
+}
 """Why others are refused."""
 
 

@@ -1,7 +1,8 @@
-"""Vectors of tokens of images and queries, of ColQwen2: against `transformers`, alone, in batches and over HTTP."""
+"""Vectors of tokens of images and queries, of ColPali and ColQwen2: against `transformers`, alone and in batches."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -18,10 +19,46 @@ from octavo.frontend.media.without_torch import leave_out_videos
 from octavo.protocol.errors import InvalidRequestError
 
 Floats = npt.NDArray[np.float32]
-IMAGE = "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>"
 TEXTS = ["where do foxes live?", "a"]
 SIZES = ((44, 33), (60, 20), (30, 90))
-TEMPLATE = Path(__file__).parents[2] / "docs" / "templates" / "colqwen2.jinja"
+TEMPLATES = Path(__file__).parents[2] / "docs" / "templates"
+
+
+class Case(NamedTuple):
+    """A family."""
+
+    kind: str
+    """Its name in classes of `transformers`."""
+    make: Callable[[Path], Path]
+    image: str
+    """The prompt of an image."""
+    query: str
+    """That of a text."""
+    budget: int
+    """Tokens of a step."""
+
+    @property
+    def queries(self) -> list[str]:
+        """The prompts of `TEXTS`."""
+        return [self.query.format(text) for text in TEXTS]
+
+
+CASES = {
+    "colpali": Case(
+        "ColPali",
+        tiny_dual.make_colpali,
+        "<image><bos>Describe the image.\n",
+        "<bos>Question: {}" + "<pad>" * 10 + "\n",
+        256,  # a step has whole prompts
+    ),
+    "colqwen2": Case(
+        "ColQwen2",
+        tiny_dual.make_colqwen2,
+        "<|im_start|>user\n<|vision_start|><|image_pad|><|vision_end|>Describe the image.<|im_end|><|endoftext|>",
+        "Query: {}" + "<|endoftext|>" * 10 + "\n",
+        32,
+    ),
+}
 
 
 @pytest.fixture(autouse=True)
@@ -30,32 +67,36 @@ def _no_videos(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @torch.inference_mode()
-def expected(path: Path) -> tuple[list[Floats], list[Floats]]:
+def expected(case: Case, path: Path) -> tuple[list[Floats], list[Floats]]:
     """Return the vectors of `TEXTS` as queries, and of pictures of `SIZES`."""
-    model = transformers.ColQwen2ForRetrieval.from_pretrained(path, dtype=torch.float32).eval()
+    model = getattr(transformers, f"{case.kind}ForRetrieval").from_pretrained(path, dtype=torch.float32).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-    processor = transformers.ColQwen2Processor(transformers.AutoImageProcessor.from_pretrained(path), tokenizer)
-    end = "<|endoftext|>"  # of the real tokenizer; the tiny one pads with another token
-    queries = [tokenizer(query(text, end), return_tensors="pt") for text in TEXTS]
+    # Not what the processor of ColQwen2 makes of them: its real tokenizer pads with another token than the tiny one.
+    queries = [tokenizer(one, return_tensors="pt", return_token_type_ids=True) for one in case.queries]
+    processor = getattr(transformers, f"{case.kind}Processor")(
+        transformers.AutoImageProcessor.from_pretrained(path), tokenizer
+    )
     images = [processor.process_images([picture(seed, *size)], return_tensors="pt") for seed, size in enumerate(SIZES)]
-    names = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw")
+    names = ["input_ids", "attention_mask", "pixel_values", "image_grid_thw"]
+    if case.kind == "ColPali":
+        names.append("token_type_ids")  # zeros: tokens attend to those after them
+        (made,) = processor.process_queries(TEXTS[:1], return_tensors="pt")["input_ids"]
+        assert made.tolist() == queries[0]["input_ids"][0].tolist()
     inputs = [{name: one[name] for name in names if name in one} for one in (*queries, *images)]
     found = [model(**one).embeddings[0].numpy() for one in inputs]
     return found[: len(TEXTS)], found[len(TEXTS) :]
 
 
-def query(text: str, end: str = "<|endoftext|>") -> str:
-    return f"Query: {text}{end * 10}\n"
-
-
-def test_images_and_queries(tmp_path: Path) -> None:
-    path = tiny_dual.make_colqwen2(tmp_path)
-    texts, images = expected(path)
-    prompts: list[Any] = [*map(query, TEXTS)]
+@pytest.mark.parametrize("name", CASES)
+def test_images_and_queries(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    path = case.make(tmp_path)
+    texts, images = expected(case, path)
+    prompts: list[Any] = [*case.queries]
     prompts += [
-        {"prompt": IMAGE, "multi_modal_data": {"image": picture(seed, *size)}} for seed, size in enumerate(SIZES)
+        {"prompt": case.image, "multi_modal_data": {"image": picture(seed, *size)}} for seed, size in enumerate(SIZES)
     ]
-    with LLM(str(path), dtype="float32", max_model_len=256, max_num_batched_tokens=32, max_num_seqs=6) as llm:
+    with LLM(str(path), dtype="float32", max_model_len=256, max_num_batched_tokens=case.budget, max_num_seqs=6) as llm:
         found = [one.outputs.data for one in llm.encode(prompts, pooling_task="token_embed", use_tqdm=False)]
         for one, own in zip(found, [*texts, *images], strict=True):
             assert one.shape == own.shape
@@ -69,10 +110,11 @@ def test_images_and_queries(tmp_path: Path) -> None:
             llm.embed("a", use_tqdm=False)
 
 
-def test_over_http(tmp_path: Path) -> None:
-    path = tiny_dual.make_colqwen2(tmp_path)
-    texts, images = expected(path)
-    flags = ("--dtype", "float32", "--max-model-len", "256", "--chat-template", str(TEMPLATE))
+@pytest.mark.parametrize("name", CASES)
+def test_over_http(name: str, tmp_path: Path) -> None:
+    path = CASES[name].make(tmp_path)
+    texts, images = expected(CASES[name], path)
+    flags = ("--dtype", "float32", "--max-model-len", "256", "--chat-template", str(TEMPLATES / f"{name}.jinja"))
     with serve(path, *flags) as server:
         server.wait_until_ready()
         image = {"type": "image_url", "image_url": {"url": data_url(picture(0, *SIZES[0]))}}

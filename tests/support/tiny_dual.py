@@ -1,4 +1,4 @@
-"""Tiny random CLIP, SigLIP and ColQwen2, with real image processors of `transformers` and tokenizers in their form."""
+"""Tiny random CLIP, SigLIP, ColPali and ColQwen2, with real image processors of `transformers`, and tokenizers."""
 
 import json
 from pathlib import Path
@@ -68,4 +68,22 @@ def make_colqwen2(directory: Path) -> Path:
     tiny_models._randomize(model, seed=5)
     model.save_pretrained(directory)
     (directory / "processor_config.json").write_text(json.dumps({"processor_class": "ColQwen2Processor"}))
+    return directory
+
+
+def make_colpali(directory: Path) -> Path:
+    """Write a ColPali: 25 patches are rows of a Gemma, and its tokens have vectors of 24 numbers."""
+    tokenizer = tiny_media._tokenizer("<bos>", "<pad>")
+    tokenizer.bos_token, tokenizer.pad_token = "<bos>", "<pad>"
+    text = transformers.GemmaConfig(**{**tiny_media._TEXT, "vocab_size": len(tokenizer)})
+    vision = transformers.SiglipVisionConfig(**_VISION, vision_use_head=False)
+    inner = transformers.PaliGemmaConfig(
+        text_config=text, vision_config=vision, image_token_index=VOCAB_SIZE, projection_dim=48, hidden_size=48
+    )
+    model = transformers.ColPaliForRetrieval(transformers.ColPaliConfig(vlm_config=inner, embedding_dim=24))
+    tiny_models._randomize(model, seed=5)
+    image_processor = SiglipImageProcessorPil(size={"height": 30, "width": 30}, image_seq_length=25)
+    for part in (model, image_processor, tokenizer):
+        part.save_pretrained(directory)
+    (directory / "processor_config.json").write_text(json.dumps({"processor_class": "ColPaliProcessor"}))
     return directory

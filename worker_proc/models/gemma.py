@@ -91,15 +91,16 @@ def _embedding_factor(width: int, dtype: torch.dtype) -> float:
 def _shapes(facts: ModelFacts, member: str) -> list[AttentionShape]:
     config, num_layers = facts.hf_config, facts.num_layers
     heads = facts.num_heads, facts.num_kv_heads, facts.head_dim
+    is_causal = not is_computed_whole(facts)
     if member == "Gemma":
-        return [AttentionShape(*heads, facts.head_dim**-0.5)] * num_layers
+        return [AttentionShape(*heads, facts.head_dim**-0.5, is_causal=is_causal)] * num_layers
     period = optional(config, "_sliding_window_pattern", 2 if member == "Gemma2" else 6)
     period = optional(config, "sliding_window_pattern", period)
     window = config.get("sliding_window", 4096)
     cap = config.get("attn_logit_softcapping", 50.0 if member == "Gemma2" else None)
     factor = float(optional(config, "query_pre_attn_scalar", 256)) ** -0.5
     windows = windows_of_layers(config, num_layers, window, every(period, num_layers))
-    is_causal = not is_computed_whole(facts)  # if not, half of the window is each way, as transformers reads it
+    # Without is_causal, half of the window is each way, as transformers reads it.
     cap = None if cap is None else float(cap)
     return [AttentionShape(*heads, factor, window, cap, is_causal=is_causal) for window in windows]
 

@@ -16,6 +16,7 @@ _AUDIO = {
 """The same for `octavo.worker_proc.models.audio`."""
 TOWERS = {
     "CLIPModel": "dual_encoder",
+    "ColPaliForRetrieval": "paligemma",
     "ColQwen2ForRetrieval": "qwen_vl",
     "Gemma3ForConditionalGeneration": "gemma3",
     "Idefics3ForConditionalGeneration": "idefics3",
