@@ -10,7 +10,7 @@ from fake_device import MeasuredDevice
 from fake_stream import FakeStream
 from gpu_steps import SETTINGS, driver, new_stream, prompt
 from pipeline_driver import PipelineDriver
-from tiny_heads import make_head
+from tiny_heads import make_head, make_mtp
 from tiny_models import make_tiny
 from worker_plans import loaded, spec, worker_config
 
@@ -79,19 +79,23 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "target": make_tiny("LlamaForCausalLM", directory / "target", num_hidden_layers=2),
         "eagle": make_head("eagle", directory / "eagle"),
         "eagle3": make_head("eagle3", directory / "eagle3", **aux),
+        "mtp": make_mtp("DeepseekV3ForCausalLM", directory / "mtp", num_layers=1)[0],
         "draft_model": make_tiny("Qwen2ForCausalLM", directory / "small", seed=1, num_hidden_layers=1),
     }
 
 
 def configured(paths: dict[str, Path], method: str, device: str) -> ResolvedConfig:
-    speculation = {"method": method, "model": str(paths[method]), "num_speculative_tokens": NUM_DRAFTS}
+    speculation = {"method": method, "num_speculative_tokens": NUM_DRAFTS}
+    if method == "mtp":  # the target has the layer itself
+        return worker_config(paths["mtp"], device=device, speculative_config=speculation, **SETTINGS)
+    speculation["model"] = str(paths[method])
     return worker_config(paths["target"], device=device, speculative_config=speculation, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
 def computed_on_cpu(paths: dict[str, Path]) -> dict[str, Found]:
     found = {}
-    for method in METHODS:
+    for method in (*METHODS, "mtp"):
         config = configured(paths, method, "cpu")
         found[method] = scenario(driver(loaded(config), config, None), NUM_DRAFTS)
     return found
@@ -125,6 +129,16 @@ def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
     if method == "eagle":  # the others go the same way
         eager = msgspec.structs.replace(config, max_graph_size=0)
         assert scenario(driver(model, eager, new_stream(stream.torch_device)), NUM_DRAFTS) == found
+
+
+def test_a_device_drafts_with_latent_attention_and_experts_as_a_cpu(
+    paths: dict[str, Path], computed_on_cpu: dict[str, Found], _kernels_of_gpus: None, stream: Stream
+) -> None:
+    config = configured(paths, "mtp", "cuda")
+    found = scenario(
+        driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream), NUM_DRAFTS
+    )
+    assert (found.drafts, found.outputs) == (computed_on_cpu["mtp"].drafts, computed_on_cpu["mtp"].outputs)
 
 
 def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(
