@@ -139,7 +139,7 @@ def open_batch(model: Path, cell: Cell, num_steps: int, sampling: SamplingSpec) 
 def launch_nothing() -> None:
     """Replace what graphs would compute, and what is launched beside them."""
     nothing: dict[str, Any] = {
-        "_hidden_of": lambda self, views: torch.zeros(views["token_ids"].shape[0], 1),
+        "_hidden_of": lambda self, views, *others: torch.zeros(views["token_ids"].shape[0], 1),
         "_sampled": lambda self, views, *others: views["sample_slots"],
         "logits_of": lambda self, rows: torch.zeros(rows.shape[0], 1),
     }
