@@ -29,6 +29,9 @@ COMPILATIONS = pytest.StashKey[int]()
 
 if IS_INTERPRETING:
     repair()
+    # The interpreter's numpy warns of what a GPU computes without a word: exp of a large number is infinite. Fixtures
+    # compute too, with what memory held before.
+    np.seterr(all="ignore")
 elif IS_ON_GPU:
     # As an engine does it by default, and before anything is computed.
     prepare_products(is_deterministic=True)
@@ -99,9 +102,7 @@ def poisoned_memory() -> Iterator[None]:
         return
     torch.use_deterministic_algorithms(True)
     assert torch.utils.deterministic.fill_uninitialized_memory
-    # The interpreter's numpy warns of what a GPU computes without a word: exp of a large number is infinite.
-    with np.errstate(all="ignore"):
-        yield
+    yield
     torch.use_deterministic_algorithms(False)
 
 

@@ -115,7 +115,7 @@ class SmallEngine:
                 if request.aborted_at == step:
                     self._note(results, self.scheduler.abort(b"client", [str(number)]))
             check(self.scheduler)
-            plan = self.scheduler.plan() if len(in_flight) < self.depth else None
+            plan = self.scheduler.plan() if self.scheduler.may_plan(self.depth) else None
             check(self.scheduler)
             if plan is not None:
                 in_flight.append(plan)
