@@ -75,7 +75,7 @@ def alone(model: Path, dtype: str) -> list[Any]:
         ("float32", "defaults"),
         ("float32", "tiny chunks"),
         ("float32", "constant preemption"),
-        ("bfloat16", "constant preemption"),
+        pytest.param("bfloat16", "constant preemption", marks=pytest.mark.long),
         ("bfloat16", "drafts"),
         ("float32", "second storey"),
         ("bfloat16", "synchronous, one block size up"),
