@@ -21,16 +21,19 @@ def main() -> None:
         action="store_true",
         help="write nothing; print Triton's version, then a line of JSON for each kernel as soon as it is compiled",
     )
+    parser.add_argument("--only", type=int, help="with --print: compile for this compute capability alone, such as 90")
     arguments = parser.parse_args()
+    if arguments.only and not arguments.print:
+        parser.error("--only needs --print: the table has all compute capabilities")
     os.environ.pop("TRITON_INTERPRET", None)
     os.environ.setdefault("TRITON_CACHE_DIR", str(Path.home() / ".cache" / "octavo" / "triton"))
     sys.path += [str(ROOT / "tests" / "support"), str(ROOT / "scripts")]
     # Triton reads the environment when it is imported.
     import triton
-    from compiled_kernels import measure
+    from compiled_kernels import ARCHITECTURES, measure
     from kernel_launches import LAUNCHES, ONLY_ON
 
-    budgets = measure(LAUNCHES, ONLY_ON)
+    budgets = measure(LAUNCHES, ONLY_ON, [arguments.only] if arguments.only else ARCHITECTURES)
     if arguments.print:
         print(json.dumps(triton.__version__), flush=True)
         for row in budgets:

@@ -11,7 +11,7 @@ import re
 import subprocess
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -137,17 +137,20 @@ def _tool(name: str, cubin: bytes, *options: str) -> str:
 
 
 def measure(
-    operations: dict[str, Callable[[], object]], only_on: dict[str, tuple[int, ...]]
+    operations: dict[str, Callable[[], object]],
+    only_on: dict[str, tuple[int, ...]],
+    architectures: Sequence[int] = ARCHITECTURES,
 ) -> Iterator[tuple[str, dict[str, dict[str, int]]]]:
     """Yield the budgets of each kernel as ("operation: kernel", budgets by "sm_" and the architecture).
 
     Args:
         operations: by name.
         only_on: the architectures of those that are not compiled for all.
+        architectures: what to compile for.
     """
     for name, operation in operations.items():
         rows: dict[str, dict[str, dict[str, int]]] = {}
-        for architecture in only_on.get(name, ARCHITECTURES):
+        for architecture in sorted({*architectures} & {*only_on.get(name, ARCHITECTURES)}):
             for one in compiled(operation, architecture):
                 rows.setdefault(f"{name}: {one.kernel}", {})[f"sm_{architecture}"] = asdict(one.budget)
         yield from rows.items()
