@@ -47,6 +47,19 @@ def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message
         open_format(config, {})
 
 
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"-:(": {}}},
+        {**AUTO_ROUND, "extra_config": {"(": {"bits": 8}}},
+        {**MODELOPT, "ignore": ["("]},
+    ],
+)
+def test_patterns_that_are_none(config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"'\(' in 'quantization_config' is not a regular expression"):
+        open_format(config, {}).layout(LAYER)
+
+
 def test_gptq_and_awq_that_auto_round_writes() -> None:
     notes = {
         "autoround_version": "0.16.1",

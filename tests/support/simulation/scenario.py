@@ -48,7 +48,7 @@ SHARE_OF_SPECULATION = 0.5
 """Share of the scenarios that draft tokens, among those whose models can take drafts back."""
 
 SHARE_OF_FILES = 0.4
-"""Share of the scenarios that keep KV blocks in files, unless states forbid it."""
+"""Share of the scenarios that keep KV blocks in files."""
 
 SHARE_OF_CONNECTORS = 0.5
 """Share of these that keep them through a connector of the user's instead."""
@@ -159,12 +159,14 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     if pooling is not None and not pooling.is_causal:
         groups, num_blocks = ONE_GROUP, _compute_whole(engine, num_blocks)
     engine["speculation"] = None if pooling else _speculation(random.Random(f"speculation {seed}"))
-    engine["num_scheduler_steps"] = 1
+    engine["num_scheduler_steps"], plans = 1, random.Random(f"steps of a plan {seed}")
     if pooling is None and engine["speculation"] is None and engine["pipeline_parallel_size"] == 1:
-        engine["num_scheduler_steps"] = random.Random(f"steps of a plan {seed}").choice([1, 2, 3, 8, 8])
+        engine["num_scheduler_steps"] = plans.choice([1, 2, 3, 8, 8])
+    # A plan has several steps while nobody waits.
+    idle_factor = plans.choice([1, 1, 10]) if engine["num_scheduler_steps"] > 1 else 1
     num_frontends = rng.randint(1, 4)
     load = rng.choice([0.3, 1.0, 3.0, 30.0])
-    duration = num_requests * (step_scale := 0.01) / load
+    duration = num_requests * (step_scale := 0.01) * idle_factor / load
     style = _Style(rng, engine["max_model_len"], seed)
     engine["lora"] = style.lora
     engine["enable_prompt_embeds"], engine["dtype"] = True, "float32"

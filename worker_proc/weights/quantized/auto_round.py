@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
 from octavo.worker_proc.weights.quantized import awq, gptq
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, expression, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
@@ -68,7 +68,7 @@ class AutoRound:
         if layer in self._settings_of:
             return self._settings_of[layer]
         for pattern, settings in self._settings_of.items():
-            if re.search(r"[*+?^$()\[\]{}|\\]", pattern) and re.search(pattern, layer):
+            if re.search(r"[*+?^$()\[\]{}|\\]", pattern) and expression(pattern).search(layer):
                 return settings
         return self._settings
 

@@ -12,7 +12,6 @@ value = scale * (level - zero)
 """
 
 import logging
-import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,7 +26,7 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional,
 from octavo.worker_proc.weights.quantized import compressed_stacks
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout
+from octavo.worker_proc.weights.quantized.layout import Layout, expression
 from octavo.worker_proc.weights.quantized.matrix import (
     StoredMatrix,
     StoredStack,
@@ -147,7 +146,9 @@ class CompressedTensors:
 def _matches(target: str, layer: str, *, is_class: bool) -> bool:
     if is_class:
         return target in ("Linear", "LinearBase")
-    return re.match(target.removeprefix("re:"), layer) is not None if target.startswith("re:") else target == layer
+    if target.startswith("re:"):
+        return expression(target.removeprefix("re:")).match(layer) is not None
+    return target == layer
 
 
 def _check_format(config: Mapping[str, Any]) -> None:

@@ -8,7 +8,6 @@ g_idx    int32 (inputs,): the group of each input
 value = scale * (level - zero)
 """
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, expression
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
@@ -87,7 +86,7 @@ class Gptq:
     def _settings_of(self, layer: str) -> Settings:
         """Return the settings of a layer: those of the first pattern in `dynamic` that matches, as in GPTQModel."""
         for pattern, settings in self._dynamic.items():
-            if re.match(pattern.removeprefix("+:").removeprefix("-:"), layer):
+            if expression(pattern.removeprefix("+:").removeprefix("-:")).match(layer):
                 if settings is None:
                     raise ConfigError(
                         f"config.json: 'dynamic' in 'quantization_config' leaves out {layer!r}, which the checkpoint "
@@ -98,9 +97,8 @@ class Gptq:
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
-        if (layer == HEAD and not self._quantizes_head) or any(
-            pattern.startswith("-:") and re.match(pattern.removeprefix("-:"), layer) for pattern in self._dynamic
-        ):
+        left_out = [pattern.removeprefix("-:") for pattern in self._dynamic if pattern.startswith("-:")]
+        if (layer == HEAD and not self._quantizes_head) or any(expression(one).match(layer) for one in left_out):
             return None
         settings = self._settings_of(layer)
         group_size = None if settings.group_size == -1 else settings.group_size

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from octavo.kernels.linear.codebooks import Codebook, codebook
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
+from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.parallel.sharding import Shard
 
@@ -29,13 +30,29 @@ class Layout:
     rows: RowType | None = None
 
 
+def expression(pattern: str) -> re.Pattern[str]:
+    """Return a regular expression of the configuration.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise ConfigError(
+            f"config.json: {pattern!r} in 'quantization_config' is not a regular expression: {error}"
+        ) from None
+
+
 def is_listed(layer: str, patterns: Iterable[str] | None) -> bool:
     """Return whether a list of modules has a layer: by its name, a part of it, or a pattern ("re:")."""
     for pattern in patterns or ():
         if pattern.startswith("re:"):
-            if re.match(pattern.removeprefix("re:"), layer):
+            if expression(pattern.removeprefix("re:")).match(layer):
                 return True
-        elif re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer) or re.fullmatch(pattern.replace("*", ".*"), layer):
+            continue
+        is_part = re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer)
+        if is_part or expression(pattern.replace("*", ".*")).fullmatch(layer):
             return True
     return False
 
