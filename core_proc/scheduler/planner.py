@@ -90,7 +90,8 @@ class StepPlanner:
         most_prompt_tokens = self._max_prompt_tokens(draft.num_tokens_left)
         is_deferred = self._should_defer_decodes(most_prompt_tokens)
         if not is_deferred:
-            draft.num_steps = self._num_decode_steps()
+            # `may_plan` may have found no room for several, before blocks behind windows were freed.
+            draft.num_steps = 1 if self.in_flight else self._num_decode_steps()
             self._decode(draft, num_decoding)
         draft.num_tokens_left = min(draft.num_tokens_left, most_prompt_tokens)
         prompts = PromptBudget(
