@@ -318,7 +318,9 @@ def check(
     num_threads: list[int],
 ) -> None:
     speculation = settings.pop("speculation")
-    config = msgspec.structs.replace(model.config(**settings), speculation=speculation)
+    config = model.config(**settings)
+    if speculation is not None:  # as in `resolve`, steps that verify drafts are single ones
+        config = msgspec.structs.replace(config, speculation=speculation, num_scheduler_steps=1)
     num_blocks = num_blocks_for(model, config, MAX_LEN + spare_tokens)
     turns = itertools.cycle(num_threads)
     with pytest.MonkeyPatch.context() as patch:
