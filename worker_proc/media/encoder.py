@@ -22,19 +22,17 @@ class PendingVector:
     """The vector of an item, which is made on the host when a step is over: the rows are not readable before.
 
     Args:
-        rows_RD: of the tower, float32, in host memory; not kept after the first call.
-        make: makes the vector.
+        make: makes the vector; dropped after its first call, with the rows that it holds.
     """
 
-    def __init__(self, rows_RD: Tensor, make: Callable[[Tensor], Floats]) -> None:
-        self._rows_RD: Tensor | None = rows_RD
-        self._make = make
+    def __init__(self, make: Callable[[], Floats]) -> None:
+        self._make: Callable[[], Floats] | None = make
         self._vector_D: Floats | None = None
 
     def __call__(self) -> Floats:
         """Return the vector."""
-        if self._rows_RD is not None:
-            self._vector_D, self._rows_RD = self._make(self._rows_RD), None
+        if self._make is not None:
+            self._vector_D, self._make = self._make(), None
         assert self._vector_D is not None, "made above"
         return self._vector_D
 
@@ -148,9 +146,11 @@ class MediaEncoder:
         if (head := tower.pooling_head) is not None:
             rows_RD = rows_RD.float()
             host_RD = rows_RD if self._stream is None else self._stream.download(rows_RD)
-            self._vectors[item.digest] = PendingVector(
-                host_RD, lambda rows_RD: head(tower.arrange(rows_RD, item.tensors)[0].numpy())
-            )
+            # The vector outlives the request: it must not hold the tensors of the item, which `arrange` does not read.
+            vector = PendingVector(lambda: head(tower.arrange(host_RD, {})[0].numpy()))
+            if self._stream is None:
+                vector()
+            self._vectors[item.digest] = vector
             return
         rows = tower.arrange(rows_RD, item.tensors).to(tower.dtype)
         if len(rows) != item.num_rows:
