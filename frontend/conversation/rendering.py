@@ -7,9 +7,9 @@ from typing import Any
 
 from octavo.frontend.conversation.context import ChatContext
 from octavo.frontend.conversation.request import ChatInput, ChatTool
-from octavo.frontend.conversation.settings import RESERVED_VARIABLES
 from octavo.frontend.harmony.prompt import EFFORTS
 from octavo.frontend.reasoning.parser import SWITCHES
+from octavo.frontend.text.chat_template import RESERVED_VARIABLES
 from octavo.frontend.text.messages import Message
 from octavo.frontend.tools.schema import NO_PARAMETERS
 from octavo.protocol.errors import InvalidRequestError

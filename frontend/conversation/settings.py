@@ -11,7 +11,7 @@ from octavo.frontend.harmony.parser import HARMONY_REASONING, HarmonyParser
 from octavo.frontend.plugins.loading import load_plugin
 from octavo.frontend.reasoning.parser import ReasoningParser
 from octavo.frontend.reasoning.registry import reasoning_parser
-from octavo.frontend.text.chat_template import ChatTemplate, FormatChoice
+from octavo.frontend.text.chat_template import RESERVED_VARIABLES, ChatTemplate, FormatChoice
 from octavo.frontend.tools.detection import detect_tool_parser
 from octavo.frontend.tools.parser import ToolParser
 from octavo.frontend.tools.registry import parser_names, tool_parser
@@ -22,9 +22,6 @@ logger = logging.getLogger(__name__)
 
 AUTO = "auto"
 """The name of a tool parser that the chat template decides."""
-
-RESERVED_VARIABLES = frozenset({"messages", "self"})
-"""Template variables that cannot be set by name."""
 
 
 @dataclass(frozen=True, slots=True)

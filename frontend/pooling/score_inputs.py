@@ -8,9 +8,11 @@ from octavo.frontend.generation.prompt import Prompt
 from octavo.frontend.media.alone import plain_text
 from octavo.frontend.media.parts import MediaSource, media_parts
 from octavo.frontend.media.sources import FIELD, KWARGS, by_kind
+from octavo.frontend.pooling.spec import require_pooling
 from octavo.frontend.text.chat_template import ChatTemplate
 from octavo.frontend.text.messages import Message, SourcePart
 from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media_kwargs import kwargs_fault
 
 if TYPE_CHECKING:
     from octavo.frontend.pooling.pooler import Pooler
@@ -56,6 +58,7 @@ def score_inputs(value: Any, field: str, *, is_one: bool = False) -> list[ScoreI
         InvalidRequestError: it is something else, or has nothing.
     """
     if isinstance(value, Mapping) and "content" in value and not is_one:
+        _check_keys(value, field)
         parts = _parts(value["content"], field)
         return [Content([part], part.path) for part in parts]
     if isinstance(value, str | Mapping):
@@ -66,15 +69,27 @@ def score_inputs(value: Any, field: str, *, is_one: bool = False) -> list[ScoreI
 
 
 def _input(value: Any, place: str) -> ScoreInput:
-    if isinstance(value, Mapping) and "content" in value:
-        return Content(_parts(value["content"], place), place)
-    text = value.get("text") if isinstance(value, Mapping) else value
-    if not isinstance(text, str):
+    if isinstance(value, Mapping):
+        _check_keys(value, place)
+        if "content" in value:
+            return Content(_parts(value["content"], place), place)
+        value = value.get("text")
+    if not isinstance(value, str):
         raise InvalidRequestError(
             f'{place} must be a text, or an object: {{"text": "..."}} or {{"content": [{{"type": "image_url", ...}}]}}',
             place,
         )
-    return text
+    return value
+
+
+def _check_keys(value: Mapping[str, Any], place: str) -> None:
+    if unknown := value.keys() - {"text", "content"}:
+        raise InvalidRequestError(
+            f"{place} has {', '.join(sorted(map(str, unknown)))}; an input has text or content: leave the rest out",
+            place,
+        )
+    if len(value) > 1:
+        raise InvalidRequestError(f"{place} has text and content: leave one out; a content may have texts", place)
 
 
 def _parts(content: Any, place: str) -> list[SourcePart]:
@@ -86,6 +101,19 @@ def _parts(content: Any, place: str) -> list[SourcePart]:
             f"{place}.content",
         )
     return [SourcePart(f"{place}.content[{index}]", **part) for index, part in enumerate(content)]
+
+
+def check_kwargs(pooler: "Pooler", kwargs: Mapping[str, Any]) -> None:
+    """Check arguments of processors for all media of scores, also if there are none.
+
+    Raises:
+        InvalidRequestError: they are not for this model, or have no valid form.
+    """
+    facts = require_pooling(pooler.config)
+    if pooler.media is None or facts.tasks[0] == "classify":
+        raise InvalidRequestError(f"{KWARGS}: the model reads text only: leave it out", KWARGS)
+    if fault := kwargs_fault(kwargs, pooler.media.kinds):
+        raise InvalidRequestError(f"{KWARGS}: {fault}", KWARGS)
 
 
 async def score_prompts(

@@ -8,9 +8,9 @@ from octavo.frontend.pooling.inputs import Fields, PoolingPrompt, TextPair
 from octavo.frontend.pooling.outputs import ScoringOutput, ScoringRequestOutput
 from octavo.frontend.pooling.pooler import Pooler
 from octavo.frontend.pooling.result import PooledResult
-from octavo.frontend.pooling.score_inputs import ScoreInput, score_prompts
+from octavo.frontend.pooling.score_inputs import ScoreInput, check_kwargs, score_prompts
 from octavo.frontend.pooling.spec import require_pooling
-from octavo.frontend.text.chat_template import ChatTemplate
+from octavo.frontend.text.chat_template import RESERVED_VARIABLES, ChatTemplate
 from octavo.frontend.text.messages import Message
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.pooling_params import PoolingParams
@@ -60,6 +60,8 @@ async def score(
     facts = require_pooling(pooler.config)
     _check_numbers(len(first), len(second), names)
     params = params or PoolingParams()
+    if processor_kwargs:
+        check_kwargs(pooler, processor_kwargs)
     if facts.tasks[0] == "classify":
         template = chat_template or pooler.config.chat_template
         pairs = _pairs(pooler, first, second, max_tokens, template, template_variables)
@@ -151,11 +153,14 @@ def _pairs(
                 "chat_template_kwargs",
             )
         return [TextPair(one, other, max_tokens) for one, other in zip(texts, others, strict=True)]
+    variables = {"add_generation_prompt": False, **(variables or {})}
+    if reserved := variables.keys() & RESERVED_VARIABLES:
+        raise InvalidRequestError(f"chat_template_kwargs must not hold {min(reserved)!r}", "chat_template_kwargs")
     template = ChatTemplate.for_model(chat_template, pooler.tokenizer, "string")
 
     def render(one: str, other: str) -> str:
         messages: list[Message] = [{"role": "query", "content": one}, {"role": "document", "content": other}]
-        return template.render(messages, add_generation_prompt=False, **(variables or {}))
+        return template.render(messages, **variables)
 
     return [TextPair(one, other, max_tokens, render) for one, other in zip(texts, others, strict=True)]
 

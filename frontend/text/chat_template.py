@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 FormatChoice: TypeAlias = Literal["auto", "string", "openai"]
 
+RESERVED_VARIABLES = frozenset({"messages", "self"})
+"""Template variables that cannot be set by name."""
+
 _END_MARK = "\ue000octavo-final-message-ends-here\ue000"
 """Appended to a final message that is to be continued, to find its end in the rendered text."""
 

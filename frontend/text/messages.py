@@ -30,7 +30,7 @@ class SourcePart(dict[str, Any]):
         **fields: of the part.
     """
 
-    def __init__(self, path: str, **fields: Any) -> None:
+    def __init__(self, path: str, /, **fields: Any) -> None:
         super().__init__(fields)
         self.path = path
 

@@ -168,3 +168,6 @@ def _assert_images_are_scored(server: Server, texts: Floats, images: Floats) -> 
         assert refused.status_code == 400, refused.text
         assert message in refused.json()["error"]["message"]
         assert refused.json()["error"]["param"].startswith("documents[1].content[0]")
+    kwargs = {"videos_kwargs": {"fps": 1}}
+    refused = server.post("/score", {"text_1": "a", "text_2": "b", "mm_processor_kwargs": kwargs})
+    assert refused.status_code == 400 and "it has videos_kwargs" in refused.json()["error"]["message"]

@@ -201,6 +201,24 @@ def test_a_pooling_engine_says_what_it_is(path: str, body: dict[str, Any], is_st
         ("/score", {"text_1": "a", "text_2": ["b", {}]}, "text_2[1] must be a text", "text_2[1]"),
         ("/score", {"text_1": "a", "text_2": {"content": []}}, "text_2.content must be a list", "text_2.content"),
         ("/score", {"text_1": "a", "text_2": ["b", {"content": [IMAGE]}]}, "no images", "text_2[1].content[0]"),
+        *(
+            ("/score", {"text_1": "a", "text_2": {"content": [{**IMAGE, key: "k"}]}}, "no images", "text_2.content[0]")
+            for key in ("path", "self")
+        ),
+        ("/score", {"text_1": "a", "text_2": {"text": "b", "content": "c"}}, "text_2 has text and content", "text_2"),
+        (
+            "/rerank",
+            {"query": "a", "documents": [{"text": "b", "content": "c"}]},
+            "documents[0] has text and content",
+            "documents[0]",
+        ),
+        ("/rerank", {"query": "a", "documents": [{"text": "b", "id": 1}]}, "documents[0] has id", "documents[0]"),
+        (
+            "/rerank",
+            {"query": "a", "documents": ["b"], "mm_processor_kwargs": {"max_pixels": 9}},
+            "mm_processor_kwargs: the model reads text only",
+            "mm_processor_kwargs",
+        ),
         ("/rerank", {"query": {"content": ["a"]}, "documents": ["b"]}, "query.content must be", "query.content"),
         (
             "/rerank",

@@ -322,6 +322,9 @@ def test_a_score_template_comes_before_the_form_of_pairs() -> None:
     fake = FakePooling(CLASSIFY, byte_tokenizer(), chat_template=template)
     scores(fake, ["abc"], ["de"], template_variables={"instruction": "!"}, max_tokens=(2, 0))
     assert bytes(list(fake.link.submits[0].prompt_token_ids)) == b"qabdde!"
+    scores(fake, ["a"], ["b"], template_variables={"add_generation_prompt": True})
+    with pytest.raises(InvalidRequestError, match="must not hold 'messages'"):
+        scores(fake, ["a"], ["b"], template_variables={"messages": []})
     with pytest.raises(InvalidRequestError, match="need a score template"):
         scores(FakePooling(CLASSIFY), ["a"], ["b"], template_variables={"instruction": "!"})
 
