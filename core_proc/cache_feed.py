@@ -1,7 +1,7 @@
 """`CacheFeed`: tells frontends that choose between engines what this one has cached, and how busy it is.
 
-Costs nothing while no frontend watches. An update that a slow frontend does not take is not kept: its watch begins
-again with everything that is cached then.
+Costs almost nothing while no frontend watches. An update that a slow frontend does not take is not kept: its watch
+begins again with everything that is cached then.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,12 +42,11 @@ class CacheFeed:
     def __init__(
         self, cache: PrefixCache, outbox: Outbox, num_live: Callable[[], int], clock: Callable[[], float]
     ) -> None:
-        self._cache = cache
         self._num_live = num_live
         self._last_num_live = 0
         self._outbox = outbox
         self._clock = clock
-        self._changes = CacheChanges(cache.groups)
+        self._changes = CacheChanges(cache)
         self._watches: dict[bytes, _Watch] = {}
         self._next_update_s = 0.0
 
@@ -70,7 +69,7 @@ class CacheFeed:
             self._end([client])
             return
         if not self._watches:
-            self._changes.observe(self._cache)
+            self._changes.begin()
         self._watches[client] = _Watch(number)
 
     def flush(self) -> None:
@@ -89,7 +88,7 @@ class CacheFeed:
             stored, removed = self._changes.take()
         for client, watch in self._watches.items():
             if watch.contents is None and now >= watch.begin_s:
-                watch.contents = self._changes.contents(self._cache)
+                watch.contents = self._changes.contents()
                 self._send(client, watch, stored, removed, starts_over=True)
             elif watch.contents is not None and (is_due or watch.contents):
                 self._send(client, watch, stored, removed)
@@ -100,7 +99,7 @@ class CacheFeed:
         for client in clients:
             self._watches.pop(client, None)
         if was_watched and not self._watches:
-            self._changes.end(self._cache)
+            self._changes.end()
 
     @property
     def _has_news(self) -> bool:
@@ -114,7 +113,7 @@ class CacheFeed:
         if watch.contents:
             part, watch.contents = watch.contents[:MAX_CONTENTS], watch.contents[MAX_CONTENTS:]
             stored += self._changes.short_hashes(
-                [block_hash for block_hash in part if self._changes.is_stored(self._cache, block_hash)]
+                [block_hash for block_hash in part if self._changes.is_stored(block_hash)]
             )
         update = CacheUpdate(
             epoch=self._outbox.epoch,

@@ -17,7 +17,7 @@ from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
 from octavo.core_proc.collector import IdleCollector
 from octavo.core_proc.file_store import FileStore, folder_name, open_files
-from octavo.core_proc.file_watch import FileWatch
+from octavo.core_proc.file_watch import FIRST_LIST_S, RESTART_LIST_S, FileWatch
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.grammars import Grammars
 from octavo.core_proc.kv_events import KVEventPublisher
@@ -294,7 +294,7 @@ class EngineCore:
     def _find_files(self, watch: FileWatch, scheduler: Scheduler) -> None:
         """Let the first request find what an engine before this one has left in files."""
         with self._reporter.phase("listing the files of KV blocks"):
-            if not watch.wait_listed():
+            if not watch.wait_listed(RESTART_LIST_S if self._spec.predecessor_dir else FIRST_LIST_S):
                 logger.info("listing the files of KV blocks goes on; requests find none of them until it is done")
         scheduler.hooks.on_step()
 

@@ -27,6 +27,8 @@ SHARE_WRITTEN = 0.05
 """After this share of the limit was written, the directory is listed again at once."""
 FIRST_LIST_S = 10.0
 """An engine that starts waits at most so long until it knows the files."""
+RESTART_LIST_S = 1.0
+"""A core that replaces a crashed one waits at most so long: its streams stand still meanwhile."""
 ABANDONED_S = 600.0
 """A file that has not been finished for so long has lost its writer."""
 
@@ -74,7 +76,7 @@ class FileWatch:
         """Return the file descriptor that becomes readable when `take` has something."""
         return self._fd
 
-    def wait_listed(self, timeout_s: float = FIRST_LIST_S) -> bool:
+    def wait_listed(self, timeout_s: float) -> bool:
         """Return whether the directory has been listed once. Blocks until: it has been, or the timeout."""
         return self._has_listed.wait(timeout_s)
 

@@ -124,8 +124,8 @@ class KVEventPublisher:
             self._specs.append(("mamba", None))
         self._interval = groups.state.interval if groups.state is not None else 0
         self._events: list[KVEvent] = []
-        self._last_stored: tuple[Request, int, int] | None = None
-        """Request, group and index of the block after the last event's, if that is a `BlockStored`."""
+        self._last_stored: tuple[BlockStored, Request, int, int] | None = None
+        """The latest event from `on_stored`, and request, group and index of the block after its last one."""
         self._sequence = 0
         self._encoder = msgspec.msgpack.Encoder()
         self._drops = LimitedLog(logger)
@@ -151,15 +151,16 @@ class KVEventPublisher:
 
     def on_stored(self, request: Request, index: int, group: int) -> None:
         """See `CacheObserver`."""
-        stored, last = self._stored(request, index, index + 1, group), self._events[-1] if self._events else None
-        if isinstance(last, BlockStored) and self._last_stored == (request, group, index):
-            last.block_hashes += stored.block_hashes
-            last.token_ids += stored.token_ids
-            assert last.extra_keys is not None and stored.extra_keys is not None
-            last.extra_keys += stored.extra_keys
+        event, last = self._stored(request, index, index + 1, group), self._last_stored
+        if last is not None and last[0] is self._events[-1] and last[1:] == (request, group, index):
+            stored, event = event, last[0]
+            event.block_hashes += stored.block_hashes
+            event.token_ids += stored.token_ids
+            assert event.extra_keys is not None and stored.extra_keys is not None
+            event.extra_keys += stored.extra_keys
         else:
-            self._events.append(stored)
-        self._last_stored = request, group, index + 1
+            self._events.append(event)
+        self._last_stored = event, request, group, index + 1
 
     def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
         """See `StateObserver`."""

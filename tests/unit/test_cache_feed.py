@@ -80,6 +80,19 @@ class Watched:
         self.numbers[client] += 1
         self.feed.watch(client, self.numbers[client])
 
+    def turns(self, number: int) -> None:
+        for _ in range(number):
+            if self.engine.scheduler.has_requests:
+                self.engine.turn()
+
+    def pause(self, num_turns: int) -> None:
+        """Let nobody watch during so many turns."""
+        for client in self.routers:
+            self.feed.watch(client, 0)
+        self.turns(num_turns)
+        for client in self.routers:
+            self.watch(client)
+
     def send(self, client: bytes, update: CacheUpdate) -> bool:
         return self.routers[client].send(client, update)
 
@@ -131,6 +144,7 @@ OPERATIONS = st.one_of(
     st.just(("reset",)),
     st.just(("lose",)),
     st.just(("watch",)),
+    st.tuples(st.just("pause"), st.integers(0, 20)),
 )
 
 
@@ -141,9 +155,7 @@ def perform(watched: Watched, names: list[str], operation: str, *args) -> None:
         names.append(f"r{len(names)}")
         engine.submit(names[-1], [family] * length, 40)
     elif operation == "turns":
-        for _ in range(args[0]):
-            if engine.scheduler.has_requests:
-                engine.turn()
+        watched.turns(*args)
     elif operation == "abort" and names:
         engine.abort(names[-1 - args[0] % len(names)])
     elif operation == "flush":
@@ -160,6 +172,8 @@ def perform(watched: Watched, names: list[str], operation: str, *args) -> None:
         engine._results.clear()
     elif operation == "watch":
         watched.watch(b"\0")
+    elif operation == "pause":
+        watched.pause(*args)
 
 
 @pytest.mark.parametrize("groups", [ONE_GROUP, STATES_ONLY], ids=["blocks", "states"])
@@ -180,6 +194,30 @@ def test_a_state_counts_as_all_blocks_before_it() -> None:
     watched.settle()
     watched.check()
     assert len(watched.views[b"\0"].engines_of) == 2, "spans of the 128 tokens before the last checkpoint"
+
+
+def test_a_frontend_that_watches_anew_learns_of_states_that_were_there() -> None:
+    watched = Watched(num_clients=1, groups=STATES_ONLY)
+    watched.engine.submit("a", [1] * 140, 1)
+    watched.engine.run()
+    watched.settle()
+    watched.feed.watch(b"\0", 0)
+    watched.engine.submit("b", [2] * 140, 1)
+    watched.engine.run()
+    watched.watch(b"\0")
+    watched.settle()
+    watched.check()
+    assert len(watched.views[b"\0"].engines_of) == 4
+
+
+def test_a_state_adds_only_the_spans_that_no_other_state_follows() -> None:
+    watched = Watched(num_clients=1, groups=STATES_ONLY)
+    watched.flush()
+    for number, length in enumerate([64, 128, 192]):
+        watched.engine.submit(f"r{number}", [1] * length, 1)
+        watched.engine.run()
+        stored, removed = watched.feed._changes.take()
+        assert (len(stored), len(removed)) == (SHORT_HASH_BYTES, 0)
 
 
 def test_a_watch_begins_with_what_is_cached() -> None:

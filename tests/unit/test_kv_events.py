@@ -208,6 +208,26 @@ def test_checkpoints_of_states_are_blocks_of_their_group(tmp_path: Path, with_ke
     published.close()
 
 
+def test_blocks_after_a_checkpoint_from_host_memory_are_an_event_of_their_own(tmp_path: Path) -> None:
+    state = CacheGroupSpec(kind="state", window=16, num_layers=1, block_bytes=1000)
+    groups = [CacheGroupSpec(num_layers=1, block_bytes=1000), state]
+    published = Published(tmp_path, num_host_blocks=400, groups=groups)
+    engine, prefix = published.engine, list(range(1, 17))
+    engine.submit("first", prefix, 1)
+    engine.run()
+    for number in range(11):
+        engine.submit(f"r{number}", [20 + number] * 16, 2)
+        engine.run()
+    engine.submit("again", prefix + [40] * 20, 1)
+    engine.run()
+    assert engine.worker.num_states_copied_in
+    for _, (_, events, _) in published.all_batches():
+        for event in events:
+            if event["type"] == "BlockStored" and event["medium"] == "GPU":
+                assert len(event["block_hashes"]) * event["block_size"] == len(event["token_ids"])
+    published.close()
+
+
 def test_the_blocks_of_a_prompt_are_one_event_from_which_their_hashes_follow(published: Published) -> None:
     prompt = list(range(1, 15))
     published.engine.submit("r", prompt, 1, cache_salt="tenant")
