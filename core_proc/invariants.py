@@ -173,6 +173,8 @@ def _check_batch(scheduler: Scheduler) -> None:
     _require(batch.decoding == extensible, "the decoding requests are miscounted")
     _require(batch.num_decoding == len(decoding), "the decoding requests that await a token are miscounted")
     _require([request for request in scheduler.running if request.is_decoding] == decoding, "who decodes is unknown")
+    num_to_resume = sum(request.awaits_token for request in scheduler.running)
+    _require(batch.num_to_resume == num_to_resume, "the requests that await a token are miscounted")
     prefilling = [request for request in goes_on if not request.lacks_a_decode]
     _require(list(batch.prefilling) == prefilling, "the prefilling requests are miscounted")
     num_reserved = sum(_num_missing(scheduler, request) for request in goes_on)

@@ -25,6 +25,7 @@ class EngineStats(msgspec.Struct, array_like=True, gc=False, tag="engine_stats")
     """Prompt tokens computed or taken from the cache."""
     generation_tokens: int = 0
     num_steps: int = 0
+    """Of a plan of several decode steps those that were made."""
     step_tokens: int = 0
     """Tokens scheduled over all steps."""
     malformed_frames: int = 0

@@ -97,7 +97,7 @@ def _fixed(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
 
 def _beside(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
     results = []
-    print("Milliseconds per step, median of 5 runs; the processor times are of all threads together.")
+    print("Milliseconds per plan, median of 5 runs; the processor times are of all threads together.")
     print(f"{'batch':>6} {'in the worker':>14} {'between':>8} {'frontend cpu':>13} {'core cpu':>9}")
     for batch in map(int, args.batch_sizes.split(",")):
         runs = [_steps_of(llm, args, batch) for _ in range(5)]
@@ -108,13 +108,14 @@ def _beside(llm: LLM, args: argparse.Namespace) -> list[dict[str, float]]:
 
 
 def _steps_of(llm: LLM, args: argparse.Namespace, batch: int) -> dict[str, float]:
-    """Return the means over the steps of one run, prefill included."""
-    num_steps, used_s = llm.stats().num_steps, _processor_seconds(llm)
+    """Return the means over the plans of one run, which may have several decode steps; prefill included."""
+    earlier, used_s = llm.snapshot().steps, _processor_seconds(llm)
+    newest = earlier[-1].sequence if earlier else -1
     elapsed_s = _generate(llm, args, [args.input_len] * batch, [args.output_len] * batch)
     used_s = [after - before for before, after in zip(used_s, _processor_seconds(llm), strict=True)]
-    snapshot = llm.snapshot()
-    steps = [step.elapsed_s for step in snapshot.steps if step.sequence >= num_steps]
-    if len(steps) < snapshot.stats.num_steps - num_steps:
+    latest = llm.snapshot().steps
+    steps = [step.elapsed_s for step in latest if step.sequence > newest]
+    if len(steps) < latest[-1].sequence - newest:
         raise SystemExit(f"the engine remembers {len(steps)} steps: ask for a shorter --output-len")
     names = ("worker_ms", "between_ms", "frontend_cpu_ms", "core_cpu_ms")
     values = (sum(steps), elapsed_s - sum(steps), *used_s)

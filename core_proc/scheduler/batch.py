@@ -1,8 +1,9 @@
 """The running requests: which of them decode, which prefill, and how many blocks they need next.
 
 perf: in most steps every request decodes one token and nothing else changes. So the totals are updated incrementally,
-and `decode()` is the only loop over all requests. It does more than count only for a request whose `next_plan_check`
-is reached.
+and `decode()` is the only loop over all requests: it does more than count only for a request whose `next_plan_check`
+is reached. Only where plans have several steps, or requests wait for their last tokens, others follow:
+`max_decode_steps()`, `hold()` and `resume()`.
 """
 
 from bisect import bisect_left
@@ -37,8 +38,8 @@ class RunningBatch:
         self._num_awaiting = 0
         """Requests that decode and wait for their last token to become known."""
         self._awaits_tokens = awaits_tokens
-        self._are_some_held = False
-        """perf: False until a request speculates; then `resume` looks at each request."""
+        self.num_to_resume = 0
+        """Requests with `awaits_token`, decoding or not. perf: `resume` looks at requests only while there are some."""
         self._num_lacking = 0
         """Decoding requests whose next token needs a new block of each group."""
         self._cache = cache
@@ -58,7 +59,7 @@ class RunningBatch:
         self.requests.remove(request)
         self.grown.pop(request, None)
         self._leave(request)
-        request.awaits_token = False
+        self._set_awaits_token(request, False)
 
     def withdraw(self, request: Request) -> None:
         """Take a running request out while its number of computed tokens changes; `update` puts it back."""
@@ -84,17 +85,17 @@ class RunningBatch:
         if request.num_pending_tokens and not request.awaits_token:
             is_decoding = request.is_decoding
             self._leave(request)
-            request.awaits_token = self._are_some_held = True
+            self._set_awaits_token(request, True)
             if is_decoding:
                 self._enter(request)
 
     def resume(self, requests: Iterable[Request]) -> None:
         """Let requests be extended again whose last tokens have become known, if they still decode."""
-        if self._awaits_tokens or self._are_some_held:
+        if self._awaits_tokens or self.num_to_resume:
             for request in requests:
                 if request.num_pending_tokens:
                     continue
-                request.awaits_token = False
+                self._set_awaits_token(request, False)
                 if request.is_decoding and self._place(request) is None:
                     self._num_awaiting -= 1
                     self._insert(request)
@@ -124,7 +125,11 @@ class RunningBatch:
         Args:
             most: at least 1.
         """
-        num_steps = min([most, *(request.max_num_tokens - request.num_tokens for request in self.decoding)])
+        num_steps = most
+        for request in self.decoding:
+            num_steps = min(num_steps, request.max_num_tokens - request.num_tokens)
+            if num_steps == 1:
+                return 1
         size, num_lists = self._cache.block_size, self._cache.num_groups
         ends = [(request, request.num_computed_tokens + num_steps) for request in self.decoding]
         num_new = sum([max(0, -(-end // size) - request.num_blocks) for request, end in ends]) * num_lists
@@ -198,9 +203,13 @@ class RunningBatch:
         request.num_computed_tokens += num_draft_tokens
         request.num_pending_tokens += num_draft_tokens
         request.num_draft_tokens = num_draft_tokens
-        request.awaits_token = self._are_some_held = True
+        self._set_awaits_token(request, True)
         self._enter(request)
         return num_draft_tokens
+
+    def _set_awaits_token(self, request: Request, awaits_token: bool) -> None:
+        self.num_to_resume += awaits_token - request.awaits_token
+        request.awaits_token = awaits_token
 
     def _check(self, request: Request, end: int) -> None:
         """Do what is due when a decoding request is extended to `end` tokens: a block to allocate, one to hash."""

@@ -16,10 +16,12 @@ class MultiStep:
 
     Args:
         max_steps: of a plan; 1: each step has a plan of its own.
+        target_s: how long a plan should take, in seconds, if that is less than `MAX_SECONDS`; 0: no target.
     """
 
-    def __init__(self, max_steps: int) -> None:
+    def __init__(self, max_steps: int, target_s: float = 0.0) -> None:
         self._max_steps = max_steps
+        self._max_s = min(MAX_SECONDS, target_s or MAX_SECONDS)
         self._step_s = 0.0
         self._num_requests = 0
         """Of the step that took so long; 0: none was measured."""
@@ -37,5 +39,5 @@ class MultiStep:
         """
         if self._max_steps == 1 or not 0 < num_requests <= self._num_requests:
             return 1
-        num_in_time = MAX_SECONDS / self._step_s if self._step_s > 0.0 else self._max_steps
+        num_in_time = self._max_s / self._step_s if self._step_s > 0.0 else self._max_steps
         return max(1, min(self._max_steps, int(num_in_time)))

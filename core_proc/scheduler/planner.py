@@ -62,8 +62,7 @@ class StepPlanner:
         self._turns = PipelineTurns(config.pipeline_parallel_size, config.full_step_tokens)
         self._throttle = DecodeThrottle(config.decode_interval_tokens)
         self._step_target = StepTarget(config.step_time_target_s, config.max_num_batched_tokens)
-        self._multi_step = MultiStep(config.num_scheduler_steps)
-        self._max_step_tokens = config.max_num_batched_tokens
+        self._multi_step = MultiStep(config.num_scheduler_steps, config.step_time_target_s)
         self._sampled: list[tuple[Request, TokenId]] = []
         """Tokens that the next plan takes to the first stage of a pipeline."""
         self._num_planned = 0
@@ -120,6 +119,7 @@ class StepPlanner:
         record = self.in_flight[0]
         record.check(result)
         self.in_flight.popleft()
+        self._counters.num_steps += max(result.counts, default=1) - 1 if record.num_steps > 1 else 0
         self._multi_step.observe(record, result)
         num_prompt_tokens = record.num_tokens - record.num_decode_tokens
         if self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
@@ -174,11 +174,13 @@ class StepPlanner:
         """Return how many decode steps the next plan has: one if any request does something else, or its tokens need
         something of the core."""
         num_requests = len(self._batch.decoding)
-        max_steps = min(self._multi_step.max_steps(num_requests), self._max_step_tokens // max(1, num_requests))
+        max_steps = self._multi_step.max_steps(num_requests)
         is_alone = num_requests == len(self._table.requests) and not self._table.num_needing_input
-        if max_steps <= 1 or not is_alone or self._cache.states is not None:
+        if max_steps == 1 or not is_alone or self._cache.states is not None:
             return 1
-        return self._batch.max_decode_steps(max_steps)
+        # All of them share the budget of the plan: with more steps the last in order would get no token.
+        max_steps = min(max_steps, self._step_target.max_step_tokens(num_requests) // num_requests)
+        return self._batch.max_decode_steps(max_steps) if max_steps > 1 else 1
 
     def _decode(self, draft: StepDraft, num_requests: int) -> None:
         """Extend the first decoding requests by one token for each step, as far as the budget goes."""
@@ -236,12 +238,12 @@ class StepPlanner:
             draft.state_moves = self._cache.states.take_moves(draft.requests)
             draft.state_copies_out, draft.state_copies_in = self._cache.take_state_copies()
         plan, record = draft.finish(self._num_planned, self._table.take_released(), grown, self._sampled)
-        self._throttle.count(record.num_tokens - len(draft.decodes), leaves_decodes=leaves_decodes)
+        self._throttle.count(record.num_tokens - record.num_decode_tokens, leaves_decodes=leaves_decodes)
         self._sampled = []
         self._batch.grown.clear()
         self._num_planned += 1
         record.is_ahead = bool(self.in_flight)
         self.in_flight.append(record)
-        self._counters.num_steps += 1
+        self._counters.num_steps += 1  # of a plan of several the first; `take_record` adds those that were made
         self._counters.step_tokens += record.num_tokens
         return plan

@@ -124,7 +124,10 @@ METRICS: tuple[MetricName, ...] = (
     MetricName("requests_resumed", _C, "Requests resumed after an engine restart."),
     MetricName("engine_restart_pause_seconds", _G, "How long the latest restart paused requests."),
     MetricName("time_to_first_token_seconds", _H, "From arrival to first token.", (), FIRST_TOKEN_S),
-    MetricName("inter_token_latency_seconds", _H, "Between two tokens of a request.", (), TOKEN_INTERVAL_S),
+    MetricName(
+        "inter_token_latency_seconds", _H, "Between two tokens of a request: the mean within a chunk.",
+        (), TOKEN_INTERVAL_S,
+    ),
     MetricName(
         "request_time_per_output_token_seconds", _H, "Mean time per token after a request's first.",
         (), TOKEN_INTERVAL_S,

@@ -131,13 +131,13 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         bool, Meta(description="Plan the next step while the current one is computed. Does not change the tokens.")
     ] = True
     num_scheduler_steps: Annotated[
-        Positive | None,
+        Annotated[int, Meta(ge=1, le=64)] | None,
         Meta(
             description="Most decode steps that are planned together while no request waits, as far as they take 20 "
             "ms: a stream then gets several tokens at a time, and a new request waits for the last of these steps. "
             "Does not change the tokens. 1: each step is planned alone. Default: 8 on a CPU; 1 on a GPU, with pipeline "
-            "stages, speculation, logits processors, or experts over several engines. Ignored for models with "
-            "recurrent states, which plan each step alone.",
+            "stages, speculation, logits processors, experts over several engines, or a pooling model. Ignored for "
+            "models with recurrent states, which plan each step alone.",
         ),
     ] = None
     stream_interval: Annotated[

@@ -66,4 +66,4 @@ def test_a_storm_of_applications(tmp_path: Path, num_rounds: int, monkeypatch: p
     assert (stats.num_running, stats.num_waiting, stats.num_free_blocks) == (0, 0, stats.num_blocks)
     again = replay(read_recording(tmp_path / "recording"))
     assert again.is_identical
-    assert again.num_plans == stats.num_steps
+    assert 0 < again.num_plans <= stats.num_steps, "a plan may have several steps"

@@ -260,6 +260,23 @@ class FakeEngine:
                     output.end = event
 
 
+class TimedEngine(FakeEngine):
+    """A token takes so many seconds, on no clock: each result says how long its step took."""
+
+    def __init__(self, seconds_per_token: float, **changes) -> None:
+        super().__init__(**changes)
+        self.seconds_per_token = seconds_per_token
+        self.step_times_s: list[float] = []
+
+    def plan(self) -> StepPlan | None:
+        plan = super().plan()
+        if plan is not None:
+            elapsed_s = self.seconds_per_token * sum(chunk.num_tokens for chunk in plan.scheduled)
+            self.step_times_s.append(elapsed_s)
+            self._results[-1] = msgspec.structs.replace(self._results[-1], elapsed_s=elapsed_s)
+        return plan
+
+
 def alone(prompt: list[int], max_tokens: int = 4, **fields) -> Output:
     """Return the result of a request that runs alone."""
     engine = FakeEngine(enable_prefix_caching=False, async_scheduling=False, max_model_len=1000, num_blocks=256)

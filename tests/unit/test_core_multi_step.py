@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from core_fakes import FakeEngine
+from core_fakes import FakeEngine, TimedEngine
 
 from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.multi_step import MAX_SECONDS, MultiStep
@@ -11,6 +11,7 @@ from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.events import Failed
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.steps import NO_TOKEN, StepResult
+from octavo.protocol.structured import GrammarKind, GrammarSpec
 
 WINDOWS = (
     CacheGroupSpec(kind="full", num_layers=1, block_bytes=1000),
@@ -92,9 +93,41 @@ def test_a_stop_token_ends_the_steps_if_no_other_request_goes_on() -> None:
     assert output.token_ids == token_ids[: position + 1]
     assert output.end.stop_token_id == token_ids[position]
     assert engine.scheduler.counters.generation_tokens == position + 1
+    assert engine.scheduler.counters.num_steps == position + 1, "those that were not made do not count"
 
 
-def test_one_step_while_a_request_needs_masks_or_waits() -> None:
+@pytest.mark.parametrize(("num_requests", "num_steps"), [(1, 33), (6, 6)])
+def test_the_budget_of_a_slow_machine_has_the_same_steps_for_each_request(num_requests: int, num_steps: int) -> None:
+    limits = {"max_num_batched_tokens": 256, "num_scheduler_steps": 40, "step_time_target_s": 0.001}
+    engine = TimedEngine(0.001, num_blocks=128, **limits)
+    for first in (1, 2):  # the first is not measured
+        engine.submit(f"warm-up {first}", [first] * 32, 1)
+        engine.run()
+    engine.seconds_per_token, num_before = 0.0, len(engine.plans)
+    outputs = [engine.submit(f"r{index}", [index + 1, 2, 3], 60) for index in range(num_requests)]
+    while engine.scheduler.has_requests:
+        engine.turn()
+        assert len({len(output.token_ids) for output in outputs}) == 1
+    engine.run()
+    assert max(steps(engine)[num_before:]) == num_steps
+
+
+def test_one_step_while_a_request_needs_masks() -> None:
+    engine = FakeEngine(num_scheduler_steps=4)
+    output = engine.submit("a", [1, 2, 3], 40)
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    num_before = len(engine.plans)
+    masked = engine.submit("b", [1, 2, 3], 6, grammar=GrammarSpec(GrammarKind.REGEX, "a*"))
+    while masked.end is None:
+        engine.turn()
+    assert output.end is None
+    assert set(steps(engine)[num_before:]) == {1}
+    engine.run()
+    assert 4 in steps(engine)[num_before:]
+
+
+def test_one_step_while_a_request_waits() -> None:
     engine = FakeEngine(num_scheduler_steps=4, max_num_seqs=1)
     engine.submit("a", [1, 2, 3], 12)
     engine.submit("b", [1, 2, 3], 12)

@@ -1,8 +1,7 @@
 """The token budget follows the measured time per token: no step much longer than the target, no starvation."""
 
-import msgspec
 import pytest
-from core_fakes import FakeEngine
+from core_fakes import FakeEngine, TimedEngine
 
 from octavo.core_proc.scheduler.step_target import MIN_MEASURED_TOKENS, MIN_PROMPT_TOKENS, StepTarget
 from octavo.protocol.events import Finished
@@ -112,23 +111,6 @@ def test_one_slow_step_does_not_shrink_the_next_by_much_and_a_lasting_change_is_
     for _ in range(20):
         target.observe(chunk(200), 200, 0.4)
     assert target.max_step_tokens(0) == pytest.approx(100, abs=1)
-
-
-class TimedEngine(FakeEngine):
-    """A token takes so many seconds, on no clock: each result says how long its step took."""
-
-    def __init__(self, seconds_per_token: float, **changes) -> None:
-        super().__init__(**changes)
-        self.seconds_per_token = seconds_per_token
-        self.step_times_s: list[float] = []
-
-    def plan(self):
-        plan = super().plan()
-        if plan is not None:
-            elapsed_s = self.seconds_per_token * sum(chunk.num_tokens for chunk in plan.scheduled)
-            self.step_times_s.append(elapsed_s)
-            self._results[-1] = msgspec.structs.replace(self._results[-1], elapsed_s=elapsed_s)
-        return plan
 
 
 def storm(step_time_target_s: float) -> TimedEngine:

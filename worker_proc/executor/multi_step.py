@@ -65,5 +65,9 @@ class MultiStep:
 
 
 def is_stop_token(spec: SamplingSpec, token_id: int, num_outputs: int) -> bool:
-    """Return whether a token ends a request, which has this many outputs with it; the core decides by the same rule."""
+    """Return whether a token ends a request, which has this many outputs with it.
+
+    Only stop tokens are looked at, as in the core's `find_stop`. What else ends a request there, as a repetition or an
+    abort, wastes the remaining steps: the core drops their tokens.
+    """
     return num_outputs > spec.min_tokens and (token_id in spec.eos_token_ids or token_id in spec.stop_token_ids)
