@@ -275,7 +275,14 @@ def _quantization_config(hf_config: dict[str, Any], home: Path) -> dict[str, Any
     for name, method in _QUANTIZATION_FILES.items():
         if (home / name).is_file():
             section = read_json(home / name)
-            return {"quantization_config": {"quant_method": method, **section.get("quantization", section)}}
+            section = section.get("quantization", section)
+            if not isinstance(section, dict):
+                raise ConfigError(
+                    f"{home / name}: 'quantization' is {section!r}; expected an object",
+                    phase=PHASE,
+                    hint="remove the file if the weights are not quantized",
+                )
+            return {"quantization_config": {"quant_method": method, **section}}
     return {}
 
 

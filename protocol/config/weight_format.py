@@ -122,17 +122,39 @@ def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
     Args:
         section: `quantization_config` of config.json. ModelOpt names an algorithm; Quark names the layers whose outputs
             have scales, and how these are quantized.
+
+    Raises:
+        ConfigError: Quark's section does not say how they are quantized.
     """
     scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo") or {}
     if isinstance(scheme, str):
         return {"num_bits": 8, "type": "float"} if scheme.upper() == "FP8" else {"type": scheme}
     export = section.get("export")
     if isinstance(export, Mapping) and (layers := export.get("kv_cache_group")):
-        outputs = (section.get("layer_quant_config") or {}).get(layers[0], {}).get("output_tensors") or {}
+        outputs = _outputs(section.get("layer_quant_config"), layers)
         if (outputs.get("dtype"), outputs.get("qscheme")) == ("fp8_e4m3", "per_tensor"):
             return {"num_bits": 8, "type": "float", "dynamic": bool(outputs.get("is_dynamic"))}
         return {"type": outputs.get("dtype"), "strategy": outputs.get("qscheme")}
     return scheme if isinstance(scheme, Mapping) else {"type": scheme}
+
+
+def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
+    """Return `output_tensors` in `layer_quant_config`, of the first of the layers in `kv_cache_group`."""
+    if not isinstance(layers, list) or not isinstance(layers[0], str):
+        raise ConfigError(
+            f"config.json: 'kv_cache_group' in 'export' of 'quantization_config' is {layers!r}; expected names",
+            phase=_PHASE,
+        )
+    own = of_layers.get(layers[0]) if isinstance(of_layers, Mapping) else None
+    outputs = own.get("output_tensors") if isinstance(own, Mapping) else None
+    if not isinstance(outputs, Mapping):
+        raise ConfigError(
+            f"config.json: 'kv_cache_group' in 'export' of 'quantization_config' names {layers[0]!r}, and "
+            "'layer_quant_config' has no 'output_tensors' of it",
+            phase=_PHASE,
+            hint="use the config.json that Quark wrote, or choose another type of cache with --kv-cache-dtype",
+        )
+    return outputs
 
 
 def asks_for_float8_cache(facts: ModelFacts) -> bool:

@@ -269,6 +269,11 @@ class TestFacts:
         write(home, {"bits": 4}, "quantize_config.json")
         assert facts_of(home, env).hf_config["quantization_config"]["bits"] == 8
 
+    def test_a_file_of_modelopt_without_an_object(self, home: Path, env: Env) -> None:
+        write(home, {"quantization": None}, "hf_quant_config.json")
+        with pytest.raises(ConfigError, match=r"hf_quant_config\.json: 'quantization' is None"):
+            facts_of(home, env)
+
     def test_generation_config_gives_defaults_and_stop_tokens(self, home: Path, env: Env, tmp_path: Path) -> None:
         generation = {"temperature": 0.6, "top_k": 20, "max_new_tokens": 99, "do_sample": True, "eos_token_id": [3, 4]}
         write(home, generation, "generation_config.json")

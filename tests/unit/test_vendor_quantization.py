@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from octavo.protocol.config.weight_format import cache_scheme
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.weights.quantized.assembly import open_format
+from octavo.worker_proc.weights.quantized.assembly import Assembly, open_format
+from octavo.worker_proc.weights.quantized.layout import is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
 
 LAYER = "model.layers.3.mlp.up_proj"
@@ -20,6 +22,11 @@ def quark(dtype: str = "uint4", qscheme: str = "per_group", **weight: Any) -> di
         "export": {},
         "global_quant_config": {"weight": {"dtype": dtype, "qscheme": qscheme, **weight}},
     }
+
+
+def mixed(settings: Any) -> dict[str, Any]:
+    layers = {LAYER: settings, "model.layers.0.mlp.up_proj": {"quant_algo": "FP8_PB_WO", "group_size": 128}}
+    return {**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +47,22 @@ def quark(dtype: str = "uint4", qscheme: str = "per_group", **weight: Any) -> di
         (quark(dtype="int8", qscheme="per_channel", symmetric=False), "'symmetric' is False"),
         ({**quark(dtype="fp8_e4m3", qscheme="per_tensor"), "layer_type_quant_config": {"A": 1}}, "'layer_type_quant_"),
         ({**quark(dtype="fp8_e4m3", qscheme="per_tensor"), "export": {"weight_format": "fake_quantized"}}, "'weight_f"),
+        (quark(dtype="int8", qscheme="per_channel", ch_axis=1), "'ch_axis' is 1"),
+        (quark(dtype="fp8_e4m3", qscheme="per_block", block_size=["a", 1]), r"'block_size' .* is \['a', 1\]"),
+        (
+            {**quark(dtype="int8", qscheme="per_tensor"), "kv_cache_quant_config": {"*k_proj": {}}},
+            "'kv_cache_quant_conf",
+        ),
+        (mixed({"quant_algo": "NVFP4", "group_size": 32}), "'group_size' is 32; only 16"),
+        (
+            mixed({"quant_algo": "NVFP4", "pre_quant_scale": True}),
+            "'pre_quant_scale' in '.*up_proj in quantized_layers'",
+        ),
+        (mixed({"quant_algo": "FP8", "has_zero_point": True}), "'has_zero_point' in '.*up_proj in quantized_layers'"),
+        (mixed({"quant_algo": "FP8", "new": 1}), "'new' .* in '.*up_proj in quantized_layers'"),
+        (mixed("FP8"), "'.*up_proj in quantized_layers' .* is 'FP8'; expected an object"),
+        ({**AUTO_ROUND, "extra_config": {LAYER: 8}}, f"'{LAYER}' in 'extra_config' .* is 8; expected an object"),
+        ({**AUTO_ROUND, "block_name_to_quantize": 5}, "'block_name_to_quantize' .* has 5"),
     ],
 )
 def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message: str) -> None:
@@ -58,6 +81,36 @@ def test_what_is_not_honoured_is_refused_by_name(config: dict[str, Any], message
 def test_patterns_that_are_none(config: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"'\(' in 'quantization_config' is not a regular expression"):
         open_format(config, {}).layout(LAYER)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "is_in"),
+    [
+        (["up_proj"], True),
+        (["model.layers.3"], True),
+        (["model.layers.*.up_proj"], True),
+        (["model.layers.3?mlp.*"], True),
+        (["*.layers.[0-2].*"], False),
+        (["*layersx3*", "*layers.3.mlp_up*", "*.layers.30.*"], False),
+        (["*layers?3.mlp.up_pro."], False),
+        ([r"model\.layers\.(3|4)"], True),
+        ([r"model\.layers\.(3|4)\.mlp\.up"], False),
+        (["re:.*up_proj$"], True),
+    ],
+)
+def test_lists_of_layers(patterns: list[Any], is_in: bool) -> None:
+    assert is_listed(LAYER, patterns) is is_in
+
+
+def test_a_number_in_a_list_of_layers() -> None:
+    with pytest.raises(ConfigError, match="3 is in a list of layers in 'quantization_config'"):
+        is_listed(LAYER, [3])
+
+
+def test_blocks_of_auto_round_are_whole_names() -> None:
+    form = open_format({**AUTO_ROUND, "block_name_to_quantize": [["model.layers.1"], ["model.layers.2."]]}, {})
+    layouts = [form.layout(f"model.layers.{index}.mlp.up_proj") for index in (1, 2, 10, 3)]
+    assert [layout is not None for layout in layouts] == [True, True, False, False]
 
 
 def test_gptq_and_awq_that_auto_round_writes() -> None:
@@ -120,3 +173,64 @@ def test_layers_of_quark() -> None:
     assert form.layout(LAYER) is None
     with pytest.raises(ConfigError, match=f"holds '{LAYER}' quantized"):
         form.matrix(LAYER, tensors)
+
+
+@pytest.mark.parametrize(
+    ("weight", "rows", "expected"),
+    [
+        ("per_channel", {"qscheme": "per_channel", "is_dynamic": True, "ch_axis": 1}, "fp8_token"),
+        ("per_tensor", {"qscheme": "per_tensor", "is_dynamic": True}, "fp8_token"),
+        ("per_tensor", {"qscheme": "per_group", "is_dynamic": True, "group_size": 128}, None),
+        ("per_block", {"qscheme": "per_group", "is_dynamic": True, "group_size": 64}, None),
+        ("per_block", {"qscheme": "per_group", "is_dynamic": True, "group_size": 128}, "fp8_token"),
+        ("per_block", {"qscheme": "per_block", "is_dynamic": True, "block_size": [1, 128]}, "fp8_token"),
+    ],
+)
+def test_rows_of_quark(weight: str, rows: dict[str, Any], expected: str | None) -> None:
+    section = quark(dtype="fp8_e4m3", qscheme=weight, block_size=[128, 128])
+    section["global_quant_config"]["input_tensors"] = {"dtype": "fp8_e4m3", **rows}
+    tensors = {"weight": torch.ones(16, 16).to(torch.float8_e4m3fn), "weight_scale": torch.ones(1, 1)}
+    matrix = open_format(section, {}).matrix(LAYER, tensors)
+    assert isinstance(matrix, StoredMatrix) and (found := matrix.quantized()) is not None
+    assert found.row_type == expected
+
+
+def test_rows_of_quark_along_another_dimension() -> None:
+    section = quark(dtype="fp8_e4m3", qscheme="per_tensor")
+    section["global_quant_config"]["input_tensors"] = {
+        "dtype": "fp8_e4m3",
+        "qscheme": "per_channel",
+        "is_dynamic": True,
+        "ch_axis": -1,
+    }
+    with pytest.raises(ConfigError, match="'ch_axis' is -1"):
+        open_format(section, {})
+
+
+def test_zero_points_of_quark() -> None:
+    tensors = {"weight": torch.ones(16, 16, dtype=torch.int8), "weight_scale": torch.ones(())}
+    zeros = {"weight_zero_point": torch.zeros(1, dtype=torch.int8), "input_zero_point": torch.ones(1, dtype=torch.int8)}
+    section = quark(dtype="int8", qscheme="per_tensor", symmetric=None)
+    assert open_format(section, {}).matrix(LAYER, tensors | zeros).shape == (16, 16)  # nothing of activations is used
+    with pytest.raises(ConfigError, match=f"'{LAYER}.weight_zero_point' with numbers other than 0"):
+        open_format(section, {}).matrix(LAYER, {**tensors, "weight_zero_point": torch.tensor([3], dtype=torch.int8)})
+    section["global_quant_config"]["input_tensors"] = {"dtype": "int8", "qscheme": "per_tensor", "is_dynamic": True}
+    with pytest.raises(ConfigError, match=f"'{LAYER}.input_zero_point' with numbers other than 0"):
+        open_format(section, {}).matrix(LAYER, tensors | zeros)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
+def test_the_scales_of_a_stack_under_names_that_are_not_read(dtype: torch.dtype) -> None:
+    stack = "model.layers.0.feed_forward.experts.gate_up_proj"
+    assembly = Assembly(open_format(MODELOPT, {}), {stack, f"{stack}_weight_scale", f"{stack}_input_scale"})
+    with pytest.raises(ConfigError, match=f"quantized experts with scales in '{stack}_weight_scale'"):
+        assembly.take(stack, torch.zeros(2, 4, 4).to(dtype))
+
+
+@pytest.mark.parametrize("of_layers", [{"*k_proj": None}, {"*k_proj": {"output_tensors": [1]}}, [], None])
+def test_layers_of_quarks_cache_that_are_not_described(of_layers: Any) -> None:
+    section = {"quant_method": "quark", "export": {"kv_cache_group": ["*k_proj"]}, "layer_quant_config": of_layers}
+    with pytest.raises(ConfigError, match=r"names '\*k_proj', and 'layer_quant_config' has no 'output_tensors'"):
+        cache_scheme(section)
+    with pytest.raises(ConfigError, match=r"'kv_cache_group' .* is 5"):
+        cache_scheme({**section, "export": {"kv_cache_group": 5}})

@@ -146,6 +146,7 @@ class Assembly:
 
     def __init__(self, form: Format, names: Collection[str]) -> None:
         self._format = form
+        self._names = names
         layers = {
             name.removesuffix(f".{marker}") for name in names for marker in form.markers if name.endswith(f".{marker}")
         }
@@ -177,7 +178,7 @@ class Assembly:
             ConfigError: they do not fit one another or the configuration.
         """
         if name not in self._place:
-            return None if _CACHE_SCALES.search(name) else (name, _plain(name, tensor))
+            return None if _CACHE_SCALES.search(name) else (name, _plain(name, tensor, self._names))
         layer, part = self._place[name]
         tensors = self._tensors.setdefault(layer, {})
         tensors[part] = tensor
@@ -189,13 +190,20 @@ class Assembly:
         return f"{layer}.weight", self._format.matrix(layer, tensors)
 
 
-def _plain(name: str, tensor: Tensor) -> Tensor:
+def _plain(name: str, tensor: Tensor, names: Collection[str]) -> Tensor:
     is_weight = name.endswith(".weight") and tensor.ndim > 1
     # Models take stacks of numbers under these names: without this, the error would be about the tensor of scales.
-    if tensor.ndim > 2 and tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2):
+    is_packed = tensor.dtype == torch.uint8 and f"{name}_weight_scale" in names
+    if tensor.ndim > 2 and (is_packed or tensor.dtype in (torch.int8, torch.float8_e4m3fn, torch.float8_e5m2)):
+        scales = sorted(other for other in names if other.startswith(f"{name}_") and "scale" in other)
+        where = (
+            f"with scales in {scales[-1]!r}, where octavo does not read those of this format"
+            if scales
+            else "without scales"
+        )
         raise ConfigError(
             f"the checkpoint holds {name!r} of type {tensor.dtype} and shape {tuple(tensor.shape)}: a stack of "
-            "quantized experts without scales",
+            f"quantized experts {where}",
             hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
         )
     if is_weight and not (tensor.is_floating_point() and tensor.element_size() > 1):

@@ -46,12 +46,16 @@ class AutoRound:
         _check_integers(config, "quantization_config")
         self._blocks = _flat(config.get("block_name_to_quantize") or config.get("to_quant_block_names"))
         self._skipped: list[str] = optional(config, "modules_to_not_convert", [])
-        others: dict[str, dict[str, Any]] = optional(config, "extra_config", {})
+        others: dict[str, Any] = optional(config, "extra_config", {})
         self._settings_of = {layer: self._of_layer(layer, changes) for layer, changes in others.items()}
         config.reject_unread("auto-round", section="quantization_config")
 
-    def _of_layer(self, layer: str, changes: Mapping[str, Any]) -> gptq.Settings | None:
+    def _of_layer(self, layer: str, changes: Any) -> gptq.Settings | None:
         """Return the settings of a layer; None: it is not quantized."""
+        if not isinstance(changes, Mapping):
+            raise ConfigError(
+                f"config.json: {layer!r} in 'extra_config' of 'quantization_config' is {changes!r}; expected an object"
+            )
         changes = {key: value for key, value in changes.items() if value is not None}
         if unknown := sorted(changes.keys() - {*_OF_LAYER}):
             raise ConfigError(
@@ -75,7 +79,7 @@ class AutoRound:
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
         settings = self._chosen(layer)
-        is_in_block = layer != HEAD and (not self._blocks or layer.startswith(self._blocks))
+        is_in_block = layer != HEAD and (not self._blocks or f"{layer}.".startswith(self._blocks))
         if settings is None or is_listed(layer, self._skipped) or not (is_in_block or layer in self._settings_of):
             return None
         group_size = None if settings.group_size == -1 else settings.group_size
@@ -132,9 +136,13 @@ def _check_integers(config: Mapping[str, Any], section: str) -> None:
 
 
 def _flat(blocks: Any) -> tuple[str, ...]:
-    """Return the beginnings of names that are listed, in lists of lists or with commas between them."""
+    """Return the beginnings of names, up to a dot, that are listed, in lists of lists or with commas between them."""
     if blocks is None:
         return ()
     if isinstance(blocks, str):
-        return tuple(name.strip() for name in blocks.split(","))
-    return tuple(name for part in blocks for name in ([part] if isinstance(part, str) else _flat(part)))
+        return tuple(f"{name.strip().rstrip('.')}." for name in blocks.split(","))
+    if not isinstance(blocks, list):
+        raise ConfigError(
+            f"config.json: 'block_name_to_quantize' in 'quantization_config' has {blocks!r}; expected names of blocks"
+        )
+    return tuple(name for part in blocks for name in _flat(part))

@@ -5,6 +5,8 @@ import re
 import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.parallel.sharding import Shard
 
 HEAD = "lm_head"
+_EXPRESSION = re.compile(r"[\\^$+()|{}]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +47,31 @@ def expression(pattern: str) -> re.Pattern[str]:
         ) from None
 
 
-def is_listed(layer: str, patterns: Iterable[str] | None) -> bool:
-    """Return whether a list of modules has a layer: by its name, a part of it, or a pattern ("re:")."""
+def is_listed(layer: str, patterns: Iterable[Any] | None) -> bool:
+    """Return whether a list of modules has a layer: by its name, a part of it, or a pattern.
+
+    Patterns are those of shells (ModelOpt, Quark), or expressions: after "re:", and, as Transformers reads its lists,
+    where a character is in them that neither names nor the patterns of shells have. These match a name, or the
+    beginning of it before a dot.
+
+    Raises:
+        ConfigError: an entry is no text, or not a regular expression.
+    """
     for pattern in patterns or ():
+        if not isinstance(pattern, str):
+            raise ConfigError(
+                f"config.json: {pattern!r} is in a list of layers in 'quantization_config'; expected a name or pattern"
+            )
         if pattern.startswith("re:"):
             if expression(pattern.removeprefix("re:")).match(layer):
                 return True
             continue
-        is_part = re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer)
-        if is_part or expression(pattern.replace("*", ".*")).fullmatch(layer):
+        if re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer) or fnmatchcase(layer, pattern):
             return True
+        if _EXPRESSION.search(pattern):
+            ends = [found.start() for found in re.finditer(r"\.|$", layer)]
+            if any(expression(pattern).fullmatch(layer, 0, end) for end in ends):
+                return True
     return False
 
 

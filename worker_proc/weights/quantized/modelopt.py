@@ -12,7 +12,6 @@ Layers of MIXED_PRECISION have one of these each. The tensors of a layer say whi
 
 import logging
 from collections.abc import Mapping
-from fnmatch import fnmatch
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch import Tensor
 
 from octavo.kernels.linear.quantized import RowType
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, required
+from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, row_type, static_scale
 from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
@@ -54,10 +53,8 @@ class ModelOpt:
         ignore(config, "kv_cache_scheme", "kv_cache_quant_algo")
         self._skipped: list[str] = optional(config, "ignore", optional(config, "exclude_modules", []))
         self._algo = _checked(required(config, "quant_algo", str), mixed=True)
-        layers: dict[str, dict[str, Any]] = optional(config, "quantized_layers", {})
-        self._algo_of = {
-            layer: _checked(required(settings, "quant_algo", str), mixed=False) for layer, settings in layers.items()
-        }
+        layers: dict[str, Any] = optional(config, "quantized_layers", {})
+        self._algo_of = {layer: _algo_of(layer, settings) for layer, settings in layers.items()}
         if self._algo == _MIXED and not self._algo_of:
             raise ConfigError(
                 f"config.json: 'quantized_layers' in 'quantization_config' is missing, which says what {_MIXED} mixes"
@@ -67,14 +64,12 @@ class ModelOpt:
                 "the checkpoint asks for activations of 4 bits, which octavo does not have: it computes as if nothing "
                 "were said about activations"
             )
-        for key in ("has_zero_point", "pre_quant_scale"):
-            if optional(config, key, False):
-                raise ConfigError(f"config.json: {key!r} in 'quantization_config' is not supported")
+        _check_scales(config, "quantization_config")
         config.reject_unread("modelopt", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
-        if is_listed(layer, self._skipped) or any(fnmatch(layer, pattern) for pattern in self._skipped):
+        if is_listed(layer, self._skipped):
             return None
         algo = self._algo_of.get(layer) if self._algo == _MIXED else self._algo
         return None if algo is None else _LAYOUTS[algo]
@@ -105,6 +100,26 @@ class ModelOpt:
         row_scale = static_scale(tensors, layer) if "input_scale" in tensors else None
         rows: RowType = row_type(row_scale)
         return float8_matrix(layer, weight, scale, None, rows, row_scale)
+
+
+def _algo_of(layer: str, settings: Any) -> str:
+    """Return the algorithm of one layer of a mixture."""
+    section = f"{layer} in quantized_layers"
+    if not isinstance(settings, Mapping):
+        raise ConfigError(f"config.json: {section!r} of 'quantization_config' is {settings!r}; expected an object")
+    config = CheckedConfig(settings)
+    algo = _checked(required(config, "quant_algo", str), mixed=False)
+    reject_unless(config, "group_size", (_LAYOUTS[algo].group_size or 0, None))
+    reject_unless(config, "weight_block_size", ([_BLOCK, _BLOCK], None) if algo == "FP8_PB_WO" else (None,))
+    _check_scales(config, section)
+    config.reject_unread("modelopt", section=section)
+    return algo
+
+
+def _check_scales(config: Mapping[str, Any], section: str) -> None:
+    for key in ("has_zero_point", "pre_quant_scale"):
+        if optional(config, key, False):
+            raise ConfigError(f"config.json: {key!r} in {section!r} is not supported")
 
 
 def _checked(algo: str, *, mixed: bool) -> str:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 _SECTION = "quantization_config"
 _UNUSED = """
-ch_axis enable_buffer_reuse is_scale_quant max_input_numel mx_element_dtype observer_cls round_method
+enable_buffer_reuse is_scale_quant max_input_numel mx_element_dtype observer_cls round_method
 scale_calculation_mode scale_type zero_point_type
 """
 """How scales were found, and what tensors say."""
@@ -53,13 +53,19 @@ class Quark:
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
-        # `algo_config` says how weights were found; scales of caches are read by worker_proc/weights/cache_scales.py.
-        ignore(config, "quant_method", "quant_mode", "version", "algo_config", "kv_cache_quant_config")
+        # `algo_config` says how weights were found.
+        ignore(config, "quant_method", "quant_mode", "version", "algo_config")
         self._skipped: list[str] = optional(config, "exclude", [])
         for key in ("softmax_quant_spec", "kv_cache_post_rope"):
             if config.get(key):
                 raise _refused(key, repr(config[key]))
         keys_and_values = _check_export(CheckedConfig(required(config, "export", dict)))
+        if config.get("kv_cache_quant_config") and not keys_and_values:
+            raise ConfigError(
+                f"config.json: 'kv_cache_quant_config' in {_SECTION!r} asks for a quantized cache, and "
+                "'kv_cache_group' in 'export' names no layers whose outputs have its scales",
+                hint="name them there, such as *k_proj and *v_proj, or remove 'kv_cache_quant_config'",
+            )
         self._of_all = _scheme(required(config, "global_quant_config", dict), "global_quant_config")
         of_classes: dict[str, Any] = optional(config, "layer_type_quant_config", {})
         if of_classes:
@@ -96,6 +102,12 @@ class Quark:
                 f"the checkpoint holds {layer!r} quantized, and {_SECTION!r} of config.json says it is not",
                 hint="check that config.json belongs to the checkpoint",
             )
+        for part in ("weight_zero_point", "input_zero_point") if scheme.rows else ("weight_zero_point",):
+            if part in tensors and tensors[part].float().any():
+                raise ConfigError(
+                    f"the checkpoint holds {f'{layer}.{part}'!r} with numbers other than 0, which are not supported",
+                    hint="export the model with symmetric weights and activations",
+                )
         weight, scale = require(tensors, layer, "weight"), tensors["weight_scale"]
         row_scale = static_scale(tensors, layer) if scheme.rows in ("int8_tensor", "fp8_tensor") else None
         if scheme.dtype == "fp4":
@@ -113,7 +125,7 @@ def _refused(key: str, what: str) -> ConfigError:
 
 
 def _check_export(export: CheckedConfig) -> list[str]:
-    """Return the patterns of layers whose outputs are keys or values, and have the scales of a cache."""
+    """Return the patterns of layers whose outputs are keys or values: those with scales of a cache."""
     ignore(export, "min_kv_scale", "pack_method", "weight_merge_groups")  # the order is that of 4-bit integers
     reject_unless(export, "weight_format", ("real_quantized", None))
     keys_and_values: list[str] = optional(export, "kv_cache_group", [])
@@ -138,25 +150,25 @@ def _scheme(settings: Any, where: str, *, is_cached: bool = False) -> _Scheme | 
         return None
     weight = _tensor_config(config["weight"], f"weight in {where}")
     kind, strategy = weight["dtype"], weight["qscheme"]
-    block, group_size = weight.get("block_size"), weight.get("group_size")
+    block, group_size = _block(weight), weight.get("group_size")
+    ignore(weight, "ch_axis")
+    if strategy == "per_channel":
+        reject_unless(weight, "ch_axis", (0, None))  # of outputs
     reject_unless(weight, "symmetric", (True, None))
     reject_unless(weight, "is_dynamic", (False, None))
     if kind == "fp4":
         is_supported = strategy == "per_group" and group_size == 32 and weight.get("scale_format") == "e8m0"
     elif strategy == "per_block":
-        is_supported = kind == "fp8_e4m3" and isinstance(block, list) and len(block) == 2
+        is_supported = kind == "fp8_e4m3" and block is not None
     else:
         is_supported = kind in ("fp8_e4m3", "int8") and strategy in ("per_tensor", "per_channel")
     if not is_supported:
         raise _refused(where, f"weights of type {kind!r} with {strategy!r} scales")
     ignore(weight, "scale_format")
     weight.reject_unread("quark", section=f"weight in {where}")
-    scheme = _Scheme(
-        dtype=kind,
-        group_size=group_size,
-        block=(int(block[0]), int(block[1])) if strategy == "per_block" else None,
-        rows=_rows(config.get("input_tensors"), f"input_tensors in {where}"),
-    )
+    block = block if strategy == "per_block" else None
+    rows = _rows(config.get("input_tensors"), f"input_tensors in {where}", block)
+    scheme = _Scheme(kind, group_size, block, rows)
     config.reject_unread("quark", section=where)
     return scheme
 
@@ -174,13 +186,27 @@ def _tensor_config(section: Any, where: str) -> CheckedConfig:
     return config
 
 
-def _rows(section: Any, where: str) -> RowType | None:
-    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain."""
+def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the two lengths of a block; None: they are not said."""
+    block = config.get("block_size")
+    if block is None or type(block) is int:  # the latter is that of other schemes
+        return None
+    if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
+        raise ConfigError(f"config.json: 'block_size' in {_SECTION!r} is {block!r}; expected two positive integers")
+    return block[0], block[1]
+
+
+def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | None:
+    """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain.
+
+    `block`: of the weight. Rows have groups of as many inputs then.
+    """
     if section is None:
         return None
     config = _tensor_config(section, where)
-    kind, is_dynamic = config["dtype"], bool(config.get("is_dynamic"))
-    ignore(config, "group_size", "block_size", "scale_format")
+    kind, strategy, is_dynamic = config["dtype"], config["qscheme"], bool(config.get("is_dynamic"))
+    group_size, block_of_rows = config.get("group_size"), _block(config)
+    ignore(config, "ch_axis", "scale_format")
     if kind not in ("fp8_e4m3", "int8") or not optional(config, "symmetric", True):
         logger.warning(
             "the checkpoint asks for activations of type %s%s, which octavo does not have: it computes as if nothing "
@@ -188,8 +214,24 @@ def _rows(section: Any, where: str) -> RowType | None:
             *(kind, " with zero points" if config.get("symmetric") is False else ""),
         )
         return None
-    if not is_dynamic and config["qscheme"] != "per_tensor":
-        raise _refused(where, f"static activations with {config['qscheme']!r} scales")
+    if not is_dynamic and strategy != "per_tensor":
+        raise _refused(where, f"static activations with {strategy!r} scales")
+    if strategy == "per_channel":
+        # Tokens are the dimension before the last, of two or, as Quark's own recipes have it, of three.
+        reject_unless(config, "ch_axis", (0, 1, None))
+    elif strategy == "per_tensor" and is_dynamic:
+        logger.info("the checkpoint asks for one scale of the activations of a batch: each token has its own instead")
+    elif strategy in ("per_group", "per_block"):
+        inputs = group_size if strategy == "per_group" else block_of_rows and block_of_rows[0] == 1 and block_of_rows[1]
+        if kind != "fp8_e4m3" or block is None or inputs != block[1]:
+            logger.warning(
+                "the checkpoint asks for activations with %s scales, which octavo has for groups as long as the blocks "
+                "of an fp8 weight alone: it computes as if nothing were said about activations",
+                strategy,
+            )
+            return None
+    elif strategy != "per_tensor":
+        raise _refused(where, f"activations with {strategy!r} scales")
     config.reject_unread("quark", section=where)
     if kind == "int8":
         return "int8_token" if is_dynamic else "int8_tensor"
