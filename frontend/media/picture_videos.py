@@ -206,7 +206,8 @@ def smolvlm_frames(num_frames: int, fps: float, most: int, wanted_fps: float) ->
     """
     most = num_frames if most < 0 else most
     duration_s = num_frames / fps
-    count = max(1, min(most, round(wanted_fps * duration_s) if wanted_fps > 0 else num_frames))
+    wanted = round(min(wanted_fps * duration_s, num_frames)) if wanted_fps > 0 else num_frames
+    count = max(1, min(most, wanted))
     first, last = 0, num_frames - 1
     if wanted_fps > 0 and duration_s - 2 > most * wanted_fps:
         first, last = int(fps), min(int(num_frames - fps), last)

@@ -29,7 +29,16 @@ def test_numbers_in_words() -> None:
 
 @pytest.mark.parametrize(
     ("num_frames", "fps", "most", "wanted_fps"),
-    [(100, 25.0, 64, 1), (3000, 29.97, 64, 1), (1, 30.0, 64, 1), (500, 5.0, 8, 2), (90, 30.0, 64, 24), (40, 4.0, 4, 1)],
+    [
+        (100, 25.0, 64, 1),
+        (3000, 29.97, 64, 1),
+        (1, 30.0, 64, 1),
+        (500, 5.0, 8, 2),
+        (90, 30.0, 64, 24),
+        (40, 4.0, 4, 1),
+        (90, 30.0, 10**4, 50),
+        (500, 5.0, 600, 7),
+    ],
 )
 def test_frames_are_those_of_transformers(num_frames: int, fps: float, most: int, wanted_fps: float) -> None:
     sample: Any = SmolVLMVideoProcessor.sample_frames
@@ -40,6 +49,8 @@ def test_frames_are_those_of_transformers(num_frames: int, fps: float, most: int
 
 def test_all_frames() -> None:
     assert smolvlm_frames(5, 1.0, -1, -1.0).indices == [0, 1, 2, 3, 4]
+    assert smolvlm_frames(5, 1.0, 10**18, 1e18).indices == [0, 1, 2, 3, 4]
+    assert smolvlm_frames(5, 1.0, 3, 1e308).indices == [0, 2, 4]
 
 
 @pytest.mark.parametrize("size", [(640, 480), (480, 641), (31, 30), (1000, 1), (7, 7)])
