@@ -33,6 +33,7 @@ class TextPair:
 
 
 PoolingPrompt: TypeAlias = Prompt | TextPair
+TRUNCATION = "truncate_prompt_tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,12 @@ class Fields:
     num_first: int | None = None
     is_single: bool = False
     """There is one, which is no list."""
+    limits: tuple[str, str] = (TRUNCATION, TRUNCATION)
+    """What the tokens of both are limited with."""
+
+    def limit(self, index: int) -> str:
+        """Return the field that limits a prompt."""
+        return self.limits[self.num_first is not None and index >= self.num_first]
 
     def name(self, index: int) -> str:
         """Return the field of a prompt."""
@@ -105,7 +112,7 @@ class PoolingTokenizer:
             InvalidRequestError: a prompt is malformed or empty, or an item of media cannot be used.
             OverloadedError: the media of live requests hold as much as they may.
         """
-        limit = self._limit(params, max_model_len)
+        limit = self._limit(params, max_model_len, fields.limit(start))
         with_media = await self._all_with_media(dict(enumerate(prompts, start)), limit, cache_salt, fields)
         known: list[PoolingInput | None] = []
         texts: list[str | TextPair] = []
@@ -117,7 +124,12 @@ class PoolingTokenizer:
             known.append(None if token_ids is None else _cut(token_ids, limit, params))
             if token_ids is None:
                 texts.append(text)
-        encoded = iter(await self._encode(texts, params, limit, max_model_len, add_special_tokens) if texts else ())
+        try:
+            encoded = iter(await self._encode(texts, params, limit, max_model_len, add_special_tokens) if texts else ())
+        except InvalidRequestError as error:
+            if error.param == TRUNCATION:
+                raise InvalidRequestError(error.message, fields.limit(start)) from None
+            raise
         found = []
         for index, given in enumerate(known, start):
             made = _input(next(encoded), self._num_segments) if given is None else given
@@ -154,9 +166,9 @@ class PoolingTokenizer:
         _, made = await make_prompt(self.media, prompt, self.config.model.vocab_size, cache_salt)
         if limit is not None and len(made.token_ids) > limit:
             raise InvalidRequestError(
-                f"{fields.place(index)} has media and {len(made.token_ids)} tokens, more than truncate_prompt_tokens "
+                f"{fields.place(index)} has media and {len(made.token_ids)} tokens, more than {fields.limit(index)} "
                 f"({limit}): prompts with media are not cut",
-                "truncate_prompt_tokens",
+                fields.limit(index),
             )
         return PoolingInput(pack_ids(made.token_ids), media=made.items)
 
@@ -164,13 +176,14 @@ class PoolingTokenizer:
     def _num_segments(self) -> int:
         return self.config.model.pooling.num_segments if self.config.model.pooling else 1
 
-    def _limit(self, params: PoolingParams, max_model_len: int) -> int | None:
+    def _limit(self, params: PoolingParams, max_model_len: int, field: str) -> int | None:
         """Return the tokens to which prompts are cut; None: they are not."""
         limit = params.truncate_prompt_tokens
         if limit is not None and limit > max_model_len:
             raise InvalidRequestError(
-                f"truncate_prompt_tokens {limit} is more than the {max_model_len} tokens that this model reads: use -1",
-                "truncate_prompt_tokens",
+                f"{field} {limit} is more than the {max_model_len} tokens that this model reads: "
+                f"{'use -1' if field == TRUNCATION else 'lower it'}",
+                field,
             )
         return max_model_len if limit == -1 else limit
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.generation.prompt import Prompt
-from octavo.frontend.pooling.inputs import Fields, PoolingPrompt, TextPair
+from octavo.frontend.pooling.inputs import TRUNCATION, Fields, PoolingPrompt, TextPair
 from octavo.frontend.pooling.outputs import ScoringOutput, ScoringRequestOutput
 from octavo.frontend.pooling.pooler import Pooler
 from octavo.frontend.pooling.result import PooledResult
@@ -45,7 +45,7 @@ async def score(
         second: the others.
         params: as in `Pooler.run`.
         names: what the caller calls both, for errors.
-        max_tokens: each first and second text is cut to so many tokens; 0: it is not.
+        max_tokens: each first and second text is cut to so many tokens, `max_tokens_per_query` and `_doc`; 0: not.
         chat_template: for pairs, a file or the Jinja source. None: the engine's `--chat-template`, if there is one.
         template_variables: of the template.
         processor_kwargs: further arguments of the model's processor, for all media.
@@ -100,7 +100,11 @@ async def _compared(
         for prompts, limit in zip((first, second), max_tokens, strict=True)
         for one in [params.clone(truncate_prompt_tokens=limit) if limit else params] * len(prompts)
     ]
-    fields = Fields(*names, num_first=len(first))
+    limits = (
+        "max_tokens_per_query" if max_tokens[0] else TRUNCATION,
+        "max_tokens_per_doc" if max_tokens[1] else TRUNCATION,
+    )
+    fields = Fields(*names, num_first=len(first), limits=limits)
     results = await pooler.run([*first, *second], each, task=task, fields=fields, **options)
     queries, others = results[: len(first)], results[len(first) :]
     queries = queries * len(others) if len(first) == 1 else queries

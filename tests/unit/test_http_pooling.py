@@ -269,6 +269,14 @@ def test_coheres_vectors_come_in_each_form() -> None:
     assert body["texts"] == ["ab", "c"] and body["meta"]["billed_units"] == {"input_tokens": 3}
 
 
+@pytest.mark.parametrize("field", ["max_tokens_per_query", "max_tokens_per_doc", "truncate_prompt_tokens"])
+def test_a_limit_that_is_too_large_has_the_callers_name(field: str) -> None:
+    refused = post(client(), "/rerank", {"query": "a", "documents": ["b"], field: 10**6})
+    assert refused.status_code == 400, refused.text
+    error = refused.json()["error"]
+    assert error["param"] == field and error["message"].startswith(f"{field} 1000000 is more than")
+
+
 def test_the_first_version_of_coheres_api_has_floats_of_its_own() -> None:
     body = ok(post(client(), "/v1/embed", {"texts": ["ab", "c"], "truncate": None, "input_type": "search_query"}))
     assert (body["response_type"], body["embeddings"]) == ("embeddings_floats", [vector("ab"), vector("c")])
@@ -280,5 +288,7 @@ def test_coheres_truncation_is_ours() -> None:
     long = "x" * 5000
     refused = post(client(), "/v2/embed", {"texts": ["a", long], "truncate": "NONE"})
     assert refused.status_code == 400 and "texts[1]" in refused.json()["error"]["message"]
+    far = post(client(), "/v2/embed", {"texts": ["a"], "max_tokens": 10**6}).json()["error"]
+    assert far["param"] == "max_tokens" and far["message"].startswith("max_tokens 1000000 is more than")
     cut = ok(post(client(), "/v2/embed", {"texts": [long], "max_tokens": 4}))
     assert cut["embeddings"]["float"] == [vector("xxxx")]

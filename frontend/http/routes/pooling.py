@@ -67,7 +67,8 @@ async def create_cohere_embeddings(state: CurrentState, http_request: ApiRequest
     facts, name = state.client.config.model.pooling, (body.input_type or "").removeprefix("search_")
     prefix = facts.prompts.get(name, "") if facts else ""
     params = pooling_params(inner, dimensions=body.output_dimension)
-    results = await _run(state, inner, params, "embed", answer_id, adapter, prefix, Fields("texts"))
+    named = Fields("texts", limits=("max_tokens", "max_tokens"))
+    results = await _run(state, inner, params, "embed", answer_id, adapter, prefix, named)
     version = "1" if http_request.url.path.endswith("/v1/embed") else "2"
     return await _answer(state, results, lambda: render_cohere_embeddings(body, results, answer_id, version))
 
