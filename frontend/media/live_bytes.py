@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from itertools import chain
 
 from octavo.protocol.buffers import MAX_BUFFERS_BYTES, Buffer
-from octavo.protocol.codec import MAX_BUFFERS
+from octavo.protocol.codec import MAX_BUFFERS, MIN_BUFFER_BYTES
 from octavo.protocol.errors import InvalidRequestError, OverloadedError
 from octavo.protocol.media import MediaItem
 
-MAX_PROMPT_TENSORS = MAX_BUFFERS - 16
+MAX_PROMPT_BUFFERS = MAX_BUFFERS - 16
 """A message has room for some other buffers."""
 
 
@@ -37,10 +37,14 @@ class LiveMedia:
             OverloadedError: live requests hold as much as they may.
         """
         self.check_prompt(sum([item.num_bytes for item in items]), field)
-        if (count := sum([len(item.tensors) for item in items])) > MAX_PROMPT_TENSORS:
+        # Small tensors share the body of the message, which gets no larger than as many buffers of the smallest size.
+        tensors = chain.from_iterable([item.tensors.values() for item in items])
+        shares = sum([min(len(tensor.data), MIN_BUFFER_BYTES) for tensor in tensors])
+        if (count := -(-shares // MIN_BUFFER_BYTES)) > MAX_PROMPT_BUFFERS:
             raise InvalidRequestError(
-                f"the media of the prompt are {count} tensors, and the limit is {MAX_PROMPT_TENSORS}: send fewer, or "
-                "shorter sounds",
+                f"the media of the prompt take {count} buffers, and the limit is {MAX_PROMPT_BUFFERS}: send fewer or "
+                "shorter ones (num_frames of mm_processor_kwargs for videos), or raise --max-num-encoder-tokens, so "
+                "that more frames share a buffer",
                 field,
             )
         self.hold(items, field)

@@ -1,10 +1,14 @@
 """Parts of a sound or a video as items that the engine encodes one by one."""
 
 import numpy as np
+import pytest
 
 from octavo.frontend.media.items import media_items
+from octavo.frontend.media.live_bytes import MAX_PROMPT_BUFFERS, LiveMedia
 from octavo.frontend.media.wire import Result
-from octavo.protocol.media import grids_of, media_fault
+from octavo.protocol.codec import MIN_BUFFER_BYTES
+from octavo.protocol.errors import InvalidRequestError
+from octavo.protocol.media import MediaItem, grids_of, media_fault
 
 FRAMES = np.arange(5 * 4, dtype=np.float32)
 RESULT = Result(
@@ -42,3 +46,24 @@ def test_a_whole_item_and_large_parts() -> None:
     (whole,) = media_items(RESULT, range(10), "video", max_shared_rows=10, is_both_ways=False)
     assert (whole.digest, whole.grid) == (RESULT.digest, RESULT.grid)
     assert len(media_items(RESULT, range(10), "video", max_shared_rows=1, is_both_ways=False)) == 5
+
+
+def items_of_frames(num_frames: int) -> list[MediaItem]:
+    """Return items with one frame of the smallest buffer, and one small tensor, each."""
+    result = Result(
+        num_rows=num_frames,
+        digest=bytes(32),
+        tensors={
+            "pixels": ("uint8", [num_frames, MIN_BUFFER_BYTES], bytes(num_frames * MIN_BUFFER_BYTES)),
+            "is_last": ("int64", [num_frames], bytes(8 * num_frames)),
+        },
+        part_rows=[1] * num_frames,
+    )
+    return media_items(result, range(num_frames), "video", max_shared_rows=1, is_both_ways=False)
+
+
+def test_small_tensors_take_no_buffers_of_a_message() -> None:
+    live = LiveMedia(2**30)
+    live.hold_prompt(items_of_frames(MAX_PROMPT_BUFFERS - 1), "media")
+    with pytest.raises(InvalidRequestError, match=r"take 242 buffers, .* is 240: .*--max-num-encoder-tokens"):
+        live.hold_prompt(items_of_frames(MAX_PROMPT_BUFFERS + 1), "media")
