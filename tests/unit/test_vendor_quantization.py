@@ -24,6 +24,10 @@ def quark(dtype: str = "uint4", qscheme: str = "per_group", **weight: Any) -> di
     }
 
 
+def compressed(**group: Any) -> dict[str, Any]:
+    return {"quant_method": "compressed-tensors", "config_groups": {"group_0": {"targets": ["Linear"], **group}}}
+
+
 def mixed(settings: Any) -> dict[str, Any]:
     layers = {LAYER: settings, "model.layers.0.mlp.up_proj": {"quant_algo": "FP8_PB_WO", "group_size": 128}}
     return {**MODELOPT, "quant_algo": "MIXED_PRECISION", "quantized_layers": layers}
@@ -62,6 +66,13 @@ def mixed(settings: Any) -> dict[str, Any]:
         (mixed({"quant_algo": "FP8", "new": 1}), "'new' .* in '.*up_proj in quantized_layers'"),
         (mixed("FP8"), "'.*up_proj in quantized_layers' .* is 'FP8'; expected an object"),
         ({**AUTO_ROUND, "extra_config": {LAYER: 8}}, f"'{LAYER}' in 'extra_config' .* is 8; expected an object"),
+        (
+            {"quant_method": "gptq", "bits": 4, "group_size": 32, "dynamic": {"+:a": None}},
+            "in 'dynamic' .* is None",
+        ),
+        ({"quant_method": "fp8", "weight_block_size": ["x", 128]}, r"'weight_block_size' .* is \['x', 128\]"),
+        (compressed(weights={"block_structure": [1]}), r"'block_structure' .* is \[1\]"),
+        (compressed(weights={}, input_activations=5), "'input_activations' is 5"),
         ({**AUTO_ROUND, "block_name_to_quantize": 5}, "'block_name_to_quantize' .* has 5"),
     ],
 )

@@ -26,7 +26,7 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional,
 from octavo.worker_proc.weights.quantized import compressed_stacks
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout, expression
+from octavo.worker_proc.weights.quantized.layout import Layout, block_of, expression
 from octavo.worker_proc.weights.quantized.matrix import (
     StoredMatrix,
     StoredStack,
@@ -143,7 +143,9 @@ class CompressedTensors:
         return _integer_matrix(layer, tensors, scheme, row_scale)
 
 
-def _matches(target: str, layer: str, *, is_class: bool) -> bool:
+def _matches(target: Any, layer: str, *, is_class: bool) -> bool:
+    if not isinstance(target, str):
+        raise ConfigError(f"config.json: {target!r} is in a list of layers in {_SECTION!r}; expected a name or pattern")
     if is_class:
         return target in ("Linear", "LinearBase")
     if target.startswith("re:"):
@@ -177,22 +179,21 @@ def _scheme(group: Mapping[str, Any]) -> _Scheme:
     ):
         raise _refused("weights", f"weights of type {kind!r} with {bits} bits", "use another checkpoint")
     reject_unless(weights, "strategy", (*_STRATEGIES, None))
-    block: list[Any] = optional(weights, "block_structure", [])
     scheme = _Scheme(
         targets=required(group, "targets", list),
         bits=bits,
         is_float=kind == "float",
         is_symmetric=optional(weights, "symmetric", True),
         group_size=weights.get("group_size") if optional(weights, "strategy", "").endswith("group") else None,
-        block=(int(block[0]), int(block[1])) if block else None,
-        rows=_rows(group.get("input_activations")),
+        block=block_of(weights, "block_structure"),
+        rows=_rows(optional(group, "input_activations", {})),
     )
     weights.reject_unread("compressed-tensors", section="weights")
     group.reject_unread("compressed-tensors", section="config_groups")
     return scheme
 
 
-def _rows(section: Mapping[str, Any] | None) -> RowType | None:
+def _rows(section: Mapping[str, Any]) -> RowType | None:
     """Return how rows are to be quantized; None: the checkpoint does not say, or, as the log says, in vain."""
     if not section:
         return None

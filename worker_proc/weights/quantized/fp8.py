@@ -21,7 +21,7 @@ from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, Row
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
 from octavo.worker_proc.parallel.sharding import Shard
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
+from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, block_of, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 FLOAT8 = torch.float8_e4m3fn
@@ -50,10 +50,12 @@ class Fp8:
         reject_unless(config, "fmt", ("e4m3", None))
         reject_unless(config, "activation_scheme", ("dynamic", "static", None))
         self._is_static = config.get("activation_scheme") == "static"
-        block: list[Any] = optional(config, "weight_block_size", [])
-        if block and (len(block) != 2 or type(block[1]) is not int or block[1] % GROUP_MULTIPLE):
-            raise ConfigError(f"config.json: 'weight_block_size' in 'quantization_config' is {block!r}")
-        self._block = (int(block[0]), int(block[1])) if block else None
+        self._block = block_of(config, "weight_block_size")
+        if self._block and self._block[1] % GROUP_MULTIPLE:
+            raise ConfigError(
+                f"config.json: 'weight_block_size' in 'quantization_config' is {[*self._block]}; only multiples of "
+                f"{GROUP_MULTIPLE} inputs are supported"
+            )
         config.reject_unread("fp8", section="quantization_config")
 
     def layout(self, layer: str) -> Layout | None:

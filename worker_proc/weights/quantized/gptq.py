@@ -76,9 +76,9 @@ class Gptq:
         self._zero_bias = 0 if config.get("checkpoint_format") == "gptq_v2" else 1
         if optional(config, "is_marlin_format", False):
             raise ConfigError("config.json: 'is_marlin_format' in 'quantization_config' is not supported")
-        rules: dict[str, dict[str, Any]] = optional(config, "dynamic", {})
+        rules: dict[str, Any] = optional(config, "dynamic", {})
         self._dynamic = {
-            pattern: None if pattern.startswith("-:") else _of_rule(self._settings, rule)
+            pattern: None if pattern.startswith("-:") else _of_rule(self._settings, pattern, rule)
             for pattern, rule in rules.items()
         }
         config.reject_unread("gptq", section="quantization_config")
@@ -149,8 +149,12 @@ def integer_matrix(
     return StoredMatrix(layer, (num_outputs, num_inputs), decode)
 
 
-def _of_rule(settings: Settings, rule: Mapping[str, Any]) -> Settings:
+def _of_rule(settings: Settings, pattern: str, rule: Any) -> Settings:
     """Return the settings of the layers of a rule of `dynamic`."""
+    if not isinstance(rule, Mapping):
+        raise ConfigError(
+            f"config.json: {pattern!r} in 'dynamic' of 'quantization_config' is {rule!r}; expected an object"
+        )
     if unknown := sorted(set(rule) - {"bits", "group_size", *_HARMLESS.split()}):
         raise ConfigError(f"config.json: {unknown[0]!r} of 'dynamic' in 'quantization_config' is not supported")
     return Settings.of({"bits": settings.bits, "group_size": settings.group_size, **rule})

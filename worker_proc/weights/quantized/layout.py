@@ -3,7 +3,7 @@
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,6 +14,7 @@ from torch import Tensor
 from octavo.kernels.linear.codebooks import Codebook, codebook
 from octavo.kernels.linear.quantized import QuantizedWeight, RowType
 from octavo.protocol.errors import ConfigError
+from octavo.worker_proc.models.hf_config import optional
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.parallel.sharding import Shard
 
@@ -45,6 +46,20 @@ def expression(pattern: str) -> re.Pattern[str]:
         raise ConfigError(
             f"config.json: {pattern!r} in 'quantization_config' is not a regular expression: {error}"
         ) from None
+
+
+def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
+    """Return the outputs and inputs of a block; None: the key is missing, null or an empty list.
+
+    Raises:
+        ConfigError: the value is something else than two positive integers.
+    """
+    block: list[Any] = optional(config, key, [])
+    if not block:
+        return None
+    if len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
+        raise ConfigError(f"config.json: {key!r} in 'quantization_config' is {block!r}; expected two positive integers")
+    return block[0], block[1]
 
 
 def is_listed(layer: str, patterns: Iterable[Any] | None) -> bool:

@@ -22,7 +22,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout, block_of, is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
 
 logger = logging.getLogger(__name__)
@@ -187,13 +187,8 @@ def _tensor_config(section: Any, where: str) -> CheckedConfig:
 
 
 def _block(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the two lengths of a block; None: they are not said."""
-    block = config.get("block_size")
-    if block is None or type(block) is int:  # the latter is that of other schemes
-        return None
-    if not isinstance(block, list) or len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
-        raise ConfigError(f"config.json: 'block_size' in {_SECTION!r} is {block!r}; expected two positive integers")
-    return block[0], block[1]
+    """Return the two lengths of a block; None: they are not said, or are one number, as other schemes have it."""
+    return None if type(config.get("block_size")) is int else block_of(config, "block_size")
 
 
 def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | None:
