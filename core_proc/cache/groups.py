@@ -106,6 +106,7 @@ class CacheGroups:
         max_chunk: most tokens of one request in one step; 0: no limit.
         keeps_checkpoints: whether requests leave checkpoints of their states for others.
         max_draft_tokens: most drafts of one request that a step verifies; 0: it verifies none.
+        max_decode_steps: most decode steps of a plan.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class CacheGroups:
         *,
         keeps_checkpoints: bool = True,
         max_draft_tokens: int = 0,
+        max_decode_steps: int = 1,
     ) -> None:
         state_specs = [spec for spec in specs if spec.kind == "state"]
         specs = [spec for spec in specs if spec.kind != "state"]
@@ -134,8 +136,9 @@ class CacheGroups:
             limits.append(max(MAX_WINDOWED_CHUNK, *(spec.window for spec in specs)))
         self.max_chunk = min(limits, default=0)
         """Most tokens of one request in one step; 0: no limit."""
-        # Drafts are not chunks of a prompt: only the step limits them.
-        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, 1 + max_draft_tokens))
+        # Decodes are not chunks of a prompt: only the step limits them.
+        max_decode_tokens = max(1 + max_draft_tokens, max_decode_steps)
+        max_step_tokens = max(min([max_step_tokens, *limits]), min(max_step_tokens, max_decode_tokens))
         self.block_size = block_size
         self.full = [index for index, spec in enumerate(specs) if spec.kind == "full"]
         """Indices of the groups that keep every token."""
@@ -164,6 +167,7 @@ class CacheGroups:
             max_chunk=config.long_prefill_token_threshold,
             keeps_checkpoints=config.enable_prefix_caching,
             max_draft_tokens=config.speculation.max_depth if config.speculation else 0,
+            max_decode_steps=config.num_scheduler_steps,
         )
 
     @classmethod

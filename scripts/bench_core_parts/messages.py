@@ -57,7 +57,9 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
         eos_token_ids=[0],
     )
     base = resolve(EngineConfig(model=ModelConfig(model="none")), model, device="cpu", num_cores=1)
+    # A plan for each step: its price is what is measured.
     unlimited = {
+        "num_scheduler_steps": 1,
         "num_blocks_override": num_blocks,
         "full_step_tokens": 0,
         "decode_interval_tokens": 0,

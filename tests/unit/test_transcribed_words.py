@@ -184,7 +184,7 @@ def test_keys_of_sounds_are_read_back(dtype: torch.dtype, block_size: int) -> No
     assert library is not None
     shape = AttentionShape(2, 2, 20, 1.0, is_causal=False)
     sizes: dict[str, Any] = {"num_items": 3, "num_keys": 21, "block_size": block_size, "dtype": dtype, "group": 0}
-    cache = CrossCache(shape, 2, **sizes, library=library)
+    cache = CrossCache(shape, 2, **sizes, library=library, device=torch.device("cpu"))
     expected = torch.randn(3, 21, 2, 20).to(dtype).float()
     for place, keys_SKH in enumerate(expected):
         slots, rows = cache.slots_of(place), Matrix.of(keys_SKH.flatten(1))
