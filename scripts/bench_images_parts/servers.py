@@ -48,7 +48,9 @@ class ImageServer:
 
     def __init__(self, name: str, command: Sequence[str], model: str, port: int, log: Path) -> None:
         self.name, self._model, self._port, self._log = name, model, port, log
-        environment = {**os.environ, "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # vLLM leaves one of them out otherwise
+        for_vllm = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
+        environment = {**os.environ, "HF_HUB_OFFLINE": "1", **for_vllm}
         with log.open("wb") as file:
             self._process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=environment)
 
