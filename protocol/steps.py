@@ -86,7 +86,7 @@ class Scheduled(msgspec.Struct, array_like=True, gc=False, frozen=True):
     num_tokens: int
     num_samples: int
     """Number of last positions that are sampled after: 0 in the middle of a prompt, 1 after the last known token; more
-    if the tokens after that one are drafts, which the same step verifies."""
+    if the tokens after that one are drafts, which the same step verifies, or come from the steps of the same plan."""
 
 
 class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step"):
