@@ -6,6 +6,7 @@ import itertools
 import json
 import math
 import random
+import socket
 import statistics
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from octavo.frontend.cli.bench.datasets import SampleRequest, draw_samples
 from octavo.frontend.cli.bench.figures import Outcome, percentile, summarize
 from octavo.frontend.cli.bench.load import Load, Target
 from octavo.frontend.cli.bench.serve import parser
+from octavo.frontend.cli.bench.startup import listens
 from octavo.frontend.cli.bench.tokenizers import LocalTokenizer
 from octavo.frontend.cli.errors import CommandError
 
@@ -332,3 +334,13 @@ def test_wrong_flags(words: list[str], complaint: str, capsys: pytest.CaptureFix
         main(["bench", "serve", *words])
     assert stopped.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+def test_a_server_listens_after_its_socket_exists(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    assert not listens(path)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(str(path))
+        assert path.exists() and not listens(path)
+        server.listen()
+        assert listens(path)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import shutil
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -34,7 +35,7 @@ class Start:
     """Times of one start, in seconds after the command."""
 
     ready_s: float
-    """`/health` returned 200."""
+    """`/v1/models` answered."""
     first_token_s: float
     """A completion of one token was received."""
 
@@ -89,43 +90,50 @@ def _cold_start(directory: Path) -> Start:
 
 def _start(directory: Path, environment: dict[str, str]) -> Start:
     """Start a server, request one token, and stop the server."""
-    socket = directory / "socket"
-    socket.unlink(missing_ok=True)
-    command = ["serve", "--config", str(directory / "settings.yaml"), "--uds", str(socket)]
+    path = directory / "socket"
+    path.unlink(missing_ok=True)
+    command = ["serve", "--config", str(directory / "settings.yaml"), "--uds", str(path)]
     with (directory / "log").open("w+") as log:
         started = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "octavo", *command], stderr=log, env=child_environment(environment)
         )
         try:
-            return _measure(process, socket, started)
-        except CommandError:
+            return _measure(process, path, started)
+        except CommandError as error:
             # A server that cannot start closes its connections before it logs why.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(STOP_TIMEOUT_S)
-            _end(process)
+            if process.poll() is None:
+                raise
             lines = (directory / "log").read_text().splitlines()
-            raise CommandError(f"the server did not start: {lines[-1] if lines else 'its log is empty'}") from None
+            raise CommandError(f"the server did not start: {lines[-1] if lines else error.message}") from None
         finally:
             _end(process)
 
 
-def _measure(process: "subprocess.Popen[bytes]", socket: Path, started: float) -> Start:
+def _measure(process: "subprocess.Popen[bytes]", path: Path, started: float) -> Start:
     """Wait until the server is ready and has generated a token.
 
     Raises:
         CommandError: the server exited, or responded with an error.
     """
-    while not socket.exists():
+    while not listens(path):
         if process.poll() is not None:
             raise CommandError(f"the server exited with code {process.returncode}")
         time.sleep(POLL_S)
-    api = Api(f"unix:{socket}")
-    # The socket exists long before the server accepts: connections wait in its backlog.
+    api = Api(f"unix:{path}")
+    # The server listens long before it accepts: connections wait in its backlog.
     model = api.model(None)
     ready_s = time.monotonic() - started
     api.post("/v1/completions", {"model": model, "prompt": "a", "max_tokens": 1})
     return Start(ready_s, time.monotonic() - started)
+
+
+def listens(path: Path) -> bool:
+    """Return whether a server listens. The file exists a moment before: `bind` makes it, `listen` comes later."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
