@@ -47,6 +47,9 @@ class ContentWatch(Protocol):
     def delete(self, keys: Sequence[bytes]) -> None:
         """Delete contents of all ranks, soon."""
 
+    def list_soon(self) -> None:
+        """Find out what is kept: workers have died, and how much of something they had written is not known."""
+
     def note_written(self, num_bytes: int) -> None:
         """Learn how much the workers have written."""
 
@@ -175,12 +178,14 @@ class FileStore:
 
         def finish(answer: Answer) -> None:
             files.num_storing -= len(blocks)
-            written = [] if answer.fault else [key for key in blocks if blocks[key] not in answer.missing]
+            written = [key for key in blocks if blocks[key] not in answer.missing]
             wanted = [key for key in written if key in self._storing]
             if len(wanted) < len(written):  # something was discarded meanwhile
                 self._watch.delete([key for key in written if key not in self._storing])
             self._storing.difference_update(blocks)
-            if wanted:
+            if answer.fault:
+                self._watch.list_soon()
+            elif wanted:
                 if self._finds:
                     self._scheduler.change_files(wanted, ())
                 self._watch.note_written(len(wanted) * num_bytes)

@@ -5,6 +5,7 @@ there as a whole or not at all, because its writer renames it, and whoever misse
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import re
@@ -29,6 +30,8 @@ FIRST_LIST_S = 10.0
 """An engine that starts waits at most so long until it knows the files."""
 RESTART_LIST_S = 1.0
 """A core that replaces a crashed one waits at most so long: its streams stand still meanwhile."""
+RETRY_S = 1.0
+"""After a failed attempt to list the directory."""
 ABANDONED_S = 600.0
 """A file that has not been finished for so long has lost its writer."""
 
@@ -96,6 +99,10 @@ class FileWatch:
             self._unwanted += keys
         self._wakes.set()
 
+    def list_soon(self) -> None:
+        """List the directory now, or once more if it is being listed: files may have come of which nobody knows."""
+        self._wakes.set()
+
     def note_written(self, num_bytes: int) -> None:
         """Learn how much the workers have written."""
         self._num_written_bytes += num_bytes
@@ -104,7 +111,7 @@ class FileWatch:
             self._wakes.set()
 
     def close(self) -> None:
-        """End the thread. Blocks until: it has listed the directory, if it is doing so."""
+        """End the thread. Blocks until: the next file of the directory, if it is being listed."""
         self._is_closed = True
         self._wakes.set()
         self._thread.join()
@@ -113,23 +120,30 @@ class FileWatch:
     def _run(self) -> None:
         while not self._is_closed:
             started_s = time.monotonic()
+            with self._lock:
+                unwanted, self._unwanted = self._unwanted, []
             try:
-                self._sweep()
+                self._sweep(set(unwanted))
+                pause_s = max(INTERVAL_S, 50 * (time.monotonic() - started_s))
             except OSError as error:
                 self._log.warning("cannot list the files of KV blocks in %s: %s", self._root, error)
+                with self._lock:
+                    self._unwanted += unwanted
+                pause_s = RETRY_S
             self._has_listed.set()
-            self._wakes.wait(max(INTERVAL_S, 50 * (time.monotonic() - started_s)))
+            self._wakes.wait(pause_s)
             self._wakes.clear()
 
-    def _sweep(self) -> None:
+    def _sweep(self, unwanted: set[bytes]) -> None:
         """Delete what must be deleted, list what is left, and report the difference."""
-        with self._lock:
-            unwanted, self._unwanted = self._unwanted, []
-        paths = self._delete_excess(sorted(_files(self._root)))
+        files = sorted(itertools.takewhile(lambda _: not self._is_closed, _files(self._root)))
+        if self._is_closed:
+            return
+        paths = self._delete_excess(files)
         has_changed = self._update_packs([path for path in paths if path.startswith(f"{self._folder / '0'}/")])
         if unwanted:
-            has_changed |= self._delete_packs_with(set(unwanted))
-        if not has_changed:
+            has_changed |= self._delete_packs_with(unwanted)
+        if not has_changed or self._is_closed:
             return
         found = set().union(*self._packs.values())
         changes = FileChanges(sorted(found - self._known), sorted(self._known - found))
@@ -160,6 +174,8 @@ class FileWatch:
             del self._packs[name]
             has_changed = True
         for name in found.keys() - self._packs.keys():
+            if self._is_closed:
+                break
             try:
                 self._packs[name] = read_header_of(Path(found[name])).keys
                 has_changed = True

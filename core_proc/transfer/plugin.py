@@ -239,6 +239,9 @@ class PluginConnector:
             del self._discarded[key]
         self._run("forget", partial(self._forget, _Forgotten(number, keys)))
 
+    def list_soon(self) -> None:
+        """See `ContentWatch`. Nothing is listed: the connector is asked about each request."""
+
     def note_written(self, num_bytes: int) -> None:
         """See `ContentWatch`."""
 

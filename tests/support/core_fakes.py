@@ -5,7 +5,6 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
 
 import msgspec
 from client_events import by_request
@@ -14,7 +13,7 @@ from simulation.worker import NUM_LANDING, ONE_GROUP, SimulatedWorker
 from octavo.core_proc import invariants
 from octavo.core_proc.block_transfers import BlockTransfers
 from octavo.core_proc.cache.groups import CacheGroups
-from octavo.core_proc.file_store import FileStore
+from octavo.core_proc.file_store import ContentWatch, FileStore
 from octavo.core_proc.file_watch import FileChanges
 from octavo.core_proc.scheduler.admission.admitter import MAX_COPIED_BYTES
 from octavo.core_proc.scheduler.delivery import ClientEvent
@@ -112,6 +111,9 @@ class FakeWatch:
         for key in keys:
             self._files.pop(key, None)
 
+    def list_soon(self) -> None:
+        self.changes.append(FileChanges(list(self._files), []))
+
     def note_written(self, num_bytes: int) -> None:
         assert num_bytes > 0
 
@@ -136,6 +138,7 @@ class FakeEngine:
         groups: Sequence[CacheGroupSpec] = ONE_GROUP,
         *,
         host_block_s: float = 0.0,
+        watch: ContentWatch | None = None,
         **changes,
     ) -> None:
         self.config = core_config(**changes)
@@ -158,7 +161,7 @@ class FakeEngine:
         self._transfers: list[StepHook] = [BlockTransfers(self.scheduler, self)]
         self.watch = FakeWatch(self.files)
         if self.config.kv_offloading_path:
-            self._transfers.append(FileStore(self.scheduler, self, "files", cast(Any, self.watch), 1000, 1000))
+            self._transfers.append(FileStore(self.scheduler, self, "files", watch or self.watch, 1000, 1000))
 
     def submit(self, request_id: str, prompt: list[int], max_tokens: int = 4, **fields) -> Output:
         """Queue a request; sampling fields and `Submit` fields alike."""

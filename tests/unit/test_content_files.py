@@ -1,14 +1,21 @@
 """Files of KV blocks: whole or missing, bounded, shared."""
 
+import errno
 import os
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NoReturn, cast
 
 import pytest
 import torch
+from core_fakes import FakeEngine
 from waiting import TIMEOUT_S, wait_until
 
+from octavo.core_proc import core, file_watch
 from octavo.core_proc.cache.files import FileTier
+from octavo.core_proc.core import EngineCore
 from octavo.core_proc.file_store import open_files
 from octavo.core_proc.file_watch import FileWatch
 from octavo.protocol.block_packs import MAX_CONTENTS, list_packs, pack_name, pack_path
@@ -210,6 +217,79 @@ class TestWatch:
         assert not abandoned.exists()
         assert fresh.exists()
         watch.close()
+
+    def test_it_lists_again_at_once_when_it_is_told_to(self, tmp_path: Path) -> None:
+        folder = tmp_path / "ab12"
+        watch = FileWatch(tmp_path, folder, 10**9)
+        assert watch.wait_listed(TIMEOUT_S) and not watch.take()
+        write(folder, KEYS[:2])  # by workers that died before they could say so
+        watch.list_soon()
+        wait_until(lambda: watch._changes)
+        (changes,) = watch.take()
+        assert changes.added == KEYS[:2]
+        watch.close()
+
+    def test_what_must_be_deleted_is_deleted_after_a_failed_attempt(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder, errors = tmp_path / "ab12", [OSError(errno.ESTALE, "stale")]
+        path, scandir = write(folder, KEYS[:2]), os.scandir
+        watch = FileWatch(tmp_path, folder, 10**9)
+        wait_until(watch.take)
+        monkeypatch.setattr(file_watch, "RETRY_S", 0.01)
+        monkeypatch.setattr(file_watch.os, "scandir", lambda path: fail(errors.pop()) if errors else scandir(path))
+        watch.delete(KEYS[:1])
+        (changes,) = wait_until(watch.take)
+        assert (changes.removed, path.exists(), errors) == (KEYS[:2], False, [])
+        watch.close()
+
+
+def fail(error: Exception) -> NoReturn:
+    raise error
+
+
+def test_a_core_that_replaces_another_serves_while_a_slow_directory_is_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its requests are computed, and later ones find the files. Whoever opens a pipe waits for somebody who writes."""
+    monkeypatch.setattr(core, "RESTART_LIST_S", 0.01)
+    other = FakeEngine(kv_offloading_path="/files")
+    expected = [other.submit(f"r{number}", [number] * 33) for number in range(2)]
+    other.run()
+    write(tmp_path / "ab12", list(other.files), [b"x"] * len(other.files))
+    slow = pack_path(tmp_path / "ab12" / "0", "0" * 32)
+    slow.parent.mkdir(exist_ok=True)
+    os.mkfifo(slow)
+    watch = FileWatch(tmp_path, tmp_path / "ab12", 10**9)
+    engine = FakeEngine(kv_offloading_path="/files", watch=watch)
+    engine.files.update(other.files)
+    fields = {"_spec": SimpleNamespace(predecessor_dir="/dead"), "_reporter": SimpleNamespace(phase=nullcontext)}
+    EngineCore._find_files(cast(Any, SimpleNamespace(**fields)), watch, engine.scheduler)
+    first = engine.submit("computed", [0] * 33)
+    engine.run()
+    assert not watch.wait_listed(0)
+    slow.open("wb").close()
+    assert watch.wait_listed(TIMEOUT_S)
+    engine.scheduler.hooks.on_step()  # the loop: `wake_fds` have woken it
+    second = engine.submit("found", [1] * 33)
+    engine.run()
+    assert [first.num_cached_tokens, second.num_cached_tokens] == [0, 32]
+    assert [first.token_ids, second.token_ids] == [output.token_ids for output in expected]
+    watch.close()
+
+
+def test_what_lost_workers_have_written_is_found() -> None:
+    engine = FakeEngine(kv_offloading_path="/files")
+    engine.submit("a", [1] * 33)
+    while not engine.loads:
+        engine.turn()
+    assert engine.files, "but no answer has come"
+    engine.abort("a")
+    engine.replace_worker()
+    engine.plan()
+    assert engine.scheduler.cache.files is not None
+    assert len(engine.scheduler.cache.files) == len(engine.files)
+    engine.run()
 
 
 def test_the_first_keys_make_place() -> None:

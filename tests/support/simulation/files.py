@@ -89,6 +89,10 @@ class SimulatedWatch:
 
         self._process.after(self._scale * self._files.rng.random(), delete)
 
+    def list_soon(self) -> None:
+        """See `FileWatch`."""
+        self._process.after(0.0, self._sweep)
+
     def note_written(self, num_bytes: int) -> None:
         """See `FileWatch`."""
         assert num_bytes > 0
