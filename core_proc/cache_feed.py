@@ -31,7 +31,7 @@ class _Watch:
     sequence: int = 0
     """Of the next update."""
     contents: list[bytes] | None = None
-    """Hashes of blocks that were cached when the watch began, and are still to be sent; None: it has not begun."""
+    """Keys of what was cached when the watch began, and is still to be sent; None: it has not begun."""
     begin_s: float = 0.0
     """When the watch may begin, if it has not."""
 
@@ -123,6 +123,7 @@ class CacheFeed:
             num_live=self._last_num_live,
             stored=Buffer(stored),
             removed=Buffer(removed),
+            state_interval=self._changes.state_interval,
         )
         if self._outbox.send(client, update):
             watch.sequence += 1

@@ -263,9 +263,13 @@ class CacheUpdate(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="c
     num_live: int
     """Requests that run or wait, of all frontends."""
     stored: Buffer
-    """The first `prefix_hash.SHORT_HASH_BYTES` of the hash of each block, after `removed`."""
+    """After `removed`: the first `prefix_hash.SHORT_HASH_BYTES` of the hash of each block, and for each recurrent state
+    `prefix_hash.short_state_hash` of the block that ends the last whole span before it."""
     removed: Buffer
-    """The same of the blocks that are gone."""
+    """The same of what is gone."""
+    state_interval: int = 0
+    """Requests leave recurrent states after so many tokens each, and others continue only from those; 0: from any
+    block."""
 
 
 class EngineDying(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="dying"):

@@ -32,6 +32,11 @@ def span_blocks(block_size: int) -> int:
     return max(1, SPAN_TOKENS // block_size)
 
 
+def short_state_hash(block_hash: bytes) -> bytes:
+    """Return what frontends get for a recurrent state after a block: the complement of the block's short hash."""
+    return bytes([byte ^ 0xFF for byte in block_hash[:SHORT_HASH_BYTES]])
+
+
 @dataclass(frozen=True, slots=True)
 class ExtraKey:
     """Something other than token ids that determines a sequence's KV, from some position on."""

@@ -1,12 +1,13 @@
 """`CacheChanges`: what has changed in the prefix cache since the last look, for frontends that choose engines."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from octavo.core_proc.cache.prefix import PrefixCache
 from octavo.core_proc.request import Request
 from octavo.protocol.ids import BlockId
-from octavo.protocol.prefix_hash import HASH_BYTES, SHORT_HASH_BYTES, span_blocks
+from octavo.protocol.prefix_hash import HASH_BYTES, SHORT_HASH_BYTES, short_state_hash, span_blocks
 
 
 @dataclass(slots=True)
@@ -16,29 +17,23 @@ class _SpanEnd:
     before: bytes
     """Hash of the end of the span before; b"": it is the first."""
     num_followers: int
-    """Checkpoints in the next span, and ends of it."""
+    """Ends of the next span, and one more if a state is in it."""
 
 
 class _SpansBeforeStates:
-    """The blocks that end a span before at least one checkpoint of a recurrent state: a tree of prefixes.
+    """The blocks that end a span before at least one recurrent state that can be found: a tree of prefixes.
 
-    Storing or removing a checkpoint takes time for the spans that no other one has, not for the whole prefix.
+    Adding or removing a state takes time for the spans that no other one has, not for the whole prefix.
     """
 
     def __init__(self, span_blocks: int) -> None:
         self._span_blocks = span_blocks
-        self._last_end: dict[bytes, bytes] = {}
-        """Of each checkpoint with a span before it, both by hash."""
         self.ends: dict[bytes, _SpanEnd] = {}
         """By hash."""
 
-    def add(self, block_hashes: Sequence[bytes], num_blocks: int) -> list[bytes]:
-        """Add the checkpoint after so many of these blocks; returns the ends of spans that only this one has."""
-        size = self._span_blocks
-        last = num_blocks // size * size - 1
-        if last >= 0:
-            self._last_end[block_hashes[num_blocks - 1]] = block_hashes[last]
-        added = []
+    def add(self, block_hashes: Sequence[bytes], last: int) -> list[bytes]:
+        """Add a state whose last span ends with block `last`; returns the ends of spans that only this one has."""
+        size, added = self._span_blocks, []
         for index in range(last, -1, -size):
             key = block_hashes[index]
             if key in self.ends:
@@ -48,10 +43,9 @@ class _SpansBeforeStates:
             added.append(key)
         return added
 
-    def remove(self, block_hash: bytes) -> list[bytes]:
-        """Remove the checkpoint after a block; returns the ends of spans that only this one had."""
+    def remove(self, key: bytes) -> list[bytes]:
+        """Remove a state, by the end of its last span; returns the ends of spans that only this one had."""
         removed = []
-        key = self._last_end.pop(block_hash, b"")
         while key:
             end = self.ends[key]
             end.num_followers -= 1
@@ -62,20 +56,16 @@ class _SpansBeforeStates:
             key = end.before
         return removed
 
-    def clear(self) -> None:
-        """Remove all checkpoints."""
-        self._last_end.clear()
-        self.ends.clear()
-
 
 class CacheChanges:
-    """Observes a cache, and keeps the net changes of one group: of several of one block only the last counts.
+    """Observes a cache, and keeps the net changes of one group and of states: of several of one only the last counts.
 
     The group is the first that keeps every token. If all have windows it is the first one, of which early blocks may be
     gone though a prefix can be found: readers then take it for shorter than it is.
 
-    If no layer has keys and values, a checkpoint of the recurrent state counts as all blocks before it. Its key alone
-    does not say which these are, so checkpoints are observed from the construction on.
+    A recurrent state counts as one after the last whole span before it, and has the key of the block that ends the span
+    with the suffix of states. If no layer has keys and values, all spans before it count as stored. Its key alone does
+    not say which these are, so states are observed from the construction on.
 
     Stored blocks are kept only if they end a span, which saves readers most of their work when blocks are small.
     """
@@ -86,15 +76,25 @@ class CacheChanges:
         self._span_blocks = span_blocks(groups.block_size)
         self._group = groups.full[0] if groups.full else 0
         self._suffix = groups.key_suffixes[self._group] if groups.num_groups else b""
+        self._state_suffix: bytes | None = None
+        """None: the model has no states."""
+        self.state_interval = 0
+        """Tokens between two states that requests leave; 0: there are none."""
+        self._span_before: dict[bytes, bytes] = {}
+        """The end of the last whole span before each state, both by hash of the block."""
+        self._num_states: Counter[bytes] = Counter()
+        """By that end."""
         self._spans: _SpansBeforeStates | None = None
         """None: there are blocks."""
         self._is_watched = False
         self._changes: dict[bytes, bool] = {}
-        """Whether the block can be found now, by its key in the pool."""
+        """Whether the block or state can be found now, by key."""
         self.has_cleared = False
         """True if all contents were dropped since the last call of `take`; the changes are those after it."""
-        if cache.states is not None and not groups.num_groups:
-            self._spans = _SpansBeforeStates(self._span_blocks)
+        if cache.states is not None:
+            self._state_suffix = cache.states.key_suffix
+            self.state_interval = cache.states.group.interval
+            self._spans = None if groups.num_groups else _SpansBeforeStates(self._span_blocks)
             cache.states.add_observer(self)
 
     def __bool__(self) -> bool:
@@ -120,37 +120,63 @@ class CacheChanges:
 
     def on_state_stored(self, request: Request, num_blocks: int, slot: BlockId, *, is_computed: bool) -> None:
         """See `StateObserver`."""
-        assert self._spans is not None
-        added = self._spans.add(request.block_hashes, num_blocks)
+        assert self._state_suffix is not None
+        last = num_blocks // self._span_blocks * self._span_blocks - 1
+        if last < 0:
+            return
+        end = self._span_before[request.block_hashes[num_blocks - 1]] = request.block_hashes[last]
+        self._num_states[end] += 1
+        if self._num_states[end] > 1:
+            return
+        added = [] if self._spans is None else self._spans.add(request.block_hashes, last)
         if self._is_watched:
-            self._changes.update(dict.fromkeys(added, True))
+            self._changes.update(dict.fromkeys([*added, end + self._state_suffix], True))
 
     def on_removed(self, block_hash: bytes) -> None:
         """See `ContentObserver`."""
-        if self._spans is not None:
-            removed = self._spans.remove(block_hash[:HASH_BYTES])
-            if self._is_watched:
-                self._changes.update(dict.fromkeys(removed, False))
-        elif block_hash[HASH_BYTES:] == self._suffix:
+        suffix = block_hash[HASH_BYTES:]
+        if suffix == self._state_suffix:
+            self._remove_state(block_hash[:HASH_BYTES])
+        elif suffix == self._suffix:
             self._changes[block_hash] = False
 
+    def _remove_state(self, block_hash: bytes) -> None:
+        """Learn that the state after a block cannot be found any more."""
+        assert self._state_suffix is not None
+        if not (end := self._span_before.pop(block_hash, b"")):
+            return
+        self._num_states[end] -= 1
+        if self._num_states[end]:
+            return
+        del self._num_states[end]
+        removed = [] if self._spans is None else self._spans.remove(end)
+        if self._is_watched:
+            self._changes.update(dict.fromkeys([*removed, end + self._state_suffix], False))
+
     def on_cleared(self) -> None:
-        """See `ContentObserver`."""
+        """See `ContentObserver`. Blocks and states are cleared together."""
+        self._span_before.clear()
+        self._num_states.clear()
         if self._spans is not None:
-            self._spans.clear()
+            self._spans.ends.clear()
         self._changes.clear()
         self.has_cleared = self._is_watched
 
     def contents(self) -> list[bytes]:
-        """Return the keys of all blocks that can be found now, as far as readers may learn of them."""
-        return self._cache.pool.cached_hashes() if self._spans is None else list(self._spans.ends)
+        """Return the keys of all blocks and states that can be found now, as far as readers may learn of them."""
+        blocks = self._cache.pool.cached_hashes() if self._spans is None else list(self._spans.ends)
+        return (
+            blocks if self._state_suffix is None else [*blocks, *(end + self._state_suffix for end in self._num_states)]
+        )
 
     def is_stored(self, key: bytes) -> bool:
         """Return whether one of `contents` can still be found."""
+        if key[HASH_BYTES:] == self._state_suffix:
+            return key[:HASH_BYTES] in self._num_states
         return self._cache.pool.find(key) is not None if self._spans is None else key in self._spans.ends
 
     def take(self) -> tuple[bytes, bytes]:
-        """Return the short hashes of the blocks that were stored and removed since the last call."""
+        """Return the short hashes of what was stored and removed since the last call."""
         changes = self._changes
         self.clear()
         stored = [key for key, is_stored in changes.items() if is_stored]
@@ -163,5 +189,12 @@ class CacheChanges:
         self.has_cleared = False
 
     def short_hashes(self, keys: list[bytes]) -> bytes:
-        """Return the short hashes of those among some keys of the pool that are of the group, one after another."""
-        return b"".join([key[:SHORT_HASH_BYTES] for key in keys if key[HASH_BYTES:] == self._suffix])
+        """Return the short hashes of those among some keys that readers may learn of, one after another."""
+        short = []
+        for key in keys:
+            suffix = key[HASH_BYTES:]
+            if suffix == self._suffix:
+                short.append(key[:SHORT_HASH_BYTES])
+            elif suffix == self._state_suffix:
+                short.append(short_state_hash(key))
+        return b"".join(short)

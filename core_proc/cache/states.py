@@ -84,7 +84,7 @@ class StateSlots:
         self._observers: list[StateObserver] = []
         self.max_requests = num_slots // group.max_held
         """The most requests that may run at the same time."""
-        self._key_suffix = key_suffix
+        self.key_suffix = key_suffix
         self._has_checkpoints = group.interval > 0
         self._written: dict[Request, int] = {}
         """Requests that come to a checkpoint in this plan, and the index of the block before it."""
@@ -199,7 +199,7 @@ class StateSlots:
 
     def is_key(self, key: bytes) -> bool:
         """Return whether a key of another engine is that of a state."""
-        return len(key) == HASH_BYTES + len(self._key_suffix) and key.endswith(self._key_suffix)
+        return len(key) == HASH_BYTES + len(self.key_suffix) and key.endswith(self.key_suffix)
 
     def max_draft_tokens(self, request: Request, position: int) -> int:
         """Return how many drafts a step may verify after `position`: none of them comes to a checkpoint."""
@@ -331,16 +331,16 @@ class StateSlots:
 
     def key(self, request: Request, num_blocks: int) -> bytes:
         """Return the key in the pool of the state after so many blocks, whose tokens must be known."""
-        return hash_of_block(request, num_blocks - 1, self.group.block_size) + self._key_suffix
+        return hash_of_block(request, num_blocks - 1, self.group.block_size) + self.key_suffix
 
     def invalidate(self, request: Request, files: FileTier | None) -> None:
         """Remove everything that the request has computed or shared from the cache, now and when it ends."""
         for block_hash in request.block_hashes:
-            self.pool.drop_hash(block_hash + self._key_suffix)
+            self.pool.drop_hash(block_hash + self.key_suffix)
             if self.host is not None:
-                self.host.drop(block_hash + self._key_suffix)
+                self.host.drop(block_hash + self.key_suffix)
             if files is not None:
-                files.discard(block_hash + self._key_suffix)
+                files.discard(block_hash + self.key_suffix)
         self._written.pop(request, None)
         if request.block_ids:  # it has not been released yet
             self._invalid.add(request)

@@ -63,7 +63,10 @@ class CacheView:
         """The engines whose contents are known, as bits."""
         self._spans = SpanMap()
         self.engines_of = self._spans.engines_of
-        """The engines that have a block, as bits, by its short hash as a signed integer."""
+        """The engines that have a block, as bits, by its short hash as a signed integer. The complement of this integer
+        is the key of a recurrent state after the block."""
+        self.state_interval = 0
+        """See `CacheUpdate.state_interval`, of the latest update."""
         self._next: dict[int, int] = {}
         """The sequence number of the next update of each engine that has begun."""
 
@@ -76,6 +79,7 @@ class CacheView:
             self.forget(engine)
             return False
         self._next[engine] = update.sequence + 1
+        self.state_interval = update.state_interval
         self.reporting |= 1 << engine
         self._spans.discard(memoryview(update.removed.data).cast("q"), engine)
         self._spans.add(memoryview(update.stored.data).cast("q"), engine)

@@ -41,7 +41,8 @@ class PrefixRouter:
 
     Prefixes are compared in spans of blocks. perf: a span has two keys: a quick hash of this process, under which it
     remembers what it has sent, and the last block's hash, which engines report. The second is computed only as long as
-    an engine may have the prefix and the first does not say so.
+    an engine may have the prefix and the first does not say so. The complement of a key is that of a recurrent state
+    after the span, or inside the next one.
 
     Args:
         num_engines: to choose from.
@@ -159,6 +160,8 @@ class PrefixRouter:
         self, keys: Sequence[int], data: bytes, extra_keys: tuple[ExtraKey, ...], engines: int
     ) -> list[tuple[int, int]]:
         """Return groups of engines, as bits, that have equally many spans of a prefix cached, with that number."""
+        if self.view.state_interval:
+            return self._spans_before_states(keys, data, extra_keys, engines)
         sent, sent_before = self._sent.engines_of, self._sent_before.engines_of
         reporting, reported = self.view.reporting, self.view.engines_of
         groups: list[tuple[int, int]] = []
@@ -182,6 +185,35 @@ class PrefixRouter:
                 if not engines:
                     return groups
         groups.append((engines, len(keys)))
+        return groups
+
+    def _spans_before_states(
+        self, keys: Sequence[int], data: bytes, extra_keys: tuple[ExtraKey, ...], engines: int
+    ) -> list[tuple[int, int]]:
+        """Return the same if engines continue only from recurrent states: the spans before the last state count."""
+        sent, sent_before = self._sent.engines_of, self._sent_before.engines_of
+        reporting, reported = self.view.reporting, self.view.engines_of
+        remaining, block_hash = engines, (ROOT_HASH, 0)
+        states: list[tuple[int, int]] = []
+        for number, key in enumerate(keys):
+            having = sent.get(key, 0) | sent_before.get(key, 0)
+            with_state = sent.get(~key, 0) | sent_before.get(~key, 0)
+            if remaining & reporting:
+                block_hash = self._hash(key, block_hash[0], data, number, extra_keys)
+                having |= reported.get(block_hash[1], 0)
+                with_state |= reported.get(~block_hash[1], 0)
+            remaining &= having
+            if not remaining:
+                break
+            if remaining & with_state:
+                states.append((remaining & with_state, number + 1))
+        groups: list[tuple[int, int]] = []
+        for with_state, num_spans in reversed(states):
+            if engines & with_state:
+                groups.append((engines & with_state, num_spans))
+                engines &= ~with_state
+        if engines:
+            groups.append((engines, 0))
         return groups
 
     def _hash(
@@ -216,3 +248,11 @@ class PrefixRouter:
         bit, sent = 1 << engine, self._sent.engines_of
         num_known = bisect_left(keys, True, key=lambda key: not sent.get(key, 0) & bit)
         self._sent.add(keys[num_known:], engine)
+        if self.view.state_interval and keys:
+            self._sent.add(self._states_of(keys, num_known), engine)
+
+    def _states_of(self, keys: Sequence[int], first: int) -> list[int]:
+        """Return the keys of the states that a prompt leaves after `first` spans: at each interval, and at its end."""
+        interval, size = self.view.state_interval, self.span_tokens
+        positions = range((first * size // interval + 1) * interval, len(keys) * size + 1, interval)
+        return [~keys[position // size - 1] for position in positions if position >= size] + [~keys[-1]]

@@ -22,6 +22,7 @@ BLOCK_SIZE = 32
 """Two blocks are a span."""
 NUM_BLOCKS = 12
 STATES_ONLY = [CacheGroupSpec(kind="state", window=2 * BLOCK_SIZE, num_layers=1, block_bytes=1000)]
+HYBRID = [*ONE_GROUP, *STATES_ONLY]
 
 
 def short(block_hash: bytes) -> int:
@@ -121,16 +122,19 @@ class Watched:
             self.flush()
 
     def check(self) -> None:
-        """Every view holds all ends of spans that are cached or lead to a state, and nothing that is not."""
-        cached = self.cache.pool.cached_hashes()
+        """Every view holds all ends of spans that are cached or lead to a state, all states, and nothing else."""
+        cached, marks = self.cache.pool.cached_hashes(), set[int]()
         if self.cache.states is not None:
-            states = self.cache.states.pool.cached_hashes()
-            cached = list({end for key in states for end in self.positions.before[key[:32]]})
-            self.positions.index_of = dict.fromkeys(cached, 1)
+            before = [self.positions.before[key[:32]] for key in self.cache.states.pool.cached_hashes()]
+            marks = {~short(ends[-1]) for ends in before if ends}
+            if not self.cache.num_groups:
+                cached = list({end for ends in before for end in ends})
+                self.positions.index_of = dict.fromkeys(cached, 1)
         ends = {short(one) for one in cached if (self.positions.index_of[one] + 1) % 2 == 0}
         for view in self.views.values():
-            assert ends <= view.engines_of.keys() <= {short(one) for one in cached}
+            assert ends | marks <= view.engines_of.keys() <= {short(one) for one in cached} | marks
             assert set(view.engines_of.values()) <= {1} and view.reporting == 1
+            assert view.state_interval == (2 * BLOCK_SIZE if self.cache.states is not None else 0)
 
 
 CLIENTS = st.frozensets(st.sampled_from([b"\0", b"\1"]))
@@ -176,7 +180,7 @@ def perform(watched: Watched, names: list[str], operation: str, *args) -> None:
         watched.pause(*args)
 
 
-@pytest.mark.parametrize("groups", [ONE_GROUP, STATES_ONLY], ids=["blocks", "states"])
+@pytest.mark.parametrize("groups", [ONE_GROUP, STATES_ONLY, HYBRID], ids=["blocks", "states", "both"])
 @settings(max_examples=100, deadline=None)
 @given(operations=st.lists(OPERATIONS, max_size=40))
 def test_views_equal_the_cache_after_any_operations(groups: Sequence[CacheGroupSpec], operations: list[tuple]) -> None:
@@ -193,7 +197,7 @@ def test_a_state_counts_as_all_blocks_before_it() -> None:
     watched.engine.run()
     watched.settle()
     watched.check()
-    assert len(watched.views[b"\0"].engines_of) == 2, "spans of the 128 tokens before the last checkpoint"
+    assert len(watched.views[b"\0"].engines_of) == 4, "two spans before the last of two checkpoints"
 
 
 def test_a_frontend_that_watches_anew_learns_of_states_that_were_there() -> None:
@@ -207,7 +211,7 @@ def test_a_frontend_that_watches_anew_learns_of_states_that_were_there() -> None
     watched.watch(b"\0")
     watched.settle()
     watched.check()
-    assert len(watched.views[b"\0"].engines_of) == 4
+    assert len(watched.views[b"\0"].engines_of) == 8
 
 
 def test_a_state_adds_only_the_spans_that_no_other_state_follows() -> None:
@@ -217,7 +221,7 @@ def test_a_state_adds_only_the_spans_that_no_other_state_follows() -> None:
         watched.engine.submit(f"r{number}", [1] * length, 1)
         watched.engine.run()
         stored, removed = watched.feed._changes.take()
-        assert (len(stored), len(removed)) == (SHORT_HASH_BYTES, 0)
+        assert (len(stored), len(removed)) == (2 * SHORT_HASH_BYTES, 0), "the end of a span, and the state after it"
 
 
 def test_a_watch_begins_with_what_is_cached() -> None:

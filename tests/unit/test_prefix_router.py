@@ -8,7 +8,7 @@ from octavo.frontend.routing.router import ESTIMATE_S, LIVE_COST_TOKENS, MAX_ADA
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import CacheUpdate
 from octavo.protocol.ids import IdArray, pack_ids
-from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, SPAN_TOKENS, ExtraKey, hash_block
+from octavo.protocol.prefix_hash import ROOT_HASH, SHORT_HASH_BYTES, SPAN_TOKENS, ExtraKey, hash_block, short_state_hash
 
 BLOCK_SIZE = 16
 SALT = (ExtraKey(0, "salt", "x"),)
@@ -108,6 +108,35 @@ def test_what_an_engine_reports_is_known_to_every_process() -> None:
     assert choose(routes, prompt(4), (), [0, 1]) == (1, 2 * SPAN_TOKENS + 3)
     assert choose(routes, salted, SALT, [0, 1, 2]) == (2, 3)
     assert choose(routes, salted, (), [2])[1] == len(salted)
+
+
+def with_states(token_ids: IdArray, spans: list[int], interval: int = 4 * SPAN_TOKENS) -> CacheUpdate:
+    """Return the first report of an engine that has computed these tokens, and has states after so many spans."""
+    ends = stored(token_ids).stored.data
+    size = SHORT_HASH_BYTES
+    states = [short_state_hash(bytes(ends[(span - 1) * size : span * size])) for span in spans]
+    return CacheUpdate(1, 1, 0, True, 0, Buffer(bytes(ends) + b"".join(states)), Buffer(b""), interval)
+
+
+def test_a_prefix_counts_up_to_the_last_state_in_it() -> None:
+    routes = router()
+    routes.view.apply(0, with_states(prompt(9), [4, 9]))
+    routes.view.apply(1, with_states(prompt(8), [6]))
+    routes.view.apply(2, with_states(prompt(9), []))
+    assert choose(routes, prompt(8), (), [0, 1, 2]) == (1, 2 * SPAN_TOKENS + 3), "0 has more blocks, and continues at 4"
+    assert choose(routes, prompt(9), (), [0, 2]) == (0, 3)
+    assert choose(routes, prompt(9, extra=4), (), [2])[1] == 9 * SPAN_TOKENS + 4, "without a state all is computed"
+
+
+def test_a_prompt_that_was_sent_leaves_states_at_intervals_and_at_its_end() -> None:
+    routes = router()
+    for engine in range(3):
+        routes.view.apply(engine, with_states(prompt(1, seed=8), []))
+    sent, _ = choose(routes, prompt(10), (), [0, 1, 2])
+    longer = prompt(10, extra=0) + prompt(2, seed=1)
+    assert choose(routes, longer, (), [0, 1, 2]) == (sent, 2 * SPAN_TOKENS + 3)
+    branch = prompt(10, extra=0)[: 9 * SPAN_TOKENS] + prompt(2, seed=2)
+    assert choose(routes, branch, (), [sent])[1] == 3 * SPAN_TOKENS + 3, "8 of 9 spans: the last multiple of 4"
 
 
 def test_what_was_sent_to_an_engine_that_reports_counts_for_a_while() -> None:
