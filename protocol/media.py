@@ -23,6 +23,9 @@ DIGEST_BYTES = 32
 BESIDE_IMAGES = "beside_images"
 """A tensor of a sound, of any value, whose prompt has images too, if its rows are then others."""
 
+LEVELS = "levels"
+"""A tensor of an image whose pixels are bytes: the numbers that they stand for, float32 of shape (channels, 256)."""
+
 NUM_AXES = 3
 """Of a grid: frames, rows and columns."""
 

@@ -41,8 +41,14 @@ SHAPES: dict[str, dict[str, tuple[int, int, Epilogue]]] = {
         "down": (4864, 896, "none"),
         "head": (896, 151936, "none"),
     },
+    "siglip": {
+        "qkv": (768, 2304, "none"),
+        "o": (768, 768, "none"),
+        "up": (768, 3072, "gelu_tanh"),
+        "down": (3072, 768, "none"),
+    },
 }
-"""SmolLM2-135M and Qwen2.5-0.5B: inputs, outputs and what is fused."""
+"""SmolLM2-135M, Qwen2.5-0.5B and SigLIP's base model: inputs, outputs and what is fused."""
 COLD_BYTES = 160 << 20
 """Total size of the copies of a weight: several times the last-level cache."""
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32, "f16": torch.float16}

@@ -44,6 +44,8 @@ class StepRecord:
     """Those that it verifies, in the order of their requests."""
     num_steps: int = 1
     """See `StepPlan.num_steps`."""
+    encodes: bool = False
+    """Whether it encodes media, which takes longer than its tokens."""
     is_ahead: bool = False
     """Whether it was planned while another step was in flight."""
 
@@ -227,6 +229,7 @@ class StepDraft:
             num_decode_tokens=num_decode_tokens,
             draft_tokens=self.draft_tokens,
             num_steps=self.num_steps,
+            encodes=self.media is not None and bool(self.media.inputs),
         )
         return plan, record
 

@@ -122,7 +122,7 @@ class StepPlanner:
         self._counters.num_steps += max(result.counts, default=1) - 1 if record.num_steps > 1 else 0
         self._multi_step.observe(record, result)
         num_prompt_tokens = record.num_tokens - record.num_decode_tokens
-        if self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
+        if not record.encodes and self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
             cost = self._step_target.cost
             self._cache.copy_cost.observe_step(cost.token_s, cost.key_s)
         if self._turns.are_taken:

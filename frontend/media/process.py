@@ -5,19 +5,23 @@ of time. The process lives on from image to image, because importing `transforme
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from octavo.frontend.media.child import Decoder, serve
 from octavo.frontend.media.llama4 import ARCHITECTURE as LLAMA4
 from octavo.frontend.media.llama4 import Llama4Images
 from octavo.frontend.media.phi4 import ARCHITECTURE as PHI4
 from octavo.frontend.media.phi4 import Phi4Images
+from octavo.frontend.media.pixel_bytes import PixelBytes
 from octavo.frontend.media.pixels import open_picture
 from octavo.frontend.media.pixtral import allow_pixtral
 from octavo.frontend.media.result import result_alone, result_of
 from octavo.frontend.media.smolvlm import allow_smolvlm
 from octavo.frontend.media.wire import Job, Result, Setup
 from octavo.frontend.media.without_torch import leave_out_torch, leave_out_videos
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 BYTES_PER_PIXEL = 64
 """Memory that processing takes, at most: several copies in float32."""
@@ -53,6 +57,7 @@ class ImageProcessor:
             setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
         )
         image_processor = self._processor if setup.is_alone else self._processor.image_processor
+        self._pixel_bytes = PixelBytes(image_processor)
         self._known_kwargs = set(image_processor.valid_kwargs.__annotations__) - _NOT_OF_REQUESTS
         if fault := self._kwargs_fault(setup.processor_kwargs):
             raise ValueError(fault)
@@ -69,19 +74,28 @@ class ImageProcessor:
         if isinstance(image, Result):
             return image
         further = {**self._setup.processor_kwargs, **job.processor_kwargs}
+        inputs = self._inputs(image, self._pixel_bytes.kwargs(further))
+        self._pixel_bytes.add_levels(inputs, further)
         if self._setup.is_alone:
-            return result_alone(self._processor(images=[image], return_tensors="np", **further))
+            return result_alone(inputs)
         if self._setup.architecture in _LINES:
-            return self._line(self._processor.image_processor(images=[image], return_tensors="np", **further))
-        inputs = self._processor(
+            return self._line(inputs)
+        return result_of(inputs, self._setup.token_id, self._grid(inputs))
+
+    def _inputs(self, image: "Image", kwargs: Mapping[str, Any]) -> Any:
+        """Return what the processor makes of an image: arrays by name."""
+        if self._setup.is_alone:
+            return self._processor(images=[image], return_tensors="np", **kwargs)
+        if self._setup.architecture in _LINES:
+            return self._processor.image_processor(images=[image], return_tensors="np", **kwargs)
+        return self._processor(
             images=[image],
             text=[self.placeholder],
             add_special_tokens=False,
             return_tensors="np",
             return_text_replacement_offsets=True,
-            **further,
+            **kwargs,
         )
-        return result_of(inputs, self._setup.token_id, self._grid(inputs))
 
     def _kwargs_fault(self, kwargs: Mapping[str, Any]) -> str:
         """Return which arguments are unknown; "": none."""

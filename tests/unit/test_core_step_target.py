@@ -1,11 +1,16 @@
 """The token budget follows the measured time per token: no step much longer than the target, no starvation."""
 
+from unittest import mock
+
 import pytest
 from core_fakes import FakeEngine, TimedEngine
+from media_settings import media
 
 from octavo.core_proc.scheduler.step_target import MIN_MEASURED_TOKENS, MIN_PROMPT_TOKENS, StepTarget
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.events import Finished
 from octavo.protocol.ids import SlotId
+from octavo.protocol.media import MediaItem, MediaTensor, digest_of
 from octavo.protocol.steps import Scheduled
 
 MAX_TOKENS = 512
@@ -164,3 +169,17 @@ def test_beside_a_long_prompt_decodes_are_in_every_step_that_has_a_target(step_t
     engine.commit()
     assert (engine.plans[-1].scheduled[0].num_tokens == 1) is has_decode
     engine.run()
+
+
+def test_steps_that_encode_images_say_nothing_about_the_cost_of_a_token():
+    engine = FakeEngine(media=media())
+    with mock.patch.object(StepTarget, "observe", return_value=False) as observe:
+        engine.submit("text", [1] * 20, max_tokens=1)
+        engine.run()
+        assert observe.called
+        observe.reset_mock()
+        pixels = {"pixels": MediaTensor("uint8", [1], Buffer(b"a"))}
+        item = MediaItem([(3, 1)], digest_of(pixels), pixels)
+        engine.submit("image@3a~", [2] * 20, max_tokens=1, media=[item])  # as simulated workers expect it
+        engine.run()
+        assert not observe.called

@@ -217,7 +217,7 @@ def test_prompts(path: Path) -> None:
     """Rows are where the text had its placeholders; errors name the image; memory is counted while a prompt lives."""
 
     async def main() -> None:
-        config = config_of(path, max_live_bytes=30_000)
+        config = config_of(path, max_live_bytes=15_000)
 
         async def encode(text: str, *, add_special_tokens: bool) -> list[int]:
             ids: list[int] = []
@@ -237,7 +237,7 @@ def test_prompts(path: Path) -> None:
         assert [item.spans for item in made.items] == [[(1, 25)], [(28, 25)]]
         assert len(made.token_ids) == 54
         num_bytes = made.items[0].num_bytes
-        assert 2 * num_bytes < 30_000 < 3 * num_bytes
+        assert 2 * num_bytes < 15_000 < 3 * num_bytes
         tokens = [5, VOCAB_SIZE, 6, 6, VOCAB_SIZE, 7]
         with pytest.raises(OverloadedError, match="max-media-bytes"):
             await prompts.of_tokens(tokens, [one, other])

@@ -22,8 +22,8 @@ from octavo.worker_proc.models.vision.tower import (
     Patches,
     TowerSpec,
     VisionTower,
-    array_of,
     order_by_square,
+    pixels_of,
     square_patches,
 )
 
@@ -42,7 +42,7 @@ class Gemma3Tower(VisionTower):
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`; an image with crops (pan and scan) has a sequence for each."""
-        pixels_NCHW = array_of(tensors, "pixel_values", np.float32, 4)
+        pixels_NCHW = pixels_of(tensors, "pixel_values", 4)
         size = self.clip.num_channels, self.clip.image_size, self.clip.image_size
         if pixels_NCHW.shape[1:] != size:
             raise ProtocolError(f"pixel_values of shape {pixels_NCHW.shape} for a tower of {size}")

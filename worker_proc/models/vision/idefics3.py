@@ -20,6 +20,7 @@ from octavo.worker_proc.models.vision.tower import (
     VisionTower,
     array_of,
     order_by_square,
+    pixels_of,
     square_patches,
 )
 
@@ -48,7 +49,7 @@ class Idefics3Tower(VisionTower):
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: one sequence for each tile or frame, its patches square by square."""
-        images = array_of(tensors, "pixel_values", np.float32, 5)
+        images = pixels_of(tensors, "pixel_values", 5)
         tiles_NCHW = images.reshape(-1, *images.shape[2:])
         side = tiles_NCHW.shape[-1] // self.clip.patch_size
         if tiles_NCHW.shape[-1] != tiles_NCHW.shape[-2] or side % self.scale:

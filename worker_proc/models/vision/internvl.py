@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
@@ -22,8 +21,8 @@ from octavo.worker_proc.models.vision.tower import (
     Patches,
     TowerSpec,
     VisionTower,
-    array_of,
     order_by_square,
+    pixels_of,
 )
 
 _DEFAULTS = {
@@ -64,7 +63,7 @@ class InternTower(VisionTower):
         """See `VisionTower.patches`: one sequence for each tile; the first result is that of the class token."""
         order_T = order_by_square(self.clip.side, self.side)
         sequences = []
-        for tile_CHW in array_of(tensors, "pixel_values", np.float32, 4):
+        for tile_CHW in pixels_of(tensors, "pixel_values", 4):
             tile = self.clip.sequence(tile_CHW, first=1)
             sequences.append(Patches(tile.rows_TP, tile.positions_T, 1 + order_T))
         return sequences

@@ -25,8 +25,8 @@ from octavo.worker_proc.models.vision.tower import (
     Patches,
     TowerSpec,
     VisionTower,
-    array_of,
     order_by_square,
+    pixels_of,
     square_patches,
     theta_of,
 )
@@ -75,7 +75,7 @@ class Llama4Tower(VisionTower):
         positions_T = np.append(order_T, num_patches)
         cos, sin = (table[positions_T] for table in self.angles)
         sequences = []
-        for tile_CHW in array_of(tensors, "pixel_values", np.float32, 4):
+        for tile_CHW in pixels_of(tensors, "pixel_values", 4):
             self.clip.check_picture(tile_CHW)
             rows_TP = np.zeros((num_patches + 1, self.clip.patch_width), dtype=np.float32)
             rows_TP[:-1] = square_patches(tile_CHW, self.clip.patch_size)[order_T]

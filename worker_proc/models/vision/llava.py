@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-import numpy as np
-
 from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.checkpoint import renamed
@@ -23,7 +21,7 @@ from octavo.worker_proc.models.vision.clip import (
     clip_layers,
     clip_rules,
 )
-from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower, array_of
+from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, VisionTower, pixels_of
 
 PREFIXES = [
     *(f"{outer}{inner}." for outer in ("", "model.") for inner in ("vision_tower.vision_model", "vision_tower")),
@@ -46,7 +44,7 @@ class LlavaTower(VisionTower):
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`."""
-        (pixels_CHW, *others) = array_of(tensors, "pixel_values", np.float32, 4)
+        (pixels_CHW, *others) = pixels_of(tensors, "pixel_values", 4)
         if others:
             raise ProtocolError(f"{1 + len(others)} pictures in place of one")
         return [self.clip.sequence(pixels_CHW, first=self.first)]

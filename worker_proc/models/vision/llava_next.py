@@ -11,7 +11,7 @@ from octavo.protocol.errors import ConfigError, ProtocolError
 from octavo.protocol.media import MediaTensor
 from octavo.worker_proc.models.hf_config import CheckedConfig, optional, required
 from octavo.worker_proc.models.vision.llava import LlavaTower, assemble
-from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, array_of
+from octavo.worker_proc.models.vision.tower import Patches, TowerSpec, array_of, pixels_of
 
 Size = tuple[int, int]
 """Height and width."""
@@ -34,7 +34,7 @@ class TiledTower(LlavaTower):
         if FRAMES in tensors:
             frames_NCHW = array_of(tensors, FRAMES, np.float32, 4)
             return [self.clip.sequence(frame_CHW, first=self.first) for frame_CHW in frames_NCHW]
-        (tiles_NCHW, *others) = array_of(tensors, "pixel_values", np.float32, 5)
+        (tiles_NCHW, *others) = pixels_of(tensors, "pixel_values", 5)
         if others:
             raise ProtocolError(f"{1 + len(others)} images in place of one")
         return [self.clip.sequence(tile_CHW, first=self.first) for tile_CHW in tiles_NCHW]

@@ -27,7 +27,7 @@ from octavo.worker_proc.models.vision.tower import (
     Patches,
     TowerSpec,
     VisionTower,
-    array_of,
+    pixels_of,
     places_of_patches,
     square_patches,
     theta_of,
@@ -99,7 +99,7 @@ class PixtralTower(VisionTower):
 
     def patches(self, tensors: Mapping[str, MediaTensor]) -> list[Patches]:
         """See `VisionTower.patches`: the patches of an image come square by square."""
-        (pixels_CHW, *others) = array_of(tensors, "pixel_values", np.float32, 4)
+        (pixels_CHW, *others) = pixels_of(tensors, "pixel_values", 4)
         size = self.own.patch_size
         height, width = (pixels // size for pixels in pixels_CHW.shape[1:])
         if others or len(pixels_CHW) != self.own.num_channels or height % self.merge_size or width % self.merge_size:

@@ -30,6 +30,7 @@ from octavo.worker_proc.models.vision.tower import (
     TowerSpec,
     VisionTower,
     array_of,
+    pixels_of,
     places_of_patches,
     theta_of,
 )
@@ -140,7 +141,7 @@ def patches_and_grid(tensors: Mapping[str, MediaTensor], merge_size: int) -> tup
     Raises:
         ProtocolError: they are not whole squares.
     """
-    rows_TP = array_of(tensors, "pixel_values", np.float32, 2)
+    rows_TP = pixels_of(tensors, "pixel_values", 2)
     (_, height, width), *others = grids = array_of(tensors, "image_grid_thw", np.int64, 2).tolist()
     frames = sum([grid[0] for grid in grids])
     is_one_size = all(grid[1:] == [height, width] for grid in others)

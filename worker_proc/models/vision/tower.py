@@ -4,6 +4,7 @@ Runs as text encoders do: an image is a request whose positions attend to each o
 tokens.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from octavo.kernels.native.memory import allocate
 from octavo.kernels.paged_attention import AttentionShape
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.errors import ProtocolError
-from octavo.protocol.media import MediaTensor
+from octavo.protocol.media import LEVELS, MediaTensor
 from octavo.worker_proc.batch.inputs import Ints
 from octavo.worker_proc.device.stream import Stream, upload_array
 from octavo.worker_proc.models.base import Layer, LayeredModel, Residual, Tables
@@ -212,6 +213,34 @@ def array_of(tensors: Mapping[str, MediaTensor], name: str, dtype: Any, num_dime
         )
     array: npt.NDArray[Any] = np.frombuffer(tensor.data.data, dtype=dtype).reshape(tensor.shape)
     return array
+
+
+def pixels_of(tensors: Mapping[str, MediaTensor], name: str, num_dimensions: int) -> Floats:
+    """Return the pixels of an item, of pictures (shape ...CHW) or of their patches (shape TP, channel by channel).
+
+    Raises:
+        ProtocolError: there are none of this name and number of dimensions.
+    """
+    if LEVELS not in tensors:
+        pixels: Floats = array_of(tensors, name, np.float32, num_dimensions)
+        return pixels
+    levels_CL = array_of(tensors, LEVELS, np.float32, 2)
+    bytes_ = array_of(tensors, name, np.uint8, num_dimensions)
+    num_channels, num_pictures = len(levels_CL), math.prod(bytes_.shape[: max(num_dimensions - 3, 1)])
+    if levels_CL.shape[1] != 256 or bytes_.size % (num_pictures * num_channels):
+        raise ProtocolError(f"levels of shape {levels_CL.shape} for bytes of shape {bytes_.shape}")
+    bytes_NCX = bytes_.reshape(num_pictures, num_channels, -1)
+    pixels = np.empty(bytes_NCX.shape, dtype=np.float32)
+    step = max(1, _MOST_LOOKED_UP // bytes_NCX.shape[2])
+    for first in range(0, num_pictures, step):
+        for channel, levels_L in enumerate(levels_CL):
+            own = slice(first, first + step), channel
+            pixels[own] = levels_L.take(bytes_NCX[own], mode="clip")
+    return pixels.reshape(bytes_.shape)
+
+
+_MOST_LOOKED_UP = 2**18
+"""Bytes: numpy makes indices of eight times as many of them, which stay in the cache."""
 
 
 def square_patches(pixels_CHW: Floats, size: int) -> Floats:
