@@ -111,7 +111,8 @@ class StepPlan(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="step
     draft_tokens: list[tuple[SlotId, IdArray]] = []
     """Speculative decoding: what may follow the last known token of a request, at least one token. Its entry computes
     and samples after that token and each of these: `num_tokens` and `num_samples` are one more than their number. No
-    step in flight samples for it."""
+    step in flight samples for it. `UNREAD_DRAFT` stands for the draft in the same place of the latest result with
+    drafts of this slot."""
     copies_out: list[BlockCopy] = []
     """Blocks of the device whose contents go to host memory, before the step or `copies_in` overwrites them: (block,
     host block). No host block occurs twice, here or as a source of `copies_in`, unless it is written here and read
@@ -325,6 +326,9 @@ NO_TOKEN = -1
 POOLED = -2
 """Stands for the one token of a request that generates none: its result is in `StepResult.pooled`."""
 
+UNREAD_DRAFT = -3
+"""Stands for a draft that a device is making: no process knows its id yet. A step may verify it all the same."""
+
 
 class StepFault(msgspec.Struct, array_like=True, gc=False, frozen=True):
     """Why a request cannot continue: a logits processor rejects it, or has raised for it."""
@@ -357,11 +361,14 @@ class StepResult(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="re
     pooled: list[PooledOutput] = []
     """One for each `POOLED` among `token_ids`, in their order."""
     drafts: list[tuple[SlotId, IdArray]] = []
-    """What the workers draft to follow the last token of some requests: at least one token, at most `num_drafts`."""
+    """What the workers draft to follow the last token of some requests: at least one token, at most `num_drafts`. All
+    are `UNREAD_DRAFT` if a device is still making them, which it does not while any request of the step has a mask."""
     drafts_s: float = 0.0
-    """The part of `elapsed_s` that the workers have drafted."""
+    """The part of `elapsed_s` that the workers have drafted: `earlier_drafts` if there are any."""
     idle_s: float = 0.0
     """How long the worker had nothing to compute before this step, since the one before it; -1 for the first one."""
+    earlier_drafts: list[tuple[SlotId, IdArray]] = []
+    """The ids of what the result before gave as `UNREAD_DRAFT`, with the slots of its requests."""
 
 
 class BlocksLoaded(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="blocks_loaded"):

@@ -56,6 +56,9 @@ class Done:
     def wait(self) -> None:
         pass
 
+    def seconds_since(self, earlier: object) -> float:
+        return 0.0
+
 
 class NoGraph:
     """A graph of no kernels."""

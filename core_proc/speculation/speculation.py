@@ -27,7 +27,7 @@ from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.ids import IdArray, pack_ids
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.steps import StepResult
+from octavo.protocol.steps import UNREAD_DRAFT, StepResult
 
 
 class Speculation:
@@ -96,13 +96,14 @@ class Speculation:
             period_s = result.elapsed_s + max(0.0, result.idle_s)
             num_decoding, num_tokens = self._batch.num_decoding, len(result.token_ids)
             self._payoff.observe(num_decoding, num_tokens, period_s, has_draft_tokens=bool(record.draft_tokens))
-            if result.drafts:
-                num_drafts = max(len(token_ids) for _, token_ids in result.drafts)
+            if timed := result.earlier_drafts or result.drafts:
+                num_drafts = max(len(token_ids) for _, token_ids in timed)
                 self._draft_cost.observe(num_drafts, result.drafts_s, result.elapsed_s)
         if record.draft_tokens:
             self._learn(record, result)
         if self._drafts is not None:
             self._drafts.keep(record, result)
+            self._reveal(record, result)
         self._candidates.clear()
         self._proposals.clear()
         for request in record.sampling:
@@ -215,6 +216,16 @@ class Speculation:
             if (depth := self._depths.get(request)) is not None:
                 depth.learn(num_right, was_wrong=num_right < num_draft_tokens)
 
+    def _reveal(self, record: StepRecord, result: StepResult) -> None:
+        """Learn what the drafts were that no step has verified and whose ids were not known."""
+        if not result.earlier_drafts:
+            return
+        requests = {scheduled.slot: request for request, scheduled in record.chunks}
+        for slot, token_ids in result.earlier_drafts:
+            depth = self._depths.get(requests[slot]) if slot in requests else None
+            if depth is not None and depth.expected == UNREAD_DRAFT:
+                depth.expected = token_ids[0]
+
     def _propose(self, request: Request) -> None:
         depth = self._depths.get(request)
         if depth is None:
@@ -222,7 +233,7 @@ class Speculation:
         if not depth.max_depth:
             return
         num_known = len(request.token_ids)
-        if 0 <= depth.expected_at < num_known:
+        if 0 <= depth.expected_at < num_known and depth.expected != UNREAD_DRAFT:
             is_right = request.token_ids[depth.expected_at] == depth.expected
             depth.learn(int(is_right), was_wrong=not is_right)
         depth.expected_at = -1

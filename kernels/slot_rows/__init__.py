@@ -10,12 +10,16 @@ PENDING = -1
 """Placeholder for a token id that the device samples and the host does not know yet: the last token of the slot."""
 PADDING = -2
 """Token id of rows that no request has; their embeddings are NaN (`octavo.kernels.embedding.embeddings`)."""
+DRAFTED = -16
+"""Placeholder for the first draft of a slot, which the device has made and the host does not know yet; the next draft
+is one less, and so on."""
 
 
 def read_slots(
     token_ids_T: Tensor,
     token_slots_T: Tensor,
     last_token_S: Tensor,
+    drafts_KS: Tensor,
     request_slots_R: Tensor,
     block_ids: Sequence[Tensor],
     block_tables: Sequence[Tensor],
@@ -23,9 +27,10 @@ def read_slots(
     """Return the token ids of a step, int64, and copy the block ids of its requests into its block tables.
 
     Args:
-        token_ids_T: int64, `PENDING` where the device knows the token; `PADDING` stays.
+        token_ids_T: int64, `PENDING` or `DRAFTED` minus its number where the device knows the token; `PADDING` stays.
         token_slots_T: int64, the slot of each token.
         last_token_S: int64.
+        drafts_KS: int64, contiguous, the drafts of each slot.
         request_slots_R: int64, the slot of each request.
         block_ids: block_ids_SP of each cache group, int32.
         block_tables: block_table_RP of each cache group, int32, overwritten.
@@ -36,13 +41,15 @@ def read_slots(
     """
     require(
         token_ids_T.shape == token_slots_T.shape
+        and drafts_KS.shape[1:] == last_token_S.shape
         and [(len(request_slots_R), each.shape[1]) for each in block_ids] == [each.shape for each in block_tables],
         f"read_slots: {tuple(token_ids_T.shape)} tokens, {tuple(token_slots_T.shape)} slots of tokens, "
-        f"{len(request_slots_R)} requests with block tables {[tuple(each.shape) for each in block_tables]}",
+        f"{len(request_slots_R)} requests with block tables {[tuple(each.shape) for each in block_tables]}, "
+        f"drafts {tuple(drafts_KS.shape)}",
     )
     implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", read_slots)}
     run = choose("read_slots", implementations, token_ids_T.device)
-    return run(token_ids_T, token_slots_T, last_token_S, request_slots_R, block_ids, block_tables)
+    return run(token_ids_T, token_slots_T, last_token_S, drafts_KS, request_slots_R, block_ids, block_tables)
 
 
 def advance_rows(

@@ -7,17 +7,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from octavo.kernels.slot_rows import PENDING
+from octavo.kernels.slot_rows import DRAFTED, PENDING
 
 _BLOCK = 1024
 _ROWS = 128
 _PENDING = tl.constexpr(PENDING)
+_DRAFTED = tl.constexpr(DRAFTED)
 
 
 def read_slots(
     token_ids_T: Tensor,
     token_slots_T: Tensor,
     last_token_S: Tensor,
+    drafts_KS: Tensor,
     request_slots_R: Tensor,
     block_ids: Sequence[Tensor],
     block_tables: Sequence[Tensor],
@@ -30,6 +32,8 @@ def read_slots(
             token_ids_T,
             token_slots_T,
             last_token_S,
+            drafts_KS,
+            len(last_token_S),
             out_T,
             len(out_T),
             request_slots_R,
@@ -44,11 +48,13 @@ def read_slots(
     return out_T
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_slots", "num_tokens"])
 def _read_slots_kernel(
     token_ids_ptr,
     token_slots_ptr,
     last_token_ptr,
+    drafts_ptr,
+    num_slots,
     out_ptr,
     num_tokens,
     request_slots_ptr,
@@ -66,10 +72,12 @@ def _read_slots_kernel(
         tokens = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
         is_token = tokens < num_tokens
         given = tl.load(token_ids_ptr + tokens, mask=is_token, other=0)
-        is_unknown = is_token & (given == _PENDING)
-        slots = tl.load(token_slots_ptr + tokens, mask=is_unknown, other=0)
-        last = tl.load(last_token_ptr + slots, mask=is_unknown, other=0)
-        tl.store(out_ptr + tokens, tl.where(is_unknown, last, given), mask=is_token)
+        is_pending, is_drafted = is_token & (given == _PENDING), is_token & (given <= _DRAFTED)
+        slots = tl.load(token_slots_ptr + tokens, mask=is_pending | is_drafted, other=0)
+        last = tl.load(last_token_ptr + slots, mask=is_pending, other=0)
+        draft = tl.load(drafts_ptr + (_DRAFTED - given) * num_slots + slots, mask=is_drafted, other=0)
+        token_ids = tl.where(is_pending, last, tl.where(is_drafted, draft, given))
+        tl.store(out_ptr + tokens, token_ids, mask=is_token)
     else:
         slot = tl.load(request_slots_ptr + row)
         for group in tl.static_range(NUM_GROUPS):

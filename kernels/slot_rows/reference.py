@@ -5,13 +5,14 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from octavo.kernels.slot_rows import PENDING
+from octavo.kernels.slot_rows import DRAFTED, PENDING
 
 
 def read_slots(
     token_ids_T: Tensor,
     token_slots_T: Tensor,
     last_token_S: Tensor,
+    drafts_KS: Tensor,
     request_slots_R: Tensor,
     block_ids: Sequence[Tensor],
     block_tables: Sequence[Tensor],
@@ -19,7 +20,9 @@ def read_slots(
     """See `octavo.kernels.slot_rows.read_slots`."""
     for block_ids_SP, block_table_RP in zip(block_ids, block_tables, strict=True):
         block_table_RP.copy_(block_ids_SP[request_slots_R])
-    return torch.where(token_ids_T == PENDING, last_token_S[token_slots_T], token_ids_T)
+    drafts_T = drafts_KS[(DRAFTED - token_ids_T).clamp(min=0, max=len(drafts_KS) - 1), token_slots_T]
+    known_T = torch.where(token_ids_T <= DRAFTED, drafts_T, token_ids_T)
+    return torch.where(token_ids_T == PENDING, last_token_S[token_slots_T], known_T)
 
 
 def advance_rows(

@@ -40,6 +40,7 @@ from octavo.kernels.sigmoid_and_mul import reference as sigmoid_reference
 from octavo.kernels.silu_and_mul import cases as silu_cases
 from octavo.kernels.silu_and_mul import gpu as silu_gpu
 from octavo.kernels.silu_and_mul import reference as silu_reference
+from octavo.kernels.slot_rows import DRAFTED
 from octavo.kernels.slot_rows import gpu as slot_gpu
 from octavo.kernels.slot_rows import reference as slot_reference
 from octavo.kernels.store_kv import cases as store_cases
@@ -147,11 +148,12 @@ def test_tokens_and_blocks_of_slots(
     device: torch.device, num_tokens: int, num_requests: int, widths: tuple[int, ...]
 ) -> None:
     token_ids, last = torch.arange(num_tokens) % 7 - 1, torch.arange(100, 104)
+    token_ids[1::3], drafts = DRAFTED - torch.arange(len(token_ids[1::3])) % 2, torch.arange(200, 208).view(2, 4)
     token_slots, slots = torch.arange(num_tokens) % 4, torch.tensor([3, 1])[:num_requests]
     block_ids = [torch.arange(4 * width, dtype=torch.int32).view(4, width) for width in widths]
     tables = [torch.full((3, width), -5, dtype=torch.int32) for width in widths]
     on_device = [table.to(device) for table in tables]
-    inputs = [token_ids, token_slots, last, slots]
+    inputs = [token_ids, token_slots, last, drafts, slots]
     expected = slot_reference.read_slots(*inputs, block_ids, [table[:num_requests] for table in tables])
     actual = slot_gpu.read_slots(
         *(values.to(device) for values in inputs),
@@ -159,7 +161,7 @@ def test_tokens_and_blocks_of_slots(
         [table[:num_requests] for table in on_device],
     )
     assert torch.equal(actual.cpu(), expected)
-    assert expected[0] == 100, "the first token is pending"
+    assert expected[:2].tolist() == [100, 201], "the first token is pending, the second is drafted"
     for one, table in zip(on_device, tables, strict=True):
         assert torch.equal(one.cpu(), table), "rows of other requests stay"
 

@@ -41,6 +41,10 @@ class FakeEvent:
             self._stream.catch_up(self._number)
         self._event.wait()
 
+    def seconds_since(self, earlier: "FakeEvent") -> float:
+        assert self.is_done() and earlier.is_done(), "the device has not come to it"
+        return 1e-3 * (self._number - earlier._number)
+
     def set_done(self) -> None:
         self._event.set()
 

@@ -91,7 +91,8 @@ def read_slots() -> None:
     """Read the last tokens and the block tables of 8 requests."""
     per_row = empty(8, dtype=I64)
     ids, table = empty(9, 2560, dtype=I32), empty(8, 2560, dtype=I32)
-    slot_rows.read_slots(per_row, per_row, empty(9, dtype=I64), per_row, [ids], [table])
+    last, drafts = empty(9, dtype=I64), empty(3, 9, dtype=I64)
+    slot_rows.read_slots(per_row, per_row, last, drafts, per_row, [ids], [table])
 
 
 def advance_rows() -> None:

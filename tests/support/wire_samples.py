@@ -225,6 +225,7 @@ _REPLIES = [
     steps.BlocksLoaded(6, 1, [9], 0.25),
     steps.BlocksLoaded(6, 1, [], 0.25, [2]),
     steps.StepResult(5, pack_ids([4]), [], [], drafts=[(0, pack_ids([5, 6]))], drafts_s=0.25, idle_s=0.5),
+    steps.StepResult(6, pack_ids([4]), [], [], earlier_drafts=[(1, pack_ids([7]))]),
     steps.CacheReady(0, 1),
     steps.WarmedUp(1, 0, 2.5, 83, 2**28),
     steps.Acknowledged(0, 1, "the disk is full", "ab12"),

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from octavo.kernels.slot_rows import DRAFTED
 from octavo.protocol.adapters import NO_ADAPTER
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.prompt_embeds import StepEmbeds
-from octavo.protocol.steps import Admitted, Appended, Scheduled, StepPlan, TokenMask
+from octavo.protocol.steps import UNREAD_DRAFT, Admitted, Appended, Scheduled, StepPlan, TokenMask
 from octavo.worker_proc.batch.axes import AxisPositions
 from octavo.worker_proc.batch.columns import SlotColumns, Trait, with_doubled_rows
 from octavo.worker_proc.batch.inputs import (
@@ -124,7 +125,10 @@ class BatchState:
                 raise ProtocolError(f"{len(token_ids)} drafts came for slot {slot}, which has {start} tokens")
             if self._state_moves is not None and slot not in self._state_moves:
                 raise ProtocolError(f"drafts came for slot {slot}, which would overwrite the state before them")
-            self._token_ids[slot, start : start + len(token_ids)] = token_ids
+            ids = np.array(token_ids, dtype=np.int64)
+            self._token_ids[slot, start : start + len(ids)] = np.where(
+                ids == UNREAD_DRAFT, DRAFTED - np.arange(len(ids)), ids
+            )
             columns.num_draft_tokens_S[slot] = len(token_ids)
         if len(plan.draft_tokens) != sum(entry.num_samples > 1 for entry in plan.scheduled):
             num_requests = len(plan.draft_tokens)

@@ -13,7 +13,7 @@ class CudaEvent:
     """An event for which a thread waits without spinning."""
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = torch.cuda.Event(blocking=True)
+        self._event = torch.cuda.Event(enable_timing=True, blocking=True)
         self._event.record(stream)
 
     def is_done(self) -> bool:
@@ -23,6 +23,11 @@ class CudaEvent:
     def wait(self) -> None:
         """See `octavo.worker_proc.device.stream.DeviceEvent`."""
         self._event.synchronize()
+
+    def seconds_since(self, earlier: "CudaEvent") -> float:
+        """See `octavo.worker_proc.device.stream.DeviceEvent`."""
+        elapsed_ms: float = earlier._event.elapsed_time(self._event)
+        return elapsed_ms / 1e3
 
 
 class CudaStream:

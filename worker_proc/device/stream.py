@@ -4,7 +4,7 @@
 """
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,9 @@ class DeviceEvent(Protocol):
 
     def wait(self) -> None:
         """Blocks until: all work before it is finished, without using the processor. Any thread may call it."""
+
+    def seconds_since(self, earlier: Any) -> float:
+        """Return the time of the device between an earlier event of the same stream and this one; both are done."""
 
 
 class Graph(Protocol):

@@ -25,7 +25,7 @@ from octavo.worker_proc.executor.in_flight import EventWatcher, InFlightStep
 from octavo.worker_proc.executor.multi_step import MultiStep
 from octavo.worker_proc.executor.prompt_chunks import prompt_chunks
 from octavo.worker_proc.executor.repeated import RepeatedDecode
-from octavo.worker_proc.executor.results import StepTimes, step_result
+from octavo.worker_proc.executor.results import StepClock, step_result
 from octavo.worker_proc.executor.rounds import draw_rounds
 from octavo.worker_proc.executor.runner import (
     Accepted,
@@ -36,6 +36,7 @@ from octavo.worker_proc.executor.runner import (
     Samples,
     WaitForCommand,
 )
+from octavo.worker_proc.executor.unread_drafts import UnreadDrafts
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder, PendingVector
@@ -107,7 +108,8 @@ class PipelinedExecutor:
         self._multi_step: MultiStep | None = None
         """The plan of several steps that is computed now."""
         self._in_flight: deque[InFlightStep] = deque()
-        self._last_end_s = 0.0
+        self._clock = StepClock()
+        self._unread = UnreadDrafts(len(batch.columns.num_known_S))
         self.block_files: BlockFiles | None = None
         """Exchanges blocks with other engines; None: the engine does not."""
         # What a drafter follows, the next step overwrites; and few steps are planned ahead of drafts.
@@ -266,7 +268,7 @@ class PipelinedExecutor:
         """Compute a plan that continues the last one, and deliver its result."""
         token_ids = repeater.repeat(decode.samples).token_ids()
         decode.append(token_ids)
-        times = self._end_step(started_s, time.perf_counter())
+        times = self._clock.end_step(started_s, time.perf_counter())
         result = StepResult(plan.sequence, pack_ids(token_ids), [], [], elapsed_s=times.elapsed_s, idle_s=times.idle_s)
         self._end_plan(result, len(token_ids))
 
@@ -318,6 +320,8 @@ class PipelinedExecutor:
                 has_processors=self._processors is not None,
                 masks_each_draw=self.runner.masks_each_draw,
             )
+            if rounds is not None:
+                self._unread.reveal(samples)
             output = self.runner.sample(
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )
@@ -331,6 +335,7 @@ class PipelinedExecutor:
         step.alignments = alignments
         step.is_known_N = rounds.is_dependent_N if rounds else None
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
+        step.reads_drafts = plan.awaits_masks  # the core cuts drafts of a request with a grammar
         return step
 
     def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, PendingVector]]:
@@ -360,29 +365,24 @@ class PipelinedExecutor:
             if step.alignments is not None:
                 step.pooled = step.alignments.put_into(token_ids, step.samples)
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
-        drafts: Drafts = []
         sampled_s = time.perf_counter()
+        earlier, earlier_s = self._unread.take()
+        drafts: Drafts = []
         if self.drafter is not None and step.entries is not None and step.query_starts is not None:
-            drafts = self.drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
-        times = self._end_step(step.started_s, sampled_s, has_drafts=bool(drafts))
-        self._end_plan(step_result(step, token_ids, times, accepted, drafts), step.num_tokens)
-
-    def _end_step(self, started_s: float, sampled_s: float, *, has_drafts: bool = False) -> StepTimes:
-        """Return the times of a step that ends now."""
-        end_s = time.perf_counter()
-        times = StepTimes(
-            elapsed_s=end_s - max(started_s, self._last_end_s),
-            drafts_s=end_s - sampled_s if has_drafts else 0.0,
-            idle_s=max(0.0, started_s - self._last_end_s) if self._last_end_s else -1.0,
+            made = self.drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
+            drafts = self._unread.keep(made, step.event, reads=step.reads_drafts)
+        is_drafting = self._unread.is_pending
+        times = self._clock.end_step(
+            step.started_s, sampled_s, earlier_s, has_drafts=bool(drafts), is_drafting=is_drafting
         )
-        self._last_end_s = end_s
-        return times
+        self._end_plan(step_result(step, token_ids, times, accepted, drafts, earlier), step.num_tokens)
 
     def _accept(self, step: InFlightStep, samples: Samples, tokens_N: Ints) -> Accepted | None:
         """Put the tokens of a step into the batch; returns which of them are tokens, None if all are."""
         batch, accepted = self._batch, None
         places: Any = slice(None)
         if samples.draft_tokens is not None:
+            self._unread.reveal(samples)
             accepted = samples.draft_tokens.accepted(tokens_N)
             places = accepted.places
             if step.is_known_N is not None:

@@ -56,6 +56,8 @@ class InFlightStep:
     """In the order of what was sampled, once that is known."""
     num_drafts: int = 0
     """See `StepPlan`."""
+    reads_drafts: bool = False
+    """Whether the result has the ids of all drafts."""
 
 
 class EventWatcher:

@@ -1,5 +1,6 @@
 """Builds the `StepResult` of a step that is over."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,12 +22,48 @@ class StepTimes:
     idle_s: float = 0.0
 
 
+class StepClock:
+    """Times the steps of one executor: each lasts from the end of the one before, if it has begun by then."""
+
+    def __init__(self) -> None:
+        self._last_end_s = 0.0
+
+    def end_step(
+        self,
+        started_s: float,
+        sampled_s: float,
+        earlier_drafts_s: float = 0.0,
+        *,
+        has_drafts: bool = False,
+        is_drafting: bool = False,
+    ) -> StepTimes:
+        """Return the times of a step that ends now.
+
+        Args:
+            started_s: when it was begun.
+            sampled_s: when its tokens were known.
+            earlier_drafts_s: for how long the device has drafted since the end of the step before.
+            has_drafts: whether there are drafts after it.
+            is_drafting: whether the device is still making them: a part of the next step, then.
+        """
+        end_s = sampled_s if is_drafting else time.perf_counter()
+        busy_until_s = self._last_end_s + earlier_drafts_s
+        times = StepTimes(
+            elapsed_s=end_s - max(started_s, busy_until_s) + earlier_drafts_s,
+            drafts_s=earlier_drafts_s + (end_s - sampled_s if has_drafts else 0.0),
+            idle_s=max(0.0, started_s - busy_until_s) if self._last_end_s else -1.0,
+        )
+        self._last_end_s = end_s
+        return times
+
+
 def step_result(
     step: InFlightStep,
     token_ids: list[int],
     times: StepTimes,
     accepted: Accepted | None = None,
     drafts: Sequence[tuple[SlotId, IdArray]] = (),
+    earlier_drafts: Sequence[tuple[SlotId, IdArray]] = (),
 ) -> StepResult:
     """Return the answer to a plan.
 
@@ -36,6 +73,7 @@ def step_result(
         times: of the step.
         accepted: which of that follows no wrong draft; None: all.
         drafts: what may come next.
+        earlier_drafts: of the step before, whose ids were not known when it ended.
     """
     logprobs = _sampled_logprobs(step, token_ids)
     if accepted is not None:
@@ -56,6 +94,7 @@ def step_result(
         drafts=list(drafts),
         drafts_s=times.drafts_s,
         idle_s=times.idle_s,
+        earlier_drafts=list(earlier_drafts),
     )
 
 

@@ -17,6 +17,7 @@ from octavo.protocol.steps import NO_TOKEN, StepPlan
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.prefault import Prefaulter
+from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.executor.runner import PROMPT_LOGPROBS_ROWS, ChangeLogits, Rounds, Samples, WaitForCommand
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.sampler import Draw, DrawAgain, Sampler, as_logits
@@ -126,6 +127,10 @@ class CompletedEvent:
 
     def wait(self) -> None:
         """Return at once."""
+
+    def seconds_since(self, earlier: DeviceEvent) -> float:
+        """Return 0: it has no time."""
+        return 0.0
 
 
 _COMPLETED = CompletedEvent()

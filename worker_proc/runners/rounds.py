@@ -1,5 +1,6 @@
 """Rounds of drafts: each drafts one more token of every request. What drafts computes the last draft in between."""
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -9,11 +10,24 @@ from torch import Tensor
 from octavo.protocol.ids import IdArray, SlotId, pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.state import BatchState
+from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.host import Forward, HostRunner
 
 Drafts = list[tuple[SlotId, IdArray]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PendingDrafts:
+    """Drafts that a device is making, for each of E requests."""
+
+    slots_E: Ints
+    counts_E: Ints
+    """Of the drafts of each request, at least 1; those behind them have no place in its blocks."""
+    token_ids_KE: Tensor
+    """In a host buffer, readable when `event` is done."""
+    event: DeviceEvent
 
 
 class DraftRounds(Protocol):
@@ -25,8 +39,10 @@ class DraftRounds(Protocol):
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
 
-    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
-        """Draft tokens one after another. Blocks until: all of them are drawn.
+    def draft(
+        self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int
+    ) -> Drafts | PendingDrafts:
+        """Draft tokens one after another, or have a device do so.
 
         A draft is drawn with the noise of the token that it drafts, and the parameters of its request. So at any
         temperature it is right if what drafts and the model agree. The requests do not learn of it.

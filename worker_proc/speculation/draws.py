@@ -10,7 +10,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.executor.runner import Accepted
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.rounds import DraftRounds, Drafts
+from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts
 
 
 class Drafter(Protocol):
@@ -29,7 +29,9 @@ class Drafter(Protocol):
     def use_model(self, model: Model | None) -> None:
         """Draft for a model with other weights from now on; None: hold no reference to the present one."""
 
-    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+    def draft(
+        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+    ) -> Drafts | PendingDrafts:
         """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
 
         Args:

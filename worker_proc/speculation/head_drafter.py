@@ -18,7 +18,7 @@ from octavo.worker_proc.executor.runner import Accepted, Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.registry import open_rounds
-from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, draft_inputs
+from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts, draft_inputs
 from octavo.worker_proc.speculation.draws import num_accepted, shared_group
 
 
@@ -57,7 +57,9 @@ class HeadDrafter:
         self._head = head  # None: its memory is free for the next one
         self.rounds.use_model(head)
 
-    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+    def draft(
+        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+    ) -> Drafts | PendingDrafts:
         """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
 
         Args:

@@ -17,7 +17,7 @@ from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Accepted, Runner
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.registry import open_rounds
-from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, draft_inputs
+from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts, draft_inputs
 from octavo.worker_proc.speculation.draws import num_accepted, shared_group
 
 
@@ -63,7 +63,9 @@ class ModelDrafter:
     def use_model(self, model: Model | None) -> None:
         """See `Drafter.use_model`. The draft model keeps its weights."""
 
-    def draft(self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int) -> Drafts:
+    def draft(
+        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+    ) -> Drafts | PendingDrafts:
         """See `Drafter.draft`."""
         self._forget_old_blocks(entries)
         if not num_drafts:

@@ -11,10 +11,12 @@ from fake_stream import FakeStream
 from gpu_steps import SETTINGS, driver, new_stream, prompt
 from pipeline_driver import PipelineDriver
 from tiny_heads import make_head, make_mtp
-from tiny_models import make_tiny
+from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import loaded, spec, worker_config
 
+from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.steps import UNREAD_DRAFT
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.runners.cuda_graphs import open as opening
@@ -46,7 +48,10 @@ class Found(NamedTuple):
 def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None) -> Found:
     """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts between.
 
-    `stream`: counts the graphs of the last step.
+    Args:
+        core: drives a device or a CPU.
+        num_drafts: after each step.
+        stream: of a device with graphs, which are counted; None: they are not.
     """
     requests = [core.admit(slot, prompt(6 - slot, slot), SAMPLING[slot]) for slot in range(2)]
     drafts: list[dict[int, list[int]]] = []
@@ -57,7 +62,11 @@ def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None
             draft_tokens[0] = [*draft_tokens[0][:1], 7]
         core.begin(chunks, draft_tokens=draft_tokens, num_drafts=num and num_drafts)
         core.executor.drain()
-        drafts.append({slot: list(token_ids) for slot, token_ids in core.results[-1].drafts})
+        result = core.results[-1]
+        for slot, token_ids in result.earlier_drafts:
+            assert drafts[-1][slot] == [UNREAD_DRAFT] * len(token_ids)
+            drafts[-1][slot] = list(token_ids)
+        drafts.append({slot: list(token_ids) for slot, token_ids in result.drafts})
 
     step(1, {0: 4, 1: 5})  # nothing is sampled for the first request yet
     step(1)
@@ -67,6 +76,10 @@ def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None
     if isinstance(stream, FakeStream):
         stream.num_replays = 0
     step(1, verifies=True, wrong=True)
+    if isinstance(stream, FakeStream):
+        # The step of the model, whose draws depend on each other, that of what drafts, and a round for each draft.
+        assert stream.num_replays == 1 + 1 + NUM_DRAFTS
+    step(0)
     core.executor.close()
     return Found([request.outputs for request in requests], [request.logprobs for request in requests], drafts)
 
@@ -118,9 +131,6 @@ def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
     config = configured(paths, method, "cuda")
     model = load_model(config, lambda fraction: None, device=stream.torch_device)
     found = scenario(driver(model, config, stream), NUM_DRAFTS, stream)
-    if isinstance(stream, FakeStream):
-        # The step of the model, whose draws depend on each other, that of what drafts, and a round for each draft.
-        assert stream.num_replays == 1 + 1 + NUM_DRAFTS
     assert found.drafts == computed_on_cpu[method].drafts
     assert sum(map(len, found.drafts)) > 5
     for kind in ("outputs", "logprobs"):
@@ -139,6 +149,27 @@ def test_a_device_drafts_with_latent_attention_and_experts_as_a_cpu(
         driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream), NUM_DRAFTS
     )
     assert (found.drafts, found.outputs) == (computed_on_cpu["mtp"].drafts, computed_on_cpu["mtp"].outputs)
+
+
+def test_drafts_are_read_while_the_device_makes_the_next_step_but_at_once_beside_masks(
+    paths: dict[str, Path], _kernels_of_gpus: None, stream: Stream
+) -> None:
+    config = configured(paths, "eagle", "cuda")
+    core = driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream)
+    core.admit(0, prompt(5), spec())
+    num_waits = stream.num_waits if isinstance(stream, FakeStream) else 0
+    core.begin(num_drafts=2)
+    if isinstance(stream, FakeStream):
+        assert stream.num_waits == num_waits + 1, "for its token"
+    words = pack_mask(list(range(9)), VOCAB_SIZE).numpy().tobytes()
+    core.begin(num_drafts=2, masks=lambda: [(0, 0, words)])
+    core.executor.close()
+    first, second = core.results
+    assert [(slot, list(token_ids)) for slot, token_ids in first.drafts] == [(0, [UNREAD_DRAFT] * 2)]
+    assert [(slot, len(token_ids)) for slot, token_ids in second.earlier_drafts] == [(0, 2)]
+    assert second.drafts_s > first.drafts_s == 0.0
+    ((slot, token_ids),) = second.drafts
+    assert slot == 0 and len(token_ids) == 2 and min(token_ids) >= 0, "the core looks at them with the grammar"
 
 
 def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(

@@ -19,6 +19,7 @@ from octavo.protocol.ids import ID_BYTES, IdArray, pack_ids, unpack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
 from octavo.protocol.steps import (
     POOLED,
+    UNREAD_DRAFT,
     Admitted,
     BlocksLoaded,
     LoadBlocks,
@@ -66,6 +67,8 @@ class Row:
     num_returned: int = 0
     """Tokens that the first stage of a pipeline knows."""
     num_draft_tokens: int = 0
+    made_drafts: IdArray = field(default_factory=pack_ids)
+    """The latest that were made for it."""
     start: int = 0
     """First position of the part that was computed last."""
     """Last tokens of the row that this step verifies."""
@@ -102,6 +105,10 @@ class SimulatedWorker:
         self._groups = groups
         self._states: dict[int, int] | None = {} if any(group.kind == "state" for group in groups) else None
         """The state in each slot of the group of states, which has as many slots as there are blocks."""
+        speculation = config.speculation
+        self._drafts_late = speculation is not None and speculation.max_depth % 2 == 1 and not self._is_pipelined
+        """Whether the ids of drafts come with the next result, as from a device."""
+        self._unread_drafts: list[tuple[int, IdArray]] = []
         self._may_have_passed = self._states is not None or any(group.window for group in groups)
         self._cache: list[int | None] = [None] * (num_blocks * config.block_size)
         """The state in each slot, block after block."""
@@ -322,6 +329,9 @@ class SimulatedWorker:
             name = row.admitted.request_id
             require(num_positions > 1, f"{name} has no draft")
             require(part.num_tokens >= part.num_samples == num_positions, f"{name} has {num_positions - 1} drafts")
+            if UNREAD_DRAFT in token_ids:
+                require(len(token_ids) <= len(row.made_drafts), f"{name} has drafts that nobody has made")
+                token_ids = row.made_drafts[: len(token_ids)]
             end = len(row.token_ids) + len(token_ids)
             require(part.start + part.num_tokens == end, f"{name} has drafts before its last token is known")
             is_again = self._states is not None
@@ -433,7 +443,8 @@ class SimulatedWorker:
             sampled += accepted
             if plan.num_drafts:
                 known = row.token_ids, row.admitted.num_prompt_tokens, row.states[-1]
-                drafts.append((part.slot, draft(*known, sampling, self._vocab_size, plan.num_drafts)))
+                row.made_drafts = draft(*known, sampling, self._vocab_size, plan.num_drafts)
+                drafts.append((part.slot, row.made_drafts))
             counts.append(len(accepted))
             states = row.states[-len(accepted) :]
             logprobs += [
@@ -442,6 +453,10 @@ class SimulatedWorker:
             ]
         require(not masks, "a mask for a slot that samples nothing")
         shown = logprobs if any(logprobs) else []
+        earlier_drafts, self._unread_drafts = self._unread_drafts, []
+        if self._drafts_late and not plan.awaits_masks:
+            self._unread_drafts = drafts
+            drafts = [(slot, pack_ids([UNREAD_DRAFT] * len(token_ids))) for slot, token_ids in drafts]
         return StepResult(
             plan.sequence,
             pack_ids(sampled),
@@ -450,6 +465,7 @@ class SimulatedWorker:
             counts=counts if plan.draft_tokens else [],
             pooled=pooled,
             drafts=drafts,
+            earlier_drafts=earlier_drafts,
         )
 
     def _verify(self, row: Row, sampling: SamplingSpec, masks: Sequence[bytes | None]) -> list[int]:

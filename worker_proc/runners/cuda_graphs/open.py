@@ -81,7 +81,8 @@ def open_runner(
     blocks_each = -(-max_model_len // config.block_size)
     widths = Widths(SamplingWidths(mask_words=-(-vocab_size // 32)), max_seen, blocks_each, len(groups))
     labels = [SegmentLabels(num_seqs + 1, blocks_each, config.block_size, SEGMENT) for _ in groups]
-    table = SlotTable(num_seqs, widths, device, labels)
+    max_drafts = config.speculation.max_depth if config.speculation else 0
+    table = SlotTable(num_seqs, widths, device, labels, max_drafts)
     states = open_states(model.state_group, num_states, device)
     cross = CrossTable.of(model.cross_cache, num_seqs) if model.cross_cache else None
     graphs = _open_graphs(model, config, stream, table, storage, states, max_model_len, StepGraphs, cross)

@@ -7,12 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs.memory import LogprobsMemory
 from octavo.kernels.slot_rows import PENDING, advance_rows
-from octavo.protocol.ids import pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream, upload_array
@@ -24,7 +22,7 @@ from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, Views, s
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields
-from octavo.worker_proc.runners.rounds import Drafts, draft_inputs, first_draw, over_vocabulary
+from octavo.worker_proc.runners.rounds import Drafts, PendingDrafts, draft_inputs, first_draw, over_vocabulary
 
 
 class DraftGraphs(StepGraphs):
@@ -164,8 +162,10 @@ class DeviceRounds:
         """Never called: graphs know the addresses of weights."""
         raise AssertionError("graphs compute with the model that they were captured with")
 
-    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
-        """See `octavo.worker_proc.runners.rounds.DraftRounds`. The host waits once, for the last round."""
+    def draft(
+        self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int
+    ) -> Drafts | PendingDrafts:
+        """See `octavo.worker_proc.runners.rounds.DraftRounds`. The next step may read the drafts on the device."""
         if not len(slots_E):
             return []
         draws_E = next_E + first_draw(self._model)
@@ -175,21 +175,12 @@ class DeviceRounds:
         slots, limits = (upload_array(self._stream, numbers_E) for numbers_E in (slots_E, limits_E))
         self._table.limits_S.index_copy_(0, slots, limits)
         self._graphs.stage_rounds(inputs, SampleRows(rows_E, slots_E, draws_E, num_outputs_E))
-        rounds = [self._download(self._graphs.sample().tokens_N, len(slots_E))]
-        rounds += [self._download(self._graphs.draft_next(), len(slots_E)) for _ in range(num_drafts - 1)]
-        self._stream.record_event().wait()
+        for place in range(num_drafts):
+            tokens_N = self._graphs.draft_next() if place else self._graphs.sample().tokens_N
+            # Where the logits have no number, the draft is token 0: as good as any.
+            self._table.drafts_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
+            if self.waits_each_time:
+                self._stream.record_event().wait()
+        drafts_KE = self._stream.download(self._table.drafts_KS[:num_drafts].index_select(1, slots))
         counts_E = 1 + np.clip(limits_E - next_E, 0, num_drafts - 1)
-        tokens_EK = torch.stack(rounds, dim=1).tolist()
-        drafts = [_until_failure(tokens[:count]) for tokens, count in zip(tokens_EK, counts_E.tolist(), strict=True)]
-        return [(slot, pack_ids(tokens)) for slot, tokens in zip(slots_E.tolist(), drafts, strict=True) if tokens]
-
-    def _download(self, tokens_N: Tensor, num: int) -> Tensor:
-        tokens_E = self._stream.download(tokens_N[:num])
-        if self.waits_each_time:
-            self._stream.record_event().wait()
-        return tokens_E
-
-
-def _until_failure(token_ids: list[int]) -> list[int]:
-    """Return the tokens before the first one whose logits had no number."""
-    return next((token_ids[:index] for index, token_id in enumerate(token_ids) if token_id < 0), token_ids)
+        return PendingDrafts(slots_E, counts_E, drafts_KE, self._stream.record_event())

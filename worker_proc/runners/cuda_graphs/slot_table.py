@@ -64,10 +64,16 @@ class SlotTable:
         widths: capacity of the lists.
         device: of the table.
         segment_labels: of each cache group, with a row for each slot and for padding. Only the host has them.
+        max_drafts: most tokens that a device drafts to follow those of a slot.
     """
 
     def __init__(
-        self, num_slots: int, widths: Widths, device: torch.device, segment_labels: Sequence[SegmentLabels]
+        self,
+        num_slots: int,
+        widths: Widths,
+        device: torch.device,
+        segment_labels: Sequence[SegmentLabels],
+        max_drafts: int = 0,
     ) -> None:
         self.idle_slot = num_slots
         self.segment_labels = segment_labels
@@ -79,6 +85,8 @@ class SlotTable:
         self.block_ids = [self._memory.tensor(name) for name in _block_columns(widths)]
         """block_ids_SP of each cache group."""
         self.last_token_S = self._memory.tensor(LAST_TOKEN)
+        self.drafts_KS = torch.zeros(max(1, max_drafts), num_slots + 1, dtype=torch.int64, device=device)
+        """The latest drafts of each slot that the device has made."""
         self._adapter_S = self._memory.tensor(ADAPTER)
         for name, column in COLUMNS.items():
             if column.initial:
@@ -173,6 +181,7 @@ class GroupTable:
         self.block_ids = [table.block_ids[group]]
         """See `SlotTable.block_ids`."""
         self.last_token_S = torch.zeros_like(table.last_token_S)
+        self.drafts_KS = table.drafts_KS
         self.limits_S = torch.zeros_like(table.last_token_S)
         """Positions that a request has room for; 0 for the idle slot."""
 
