@@ -90,7 +90,7 @@ class EngineCore:
         self._connector: RequestConnector | None = None
         self._watch: FileWatch | None = None
         self._supervisor: WorkerSupervisor | None = None
-        self._compiler = GrammarCompiler(spec.config.grammar_timeout_s)
+        self._compiler = GrammarCompiler(spec.config.structured_output.grammar_timeout_s)
         with reporter.phase("binding sockets"):
             self._router = FrontendRouter(self._context, spec.address)
             if spec.remote_address:
@@ -195,9 +195,9 @@ class EngineCore:
             scheduler,
             attribution,
             time.monotonic,
-            step_timeout_s=config.execute_model_timeout_s,
+            step_timeout_s=config.recovery.execute_model_timeout,
             start_timeout_s=max(MIN_RESTART_TIMEOUT_S, RESTART_TIMEOUT_FACTOR * start_duration_s),
-            max_restarts=config.max_worker_restarts,
+            max_restarts=config.recovery.max_worker_restarts,
             on_loss=lambda: self._pulse.beat(has_work=True),
         )
         return self._supervisor
@@ -277,7 +277,7 @@ class EngineCore:
                 scheduler,
                 name,
                 loads=connector.loads,
-                timeout_s=config.execute_model_timeout_s,
+                timeout_s=config.recovery.execute_model_timeout,
             )
             FileStore(
                 scheduler,

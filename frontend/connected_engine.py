@@ -48,11 +48,11 @@ class ConnectedEngine:
         self._pulse = pulse_of(self.link.facts)
         self.link.on_resumed = self._resume
         self._supervisor: EngineSupervisor | None = None
-        if connection.engine and self.config.restart_core:
+        if connection.engine and self.config.recovery.restart_core:
             self._supervisor = EngineSupervisor(
                 connection.engine,
                 self.link,
-                self.config.core_timeout_s,
+                self.config.recovery.core_timeout,
                 self._has_work,
                 partial(on_given_up, self),
             )

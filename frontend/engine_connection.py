@@ -180,7 +180,7 @@ async def join_engine(
         link = await connect_to_core(context, address, connect_timeout_s, keys)
         try:
             config = msgspec.msgpack.decode(link.facts.config, type=ResolvedConfig)
-            if config.restart_core:
+            if config.recovery.restart_core:
                 link.reconnect_policy = ReconnectPolicy(
                     None if engine else reconnect_timeout_s, config.max_num_queued_reqs
                 )

@@ -200,7 +200,7 @@ def _bundle(config: EngineConfig, *, has_gpus: bool) -> dict[str, float]:
     parallel = config.parallel
     if parallel.distributed_executor_backend == "ray":
         return {"CPU": 1.0}  # its workers have bundles of their own
-    num_workers = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    num_workers = parallel.world_size
     bundle = {"CPU": float((config.device.num_threads or 1) * num_workers)}
     if config.device.device == "cuda" or (config.device.device == "auto" and has_gpus):
         bundle["GPU"] = float(num_workers)

@@ -370,7 +370,7 @@ def spawn_engine(
             a logits processor was passed as code.
     """
     if address and address.startswith("tcp://"):
-        check_remote(address, config.engine_secret_key_file is not None)
+        check_remote(address, config.remote.engine_secret_key_file is not None)
         if any(source.code for source in config.logits_processors):
             raise ConfigError(
                 f"logits processors passed as code need a local engine, and {address} is reachable from others",

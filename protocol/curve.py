@@ -123,9 +123,10 @@ def read_keys_of_engine(config: ResolvedConfig) -> EngineKeys | None:
     Raises:
         ConfigError: see `read_engine_keys`.
     """
-    if config.engine_secret_key_file is None or config.engine_authorized_clients is None:
+    remote = config.remote
+    if remote.engine_secret_key_file is None or remote.engine_authorized_clients is None:
         return None
-    return read_engine_keys(config.engine_secret_key_file, config.engine_authorized_clients)
+    return read_engine_keys(remote.engine_secret_key_file, remote.engine_authorized_clients)
 
 
 def read_client_keys(secret_file: str | None, engine_file: str | None) -> ClientKeys | None:

@@ -96,7 +96,7 @@ class Grammars:
             return [_rejected(client, submit, message, submit.grammar.param)]
         if submit.grammar.kind is GrammarKind.FREE:
             return self._start(client, submit, None)
-        if (size := _num_bytes(submit.grammar)) > (limit := self._scheduler.config.max_grammar_bytes):
+        if (size := _num_bytes(submit.grammar)) > (limit := self._scheduler.config.structured_output.max_grammar_bytes):
             message = f"the grammar has {size} bytes, at most {limit} are compiled (--max-grammar-bytes)"
             return [_rejected(client, submit, message, submit.grammar.param)]
         if (matcher := self._compiler.find(submit.grammar)) is not None:

@@ -73,12 +73,12 @@ class GrammarMaker:
 
     def _with_defaults(self, params: StructuredOutputsParams) -> StructuredOutputsParams:
         """Return a constraint with the defaults of the engine's flags."""
-        is_compact = self._config.disable_any_whitespace and params.whitespace_pattern is None
+        is_compact = self._config.structured_output.disable_any_whitespace and params.whitespace_pattern is None
         return msgspec.structs.replace(
             params,
             disable_any_whitespace=params.disable_any_whitespace or is_compact,
             disable_additional_properties=(
-                params.disable_additional_properties or self._config.disable_additional_properties
+                params.disable_additional_properties or self._config.structured_output.disable_additional_properties
             ),
         )
 

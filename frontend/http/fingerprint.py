@@ -17,8 +17,7 @@ HASH_LETTERS = 8
 
 _DECISIVE = (
     *("model", "dtype", "quantization", "kv_cache_dtype", "cpu_kernels", "seed", "chat_template", "logprobs_mode"),
-    *("device", "is_batch_invariant", "disable_any_whitespace", "disable_additional_properties"),
-    *("enable_tp_invariant_inference", "calculate_kv_scales"),
+    *("device", "is_batch_invariant", "enable_tp_invariant_inference", "calculate_kv_scales"),
 )
 """Settings that tokens or logprobs depend on."""
 
@@ -48,7 +47,12 @@ class Fingerprint:
         return self._latest[2]
 
     def _made(self, config: ResolvedConfig, weights_digest: str) -> str:
-        decisive = {name: getattr(config, name) for name in _DECISIVE} | {"weights": weights_digest}
+        form = config.structured_output
+        decisive = {name: getattr(config, name) for name in _DECISIVE} | {
+            "disable_any_whitespace": form.disable_any_whitespace,
+            "disable_additional_properties": form.disable_additional_properties,
+            "weights": weights_digest,
+        }
         digest = hashlib.sha256(msgspec.json.encode(decisive, order="sorted")).hexdigest()[:HASH_LETTERS]
         sizes = {"tp": config.tensor_parallel_size, "pp": config.pipeline_parallel_size}
         shown = [f"-{name}{size}" for name, size in sizes.items() if size > 1]

@@ -20,7 +20,8 @@ from octavo.protocol.config.engine import (
 from octavo.protocol.config.facts import CacheGroupSpec, CachePlan, DeviceFacts, ModelFacts
 from octavo.protocol.config.model import ModelConfig
 from octavo.protocol.config.parallel import ParallelConfig
-from octavo.protocol.config.resolve import ResolvedConfig, resolve
+from octavo.protocol.config.resolve import resolve
+from octavo.protocol.config.resolved import ResolvedConfig
 from octavo.protocol.config.server import ServerConfig
 
 __all__ = [

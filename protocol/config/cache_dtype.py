@@ -60,7 +60,7 @@ def _check_measured_scales(config: EngineConfig, facts: ModelFacts, dtype: KVCac
             "the checkpoint has scales for keys and values ('kv_cache_scheme' in config.json)",
             "leave it out to use them",
         )
-    if config.parallel.enable_expert_parallel and config.parallel.data_parallel_size > 1:
+    if config.parallel.is_lock_step:
         raise refuse(
             "engines that divide the experts do not start at the same time, and no step runs on one of them alone",
             "leave out --enable-expert-parallel, or use --kv-cache-dtype auto",

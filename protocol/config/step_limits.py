@@ -94,7 +94,7 @@ def resolve_scheduler_steps(config: EngineConfig, device: DeviceName, *, has_dra
     reasons = {
         f"on {device}": device != "cpu",
         "with several pipeline stages": parallel.pipeline_parallel_size > 1,
-        "with experts over several engines": parallel.enable_expert_parallel and parallel.data_parallel_size > 1,
+        "with experts over several engines": parallel.is_lock_step,
         "with --speculative-config, which has steps of several tokens": has_drafts,
         "with logits processors": bool(config.model.logits_processors or config.processor_code),
         "with a pooling model": is_pooled,

@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from octavo.protocol.config.engine import StructuredConfig
 from octavo.protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -20,14 +21,24 @@ class _StructuredOutputsConfig(msgspec.Struct, forbid_unknown_fields=True):
     disable_additional_properties: bool = False
 
 
-def resolve_structured_outputs(text: str | None) -> tuple[bool, bool]:
-    """Return `disable_any_whitespace` and `disable_additional_properties`.
+class ResolvedStructuredOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits on grammars and schemas, and the format of the JSON of all requests."""
+
+    max_grammar_bytes: int
+    grammar_timeout_s: int
+    """Of processor time."""
+    disable_any_whitespace: bool
+    disable_additional_properties: bool
+
+
+def resolve_structured_output(config: StructuredConfig) -> ResolvedStructuredOutput:
+    """Read `structured_outputs_config`.
 
     Raises:
-        ConfigError: it is not an object with fields of that class.
+        ConfigError: it is not an object with fields of vLLM's class.
     """
     try:
-        overrides = msgspec.json.decode(text or "{}", type=_StructuredOutputsConfig)
+        overrides = msgspec.json.decode(config.structured_outputs_config or "{}", type=_StructuredOutputsConfig)
     except msgspec.DecodeError as error:
         raise ConfigError(
             f"structured_outputs_config: {error}",
@@ -36,4 +47,9 @@ def resolve_structured_outputs(text: str | None) -> tuple[bool, bool]:
         ) from None
     if overrides.backend not in ("auto", "guidance"):
         logger.info("--structured-outputs-config: llguidance does the work of the backend %s", overrides.backend)
-    return overrides.disable_any_whitespace, overrides.disable_additional_properties
+    return ResolvedStructuredOutput(
+        max_grammar_bytes=config.max_grammar_bytes,
+        grammar_timeout_s=config.grammar_timeout,
+        disable_any_whitespace=overrides.disable_any_whitespace,
+        disable_additional_properties=overrides.disable_additional_properties,
+    )

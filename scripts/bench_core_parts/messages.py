@@ -11,6 +11,7 @@ from octavo.protocol.config import (
     EngineConfig,
     ModelConfig,
     ModelFacts,
+    RecoveryConfig,
     ResolvedConfig,
     resolve,
 )
@@ -65,7 +66,7 @@ def engine_config(*, num_blocks: int, **changes: Any) -> ResolvedConfig:
         "decode_interval_tokens": 0,
         "max_num_queued_reqs": 0,
         "max_num_queued_tokens": 0,
-        "execute_model_timeout_s": 3600.0,
+        "recovery": RecoveryConfig(execute_model_timeout=3600.0),
     }
     return msgspec.structs.replace(base, **{**unlimited, **changes})
 

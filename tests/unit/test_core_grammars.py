@@ -9,6 +9,8 @@ from grammar_desk import EOS, STOP, VOCABULARY, Desk, ends, token
 from octavo.core_proc.grammar import grammars as grammars_module
 from octavo.core_proc.grammar.compiler import GrammarCompiler
 from octavo.core_proc.grammar.sandbox import CompilerSandbox, CpuBudgetExceeded, GrammarRejected
+from octavo.protocol.config import StructuredConfig
+from octavo.protocol.config.structured_outputs import resolve_structured_output
 from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
@@ -99,7 +101,7 @@ def test_grammars_that_are_rejected_at_intake(desk: Desk, monkeypatch: pytest.Mo
     untaught = Desk(GrammarCompiler(timeout_s=5))
     assert ends(untaught.submit("r", "a")) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     os.close(untaught.compiler.wake_fd)
-    narrow = Desk(desk.compiler, max_grammar_bytes=10)
+    narrow = Desk(desk.compiler, structured_output=resolve_structured_output(StructuredConfig(max_grammar_bytes=10)))
     assert ends(narrow.submit("r", "\u00e9" * 6)) == [("r", (FailureKind.INVALID, "structured_outputs.regex"))]
     assert ends(narrow.submit("r", "a", parts=(GrammarPart("p", "{}" * 3),) * 2)) == [
         ("r", (FailureKind.INVALID, "structured_outputs.regex"))

@@ -9,6 +9,8 @@ from core_fakes import core_config
 from small_tokenizers import byte_level
 
 from octavo.frontend.generation.grammar_maker import GrammarMaker
+from octavo.protocol.config import StructuredConfig
+from octavo.protocol.config.structured_outputs import resolve_structured_output
 from octavo.protocol.errors import InvalidRequestError
 from octavo.protocol.requests import ModelVocabulary
 from octavo.protocol.structured import StructuredOutputsParams
@@ -69,7 +71,10 @@ def test_a_form_that_cannot_be_read_is_rejected() -> None:
 
 def test_flags_change_what_requests_get() -> None:
     schema = {"type": "object", "properties": {"a": {}}}
-    changed = maker(FakeLink(), disable_any_whitespace=True, disable_additional_properties=True)
+    settings = StructuredConfig(
+        structured_outputs_config='{"disable_any_whitespace": true, "disable_additional_properties": true}'
+    )
+    changed = maker(FakeLink(), structured_output=resolve_structured_output(settings))
     text = asyncio.run(changed.make(StructuredOutputsParams(json=schema))).text
     assert '"whitespace_flexible":false' in text and '"additionalProperties":false' in text
     own = asyncio.run(changed.make(StructuredOutputsParams(json=schema, whitespace_pattern=" ?"))).text

@@ -324,17 +324,19 @@ def test_a_binding_needs_a_core_for_each_thread() -> None:
 
 
 def test_the_settings_of_structured_output() -> None:
-    plain = resolved()
+    plain = resolved().structured_output
     assert (plain.disable_any_whitespace, plain.disable_additional_properties) == (False, False)
     text = '{"backend": "guidance", "disable_fallback": true, "disable_any_whitespace": true}'
-    said = resolved(structured_outputs_config=text, max_grammar_bytes=100, grammar_timeout=9)
+    said = resolved(structured_outputs_config=text, max_grammar_bytes=100, grammar_timeout=9).structured_output
     assert (said.disable_any_whitespace, said.disable_additional_properties) == (True, False)
     assert (said.max_grammar_bytes, said.grammar_timeout_s) == (100, 9)
 
 
 @pytest.mark.parametrize("backend", ["auto", "guidance", "xgrammar", "outlines", "lm-format-enforcer"])
 def test_vllms_backends_of_structured_output_are_accepted(backend: str) -> None:
-    said = resolved(structured_outputs_config=f'{{"backend": "{backend}", "disable_any_whitespace": true}}')
+    said = resolved(
+        structured_outputs_config=f'{{"backend": "{backend}", "disable_any_whitespace": true}}'
+    ).structured_output
     assert said.disable_any_whitespace
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from octavo.kernels.linear.native import NUM_SEGMENTS
+from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.config.division import check_division, config_of_rank, division_problem, state_heads
 from octavo.protocol.config.facts import ModelFacts
-from octavo.protocol.config.resolve import ResolvedConfig
 from octavo.protocol.errors import ConfigError
 
 

@@ -37,7 +37,7 @@ def store_blocks(
     if (setting := config.kv_connector) is None:
         watch = SimulatedWatch(files, process, scale, on_event)
     else:
-        timeout_s = config.execute_model_timeout_s
+        timeout_s = config.recovery.execute_model_timeout
         watch = connector = open_simulated(process, scheduler, setting, files, scale, timeout_s, on_event)
         saves, finds = setting.saves, setting.loads
     min_free = files.rng.choice([0, 5, 10_000])

@@ -223,9 +223,9 @@ class SimulatedCore(Process):
             self.scheduler,
             attribution,
             lambda: self.world.now,
-            step_timeout_s=self.config.execute_model_timeout_s,
+            step_timeout_s=self.config.recovery.execute_model_timeout,
             start_timeout_s=RESTART_TIMEOUT_STEPS * self._step_scale,
-            max_restarts=self.config.max_worker_restarts,
+            max_restarts=self.config.recovery.max_worker_restarts,
             on_loss=lambda: self.on_loss(),
         )
 

@@ -14,7 +14,7 @@ from msgspec import structs
 
 from octavo.core_proc.cache.groups import CacheGroups
 from octavo.protocol.adapters import Adapter
-from octavo.protocol.config import CacheGroupSpec
+from octavo.protocol.config import CacheGroupSpec, RecoveryConfig
 from octavo.protocol.config.kv_transfer import ResolvedKVConnector
 from octavo.protocol.config.lora import ResolvedLoRA
 from octavo.protocol.config.speculation import ResolvedSpeculation
@@ -226,7 +226,7 @@ def _engine(rng: random.Random) -> tuple[dict[str, Any], int]:
         "scheduling_policy": rng.choice(["fcfs", "fcfs", "priority"]),
         "enable_prefix_caching": rng.random() < 0.8,
         "async_scheduling": rng.random() < 0.8,
-        "execute_model_timeout_s": rng.choice([0.2, 300.0]),
+        "recovery": RecoveryConfig(execute_model_timeout=rng.choice([0.2, 300.0])),
         "max_num_queued_reqs": rng.choice([0, 0, 0, 0, 0, 0, 5, 50]),
         "max_num_queued_tokens": rng.choice([0, 0, 0, 0, 0, 0, 300]),
     }
