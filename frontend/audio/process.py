@@ -19,7 +19,7 @@ from octavo.protocol.media import MediaTensor, digest_of
 FEATURES = "input_features"
 """The tensor of an item."""
 MAX_CHANNELS = 32
-BYTES_PER_SECOND = 300_000
+BYTES_PER_SECOND = 400_000
 """Memory that a second of audio takes, at most: samples at 16 kHz, and spectrograms, some copies of each."""
 SPARE_BYTES = 2**29
 _BLOCK_FRAMES = 2**16
@@ -135,7 +135,7 @@ class AudioReader:
         samples = self._decoder.decode(job.data, job.rate)
         if isinstance(samples, AudioResult):
             return samples
-        bounds = self._cut(samples)
+        bounds = [(0, len(samples))] if job.is_whole else self._cut(samples)
         if job.max_windows and len(bounds) > job.max_windows:
             most_s = job.max_windows * self._window / self._rate
             return AudioResult(f"it is longer than the {most_s:g} seconds that the model reads at once")

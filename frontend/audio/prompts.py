@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
+from msgspec import structs
 
 from octavo.frontend.audio.process import FEATURES
 from octavo.frontend.audio.samples import samples_of
@@ -31,6 +32,10 @@ class SoundWindow:
     start_s: float
     duration_s: float
     item: MediaItem
+
+    def without_frames(self) -> "SoundWindow":
+        """Return the window without what the model reads, which is large."""
+        return replace(self, item=structs.replace(self.item, tensors={}))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +108,13 @@ class AudioPrompts:
         sound = await self.read(source, max_windows=1)
         return MediaPrompt(list(token_ids), (sound.windows[0].item,))
 
-    async def read(self, source: MediaSource, *, max_windows: int = 0) -> ReadSound:
+    async def read(self, source: MediaSource, *, max_windows: int = 0, is_whole: bool = False) -> ReadSound:
         """Return the windows of a sound.
+
+        Args:
+            source: of the sound.
+            max_windows: longer sounds are refused; 0: there is no limit but `--max-audio-seconds`.
+            is_whole: the sound is not cut: see `AudioJob.is_whole`.
 
         Raises:
             InvalidRequestError: it cannot be used; the message says why.
@@ -114,7 +124,7 @@ class AudioPrompts:
         try:
             if isinstance(source.value, GivenRows):
                 raise MediaError("this model attends to sounds and has no rows of them in its prompts: send the sound")
-            job = AudioJob(*samples_of(source.value), max_windows)
+            job = AudioJob(*samples_of(source.value), max_windows, is_whole)
             result = await self._processes.ask(msgspec.msgpack.encode(job), AudioResult)
             if result.fault:
                 raise MediaError(result.fault)

@@ -11,7 +11,9 @@ from octavo.frontend.outputs import RequestOutput
 
 STEP_S = 0.02
 """From one timestamp to the next."""
-_FRAMES_PER_SECOND = 100
+FRAMES_PER_SECOND = 100
+_MAX_WINDOWS = 30
+"""Of a sound as long as one window: a model may begin a segment everywhere, and each window costs as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Segment:
 def segments_of(
     window: SoundWindow, output: RequestOutput, tokens: SpeechTokens, decode: Callable[[Sequence[int]], str]
 ) -> Iterator[Segment]:
-    """Yield the segments of a window. Text behind the last timestamp ends with the window.
+    """Yield the segments that a window has whole. Text behind the last timestamp ends with the window.
 
     Args:
         window: where it begins and how long it is.
@@ -44,20 +46,42 @@ def segments_of(
         tokens: of the model.
         decode: returns the text of tokens.
     """
-    no_speech_prob = math.exp(_no_speech_logprob(output, tokens))
-    for start_s, end_s, places in _pieces(output.outputs[0].token_ids, tokens, window.duration_s):
-        found = [output.outputs[0].token_ids[place] for place in places]
+    no_speech_prob, drawn = math.exp(_no_speech_logprob(output, tokens)), output.outputs[0].token_ids
+    kept = drawn[: num_kept_tokens(drawn, tokens, window.item.attended_rows)]
+    for start_s, end_s, places in _pieces(kept, tokens, window.duration_s):
+        found = [kept[place] for place in places]
         text = decode([token for token in found if token < tokens.end])
         yield Segment(
             start_s=round(window.start_s + start_s, 3),
             end_s=round(window.start_s + end_s, 3),
             text=text,
             token_ids=found,
-            seek=round(_FRAMES_PER_SECOND * window.start_s),
+            seek=round(FRAMES_PER_SECOND * window.start_s),
             avg_logprob=_mean_logprob(output, places),
             compression_ratio=_compression_ratio(text),
             no_speech_prob=no_speech_prob,
         )
+
+
+def num_kept_tokens(token_ids: Sequence[int], tokens: SpeechTokens, num_rows: int) -> int:
+    """Return how many tokens of a window belong to the segments that it has whole; the next window has the others.
+
+    A pair of timestamps is the end of a segment and the start of one behind it. A window that ends with a single
+    timestamp, or has no pair, keeps all of its tokens: the next one begins where it ends.
+
+    Args:
+        token_ids: that the model has drawn with timestamps.
+        tokens: of the model.
+        num_rows: of the encoder. A pair in the first thirtieth of them does not count, so that windows advance.
+    """
+    marks = [token >= tokens.first_timestamp for token in token_ids if token != tokens.end]
+    if marks[-2:] == [False, True]:
+        return len(token_ids)
+    pairs = [place for place in range(1, len(marks)) if marks[place - 1] and marks[place]]
+    least = max(1, num_rows // _MAX_WINDOWS)
+    if not pairs or token_ids[pairs[-1] - 1] - tokens.first_timestamp < least:
+        return len(token_ids)
+    return pairs[-1]
 
 
 def num_spoken_rows(duration_s: float, most: int) -> int:

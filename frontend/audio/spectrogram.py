@@ -9,7 +9,7 @@ _FRAMES_AT_ONCE = 128
 """Their samples and frequencies stay in the second-level cache."""
 _FLOOR = 1e-10
 _DYNAMIC_RANGE = 8.0
-"""Decades below the loudest band of the window; what is quieter counts as so loud."""
+"""Decades below the loudest band of all frames; what is quieter counts as so loud."""
 
 
 class Spectrogram:
@@ -31,25 +31,26 @@ class Spectrogram:
         """Frequencies by bands."""
 
     def __call__(self, samples: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Return bands by frames, of a whole window.
+        """Return bands by frames, of a whole window, or of as many samples as there are.
 
         Args:
-            samples: of one channel; at most those of a window. Silence follows them.
+            samples: of one channel. Silence follows those that are fewer than a window's.
         """
-        margin = self._size // 2
-        padded = np.zeros(self._num_samples, dtype=np.float64)
-        padded[: len(samples)] = samples
-        padded = np.pad(padded, margin, mode="reflect")
-        num_frames = self._num_samples // self._hop
+        margin, num_samples = self._size // 2, max(len(samples), self._num_samples)
+        padded = np.pad(np.pad(samples, (0, num_samples - len(samples))), margin, mode="reflect")
+        num_frames = num_samples // self._hop
         # Frames behind the last sample are silent, unless they reach the end of the window, where it is reflected.
         num_heard = num_frames
-        if len(samples) <= self._num_samples - self._size:
+        if len(samples) <= num_samples - self._size:
             num_heard = min(num_frames, (len(samples) + margin) // self._hop + 1)
         frames = np.lib.stride_tricks.sliding_window_view(padded, self._size)[:: self._hop][:num_heard]
         powers = np.full((num_frames, self._filters.shape[1]), _FLOOR)
         for first in range(0, num_heard, _FRAMES_AT_ONCE):
             waves = np.fft.rfft(frames[first : first + _FRAMES_AT_ONCE] * self._window)
             powers[first : first + len(waves)] = (waves.real**2 + waves.imag**2) @ self._filters
-        loudness = np.log10(np.maximum(powers, _FLOOR))
-        loudness = (np.maximum(loudness, loudness.max() - _DYNAMIC_RANGE) + 4.0) / 4.0
+        # In place: a long sound has many frames.
+        loudness = np.log10(np.maximum(powers, _FLOOR, out=powers), out=powers)
+        np.maximum(loudness, loudness.max() - _DYNAMIC_RANGE, out=loudness)
+        loudness += 4.0
+        loudness /= 4.0
         return np.ascontiguousarray(loudness.T, dtype=np.float32)

@@ -1,12 +1,17 @@
-"""`Transcriber`: from a file of any length to its text, in windows that the model reads at once."""
+"""`Transcriber`: from a file of any length to its text, in windows that the model reads at once.
+
+Without timestamps a long sound is cut where it is quiet, and its windows run at the same time. With timestamps each
+window begins behind the last segment that the one before has whole: see `octavo.frontend.audio.long_form`.
+"""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from octavo.frontend.audio.long_form import WholeSpectrogram
 from octavo.frontend.audio.prompts import AudioPrompts, SoundWindow
-from octavo.frontend.audio.segments import Segment, num_spoken_rows, segments_of
+from octavo.frontend.audio.segments import Segment, num_kept_tokens, num_spoken_rows, segments_of
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.windows import in_order
 from octavo.frontend.audio.words import Word, words_of
@@ -46,13 +51,16 @@ class SpeechRequest:
 class Sound:
     """A decoded sound, and how its windows are transcribed."""
 
-    windows: Sequence[SoundWindow]
+    windows: list[SoundWindow]
+    """With timestamps, those that have begun."""
     duration_s: float
     language: str
     prompt_token_ids: list[int]
     """Of each window."""
     params: SamplingParams
     request_id: str
+    spectrogram: WholeSpectrogram | None = None
+    """From which windows are cut; None: there are no timestamps, and `windows` has them all."""
     words_language: str | None = None
     """Of the text whose words are found; None: the caller does not ask for them."""
     rows: dict[int, list[float]] = field(default_factory=dict)
@@ -91,9 +99,14 @@ class Transcriber:
         if request.has_words:
             self._tokens.alignment(1, 1)
             self._require_aligner()
-        found = await self._prompts.read(MediaSource("audio", request.file, "file"))
+        source = MediaSource("audio", request.file, "file")
+        found = await self._prompts.read(source, is_whole=request.has_timestamps)
+        windows, spectrogram = found.windows, None
+        if request.has_timestamps:
+            spectrogram = WholeSpectrogram.of(found)
+            windows = [spectrogram.window(0)]
         if language is None and self._tokens.languages:
-            language = await self._detect(found.windows[0], request_id)
+            language = await self._detect(windows[0], request_id)
         asked = prompt_of(language)
         params = request.params.clone(speech_rules="timestamps" if request.has_timestamps else "text")
         if request.has_segment_logprobs:
@@ -101,15 +114,25 @@ class Transcriber:
             params = params.clone(**self._tokens.no_speech_params(asked))
         language = language or "en"
         words_language = None if not request.has_words else "en" if request.task == "translate" else language
-        return Sound(found.windows, found.duration_s, language, asked, params, request_id, words_language)
+        return Sound(windows, found.duration_s, language, asked, params, request_id, spectrogram, words_language)
 
     async def outputs(self, sound: Sound, kind: OutputKind) -> AsyncGenerator[tuple[int, RequestOutput]]:
-        """Yield the outputs of the windows, with the index of the window and in their order. Some run at the same time.
+        """Yield the outputs of the windows, with the index of the window and in their order.
+
+        Args:
+            sound: not transcribed yet.
+            kind: with timestamps, only whole outputs.
 
         Raises:
             OctavoError: why there is no text. The first failure ends all windows.
         """
         sound = replace(sound, params=sound.params.clone(output_kind=kind))
+        if sound.spectrogram is not None:
+            assert kind is OutputKind.FINAL_ONLY, "the next window begins where the tokens of this one say"
+            async with aclosing(self._one_after_another(sound, sound.spectrogram)) as outputs:
+                async for index, output in outputs:
+                    yield index, output
+            return
         runs = [partial(self._run, sound, index) for index in range(len(sound.windows))]
         async with aclosing(in_order(runs, WINDOWS_AT_ONCE)) as outputs:
             async for index, output in outputs:
@@ -136,8 +159,12 @@ class Transcriber:
         return [
             word
             for index, (window, output) in enumerate(zip(sound.windows, outputs, strict=True))
-            for word in words_of(window, output.outputs[0].token_ids, sound.rows[index], self._tokens, decode, language)
+            for word in words_of(window, self._kept(window, output), sound.rows[index], self._tokens, decode, language)
         ]
+
+    def _kept(self, window: SoundWindow, output: RequestOutput) -> list[int]:
+        token_ids = output.outputs[0].token_ids
+        return token_ids[: num_kept_tokens(token_ids, self._tokens, window.item.attended_rows)]
 
     def _require_raw_logprobs(self) -> None:
         if self._client.config.logprobs_mode != "raw_logprobs":
@@ -174,6 +201,19 @@ class Transcriber:
         async with aclosing(self._run(sound, 0)) as outputs:
             (output,) = [output async for output in outputs]
         return codes[output.outputs[0].token_ids[0]]
+
+    async def _one_after_another(
+        self, sound: Sound, spectrogram: WholeSpectrogram
+    ) -> AsyncGenerator[tuple[int, RequestOutput]]:
+        start, windows = 0, sound.windows
+        while start < spectrogram.num_frames:
+            if start:
+                windows.append(spectrogram.window(start))
+            async with aclosing(self._run(sound, len(windows) - 1)) as outputs:
+                (output,) = [output async for output in outputs]
+            yield len(windows) - 1, output
+            start = spectrogram.next_start(windows[-1], output.outputs[0].token_ids, self._tokens)
+            windows[-1] = windows[-1].without_frames()
 
     async def _run(self, sound: Sound, index: int) -> AsyncGenerator[RequestOutput]:
         token_ids = packed_prompt(sound.prompt_token_ids, self._client.facts.vocab_size)

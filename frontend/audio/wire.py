@@ -27,6 +27,8 @@ class AudioJob(msgspec.Struct, array_like=True):
     """Samples per second; `FILE`, `MODEL_RATE`."""
     max_windows: int
     """Longer sounds are refused; 0: there is no limit but that of the setup."""
+    is_whole: bool = False
+    """It is not cut: its only window has all of its frames, and at least those that the model reads at once."""
 
 
 class Window(msgspec.Struct, array_like=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 import soundfile
 import soxr
 import torch
@@ -49,6 +50,7 @@ class Reference:
         self.extractor = transformers.WhisperFeatureExtractor.from_pretrained(path)
         self.model = transformers.WhisperForConditionalGeneration.from_pretrained(path, dtype=torch.float32)
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
+        self.end = self.model.generation_config.eos_token_id
 
     def heard(self, samples: Any) -> Any:
         """Return what the encoder makes of a window."""
@@ -81,6 +83,22 @@ class Reference:
         features = self.extractor(samples, sampling_rate=RATE, return_tensors="pt").input_features
         with torch.no_grad():
             return list(self.model.generate(features, do_sample=False, num_beams=1)[0].tolist())
+
+    def segments(self, samples: Any) -> list[tuple[float, float, str]]:
+        """Return start, end and text of the segments of a sound of any length, which end with it at the latest."""
+        duration_s = len(samples) / RATE
+        whole: Any = {"truncation": False, "padding": "longest"} if duration_s > 30 else {}
+        features = self.extractor(samples, sampling_rate=RATE, return_tensors="pt", **whole).input_features
+        with torch.no_grad():
+            found = self.model.generate(features, return_timestamps=True, return_segments=True, num_beams=1)
+        return [
+            (
+                round(float(one["start"]), 2),
+                round(min(float(one["end"]), duration_s), 2),
+                self.tokenizer.decode([token for token in one["tokens"] if token < self.end]),
+            )
+            for one in found["segments"][0]
+        ]
 
     def rows(self, heard: Any, prompt: Sequence[int], tokens: Sequence[int], num_rows: int) -> list[int]:
         """Return the row of the sound at which the token after each one begins."""
@@ -124,8 +142,37 @@ def test_tokens_and_words_equal_transformers(whisper_tiny: Path) -> None:
                     files = {"file": ("a.wav", speech(text).read_bytes())}
                     answer = await http.post("/v1/audio/transcriptions", files=files)
                     assert answer.json()["text"] == " ".join(expected)
+                for text in (FOX, STORY):
+                    await assert_segments(http, reference, text)
 
     asyncio.run(main())
+
+
+@pytest.mark.long
+def test_segments_of_several_windows_equal_transformers(whisper_tiny: Path) -> None:
+    """A text without pauses, and one whose windows end within a sentence."""
+    reference = Reference(whisper_tiny)
+    sentences = STORY.split(". ")
+    texts = [" ".join([STORY.replace(". ", ", and ")] * 3), ". ".join([*sentences[::-1], *sentences[::2], *sentences])]
+
+    async def main() -> None:
+        async with await AsyncClient.launch(str(whisper_tiny), dtype="float32") as client:
+            transport = httpx.ASGITransport(app=create_app(client, ServerConfig(allowed_origins=[])))
+            async with httpx.AsyncClient(transport=transport, base_url="http://octavo.test", timeout=300) as http:
+                for text in texts:
+                    await assert_segments(http, reference, text)
+
+    asyncio.run(main())
+
+
+async def assert_segments(http: httpx.AsyncClient, reference: Reference, text: str) -> None:
+    """The segments of a spoken text are those of `transformers`."""
+    data = speech(text).read_bytes()
+    expected = reference.segments(samples_of(data))
+    form = {"response_format": "verbose_json"}
+    answer = (await http.post("/v1/audio/transcriptions", files={"file": ("a.wav", data)}, data=form)).json()
+    found = [(round(one["start"], 2), round(one["end"], 2), one["text"]) for one in answer["segments"]]
+    assert found == expected
 
 
 async def assert_aligned(
@@ -153,9 +200,13 @@ async def windows_of(client: AsyncClient, text: str) -> list[Any]:
     assert isinstance(client.media, AudioPrompts)
     data = speech(text).read_bytes()
     result = await client.media.read(MediaSource("audio", data, "file"))
-    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
-    samples = soxr.resample(samples, rate, RATE)
+    samples = samples_of(data)
     return [samples[round(one.start_s * RATE) :][: round(one.duration_s * RATE)] for one in result.windows]
+
+
+def samples_of(data: bytes) -> Any:
+    samples, rate = soundfile.read(io.BytesIO(data), dtype="float32")
+    return soxr.resample(samples, rate, RATE)
 
 
 async def transcribed(client: AsyncClient, samples: Any, mode: Any) -> RequestOutput:

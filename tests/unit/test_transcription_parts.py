@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import transformers
 
-from octavo.frontend.audio.prompts import SoundWindow
-from octavo.frontend.audio.segments import Segment, segments_of
+from octavo.frontend.audio.long_form import WholeSpectrogram
+from octavo.frontend.audio.prompts import ReadSound, SoundWindow
+from octavo.frontend.audio.segments import Segment, num_kept_tokens, segments_of
 from octavo.frontend.audio.spectrogram import Spectrogram
 from octavo.frontend.audio.speech_tokens import SpeechTokens
 from octavo.frontend.audio.subtitles import subrip, webvtt
@@ -20,8 +21,9 @@ from octavo.frontend.audio.text import JoinedText
 from octavo.frontend.audio.windows import in_order
 from octavo.frontend.http.audio_form import AudioForm
 from octavo.frontend.outputs import CompletionOutput, Logprob, RequestOutput
+from octavo.protocol.buffers import Buffer
 from octavo.protocol.errors import InvalidRequestError
-from octavo.protocol.media import MediaItem
+from octavo.protocol.media import MediaItem, MediaTensor, digest_of
 
 TOKENS = SpeechTokens(10, 9, 14, 13, {"en": 11}, {"transcribe": 12}, (), no_speech=13)
 FIRST = TOKENS.first_timestamp
@@ -121,6 +123,45 @@ def test_segments_are_between_timestamps() -> None:
     assert first.no_speech_prob == second.no_speech_prob == pytest.approx(math.exp(-2)) and first.seek == 3000
     (english,) = segments([FIRST, 1, 9], no_speech=None)
     assert english.no_speech_prob == pytest.approx(math.exp(-3)), "after the only token of the prompt"
+
+
+def test_a_window_keeps_the_segments_that_it_has_whole() -> None:
+    one = [FIRST, 1, 2, FIRST + 60]
+    for tokens, num_kept in (
+        ([*one, 9], 5),  # no speech behind the single timestamp
+        ([*one, FIRST + 60, 9], 4),
+        ([*one, FIRST + 70, 3, 4, 9], 4),  # the second segment goes on behind the window
+        ([*one, FIRST + 70, 3, FIRST + 90, 9], 8),
+        ([FIRST, 1, FIRST + 49, FIRST + 49, 2, 9], 6),  # too early
+        ([FIRST, 1, 2], 3),
+        ([9], 1),
+    ):
+        assert num_kept_tokens(tokens, TOKENS, 1500) == num_kept, tokens
+    assert [one.text for one in segments([*one, FIRST + 70, 3, 4, 9])] == [" w1 w2"]
+
+
+@pytest.mark.parametrize("num_samples", [8_000, 39_999])
+def test_windows_of_a_whole_spectrogram(num_samples: int) -> None:
+    extractor = transformers.WhisperFeatureExtractor(feature_size=20, chunk_length=1)
+    samples = np.random.default_rng(0).normal(size=num_samples).astype(np.float32)
+    frames = Spectrogram(extractor)(samples)
+    if num_samples > 16_000:
+        whole = extractor(samples, sampling_rate=16_000, truncation=False, padding="longest", return_tensors="np")
+        np.testing.assert_allclose(frames, whole["input_features"][0], atol=2e-5)
+    tensor = MediaTensor("float32", list(frames.shape), Buffer(frames.tobytes()))
+    item = MediaItem([], b"", {"input_features": tensor}, attended_rows=50, kind="audio")
+    sound = WholeSpectrogram.of(ReadSound(num_samples / 16_000, [SoundWindow(0.0, num_samples / 16_000, item)]))
+    assert sound.num_frames == num_samples // 160
+    for start in range(0, sound.num_frames, 46):
+        window = sound.window(start)
+        data = window.item.tensors["input_features"]
+        found = np.frombuffer(data.data.data, np.float32).reshape(data.shape)
+        expected = frames[:, start : start + 100]
+        assert np.array_equal(found, np.pad(expected, ((0, 0), (0, 100 - expected.shape[1]))))
+        assert window.start_s == start / 100 and window.duration_s == min(100, sound.num_frames - start) / 100
+        assert window.item.digest == digest_of(window.item.tensors)
+    assert sound.next_start(sound.window(0), [FIRST, 1, FIRST + 20, FIRST + 20, 2, 9], TOKENS) == 40
+    assert sound.next_start(sound.window(0), [FIRST, 1, FIRST + 20, 9], TOKENS) == min(100, sound.num_frames)
 
 
 def test_segments_that_have_no_end_or_are_longer_than_their_window() -> None:

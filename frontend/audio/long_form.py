@@ -1,0 +1,65 @@
+"""`WholeSpectrogram`: all frames of a sound, from which a transcription with timestamps cuts one window after another.
+
+Where a window cuts a segment, Whisper draws the segment's start only. The next window therefore begins there, and not
+where the one before ends.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from octavo.frontend.audio.process import FEATURES
+from octavo.frontend.audio.prompts import ReadSound, SoundWindow
+from octavo.frontend.audio.segments import FRAMES_PER_SECOND, num_kept_tokens
+from octavo.frontend.audio.speech_tokens import SpeechTokens
+from octavo.protocol.buffers import Buffer
+from octavo.protocol.media import MediaItem, MediaTensor, digest_of
+
+FRAMES_PER_ROW = 2
+"""Frames that the encoder makes one row of, which is also the step of timestamps."""
+_FRAME_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSpectrogram:
+    """The spectrogram of a sound."""
+
+    item: MediaItem
+    """Its tensor has bands by frames, float32: at least as many as the sound has."""
+    num_frames: int
+    """Of the sound."""
+
+    @classmethod
+    def of(cls, sound: ReadSound) -> "WholeSpectrogram":
+        """Return that of a sound that was read whole."""
+        (window,) = sound.windows
+        # A sample is a 160th of a frame: 0.58 * 100 is 57.999...
+        return cls(window.item, max(1, int(FRAMES_PER_SECOND * sound.duration_s + 1e-6)))
+
+    def window(self, start: int) -> SoundWindow:
+        """Return the window that begins at a frame; zeros follow the last one, as in `transformers`."""
+        tensor = self.item.tensors[FEATURES]
+        (num_bands, num_stored), size = tensor.shape, FRAMES_PER_ROW * self.item.attended_rows
+        end = min(start + size, num_stored)
+        padding = bytes(_FRAME_BYTES * (start + size - end))
+        data = memoryview(tensor.data.data)
+        parts: list[memoryview | bytes] = []
+        for first in range(0, num_bands * num_stored, num_stored):
+            parts += [data[_FRAME_BYTES * (first + start) : _FRAME_BYTES * (first + end)], padding]
+        tensors = {FEATURES: MediaTensor(tensor.dtype, [num_bands, size], Buffer(b"".join(parts)))}
+        item = MediaItem([], digest_of(tensors), tensors, attended_rows=self.item.attended_rows, kind=self.item.kind)
+        num_heard = min(size, self.num_frames - start)
+        return SoundWindow(start / FRAMES_PER_SECOND, num_heard / FRAMES_PER_SECOND, item)
+
+    def next_start(self, window: SoundWindow, token_ids: Sequence[int], tokens: SpeechTokens) -> int:
+        """Return the frame at which the window behind this one begins; `num_frames` at the end of the sound.
+
+        Args:
+            window: of this sound.
+            token_ids: that the model has drawn for it.
+            tokens: of the model.
+        """
+        num_kept = num_kept_tokens(token_ids, tokens, window.item.attended_rows)
+        advance = FRAMES_PER_ROW * self.item.attended_rows
+        if num_kept < len(token_ids):
+            advance = FRAMES_PER_ROW * (token_ids[num_kept - 1] - tokens.first_timestamp)
+        return min(round(FRAMES_PER_SECOND * window.start_s) + advance, self.num_frames)
