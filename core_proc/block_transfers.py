@@ -9,7 +9,7 @@ from octavo.core_proc.scheduler.delivery import ClientEvent
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.scheduler.stop import FinishCause
 from octavo.core_proc.workers.commands import Answer, MakeCommand, OnDone
-from octavo.protocol.steps import LoadBlocks
+from octavo.protocol.worker_commands import LoadBlocks
 
 
 class LoadingWorkers(Protocol):

@@ -21,7 +21,7 @@ from octavo.protocol.block_packs import MAX_CONTENTS
 from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import BlockId
-from octavo.protocol.steps import StoreBlocks
+from octavo.protocol.worker_commands import StoreBlocks
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from octavo.protocol.events import Event, reject_version
 from octavo.protocol.log import LimitedLog
 from octavo.protocol.malformed import Malformed, parse_malformed
 from octavo.protocol.requests import Connect, FrontendMessage
-from octavo.protocol.steps import WorkerCommand, WorkerReply
+from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 
 logger = logging.getLogger(__name__)
 

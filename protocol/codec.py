@@ -18,7 +18,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.events import Event
 from octavo.protocol.ids import IdArray, unpack_ids
 from octavo.protocol.requests import FrontendMessage
-from octavo.protocol.steps import WorkerCommand, WorkerReply
+from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 
 T = TypeVar("T")
 

@@ -16,7 +16,7 @@ from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import give_back_pages
 from octavo.protocol.config import ModelFacts, ResolvedConfig
 from octavo.protocol.errors import ProtocolError, StartupError
-from octavo.protocol.steps import LoadWeights
+from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model

@@ -22,7 +22,8 @@ from octavo.protocol.curve import GroupKeys
 from octavo.protocol.env import Env
 from octavo.protocol.errors import NotEnoughMemoryError, ProtocolError, StartupError
 from octavo.protocol.lifecycle import EXIT_OK, StartupReporter, StopSignal
-from octavo.protocol.steps import (
+from octavo.protocol.steps import StepPlan, StepResult, TokenMask, TokenMasks
+from octavo.protocol.worker_commands import (
     Acknowledged,
     AllocateCache,
     CacheReady,
@@ -35,12 +36,8 @@ from octavo.protocol.steps import (
     ReleaseMemory,
     RestoreWeights,
     SaveBlockFiles,
-    StepPlan,
-    StepResult,
     StopWorker,
     StoreBlocks,
-    TokenMask,
-    TokenMasks,
     WarmedUp,
     WarmUp,
     WeightsCommand,

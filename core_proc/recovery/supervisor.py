@@ -19,7 +19,8 @@ from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import StartupError
 from octavo.protocol.restarts import LONG_LIFE_S, RestartDecision, RestartPolicy
-from octavo.protocol.steps import Profile, StepPlan, StepResult, TokenMask
+from octavo.protocol.steps import StepPlan, StepResult, TokenMask
+from octavo.protocol.worker_commands import Profile
 
 logger = logging.getLogger(__name__)
 

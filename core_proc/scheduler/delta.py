@@ -10,16 +10,7 @@ from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import IdArray, SlotId, TokenId
 from octavo.protocol.media import StepMedia, grids_of
 from octavo.protocol.prompt_embeds import StepEmbeds, StepEmbedsBuilder
-from octavo.protocol.steps import (
-    POOLED,
-    Admitted,
-    Appended,
-    BlockCopy,
-    Scheduled,
-    StateMove,
-    StepPlan,
-    StepResult,
-)
+from octavo.protocol.steps import POOLED, Admitted, Appended, BlockCopy, Scheduled, StateMove, StepPlan, StepResult
 
 
 @dataclass(slots=True)

@@ -31,7 +31,8 @@ from octavo.protocol.events import Failed, FailureKind, Finished, FinishReason
 from octavo.protocol.ids import RequestId
 from octavo.protocol.kv_transfer import PARAMS, KVTransfer
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import BlockCopy, LoadBlockFiles, SaveBlockFiles
+from octavo.protocol.steps import BlockCopy
+from octavo.protocol.worker_commands import LoadBlockFiles, SaveBlockFiles
 
 logger = logging.getLogger(__name__)
 

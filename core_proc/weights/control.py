@@ -16,7 +16,6 @@ from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.commands import Answer, CommandExecutor, MakeCommand
 from octavo.protocol.events import CallFailed, FactsChanged, UtilityResult
-from octavo.protocol.steps import AllocateCache, JoinWeightTransfer, LoadWeights, ReleaseMemory, RestoreWeights, WarmUp
 from octavo.protocol.weights import (
     WAKE_TAGS,
     GetWeights,
@@ -30,6 +29,14 @@ from octavo.protocol.weights import (
     UpdateWeights,
     WakeUp,
     WeightsCall,
+)
+from octavo.protocol.worker_commands import (
+    AllocateCache,
+    JoinWeightTransfer,
+    LoadWeights,
+    ReleaseMemory,
+    RestoreWeights,
+    WarmUp,
 )
 
 logger = logging.getLogger(__name__)

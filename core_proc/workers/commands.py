@@ -14,18 +14,8 @@ from octavo.core_proc.workers.group import WorkerFailed, WorkerGroup
 from octavo.protocol.config import CachePlan
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import BlockId
-from octavo.protocol.steps import (
-    Acknowledged,
-    BlocksLoaded,
-    CacheReady,
-    Profile,
-    StepPlan,
-    StepResult,
-    TokenMask,
-    TokenMasks,
-    WarmedUp,
-    WorkerCommand,
-)
+from octavo.protocol.steps import StepPlan, StepResult, TokenMask, TokenMasks
+from octavo.protocol.worker_commands import Acknowledged, BlocksLoaded, CacheReady, Profile, WarmedUp, WorkerCommand
 
 MakeCommand: TypeAlias = Callable[[int], WorkerCommand]
 """Returns the command of this number."""

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 from octavo.protocol.config import CachePlan, DeviceFacts
 from octavo.protocol.errors import OctavoError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
-from octavo.protocol.steps import WorkerCommand, WorkerReply
+from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 
 FailureCause: TypeAlias = Literal["exited", "raised", "hung", "not_started", "other_engine"]
 """How a worker failed: its process ended, it reported an error, it stopped answering, or it never became ready; or a

@@ -15,8 +15,8 @@ from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import WorkerSpec
 from octavo.protocol.lifecycle import StartupReporter
-from octavo.protocol.steps import StopWorker
 from octavo.protocol.supervise import Child, ChildExited
+from octavo.protocol.worker_commands import StopWorker
 
 logger = logging.getLogger(__name__)
 

@@ -22,7 +22,8 @@ from octavo.core_proc.workers.local import LocalWorkerGroup
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import StartupError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
-from octavo.protocol.steps import StepPlan, StepResult, WorkerCommand, WorkerReply
+from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 
 ABORT_SIGNALS = 2
 """Number of SIGTERMs after which an engine does not wait for the requests of others."""

@@ -16,8 +16,8 @@ from octavo.protocol.control import NodePlace, Progress, WorkerSpec
 from octavo.protocol.errors import StartupError
 from octavo.protocol.lifecycle import StartupReporter
 from octavo.protocol.nodes import AgentLost, EndRanks, RankExited, RankReport, StartRanks
-from octavo.protocol.steps import StopWorker
 from octavo.protocol.supervise import ChildExited
+from octavo.protocol.worker_commands import StopWorker
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from octavo.protocol.control import ControlMessage, PhaseDone, Progress, WorkerR
 from octavo.protocol.errors import StartupError
 from octavo.protocol.ids import Rank
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
-from octavo.protocol.steps import (
+from octavo.protocol.worker_commands import (
     AllocateCache,
     CacheReady,
     CommandFailed,

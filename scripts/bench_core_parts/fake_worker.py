@@ -9,7 +9,8 @@ from bench_core_parts.messages import FACTS, result_of
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.lifecycle import run_child
-from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan, WarmedUp, WarmUp
+from octavo.protocol.steps import StepPlan
+from octavo.protocol.worker_commands import AllocateCache, CacheReady, WarmedUp, WarmUp
 
 STEP_VARIABLE = "BENCH_CORE_STEP_S"
 """Environment variable: how long each step takes, in seconds."""

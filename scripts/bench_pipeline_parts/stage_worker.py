@@ -21,7 +21,8 @@ from octavo.kernels.stage_exchange.native import ReceiveRowsArguments, SendRowsA
 from octavo.protocol.channel import ResultPush, Subscriber
 from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.lifecycle import run_child
-from octavo.protocol.steps import AllocateCache, CacheReady, StepPlan, StopWorker, WarmedUp, WarmUp
+from octavo.protocol.steps import StepPlan
+from octavo.protocol.worker_commands import AllocateCache, CacheReady, StopWorker, WarmedUp, WarmUp
 
 TIME_VARIABLE = "BENCH_PIPELINE_STAGE_S"
 """Environment variable: seconds of a step and of each of its tokens, separated by a comma."""

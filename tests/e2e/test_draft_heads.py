@@ -20,7 +20,7 @@ from worker_plans import Driver, loaded, spec, worker_config
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import SamplingSpec
-from octavo.protocol.steps import LoadWeights
+from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.weights.transfer import WeightReceiver
 

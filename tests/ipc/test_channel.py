@@ -39,7 +39,8 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.malformed import Malformed
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Abort, Connect, Submit
-from octavo.protocol.steps import Acknowledged, Profile, StepResult, StopWorker, TokenMasks
+from octavo.protocol.steps import StepResult, TokenMasks
+from octavo.protocol.worker_commands import Acknowledged, Profile, StopWorker
 
 TIMEOUT_S = 10.0
 

@@ -28,23 +28,18 @@ from octavo.protocol.config import DeviceFacts, ResolvedConfig
 from octavo.protocol.control import PhaseDone, WorkerReady, WorkerSpec
 from octavo.protocol.ids import pack_ids
 from octavo.protocol.lifecycle import EXIT_FAILED, EXIT_OK, EXIT_STARTUP_FAILED
-from octavo.protocol.steps import (
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan, StepResult, TokenMask, TokenMasks
+from octavo.protocol.supervise import Child, ChildExited
+from octavo.protocol.worker_commands import (
     Acknowledged,
-    Admitted,
     AllocateCache,
     CacheReady,
     CommandFailed,
     Profile,
-    Scheduled,
-    StepPlan,
-    StepResult,
     StopWorker,
-    TokenMask,
-    TokenMasks,
     WarmedUp,
     WarmUp,
 )
-from octavo.protocol.supervise import Child, ChildExited
 
 TIMEOUT_S = 60.0
 START_TIMEOUT_S = 300.0

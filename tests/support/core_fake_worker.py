@@ -16,13 +16,13 @@ from octavo.protocol.control import WorkerReady, WorkerSpec
 from octavo.protocol.curve import GroupKeys
 from octavo.protocol.errors import ConfigError, NotEnoughMemoryError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
-from octavo.protocol.steps import (
+from octavo.protocol.steps import StepPlan
+from octavo.protocol.worker_commands import (
     Acknowledged,
     AllocateCache,
     CacheReady,
     CommandFailed,
     Profile,
-    StepPlan,
     StopWorker,
     WarmedUp,
     WarmUp,

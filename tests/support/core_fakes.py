@@ -32,7 +32,8 @@ from octavo.protocol.config import (
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import BlocksLoaded, LoadBlocks, StepPlan, StepResult, StoreBlocks
+from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.worker_commands import BlocksLoaded, LoadBlocks, StoreBlocks
 
 VOCAB_SIZE = 50
 CLIENT = b"client"

@@ -19,7 +19,7 @@ from octavo.kernels.store_kv import gpu as store_kv
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.control import WorkerSpec
-from octavo.protocol.steps import StopWorker
+from octavo.protocol.worker_commands import StopWorker
 from octavo.worker_proc.device.cpu import CpuDevice
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model

@@ -21,7 +21,7 @@ from octavo.kernels.native import library
 from octavo.protocol.config import resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
-from octavo.protocol.steps import LoadWeights
+from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc import live_model
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
 from octavo.worker_proc.models.base import Model

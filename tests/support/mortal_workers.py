@@ -23,7 +23,8 @@ from octavo.protocol.events import Tokens
 from octavo.protocol.lifecycle import StartupReporter, StopSignal
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import Acknowledged, Profile, StepPlan, WorkerCommand, WorkerReply
+from octavo.protocol.steps import StepPlan
+from octavo.protocol.worker_commands import Acknowledged, Profile, WorkerCommand, WorkerReply
 
 STEP_TIMEOUT_S = 10.0
 START_TIMEOUT_S = 60.0

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from octavo.protocol.kv_transfer import rank_file
-from octavo.protocol.steps import LoadBlockFiles, SaveBlockFiles
+from octavo.protocol.worker_commands import LoadBlockFiles, SaveBlockFiles
 from octavo.worker_proc.cache.block_files import BlockFiles
 
 NUM_BLOCKS = 6

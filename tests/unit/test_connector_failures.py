@@ -16,7 +16,7 @@ from waiting import wait_until
 from octavo.core_proc.file_store import FileStore
 from octavo.core_proc.transfer.plugin import PluginConnector
 from octavo.protocol.kv_connector import ConnectorRequest, KVBlock, content_key
-from octavo.protocol.steps import LoadBlocks
+from octavo.protocol.worker_commands import LoadBlocks
 from octavo.worker_proc.cache.block_loader import BlockLoader
 from octavo.worker_proc.cache.connector_store import ConnectorStore
 

@@ -20,7 +20,7 @@ from octavo.core_proc.file_store import open_files
 from octavo.core_proc.file_watch import FileWatch
 from octavo.protocol.block_packs import MAX_CONTENTS, list_packs, pack_name, pack_path
 from octavo.protocol.errors import StartupError
-from octavo.protocol.steps import LoadBlocks, StoreBlocks
+from octavo.protocol.worker_commands import LoadBlocks, StoreBlocks
 from octavo.worker_proc.cache.block_loader import BlockLoader, FinishedTransfer
 from octavo.worker_proc.cache.content_files import ContentFiles
 from octavo.worker_proc.cache.host_blocks import HostBlocks

@@ -18,7 +18,8 @@ from octavo.core_proc.workers.lock_step import LockStepPlace
 from octavo.protocol.config import CachePlan
 from octavo.protocol.events import Failed
 from octavo.protocol.lock_step import IsolationState, IsolationTurn
-from octavo.protocol.steps import StepPlan, WorkerReply
+from octavo.protocol.steps import StepPlan
+from octavo.protocol.worker_commands import WorkerReply
 
 POISON = 49
 NUM_ENGINES = 2

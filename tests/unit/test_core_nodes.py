@@ -22,8 +22,9 @@ from octavo.protocol.control import AgentSpec
 from octavo.protocol.curve import GroupKeys, write_pair
 from octavo.protocol.errors import ConfigError, StartupError
 from octavo.protocol.nodes import AgentReady
-from octavo.protocol.steps import Profile, StepPlan
+from octavo.protocol.steps import StepPlan
 from octavo.protocol.version import __version__
+from octavo.protocol.worker_commands import Profile
 
 
 class Signals:

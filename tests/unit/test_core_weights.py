@@ -11,15 +11,6 @@ from octavo.core_proc.weights.journal import WeightsJournal, read_weights_record
 from octavo.core_proc.weights.state import WeightsState
 from octavo.core_proc.workers.commands import Answer
 from octavo.protocol.events import CallFailed, Failed
-from octavo.protocol.steps import (
-    AllocateCache,
-    JoinWeightTransfer,
-    LoadWeights,
-    ReleaseMemory,
-    RestoreWeights,
-    WarmUp,
-    WorkerCommand,
-)
 from octavo.protocol.weights import (
     HoldSteps,
     InitWeightTransfer,
@@ -33,6 +24,15 @@ from octavo.protocol.weights import (
     WakeUp,
     WeightsRecord,
     WeightsStatus,
+)
+from octavo.protocol.worker_commands import (
+    AllocateCache,
+    JoinWeightTransfer,
+    LoadWeights,
+    ReleaseMemory,
+    RestoreWeights,
+    WarmUp,
+    WorkerCommand,
 )
 
 

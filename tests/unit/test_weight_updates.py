@@ -13,7 +13,7 @@ from octavo.kernels.native import library
 from octavo.protocol.config import ResolvedConfig, resolve
 from octavo.protocol.config.sources import engine_config
 from octavo.protocol.env import Env
-from octavo.protocol.steps import LoadWeights
+from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.live_model import LiveModel
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.registry import build_model

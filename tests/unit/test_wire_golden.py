@@ -13,7 +13,7 @@ from octavo.protocol import PROTOCOL_VERSION
 from octavo.protocol.events import Event, StepEvent, Tokens, UtilityResult
 from octavo.protocol.params import RequestParams
 from octavo.protocol.requests import FrontendMessage, Utility
-from octavo.protocol.steps import WorkerCommand, WorkerReply
+from octavo.protocol.worker_commands import WorkerCommand, WorkerReply
 
 GOLDEN = json.loads(wire_golden.PATH.read_text())
 REMEDY = "the wire has changed: raise PROTOCOL_VERSION, say so in CHANGELOG.md, and run scripts/wire_golden"

@@ -13,7 +13,8 @@ from octavo.kernels import copy_blocks
 from octavo.kernels.copy_blocks import native
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.kv_transfer import rank_file
-from octavo.protocol.steps import BlockCopy, BlockFilesCommand, LoadBlockFiles
+from octavo.protocol.steps import BlockCopy
+from octavo.protocol.worker_commands import BlockFilesCommand, LoadBlockFiles
 
 _T = TypeVar("_T")
 

@@ -17,7 +17,7 @@ import torch
 from octavo.protocol.block_packs import MAX_CONTENTS
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import BlockId
-from octavo.protocol.steps import BlocksLoaded, LoadBlocks, StoreBlocks
+from octavo.protocol.worker_commands import BlocksLoaded, LoadBlocks, StoreBlocks
 from octavo.worker_proc.cache.content_files import Content
 from octavo.worker_proc.cache.host_blocks import HostBlocks
 from octavo.worker_proc.device.stream import DeviceEvent

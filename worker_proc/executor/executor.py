@@ -14,7 +14,8 @@ from torch import Tensor
 
 from octavo.protocol.errors import ProtocolError
 from octavo.protocol.ids import SlotId, pack_ids
-from octavo.protocol.steps import BlockFilesCommand, LoadBlocks, StepPlan, StepResult, StoreBlocks
+from octavo.protocol.steps import StepPlan, StepResult
+from octavo.protocol.worker_commands import BlockFilesCommand, LoadBlocks, StoreBlocks
 from octavo.worker_proc.batch.columns import Trait
 from octavo.worker_proc.batch.inputs import Ints, MediaRows
 from octavo.worker_proc.batch.state import BatchState

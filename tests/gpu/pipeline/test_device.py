@@ -15,15 +15,8 @@ from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.channel import Publisher, ResultPull
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.ids import pack_ids
-from octavo.protocol.steps import (
-    Admitted,
-    AllocateCache,
-    CacheReady,
-    Scheduled,
-    StepPlan,
-    TokenMasks,
-    WarmUp,
-)
+from octavo.protocol.steps import Admitted, Scheduled, StepPlan, TokenMasks
+from octavo.protocol.worker_commands import AllocateCache, CacheReady, WarmUp
 from octavo.worker_proc.device.cuda import CudaDevice
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.models.base import Model

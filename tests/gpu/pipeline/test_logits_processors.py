@@ -10,10 +10,7 @@ from worker_plans import Running, loaded, spec, worker_config
 
 from octavo import BatchUpdate, LogitsProcessor
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.steps import (
-    NO_TOKEN,
-    StepFault,
-)
+from octavo.protocol.steps import NO_TOKEN, StepFault
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.processors import ProcessorFactory, Processors

@@ -11,10 +11,7 @@ from worker_plans import Running, spec
 
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.steps import (
-    NO_TOKEN,
-    TokenMask,
-)
+from octavo.protocol.steps import NO_TOKEN, TokenMask
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.models.base import Model
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from octavo.core_proc.file_watch import FileChanges
-from octavo.protocol.steps import BlocksLoaded, StoreBlocks
+from octavo.protocol.worker_commands import BlocksLoaded, StoreBlocks
 from simulation.worker import SimulatedWorker
 from simulation.world import Process
 

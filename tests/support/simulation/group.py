@@ -12,13 +12,12 @@ import msgspec
 from octavo.core_proc.workers.group import Turn, WorkerFailed
 from octavo.protocol.codec import Frame, worker_command_codec, worker_reply_codec
 from octavo.protocol.config import CachePlan, DeviceFacts, ResolvedConfig
-from octavo.protocol.steps import (
+from octavo.protocol.steps import StepPlan, TokenMasks
+from octavo.protocol.worker_commands import (
     BlocksLoaded,
     CommandFailed,
     LoadBlocks,
-    StepPlan,
     StoreBlocks,
-    TokenMasks,
     WorkerCommand,
     WorkerReply,
 )

@@ -19,16 +19,14 @@ from octavo.protocol.config import CachePlan, ResolvedConfig
 from octavo.protocol.control import ControlMessage, Progress, WorkerReady
 from octavo.protocol.errors import StartupError
 from octavo.protocol.lifecycle import StartupReporter
-from octavo.protocol.steps import (
+from octavo.protocol.steps import StepPlan, StepResult, TokenMasks
+from octavo.protocol.worker_commands import (
     AllocateCache,
     BlocksLoaded,
     CacheReady,
     CommandFailed,
     LoadBlocks,
-    StepPlan,
-    StepResult,
     StoreBlocks,
-    TokenMasks,
     WarmedUp,
     WarmUp,
     WorkerCommand,

@@ -17,18 +17,8 @@ from octavo.protocol.config import CacheGroupSpec, DeviceFacts, ResolvedConfig
 from octavo.protocol.events import PooledOutput, TokenLogprobs
 from octavo.protocol.ids import ID_BYTES, IdArray, pack_ids, unpack_ids
 from octavo.protocol.params import PoolingSpec, SamplingSpec
-from octavo.protocol.steps import (
-    POOLED,
-    UNREAD_DRAFT,
-    Admitted,
-    BlocksLoaded,
-    LoadBlocks,
-    Scheduled,
-    StepPlan,
-    StepResult,
-    StoreBlocks,
-    TokenMask,
-)
+from octavo.protocol.steps import POOLED, UNREAD_DRAFT, Admitted, Scheduled, StepPlan, StepResult, TokenMask
+from octavo.protocol.worker_commands import BlocksLoaded, LoadBlocks, StoreBlocks
 from simulation.media import SimulatedEncoder, seen
 from simulation.model import DAMAGED_MARK, draft, draw, extend_states, logprob, root_state, vector
 from simulation.multi_step import execute_steps, is_last, is_plain
