@@ -5,7 +5,7 @@ from pathlib import Path
 from octavo.frontend.cli.config_docs import render_config_docs
 from octavo.frontend.cli.sampling_docs import render_sampling_docs
 from octavo.frontend.metrics.names import render_metrics_docs
-from octavo.worker_proc.models.docs import with_families
+from octavo.worker_proc.models.docs import with_families, with_media_families
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
@@ -15,10 +15,13 @@ PAGES = {
     "sampling-parameters.md": render_sampling_docs,
 }
 
+TABLES = {"models.md": with_families, "multimodal.md": with_media_families}
+
 
 def main() -> None:
-    page = DOCS / "models.md"
-    page.write_text(with_families(page.read_text("utf-8")), "utf-8")
+    for name, with_table in TABLES.items():
+        page = DOCS / name
+        page.write_text(with_table(page.read_text("utf-8")), "utf-8")
     for name, render in PAGES.items():
         (DOCS / name).write_text(render(), "utf-8")
         print(f"wrote docs/{name}")

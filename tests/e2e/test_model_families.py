@@ -40,16 +40,19 @@ from worker_plans import worker_config
 
 from octavo import AsyncClient
 from octavo.core_proc.cache.sizing import memory_table, plan_cache
+from octavo.frontend.model_files import media
 from octavo.kernels.native.library import NativeLibrary
 from octavo.protocol.config import DeviceFacts, ModelFacts
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import OutputKind, SamplingParams
 from octavo.worker_proc.facts import cache_group_specs
-from octavo.worker_proc.models.docs import with_families
+from octavo.worker_proc.models.docs import with_families, with_media_families
 from octavo.worker_proc.models.hf_keys import READ_ELSEWHERE
 from octavo.worker_proc.models.layers.short_conv import ShortConv
+from octavo.worker_proc.models.media_families import MEDIA_FAMILIES
 from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import ARCHITECTURES, Family, build_model
+from octavo.worker_proc.models.vision.registry import AUDIO_ENCODERS, TOWERS
 from octavo.worker_proc.parallel.placement import Placement
 
 MAX_LEN = 512
@@ -254,6 +257,15 @@ def test_the_table_of_the_docs_is_up_to_date() -> None:
     page = (DOCS / "models.md").read_text("utf-8")
     assert with_families(page) == page, "run scripts/docs"
     assert all(f"`{name}`" in page for name in ARCHITECTURES)
+
+
+def test_the_table_of_models_that_read_media_is_up_to_date() -> None:
+    page = (DOCS / "multimodal.md").read_text("utf-8")
+    assert with_media_families(page) == page, "run scripts/docs"
+    kinds = {name: family.kinds for family in MEDIA_FAMILIES for name in family.architectures}
+    images, sounds, videos = ({name for name in kinds if kind in kinds[name]} for kind in ("image", "audio", "video"))
+    assert images == TOWERS.keys() and sounds == AUDIO_ENCODERS.keys()
+    assert videos == set(media.VIDEO_ARCHITECTURES)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

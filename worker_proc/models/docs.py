@@ -1,8 +1,9 @@
-"""The table of families in docs/models.md."""
+"""The tables of families in docs/models.md and docs/multimodal.md."""
 
 import re
 from collections.abc import Iterator
 
+from octavo.worker_proc.models.media_families import MEDIA_FAMILIES
 from octavo.worker_proc.models.registry import FAMILIES, Family
 from octavo.worker_proc.weights import gguf_names, mistral
 
@@ -28,6 +29,23 @@ def with_families(page: str) -> str:
         cells = (family.name, names, "native", path, family.features, family.caches, formats, family.tested)
         rows.append(f"| {' | '.join(cells)} |")
     rows.append(_FALLBACK)
+    return _with_table(page, rows)
+
+
+def with_media_families(page: str) -> str:
+    """Return docs/multimodal.md with the table of all models that read media between its marks."""
+    rows = [
+        "| model | `architectures` | reads | encoder | language model |",
+        "| --- | --- | --- | --- | --- |",
+    ]
+    for family in MEDIA_FAMILIES:
+        names = ", ".join(f"`{name}`" for name in family.architectures)
+        kinds = ", ".join({"image": "images", "video": "videos", "audio": "sounds"}[kind] for kind in family.kinds)
+        rows.append(f"| {family.name} | {names} | {kinds} | {family.tower} | {family.text} |")
+    return _with_table(page, rows)
+
+
+def _with_table(page: str, rows: list[str]) -> str:
     table = "\n".join(rows)
     return _TABLE.sub(lambda match: match[1] + table + match[2], page)
 

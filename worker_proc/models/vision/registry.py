@@ -7,7 +7,7 @@ from octavo.protocol.media import Kind
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.vision.tower import TowerSpec, VisionTower
 
-_AUDIO = {
+AUDIO_ENCODERS = {
     "Phi4MultimodalForCausalLM": "phi4",
     "Qwen2AudioForConditionalGeneration": "qwen2_audio",
     "VoxtralForConditionalGeneration": "voxtral",
@@ -48,7 +48,7 @@ def build_towers(spec: TowerSpec) -> dict[Kind, VisionTower | ItemEncoder]:
     architecture, towers = spec.facts.architecture, dict[str, VisionTower | ItemEncoder]()
     found: dict[Kind, VisionTower | ItemEncoder] = {}
     for kind in spec.facts.token_ids:
-        package, modules = ("audio", _AUDIO) if kind == "audio" else ("vision", TOWERS)
+        package, modules = ("audio", AUDIO_ENCODERS) if kind == "audio" else ("vision", TOWERS)
         if architecture not in modules:
             known = ", ".join(modules)
             raise ConfigError(f"octavo has no encoder of {architecture} for {kind}", hint=f"use one of {known}")
