@@ -15,7 +15,18 @@ import msgspec
 
 VERSION = 5
 
-NEW_SETTINGS: dict[str, Any] = {"step_time_target_s": 0.0, "logits_processors": []}
+NEW_SETTINGS: dict[str, Any] = {
+    "step_time_target_s": 0.0,
+    "logits_processors": [],
+    "structured_output": {
+        "max_grammar_bytes": 512 * 2**10,
+        "grammar_timeout_s": 5,
+        "disable_any_whitespace": False,
+        "disable_additional_properties": False,
+    },
+    "recovery": {},
+    "remote": {},
+}
 """Fields added to `ResolvedConfig` since, with the values under which the scheduler behaves as before."""
 
 _LENGTH = struct.Struct("<I")
