@@ -103,8 +103,13 @@ class HitFinder:
         place = self._place_of_state(request, hits)
         if self._copy_cost.is_worth_it(first, num_host, num_files, state=place):
             return end
-        middle = first + hits.num_blocks // 2  # few tries: at most to the last checkpoint before it
-        return middle if place == "device" else max(middle, self._states.last_on_device(request, end - 1))
+        # Few tries: at most to the last checkpoint before the middle, but past none on the device. If the state after
+        # these hits is there too, blocks are too slow, and only a checkpoint before them needs no copies.
+        limit = end - 1
+        if place == "device":
+            numbers = zip(num_host, num_files, strict=True)
+            limit = next((index for index, absent in enumerate(numbers, first) if any(absent)), limit)
+        return max(first + hits.num_blocks // 2, self._states.last_on_device(request, limit))
 
     def _place_of_state(self, request: Request, hits: Hits) -> StatePlace:
         """Return from where the state after hits must come."""

@@ -207,6 +207,18 @@ class StateSlots:
             return request.max_num_tokens
         return max(0, self.group.next_kept(position - 1, request.num_prompt_tokens) - 1 - position)
 
+    def max_decode_steps(self, request: Request) -> int:
+        """Return how many tokens of a request a plan of several steps may compute.
+
+        It ends at the next checkpoint at the latest, and needs one new block at most: of several, only the last one has
+        an entry for the state.
+        """
+        position, size = request.num_computed_tokens, self.group.block_size
+        most = (request.num_blocks + 1) * size - position
+        if self._has_checkpoints:
+            most = min(most, self.group.next_kept(position, request.num_prompt_tokens) - position)
+        return most
+
     def keep(self, request: Request) -> None:
         """Keep the state of a request as it is before this plan, which computes drafts, until they are verified.
 

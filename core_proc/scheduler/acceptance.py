@@ -124,7 +124,8 @@ class Acceptance:
             # Positions after a rejected draft hold the KV of tokens that the request does not have.
             num_wrong = scheduled.num_samples - count
             is_short = request.state is RequestState.RUNNING and num_wrong > 0
-            if (states := self._cache.states) is not None and scheduled.num_samples > 1:
+            states = self._cache.states
+            if states is not None and scheduled.num_samples > 1 and states.goes_back(request):
                 # A recurrent state has no positions: what was right is computed again, from the state before the step.
                 states.end_drafts(request, are_right=not num_wrong)
                 num_wrong = scheduled.num_tokens

@@ -125,9 +125,11 @@ class RunningBatch:
         Args:
             most: at least 1.
         """
-        num_steps = most
+        num_steps, states = most, self._cache.states
         for request in self.decoding:
             num_steps = min(num_steps, request.max_num_tokens - request.num_tokens)
+            if states is not None:
+                num_steps = min(num_steps, states.max_decode_steps(request))
             if num_steps == 1:
                 return 1
         size, num_lists = self._cache.block_size, self._cache.num_groups

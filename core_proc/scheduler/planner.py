@@ -176,7 +176,7 @@ class StepPlanner:
         num_requests = len(self._batch.decoding)
         max_steps = self._multi_step.max_steps(num_requests)
         is_alone = num_requests == len(self._table.requests) and not self._table.num_needing_input
-        if max_steps == 1 or not is_alone or self._cache.states is not None:
+        if max_steps == 1 or not is_alone:
             return 1
         # All of them share the budget of the plan: with more steps the last in order would get no token.
         max_steps = min(max_steps, self._step_target.max_step_tokens(num_requests) // num_requests)

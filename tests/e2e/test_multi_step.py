@@ -1,8 +1,10 @@
 """Plans of several decode steps: the tokens and logprobs of single steps, from workers and from whole engines."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from tiny_families import FAMILIES
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import Driver, Running, loaded, spec, worker_config
 
@@ -55,6 +57,17 @@ def test_tokens_and_logprobs_are_those_of_single_steps(
         for ours, theirs in zip(several, single, strict=True):
             assert ours.outputs == theirs.outputs
             assert ours.logprobs == theirs.logprobs
+
+
+@pytest.mark.parametrize("name", ["mamba2", "granite-hybrid-dense", "qwen3-next"])
+def test_recurrent_states_are_those_of_single_steps(name: str, tmp_path: Path) -> None:
+    arch, class_name, settings = FAMILIES[name]
+    config = worker_config(make_tiny(arch, tmp_path, class_name=class_name, **settings), max_num_seqs=4)
+    model = loaded(config)
+    single = decoded(model, config, SAMPLING[:3], [1] * 24)
+    several = decoded(model, config, SAMPLING[:3], [1, 8, 2, 3, 1, 1, 8])
+    for ours, theirs in zip(several, single, strict=True):
+        assert (ours.outputs, ours.logprobs) == (theirs.outputs, theirs.logprobs)
 
 
 def test_steps_end_with_the_last_request(model: Model, config: ResolvedConfig) -> None:

@@ -156,6 +156,21 @@ def test_equal_prompts_are_computed_once(root: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("name", ["mamba2", "granite-hybrid-dense"])
+def test_plans_of_several_steps_leave_the_checkpoints_of_single_steps(name: str, root: Path) -> None:
+    prompt = [*range(5, 25)]
+    params = SamplingParams(max_tokens=300, temperature=1.0, seed=1, logprobs=1, ignore_eos=True)
+    turns = list[list[Any]]()
+    for num_steps in (1, 8):
+        with LLM(str(tiny(name, root)), **SETTINGS, num_scheduler_steps=num_steps) as llm:
+            (first,) = llm.generate([{"prompt_token_ids": prompt}], params, use_tqdm=False)
+            longer = [*prompt, *first.outputs[0].token_ids]
+            (second,) = llm.generate([{"prompt_token_ids": longer}], params, use_tqdm=False)
+            assert second.num_cached_tokens == 256
+        turns.append([(output.outputs[0].token_ids, output.outputs[0].logprobs) for output in (first, second)])
+    assert turns[0] == turns[1]
+
+
 TWO_RANKS, TWO_STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
 
 

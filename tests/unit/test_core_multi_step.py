@@ -43,7 +43,9 @@ def run_random(engine: FakeEngine, seed: int, aborts: bool = True) -> dict[str, 
     return {name: output.token_ids for name, output in engine.outputs.items() if output.end.reason.name != "ABORT"}
 
 
-@pytest.mark.parametrize(("num_blocks", "groups", "is_async"), [(64, WINDOWS[:1], True), (40, WINDOWS, False)])
+@pytest.mark.parametrize(
+    ("num_blocks", "groups", "is_async"), [(64, WINDOWS[:1], True), (40, WINDOWS, False), (64, STATES, True)]
+)
 def test_outputs_are_those_of_single_steps(num_blocks, groups, is_async) -> None:
     engine = FakeEngine(num_blocks, groups, num_scheduler_steps=4, async_scheduling=is_async)
     plain = FakeEngine(64, groups, async_scheduling=is_async)
@@ -138,11 +140,21 @@ def test_one_step_while_a_request_waits() -> None:
     assert 4 in steps(engine)
 
 
-def test_one_step_with_recurrent_states_or_without_blocks() -> None:
-    engine = FakeEngine(64, STATES, num_scheduler_steps=4)
-    engine.submit("a", [1, 2, 3], 12)
-    engine.run()
-    assert set(steps(engine)) == {1}
+def test_recurrent_states_are_kept_at_the_same_positions_as_by_single_steps() -> None:
+    engine, plain = FakeEngine(64, STATES, num_scheduler_steps=12), FakeEngine(64, STATES)
+    for one in (engine, plain):
+        one.submit("a", [1, 2, 3], 57)
+        one.run()
+        kept = one.scheduler.cache.states.pool.cached_blocks().keys()
+        assert len(kept) == 3, "after 16, 32 and 48 tokens"
+    assert kept == engine.scheduler.cache.states.pool.cached_blocks().keys()
+    assert max(steps(engine)) == 7, "the rest of a block, and a whole one"
+    for plan in engine.plans:
+        for part in plan.scheduled:
+            assert part.start // 16 == (part.start + part.num_tokens - 1) // 16
+
+
+def test_one_step_without_blocks() -> None:
     # Five blocks of four tokens: what fits into the fifth may be planned at once, what needs a sixth is preempted.
     engine = FakeEngine(5, num_scheduler_steps=8, max_model_len=20)
     engine.submit("a", [1, 2, 3], 17)

@@ -137,6 +137,21 @@ def test_a_hit_ends_at_a_checkpoint_on_the_device_if_a_later_one_takes_too_long(
     assert engine.scheduler.stats().kv_offload_used_bytes == 1000, "the state is there"
 
 
+def test_a_hit_ends_at_the_last_checkpoint_before_blocks_that_take_too_long() -> None:
+    prompt = [number % 40 + 1 for number in range(65)]
+    engine = FakeEngine(40, MIXES["hybrid"], max_model_len=80, kv_offloading_bytes=400_000, host_block_s=1.0)
+    run(engine, "first", prompt)
+    cache = engine.scheduler.cache
+    assert cache.states is not None and cache.host is not None
+    request = Request(CLIENT, Submit("again", prompt, SamplingSpec(max_tokens=1, seed=0)), 0, 0.0)
+    assert cache.states.last_on_device(request, 64 // BLOCK) == 64 // BLOCK
+    for key in request.block_hashes[48 // BLOCK : 64 // BLOCK]:
+        cache.host.on_evicted(cache.pool.find_cached(key), key)
+        cache.pool.drop_hash(key)
+    cache.copy_cost.observe_step(1e-6, 0.0)
+    assert cache.count_hits(request)[0].num_blocks == 48 // BLOCK, "not 32, which is half as far"
+
+
 def test_a_checkpoint_is_copied_only_if_that_is_faster_than_computing() -> None:
     cost = CopyCost(1.0, BLOCK, host_state_s=100.0)
     cost.observe_step(token_s=1.0, key_s=0.0)
@@ -230,6 +245,7 @@ def test_any_mix_of_requests_gives_the_tokens_of_each_alone(mix: str, seed: int)
         max_num_seqs=rng.choice([3, 8]),
         block_size=BLOCK,
         long_prefill_token_threshold=rng.choice([0, 3, 10]),
+        num_scheduler_steps=rng.choice([1, 2, 8]),
     )
     prompts = [[*PROMPT[: rng.randrange(1, 38)], *rng.choices(range(1, 40), k=rng.randrange(1, 8))] for _ in range(40)]
     outputs = []

@@ -120,7 +120,7 @@ class SimulatedWorker:
         self.next_sequence += 1
         if plan.num_steps == 1:
             return self._execute_step(plan, masks)
-        require(is_plain(plan) and self._states is None, "several steps of more than decodes")
+        require(is_plain(plan), "several steps of more than decodes")
         self._check_size(plan)
         return execute_steps(plan, self._execute_step, self._ends)
 
