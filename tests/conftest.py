@@ -1,7 +1,9 @@
 """Fixtures and options that every kind of test may use."""
 
+import contextlib
 import gc
 import os
+import random
 import socket
 import sys
 import uuid
@@ -169,7 +171,13 @@ def whisper_tiny() -> Path:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a TCP port that nothing on 127.0.0.1 listens on right now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """Return a TCP port of 127.0.0.1 that nothing uses, nor is given to by the system: tests bind it seconds later.
+
+    The system chooses the ports of other tests' connections and of servers with `--port 0` from a range of its own.
+    """
+    chosen_by_system, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    while True:
+        port = random.SystemRandom().randrange(1024, max(chosen_by_system, 2048))
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

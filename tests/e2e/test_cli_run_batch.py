@@ -59,7 +59,7 @@ def wait_for_lines(out: Path, count: int, running: subprocess.Popen[Any]) -> Non
 
 
 def test_batch_is_the_same_whole_or_killed_and_resumed(model: Path, tmp_path: Path) -> None:
-    source = write_input(tmp_path / "in.jsonl", 24, max_tokens=40)
+    source = write_input(tmp_path / "in.jsonl", 24, max_tokens=120)
     out = tmp_path / "out.jsonl"
     killed = subprocess.Popen(command(model, "-i", source, "-o", out, "--max-inflight", 2), stderr=subprocess.PIPE)
     wait_for_lines(out, 6, killed)

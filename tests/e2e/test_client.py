@@ -288,7 +288,7 @@ def test_a_killed_application_leaves_nothing_behind(engine: Engine) -> None:
         await process.wait()
         # The pipe's transport is closed by the wait above only once its end of file was read.
         await process.stdout.read()
-        await asyncio.wait_for(until_idle(client), 5)
+        await asyncio.wait_for(until_idle(client), TIMEOUT_S)
         assert client.health().ok
 
     engine.run(scenario)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from slow_steps import PLUGIN, SLOW
 from tiny_models import make_tiny
 from waiting import TIMEOUT_S, until
 from workloads import Ask, ask, ask_all, bits, fingerprint, logprob_bits, random_requests
@@ -151,16 +152,15 @@ def test_usage_is_counted_once(model: Path) -> None:
     """Cached tokens are those of the first run; nothing is generated twice for the caller."""
 
     async def main() -> None:
-        # Native kernels would be done before this process, on a busy machine, has killed anybody.
-        async with AsyncClient.launch(str(model), **SETTINGS, cpu_kernels="torch") as client:
+        async with AsyncClient.launch(str(model), **SETTINGS, logits_processors=[PLUGIN]) as client:
             prompt = list(range(5, 70))
             await ask(client, Ask(tuple(prompt), SamplingParams(max_tokens=1)))
             seen: list[int] = []
-            async for output in client.generate(prompt, LONG.clone(max_tokens=150)):
+            async for output in client.generate(prompt, LONG.clone(max_tokens=50, extra_args=SLOW)):
                 if not seen:
                     kill_core(client)
                 seen += output.outputs[0].token_ids
-            assert len(seen) == 150
+            assert len(seen) == 50
             assert output.num_cached_tokens == 64
             assert output.num_preemptions == 1
 
@@ -200,10 +200,10 @@ def test_a_core_that_is_stopped_is_replaced(model: Path) -> None:
 def test_a_joined_client_fails_with_the_root_cause_if_no_engine_comes_back(model: Path) -> None:
     async def main() -> None:
         async with (
-            AsyncClient.launch(str(model), **SETTINGS) as owner,
+            AsyncClient.launch(str(model), **SETTINGS, logits_processors=[PLUGIN]) as owner,
             AsyncClient.connect(owner.address, reconnect_timeout_s=0.3) as joined,
         ):
-            outputs = joined.generate([5, 6, 7], LONG)
+            outputs = joined.generate([5, 6, 7], LONG.clone(extra_args=SLOW))
             await anext(outputs)
             assert owner.engine is not None
             owner.engine.watch(lambda exited: None)  # nobody starts another
@@ -309,8 +309,9 @@ def test_a_request_that_kills_fails_alone(model: Path, num_frontends: int) -> No
 
     async def main() -> None:
         requests = [Ask((5, 6, 7, number), LONG) for number in range(6)]
-        poison = Ask(tuple(range(POISON_LENGTH)), LONG)
-        async with AsyncClient.launch(str(model), **SETTINGS) as client, AsyncExitStack() as stack:
+        poison = Ask(tuple(range(POISON_LENGTH)), LONG.clone(extra_args=SLOW))
+        launched = AsyncClient.launch(str(model), **SETTINGS, logits_processors=[PLUGIN])
+        async with launched as client, AsyncExitStack() as stack:
             joined = [AsyncClient.connect(client.address) for _ in range(num_frontends - 1)]
             everybody = [client, *[await stack.enter_async_context(one) for one in joined]]
             alone = await ask_all(client, requests)

@@ -64,7 +64,7 @@ def test_its_owner_restarts_it_and_everybody_finishes(model: Path, tmp_path: Pat
         with serve(f"--join={address}") as http:
             http.wait_until_ready()
             asyncio.run(use(server, http))
-        assert server.wait(20) == 0, server.output
+        assert server.wait(TIMEOUT_S) == 0, server.output
         assert "listening on" not in server.output
         assert not left_after(below)
         assert not Path(f"{tmp_path}/engine").exists()

@@ -111,6 +111,7 @@ def test_all_requests_fail_at_once_if_an_engine_is_given_up(mixture: Path) -> No
             core_of(client, 1).kill()
             for error in await asyncio.gather(*asking, return_exceptions=True):
                 assert isinstance(error, EngineDeadError | list)
+            await until(lambda: all(engine.link.failure for engine in client.engines))
             failures = [str(engine.link.failure) for engine in client.engines]
             assert failures[0] == f"engine 1, which has a part of the experts, was given up: {failures[1]}"
             await until(lambda: not any(engine.process.is_running for engine in client.engines))

@@ -38,10 +38,11 @@ def test_an_application_joins_by_tcp(tmp_path: Path, free_port: int, monkeypatch
         body = {"model": "m", "prompt": "abc", "temperature": 0, "max_tokens": 5, "return_token_ids": True}
         expected = server.post("/v1/completions", body).json()["choices"][0]["token_ids"]
         assert asyncio.run(generate("friend")) == expected
-        monkeypatch.setattr(engine_connection, "CONNECT_TIMEOUT_S", 1.0)
-        for client, engine in (("stranger", "engine"), ("friend", "stranger")):
-            with pytest.raises(StartupError, match="no engine answers on tcp"):
-                asyncio.run(generate(client, engine))
+        with monkeypatch.context() as impatient:
+            impatient.setattr(engine_connection, "CONNECT_TIMEOUT_S", 1.0)
+            for client, engine in (("stranger", "engine"), ("friend", "stranger")):
+                with pytest.raises(StartupError, match="no engine answers on tcp"):
+                    asyncio.run(generate(client, engine))
         assert asyncio.run(generate("friend")) == expected
 
 

@@ -17,6 +17,7 @@ import pytest
 from json_schemas import PERSON, SCHEMAS, UNENFORCEABLE
 from pydantic import BaseModel
 from servers import Server, descendants, left_after, serve
+from waiting import TIMEOUT_S
 from workloads import fingerprint
 
 from octavo import LLM, AsyncClient, SamplingParams, StructuredOutputsParams
@@ -208,7 +209,7 @@ def test_a_sandbox_does_not_outlive_its_engine(model: Path, number: signal.Signa
             time.sleep(0.02)
         caller.close()
         server.signal(number)
-        server.process.wait(10)
+        server.process.wait(TIMEOUT_S)
         assert left_after(pids) == []
 
 

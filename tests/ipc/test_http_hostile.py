@@ -176,13 +176,11 @@ def test_a_caller_that_never_reads_is_let_go(monkeypatch: pytest.MonkeyPatch) ->
 def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Less waits than makes the server pause, and closing a connection waits for what waits."""
     monkeypatch.setattr(http_protocol, "UNREAD_S", 0.3)
-    monkeypatch.setattr(server, "KEEP_ALIVE_S", 0.1)
-
-    transports: list[asyncio.Transport] = []
+    connections: list[http_protocol.HttpProtocol] = []
 
     class Known(http_protocol.HttpProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            transports.append(transport)
+            connections.append(self)
             super().connection_made(transport)
 
     monkeypatch.setattr(server, "HttpProtocol", Known)
@@ -192,13 +190,15 @@ def test_the_rest_of_an_answer_that_is_never_read_does_not_keep_its_connection(m
             caller = socket.socket(socket.AF_UNIX)
             caller.connect(path)
             caller.setblocking(False)
-            while not transports or not transports[0].get_write_buffer_size():  # the system takes some answers
-                caller.send(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
+            while not connections or not connections[0].transport.get_write_buffer_size():
+                caller.send(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")  # the system takes some answers
                 await asyncio.sleep(0.001)
+            connections[0].timeout_keep_alive = 0.1  # from the next answer on: not while this process fills buffers
+            caller.send(b"GET /version HTTP/1.1\r\nhost: a\r\n\r\n")
             hung_up = select.poll()
             hung_up.register(caller, select.POLLHUP)
             await until(lambda: hung_up.poll(0))
-            assert transports[0].is_closing()
+            assert connections[0].transport.is_closing()
             caller.close()
 
     asyncio.run(asyncio.wait_for(main(), 60))

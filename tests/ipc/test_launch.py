@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from core_fakes import core_config
+from fake_child import STOPS
+from servers import send_signal
 from specs import PYTHONPATH
 from waiting import TIMEOUT_S, until
 
@@ -137,13 +139,11 @@ def test_a_core_that_is_stopped_while_it_starts_is_given_up(tmp_path: Path, monk
 
     async def scenario(engine: LaunchedEngine, spawned: SpawnedEngine) -> None:
         await die(engine)
-        before = engine.core_pid
-        restarting = asyncio.create_task(engine.restart("killed"))
-        await until(lambda: engine.core_pid != before, interval_s=0)
-        os.kill(engine.core_pid, signal.SIGSTOP)
-        with pytest.raises(StartupError, match="not ready after"):
-            await restarting
-        monkeypatch.setattr(engine, "_restart_timeout_s", 20.0)
+        with monkeypatch.context() as stopped:
+            stopped.setenv(STOPS, "1")
+            with pytest.raises(StartupError, match="not ready after"):
+                await engine.restart("killed")
+        monkeypatch.setattr(engine, "_restart_timeout_s", TIMEOUT_S)
         await engine.restart("killed")
 
     run(tmp_path, scenario)
@@ -155,7 +155,7 @@ def test_an_engine_that_ends_takes_its_successor_along(tmp_path: Path, specs: li
         await until(lambda: len(specs) >= 2, interval_s=0)
         await engine.stop()
         with pytest.raises(StartupError):
-            await asyncio.wait_for(replacing, 5)
+            await asyncio.wait_for(replacing, TIMEOUT_S)
 
     run(tmp_path, scenario)
 
@@ -167,7 +167,7 @@ def test_a_core_whose_start_is_given_up_ends_its_own_processes(tmp_path: Path, m
 
     def note_terminate(child: Child) -> None:
         calls.append("terminate")
-        terminate(child)
+        send_signal(child.pid, signal.SIGTERM)
         if child.wait(0.1) is None:
             terminate(child)
 

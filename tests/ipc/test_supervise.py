@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from servers import are_reaped, as_init_process, descendants, is_running, left_after
+from servers import are_reaped, as_init_process, descendants, is_running, left_after, send_signal
 from specs import PYTHONPATH, core_spec
 from waiting import read_line, wait_until
 
@@ -122,7 +122,7 @@ def test_two_sigterms_are_counted_and_sigint_is_ignored() -> None:
     with fake_child("run") as child:
         receive_all(child)
         os.kill(child.pid, signal.SIGINT)
-        child.terminate()
+        send_signal(child.pid, signal.SIGTERM)
         assert child.wait(0.3) is None
         child.terminate()
         assert child.wait(TIMEOUT_S) == 7
@@ -156,7 +156,7 @@ def test_closing_the_pipe_ends_the_child() -> None:
     with fake_child("run") as child:
         receive_all(child)
         child.close()
-        assert child.wait(2.0) == 4
+        assert child.wait(TIMEOUT_S) == 4
 
 
 def test_a_child_does_not_outlive_a_killed_parent() -> None:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ import pytest
 import torch
 import zmq
 from orphans import assert_dies_with_parent
-from servers import cpu_seconds
+from servers import cpu_seconds, send_signal
 from subscribers import wait_for_subscribers
 from tiny_models import make_tiny
 from waiting import wait_until
@@ -286,9 +285,8 @@ def test_a_worker_that_waits_for_masks_can_be_ended(config: ResolvedConfig, tmp_
         w.ask(plan(1, [5, 6, 7]))
         w.commands.send(masked_plan(2, 3, 1))
         assert w.replies.receive(0.3) is None
-        for _ in range(2):
-            os.kill(w.child.pid, signal.SIGTERM)
-            time.sleep(0.1)
+        send_signal(w.child.pid, signal.SIGTERM)
+        w.child.terminate()
         assert w.wait_for_exit().code == EXIT_FAILED
 
 

@@ -12,6 +12,7 @@ import pytest
 from core_client import CoreUnderTest, SocketClient, running_core
 from core_fake_worker import POISON
 from core_fakes import alone
+from servers import send_signal
 from waiting import wait_until
 
 from octavo.core_proc.log_entries import WorkersLost
@@ -75,7 +76,7 @@ def check_undisturbed(client: SocketClient, asked: dict[str, tuple[list[int], in
 @pytest.mark.parametrize("depth", [True, False], ids=["ahead", "lockstep"])
 def test_requests_go_on_when_workers_fail(tmp_path: Path, fault: str, depth: bool):
     # Only a step that hangs needs a short time limit: on a busy machine others would exceed it too.
-    recovery = RecoveryConfig(execute_model_timeout=1.0 if fault == "hang" else 300.0)
+    recovery = RecoveryConfig(execute_model_timeout=2.0 if fault == "hang" else 300.0)
     changes = {"async_scheduling": depth, "recovery": recovery}
     with running_core(tmp_path, fault, **changes) as core, SocketClient(core.address) as client:
         client.connect()
@@ -99,8 +100,8 @@ def test_all_ranks_start_again_when_a_silent_one_dies(tmp_path: Path):
     with running_core(tmp_path, "die", world_size=2) as core, SocketClient(core.address) as client:
         client.connect()
         check_undisturbed(client, submit_some(client, 4))
-        wait_until(lambda: len(children_of(core.child.pid)) == 2)  # the last step of the silent rank may come late
-        assert stats_of(client).worker_failures["exited"] >= 1
+        wait_until(lambda: stats_of(client).worker_failures.get("exited"))  # nobody waits for the silent rank's steps
+        wait_until(lambda: len(children_of(core.child.pid)) == 2)
 
 
 def test_workers_that_live_for_five_steps_are_enough(tmp_path: Path):
@@ -297,9 +298,8 @@ def test_a_second_sigterm_ends_a_core_without_workers(tmp_path: Path):
         os.kill(children_of(core.child.pid)[0], signal.SIGKILL)
         client.submit("r", PROMPT, 50)
         client.receive_until(lambda event: isinstance(event, StatsReport))
-        for _ in range(2):
-            os.kill(core.child.pid, signal.SIGTERM)
-            time.sleep(0.1)
+        send_signal(core.child.pid, signal.SIGTERM)
+        core.child.terminate()
         client.finish("r")
         assert client.request_events("r")[-1].reason is FinishReason.ABORT
         assert core.wait_for_exit() == 0
@@ -322,7 +322,7 @@ def test_a_recording_with_losses_replays(tmp_path: Path):
 
 def test_a_core_that_was_itself_stopped_does_not_blame_its_workers(tmp_path: Path):
     with (
-        running_core(tmp_path, "slow", recovery=RecoveryConfig(execute_model_timeout=0.5)) as core,
+        running_core(tmp_path, "slow", recovery=RecoveryConfig(execute_model_timeout=1.5)) as core,
         SocketClient(core.address) as client,
     ):
         client.connect()
@@ -331,7 +331,7 @@ def test_a_core_that_was_itself_stopped_does_not_blame_its_workers(tmp_path: Pat
         workers = children_of(core.child.pid)
         for pid in (core.child.pid, *workers):
             os.kill(pid, signal.SIGSTOP)
-        time.sleep(2.0)
+        time.sleep(3.0)
         for pid in (core.child.pid, *workers):
             os.kill(pid, signal.SIGCONT)
         client.finish("r")

@@ -18,7 +18,7 @@ from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Connect, FrontendMessage, Submit
 from octavo.protocol.supervise import Child
 
-TIMEOUT_S = 20.0
+TIMEOUT_S = 60.0
 """Timeout for everything; generous, so that a slow machine fails no test."""
 
 

@@ -12,6 +12,9 @@ from octavo.protocol.control import CoreReady, CoreSpec
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.lifecycle import StartupReporter, StopSignal, run_child
 
+STOPS = "FAKE_CHILD_STOPS"
+"""The environment variable by which a child stops (SIGSTOP) before it is ready, whatever its behaviour."""
+
 READY = CoreReady(CachePlan(blocks_per_group=[1], block_size=1, max_model_len=1, kv_cache_bytes=1))
 
 
@@ -19,6 +22,8 @@ def main(spec: CoreSpec, reporter: StartupReporter, stop: StopSignal) -> int:
     behaviour = spec.address
     with reporter.phase("first phase"):
         pass
+    if os.environ.get(STOPS):
+        os.kill(os.getpid(), signal.SIGSTOP)
     if behaviour == "fail":
         with reporter.phase("second phase"):
             raise ConfigError("the model is upside down", hint="turn it round")

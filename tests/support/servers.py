@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 import warm_python
-from waiting import wait_until
+from waiting import TIMEOUT_S, wait_until
 
 from octavo.protocol.lifecycle import adopt_orphans
 
@@ -96,7 +96,7 @@ class Server:
 
     def wait(self, timeout_s: float) -> int:
         code = self.process.wait(timeout_s)
-        self._reader.join(5)
+        self._reader.join(TIMEOUT_S)
         return code
 
     @property
@@ -185,12 +185,31 @@ def are_reaped(pids: list[int]) -> bool:
     return not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
-def left_after(pids: list[int], timeout_s: float = 10.0) -> list[int]:
+def left_after(pids: list[int], timeout_s: float = TIMEOUT_S) -> list[int]:
     """Those of `pids` that still run after `timeout_s`, or [] as soon as none does."""
     deadline = time.monotonic() + timeout_s
     while (left := [pid for pid in pids if is_running(pid)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     return left
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """Send a signal, and wait until the process has handled it and sleeps, or has ended.
+
+    A second signal that came before would be merged with the first.
+    """
+    os.kill(pid, number)
+
+    def is_handled() -> bool:
+        try:
+            lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        fields = dict(line.split(":\t", 1) for line in lines)
+        pending = int(fields["SigPnd"], 16) | int(fields["ShdPnd"], 16)
+        return fields["State"][0] in "ZX" or (fields["State"][0] == "S" and not pending >> (number - 1) & 1)
+
+    wait_until(is_handled, interval_s=0.005)
 
 
 def cpu_seconds(pid: int) -> float:

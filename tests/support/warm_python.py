@@ -46,7 +46,9 @@ class WarmProcess:
         self._status = status
         self._lock = threading.Lock()
         self.pid = self._read_number(None) or 0
-        self._pidfd = os.pidfd_open(self.pid)
+        self._pidfd = -1
+        with contextlib.suppress(ProcessLookupError):  # a short program has been reaped already
+            self._pidfd = os.pidfd_open(self.pid)
 
     def poll(self) -> int | None:
         """Return the exit code; None while the program runs."""
@@ -54,7 +56,8 @@ class WarmProcess:
             if self.returncode is None and (code := self._read_number(0.0)) is not None:
                 self.returncode = code
                 os.close(self._status)
-                os.close(self._pidfd)
+                if self._pidfd >= 0:
+                    os.close(self._pidfd)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
@@ -72,7 +75,7 @@ class WarmProcess:
 
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the program has ended."""
-        if self.poll() is None:
+        if self.poll() is None and self._pidfd >= 0:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, number)
 

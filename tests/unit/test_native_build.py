@@ -173,12 +173,15 @@ def test_a_compiler_that_hangs_is_ended(toolchain: Toolchain, tmp_path: Path, mo
     slow = tmp_path / "slow"
     slow.write_text(f'#!/bin/sh\n[ "$1" = --version ] && echo slow 1 && exit\nsleep 60 & echo $! > {pid_file}; wait\n')
     slow.chmod(0o755)
-    monkeypatch.setattr(build_module, "COMPILE_TIMEOUT_S", 0.5)
     named = Toolchain(toolchain.cache_dir, str(slow), sources=toolchain.sources)
     level = Processor.read().levels()[-1].name
-    with pytest.raises(NativeUnavailable, match="not done after"):
-        build(named, level)
-    assert _ends(int(pid_file.read_text())), "its children end with it"
+    for limit_s in (0.5, 5.0, 50.0):  # a busy machine may not have started its child in the first one
+        monkeypatch.setattr(build_module, "COMPILE_TIMEOUT_S", limit_s)
+        with pytest.raises(NativeUnavailable, match="not done after"):
+            build(named, level)
+        if pid := pid_file.exists() and pid_file.read_text().strip():
+            break
+    assert pid and _ends(int(pid)), "its children end with it"
 
 
 @pytest.mark.parametrize("command", ["/no/such/compiler -O1", " ", 'g++ "'], ids=["missing", "blank", "open quote"])
@@ -307,7 +310,7 @@ def test_building_loads_no_torch() -> None:
     subprocess.run([sys.executable, "-P", "-c", code], check=True)
 
 
-def _ends(pid: int, within_s: float = 10) -> bool:
+def _ends(pid: int, within_s: float = 30) -> bool:
     """Whether a process is gone soon: a killed one that nobody waits for dies when the kernel gets to it."""
     deadline = time.monotonic() + within_s
     while time.monotonic() < deadline:
