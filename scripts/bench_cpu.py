@@ -5,12 +5,13 @@ round, so that other load on the machine affects all alike. Flags give the peers
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,15 @@ def _arguments() -> argparse.Namespace:
         "--engines",
         type=_words,
         help="of octavo, octavo-w8a8, octavo-w8a8-kv8, octavo-int8, octavo-int4, llama, vllm, openvino (the default: "
-        "all that are there), llama-q8_0, llama-q4_0",
+        "all that are there), llama-q8_0, llama-q4_0; with --engine-args also octavo+args, octavo-int8+args, ...",
+    )
+    parser.add_argument(
+        "--engine-args",
+        type=_engine_args,
+        default=(),
+        metavar="JSON",
+        help="settings of octavo's engines whose name ends with +args, to compare them with those without: "
+        """'{"num_scheduler_steps": 1}'""",
     )
     parser.add_argument("--only", type=_row_keys, metavar="ROW,...", help=f"of {', '.join(rows.ALL_KEYS)}")
     parser.add_argument("--rounds", type=int, help=f"turns per engine and row; default: {ROUNDS}")
@@ -107,6 +116,16 @@ def _words(text: str) -> list[str]:
     return text.split(",")
 
 
+def _engine_args(text: str) -> tuple[tuple[str, Any], ...]:
+    try:
+        settings = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(settings, dict) or not settings:
+        raise argparse.ArgumentTypeError("not a JSON object with settings of an engine")
+    return tuple(settings.items())
+
+
 def _row_keys(text: str) -> list[str]:
     keys = _words(text)
     if unknown := set(keys) - set(rows.ALL_KEYS):
@@ -117,6 +136,8 @@ def _row_keys(text: str) -> list[str]:
 def _engines(args: argparse.Namespace) -> list[Engine]:
     """Return the selected engines that are available; print which are missing."""
     ours = [Octavo(), *map(Octavo, Octavo.quantizations()), Octavo("w8a8", has_int8_cache=True)]
+    if args.engine_args:
+        ours += [replace(engine, engine_args=args.engine_args) for engine in ours]
     found: dict[str, Engine] = {engine.key: engine for engine in ours}
     for flag, make in (("llama_server", LlamaCpp), ("vllm_python", Vllm), ("openvino_python", OpenVino)):
         path: Path | None = getattr(args, flag)

@@ -67,15 +67,22 @@ class Octavo:
     quantization: str | None = None
     has_int8_cache: bool = False
     """Whether keys and values have 8 bits too."""
+    engine_args: tuple[tuple[str, Any], ...] = ()
+    """Further settings of the engine, which it has beside one without them."""
     is_split_by_streams: ClassVar[bool] = False
 
     @property
     def key(self) -> str:
-        return "-".join(self._words())
+        return "-".join(self._words()) + ("+args" if self.engine_args else "")
 
     @property
     def title(self) -> str:
-        return " ".join(self._words())
+        return " ".join([*self._words(), *(f"{name}={value}" for name, value in self.engine_args)])
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Those of its quantization; None: those of the checkpoint."""
+        return None if self.quantization is None else 4.0 if self.quantization == "int4" else 8.0
 
     def _words(self) -> list[str]:
         words = ["octavo", *([self.quantization] if self.quantization else [])]
@@ -97,13 +104,21 @@ class Octavo:
             settings["quantization"] = self.quantization
         if self.has_int8_cache:
             settings["kv_cache_dtype"] = "int8"
+        settings |= dict(self.engine_args)
         return _driver(Path(sys.executable), "octavo", {"model": str(path), "settings": settings})
 
     def server(self, model: Path, port: int) -> Command | None:
         words = [str(Path(sys.executable).parent / "octavo"), "serve", str(model), "--port", str(port)]
         words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--kv-cache-memory-bytes", f"{CACHE_GB}G"]
         words += ["--quantization", self.quantization] if self.quantization else []
-        return Command((*words, *(["--kv-cache-dtype", "int8"] if self.has_int8_cache else [])))
+        words += ["--kv-cache-dtype", "int8"] if self.has_int8_cache else []
+        for name, value in self.engine_args:
+            flag = name.replace("_", "-")
+            if isinstance(value, bool):
+                words.append(f"--{flag}" if value else f"--no-{flag}")
+            else:
+                words += [f"--{flag}", value if isinstance(value, str) else json.dumps(value)]
+        return Command(tuple(words))
 
 
 @dataclass(frozen=True)
