@@ -7,6 +7,7 @@
 #pragma once
 
 #include "linear/packed.h"
+#include "linear/prefetch.h"
 #include "native/dot.h"
 
 namespace octavo {
@@ -44,48 +45,6 @@ constexpr int max_quantized_blocks([[maybe_unused]] int rows) {
     return rows == 1 ? 2 : 1;
 #endif
 }
-
-// Prefetches the next slice into the second-level cache while a slice is computed. The lines are spread evenly over all
-// row tiles of the current slice, in proportion to their rows, so that memory is busy all the time. The share of a step
-// need not be whole lines: prefetching some lines twice is cheaper than an unpredictable branch.
-struct Prefetcher {
-    const char* next;
-    uint64_t per_row;   // bytes for each row of a step of a tile, times 2^16
-    uint64_t position;  // bytes fetched, times 2^16; the other half of a panel not counted
-
-    // Call in each step of a tile of kRows rows. Prefetches kLines of the kStepBytes of a step.
-    template <int kRows, int kLines, int64_t kStepBytes>
-    void fetch() {
-        fetch_bytes<kLines, kStepBytes>(per_row * kRows);
-    }
-
-    // The same for a part of the bytes that the caller has computed, times 2^16; at most 256 bytes.
-    template <int kLines, int64_t kStepBytes>
-    void fetch_bytes(uint64_t part) {
-        fetch_line<kLines, kStepBytes>(0);
-        if (part > 64 << 16) fetch_line<kLines, kStepBytes>(64);
-        if (part > 128 << 16) {
-            fetch_line<kLines, kStepBytes>(128);
-            fetch_line<kLines, kStepBytes>(192);
-        }
-        position += part;
-    }
-
-    // The same once per group of a quantized weight, whose steps are too short for a call each.
-    template <int kRows, int kLines, int64_t kStepBytes>
-    void fetch_group(int64_t num_steps) {
-        const uint64_t part = per_row * kRows * static_cast<uint64_t>(num_steps);
-        for (uint64_t byte = 0; byte < part >> 16; byte += 64) fetch_line<kLines, kStepBytes>(byte);
-        position += part;
-    }
-
-    template <int kLines, int64_t kStepBytes>
-    void fetch_line(uint64_t distance) const {
-        constexpr uint64_t kWanted = kLines * 64;
-        const uint64_t byte = (position >> 16) + distance;
-        __builtin_prefetch(next + (kWanted == kStepBytes ? byte : byte / kWanted * kStepBytes + byte % kWanted), 0, 2);
-    }
-};
 
 // Some steps of some blocks of one panel.
 struct Slice {
@@ -206,6 +165,8 @@ struct FloatTiles {
 
 // ---- Quantized weights -----------------------------------------------------------------------------------------
 
+constexpr StreamDistance kByteDistance{1536, 0}, kNibbleDistance{8192, 1024};
+
 // Formats are constructed from the weight that they read. Rows of 8 bits: a word of x has four inputs.
 struct ByteRows {
     using Vector = Quads;
@@ -215,12 +176,14 @@ struct ByteRows {
 
 struct ByteFormat : ByteRows {
     using ByteRows::ByteRows;
+    static constexpr StreamDistance kDistance = kByteDistance;
     static constexpr int kWords = 1;  // words of x in a step
     static Quads weights(const char* p, int) { return load_unsigned_quads(reinterpret_cast<const uint8_t*>(p)); }
 };
 
 struct NibbleFormat : ByteRows {
     using ByteRows::ByteRows;
+    static constexpr StreamDistance kDistance = kNibbleDistance;
     static constexpr int kWords = 2;
     static Quads weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -237,6 +200,7 @@ struct WideRows {
 
 struct WideByteFormat : WideRows {
     using WideRows::WideRows;
+    static constexpr StreamDistance kDistance = kByteDistance;
     static constexpr int kWords = 2;
     static IntPairs weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -246,6 +210,7 @@ struct WideByteFormat : WideRows {
 
 struct WideNibbleFormat : WideRows {
     using WideRows::WideRows;
+    static constexpr StreamDistance kDistance = kNibbleDistance;
     static constexpr int kWords = 4;
     static IntPairs weights(const char* p, int word) {
         const auto* bytes = reinterpret_cast<const uint8_t*>(p);
@@ -288,6 +253,7 @@ struct QuantizedTiles {
         const int32_t* x_sums = args.x_sums.row<const int32_t>(first_row);
         const int64_t row_bytes = args.x.row_bytes;
         const int64_t scales_stride = args.x_scales.row_bytes / 4, sums_stride = args.x_sums.row_bytes / 4;
+        constexpr bool is_streamed = kSkipped == 0 && kRows <= kStreamedRows;
         // With few rows a group is finished so fast that prefetching all its lines at once would stall.
         const bool in_each_step = prefetcher.per_row * kRows > 64 << 16;
 
@@ -301,9 +267,13 @@ struct QuantizedTiles {
                 const I32x16 start = set1_i32(-weight.offset * x_sums[row * sums_stride + group]);
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block) tile[row][block] = start;
             }
-            if (kSkipped == 0 && !in_each_step) prefetching.fetch_group<kRows, kCount, kStepBytes>(num_steps);
+            if (kSkipped == 0 && !is_streamed && !in_each_step)
+                prefetching.fetch_group<kRows, kCount, kStepBytes>(num_steps);
             for (int64_t step = 0; step < num_steps; ++step, weights += kStepBytes) {
-                if (kSkipped == 0 && in_each_step) prefetching.fetch<kRows, kCount, kStepBytes>();
+                if constexpr (is_streamed)
+                    fetch_stream<Format::kDistance, kCount>(weights);
+                else if (kSkipped == 0 && in_each_step)
+                    prefetching.fetch<kRows, kCount, kStepBytes>();
                 OCTAVO_UNROLL for (int word = 0; word < Format::kWords; ++word, x += 4) {
                     typename Format::Vector blocks[kTileBlocks];
                     OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -367,6 +337,7 @@ struct ChannelTiles {
         const char* weights = slice.weights + kSkipped * kVectorBytes;
         const char* x = args.x.row<const char>(first_row) + slice.begin * 4;
         const int64_t row_bytes = args.x.row_bytes;
+        constexpr bool is_streamed = kSkipped == 0 && kRows <= kStreamedRows;
         WideI32x16 totals[kRows][kTileBlocks];
         OCTAVO_UNROLL for (int row = 0; row < kRows; ++row)
             OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
@@ -379,7 +350,10 @@ struct ChannelTiles {
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                     tile[row][block] = begin_sum(totals[row][block]);
             for (const int64_t end = std::min(step + kExactQuads, slice.end); step < end; ++step, x += 4) {
-                if (kSkipped == 0) prefetching.fetch<kRows, kCount, kStepBytes>();
+                if constexpr (is_streamed)
+                    fetch_stream<ByteFormat::kDistance, kCount>(weights);
+                else if (kSkipped == 0)
+                    prefetching.fetch<kRows, kCount, kStepBytes>();
                 Quads blocks[kTileBlocks];
                 OCTAVO_UNROLL for (int block = 0; block < kTileBlocks; ++block)
                     blocks[block] = ByteFormat::weights(weights + block * kVectorBytes, 0);
