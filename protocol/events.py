@@ -128,13 +128,13 @@ StepEvent = StreamedTokens | RequestEvent
 def split_events(events: Iterable[StepEvent]) -> Iterator[RequestEvent]:
     """Yield the events of a message one request at a time."""
     for event in events:
-        if type(event) is StreamedTokens:
+        if isinstance(event, StreamedTokens):
             for request_id, token_id, num_cached_tokens in zip(
                 event.request_ids, event.token_ids, event.num_cached_tokens, strict=True
             ):
                 yield Tokens(request_id, [token_id], None, None, num_cached_tokens, [], event.weight_version)
         else:
-            yield event  # type: ignore[misc]  # mypy does not narrow by `type(...) is`
+            yield event
 
 
 class Events(msgspec.Struct, array_like=True, gc=False, frozen=True, tag="events"):

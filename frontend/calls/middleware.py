@@ -1,6 +1,7 @@
 """ASGI middleware that keeps calls: `CallMiddleware` around the check of keys, `TenantLimits` behind it."""
 
 import time
+from collections.abc import Awaitable
 from functools import partial
 from http import HTTPStatus
 
@@ -41,13 +42,13 @@ class CallMiddleware:
         CURRENT_CALL.set(call)  # the server runs each request in a task of its own
         client, agent, now_s = scope.get("client"), header_value(scope, b"user-agent"), time.time()
 
-        def send_noting_status(message: Message) -> object:
+        def send_noting_status(message: Message) -> Awaitable[None]:
             if message["type"] == "http.response.start":
                 call.status = message["status"]
             return send(message)
 
         try:
-            await self._app(scope, receive, send_noting_status)  # type: ignore[arg-type]
+            await self._app(scope, receive, send_noting_status)
         finally:
             if (log := self._services.access_log) is not None:
                 has_tokens = bool(call.finish_reasons)

@@ -65,9 +65,9 @@ def run(argv: list[str]) -> int:
         raise StartupError(f"the build failed with exit code {done.returncode}", phase="compiling kernels")
     if done.returncode:
         failed = msgspec.json.decode(done.stdout, type=KernelsFailed)
-        print(failed.details, file=sys.stderr, end="")  # noqa: T201
+        print(failed.details, file=sys.stderr, end="")
         raise StartupError(failed.reason, phase="compiling kernels", hint=failed.hint)
     built = msgspec.json.decode(done.stdout, type=KernelsBuilt)
     how = f"compiled in {built.seconds:.1f} s by {built.compiler}" if built.compiler else "already there"
-    print(f"{built.path}\n{built.isa}, {how}")  # noqa: T201
+    print(f"{built.path}\n{built.isa}, {how}")
     return 0

@@ -52,7 +52,7 @@ def run(argv: list[str]) -> int:
         return EXIT_INTERRUPTED if chat.ask(quick_text(options.quick)).is_interrupted else 0
     if not is_interactive():
         return EXIT_INTERRUPTED if any(chat.ask(line).is_interrupted for line in piped_lines()) else 0
-    print(f"Talking to {chat.model} at {options.url}. Ctrl-C stops an answer, Ctrl-D exits.")  # noqa: T201
+    print(f"Talking to {chat.model} at {options.url}. Ctrl-C stops an answer, Ctrl-D exits.")
     answer_typed(chat.handle_line)
     return 0
 

@@ -59,13 +59,13 @@ def run(argv: list[str]) -> int:
     options = parser().parse(argv)
     sections = report()
     if options.json:
-        print(msgspec.json.format(msgspec.json.encode(sections)).decode())  # noqa: T201
+        print(msgspec.json.format(msgspec.json.encode(sections)).decode())
         return 0
     for title, section in sections.items():
-        print(f"{title}:")  # noqa: T201
+        print(f"{title}:")
         width = max((len(name) for name in section), default=0)
         for name, value in section.items():
-            print(f"  {name:<{width}}  {value}")  # noqa: T201
+            print(f"  {name:<{width}}  {value}")
     return 0
 
 

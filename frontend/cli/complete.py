@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     api = Api(options.url, api_key(options))
     model = api.model(options.model_name)
     if options.quick is None and is_interactive():
-        print(f"{model} at {options.url} continues what you type. Ctrl-D exits.")  # noqa: T201
+        print(f"{model} at {options.url} continues what you type. Ctrl-D exits.")
         answer_typed(lambda line: _complete(api, model, line, options))
         return 0
     prompt = quick_text(QUICK_STDIN if options.quick is None else options.quick)

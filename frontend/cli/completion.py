@@ -42,7 +42,7 @@ def run(argv: list[str]) -> int:
     shell = parser().parse(argv).shell
     import shtab
 
-    print(shtab.complete(whole_command_line(), shell))  # noqa: T201
+    print(shtab.complete(whole_command_line(), shell))
     return 0
 
 

@@ -26,5 +26,5 @@ def run(argv: list[str]) -> int:
     """
     options = parser().parse(argv)
     public, secret = write_pair(Path(options.directory), options.name)
-    print(f"{public}  public: give it to the other side\n{secret}  secret: keep it")  # noqa: T201
+    print(f"{public}  public: give it to the other side\n{secret}  secret: keep it")
     return 0

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     argv = list(sys.argv[1:] if arguments is None else arguments)
     if argv and argv[0] in ("-V", "--version"):
-        print(f"octavo {__version__}")  # noqa: T201
+        print(f"octavo {__version__}")
         return EXIT_OK
     return _dispatch("octavo", COMMANDS, argv)
 
@@ -85,7 +85,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _dispatch(prog: str, commands: Sequence[Command], argv: list[str]) -> int:
     """Run the command named by the first argument."""
     if not argv or argv[0] in ("-h", "--help", "help"):
-        print(usage(prog, commands))  # noqa: T201  (a command's output)
+        print(usage(prog, commands))
         return EXIT_OK if argv else EXIT_USAGE
     command = next((command for command in commands if command.name == argv[0]), None)
     if command is None:
@@ -124,7 +124,7 @@ def usage(prog: str = "octavo", commands: Sequence[Command] = COMMANDS) -> str:
 
 def fail(message: str, hint: str = "", code: int = EXIT_FAILED) -> int:
     """Print the root cause as the last line and return the exit code."""
-    print(f"octavo: error: {message}" + (f" ({hint})" if hint else ""), file=sys.stderr)  # noqa: T201
+    print(f"octavo: error: {message}" + (f" ({hint})" if hint else ""), file=sys.stderr)
     return code
 
 
@@ -133,7 +133,7 @@ def _guarded(run: Callable[[list[str]], int], argv: list[str]) -> int:
         return run(argv)
     except StartupError as error:
         if logging.getLogger("octavo").isEnabledFor(logging.DEBUG) and error.details:
-            print(error.details, file=sys.stderr)  # noqa: T201
+            print(error.details, file=sys.stderr)
         return fail(error.message, error.hint)
     except OctavoError as error:
         return fail(str(error), getattr(error, "hint", ""))

@@ -72,7 +72,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print one line, not the whole usage, and exit with code 2."""
-        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)  # noqa: T201
+        print(f"{self.prog}: error: {message} (see {self.prog} --help)", file=sys.stderr)
         raise SystemExit(EXIT_USAGE)
 
     def format_help_on(self, word: str) -> str:
@@ -135,7 +135,7 @@ class _HelpAction(argparse.Action):
     ) -> None:
         """Print the help and exit."""
         assert isinstance(parser, CommandParser)
-        print(parser.format_help() if values is None else parser.format_help_on(values), end="")  # noqa: T201
+        print(parser.format_help() if values is None else parser.format_help_on(values), end="")
         parser.exit()
 
 

@@ -100,9 +100,9 @@ def run(argv: list[str]) -> int:
         given["orders_by_activation"] = True
     job = QuantizationJob(source=str(source), out=str(out), format=options.format, gguf_metadata=metadata, **given)
     finished = do(job)
-    print(f"{out}\n{finished.num_layers} layers quantized, {finished.num_bytes / 1e6:,.1f} MB")  # noqa: T201
+    print(f"{out}\n{finished.num_layers} layers quantized, {finished.num_bytes / 1e6:,.1f} MB")
     if not options.no_evaluation:
-        print(compared(reading_of(str(source), text), reading_of(str(out), text)))  # noqa: T201
+        print(compared(reading_of(str(source), text), reading_of(str(out), text)))
     return 0
 
 

@@ -30,10 +30,10 @@ def typed_lines() -> Iterator[str]:
         try:
             line = input(CONTINUED if parts else PROMPT)
         except EOFError:
-            print()  # noqa: T201
+            print()
             return
         except KeyboardInterrupt:
-            print("\n(Ctrl-D exits)")  # noqa: T201
+            print("\n(Ctrl-D exits)")
             parts.clear()
             continue
         if line.endswith("\\"):
@@ -51,7 +51,7 @@ def answer_typed(answer: Callable[[str], object]) -> None:
         try:
             answer(line)
         except CommandError as error:
-            print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)  # noqa: T201
+            print(f"error: {error.message}" + (f" ({error.hint})" if error.hint else ""), file=sys.stderr)
 
 
 def piped_lines() -> Iterator[str]:

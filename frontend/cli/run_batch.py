@@ -89,7 +89,7 @@ def run(argv: list[str]) -> int:
         batch = Batch(source, sink, num_lines, has_receipts=has_receipts)
         if batch.num_left:
             batch.run(engine, server, max_in_flight)
-        print(batch.render(), file=sys.stderr)  # noqa: T201
+        print(batch.render(), file=sys.stderr)
     if is_url(paths[1]):
         put(path, paths[1])
         path.unlink()

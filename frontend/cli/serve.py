@@ -31,7 +31,7 @@ def run(argv: list[str]) -> int:
         with _terminable():
             return _run(argv)
     except _Terminated:
-        print("octavo: SIGTERM while starting", file=sys.stderr)  # noqa: T201
+        print("octavo: SIGTERM while starting", file=sys.stderr)
         return EXIT_SIGNAL + signal.SIGTERM
 
 
@@ -168,7 +168,7 @@ def _until_interrupted(run: Callable[[], None]) -> int:
     try:
         run()
     except Interrupted as interrupted:
-        print(f"octavo: {interrupted}", file=sys.stderr)  # noqa: T201
+        print(f"octavo: {interrupted}", file=sys.stderr)
         return EXIT_SIGNAL + interrupted.number
     return 0
 

@@ -152,7 +152,7 @@ def show(events: Events, pieces: Callable[[dict[str, Any]], Iterator[Piece]], *,
     screen.end()
     answer.finished = time.monotonic()
     if has_stats:
-        print(answer.render_stats(), file=sys.stderr)  # noqa: T201
+        print(answer.render_stats(), file=sys.stderr)
     return answer
 
 

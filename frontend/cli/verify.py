@@ -72,7 +72,7 @@ def _run(path: Path, settings: dict[str, Any]) -> int:
         raise CommandError(f"{path} has no answers", "octavo verify --help names what can be compared")
     verification = Verification(path)
     verification.run(engine, server)
-    print(verification.render())  # noqa: T201
+    print(verification.render())
     return verification.exit_code
 
 
@@ -174,7 +174,7 @@ class Verification:
             self._num_tokens += comparison.num_tokens if verdict.outcome is Outcome.EQUAL else 0
             # An answer that is different says so in its text, with the place.
             text = verdict.text if verdict.outcome is Outcome.DIFFERENT else f"{outcome}: {verdict.text}"
-            print(f"{comparison.name}: {text}", flush=True)  # noqa: T201
+            print(f"{comparison.name}: {text}", flush=True)
 
 
 class _Comparison:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from octavo.frontend.tenants.file import MAX_TENANTS, Tenant
 
@@ -157,8 +158,8 @@ class TenantUsage:
             return Rejection(REASONS[2], 1)
         return None
 
-    def _refilled(self, start: int, tenant: Tenant) -> list:  # type: ignore[type-arg]  # the fields of `_HEAD`
-        """Return the fields of an entry, with the budgets of this moment."""
+    def _refilled(self, start: int, tenant: Tenant) -> list[Any]:
+        """Return the fields of an entry (`_HEAD`), with the budgets of this moment."""
         digest, requests, tokens, then_s, *totals = _HEAD.unpack_from(self._memory, start)
         now_s = self._clock()
         share = 1.0 if then_s == 0.0 else min(1.0, max(0.0, now_s - then_s) / WINDOW_S)

@@ -1,6 +1,7 @@
 """The GPU's ceilings, and attention alone: octavo's kernel, torch's SDPA and FlexAttention, on equal numbers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -107,7 +108,7 @@ def _sdpa(case: AttentionCase, num_layers: int) -> Callable[[int], Tensor]:
     for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION):
         run = attend(backend)
         try:
-            found[seconds_of(lambda run=run: run(0))] = run  # type: ignore[misc]
+            found[seconds_of(partial(run, 0))] = run
         except RuntimeError as error:
             rejections.append(str(error))
     if not found:

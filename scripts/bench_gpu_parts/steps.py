@@ -6,6 +6,7 @@ The cache is filled with random numbers as far as the requests reach; the prompt
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ class StepRunner:
         for _ in range(1 + PREFILLS):
             scheduled = [Scheduled(slot, 0, context, 1) for slot in range(batch)]
             self._admit(range(batch), context, {})
-            times.append(self._elapsed(lambda scheduled=scheduled: self.run(scheduled=scheduled)))  # type: ignore[misc]
+            times.append(self._elapsed(partial(self.run, scheduled=scheduled)))
             self.run(released=list(range(batch)))
         return min(times[1:])
 

@@ -1,5 +1,6 @@
 """The experts of a layer: how fast, beside the estimate, and whether a token has the same bits in every batch."""
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ def mixture(name: MixtureName, rows: list[int], form: QuantizedName | None = Non
             else estimate_layer(layer, num_tokens, "H200")
         ).seconds
         figures.append(figure(key, title, "us", 1e6 * estimated_s, column="estimate"))
-        replay = captured(lambda copy, num_tokens=num_tokens: run(copy, num_tokens), copies)  # type: ignore[misc]
+        replay = captured(partial(run, num_tokens=num_tokens), copies)
         spent_s = seconds_of(replay, LEAST_S) / copies
         bound = [(num_bytes, layer.flops(num_tokens))]
         figures.append(figure(key, title, "us", 1e6 * spent_s, seconds=spent_s, bound=bound))

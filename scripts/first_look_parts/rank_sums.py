@@ -6,6 +6,7 @@ On CPUs, for tests, Gloo copies and there is no kernel over the memory of all ra
 import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,7 +50,7 @@ def _measure(
     part = torch.randn(num_rows, width, device=device).to(part_dtype)
     residual, weight = torch.ones_like(part, dtype=torch.bfloat16), torch.ones(width, device=device).bfloat16()
 
-    def add_up(ranks: DistributedRanks) -> Tensor:
+    def add_up(ranks: DistributedRanks, _: int) -> Tensor:
         return add_rms_norm(residual, ranks.all_reduce(part, None, torch.bfloat16), weight, EPS)[1]
 
     def add_up_by_nccl(_: int) -> Tensor:
@@ -57,10 +58,7 @@ def _measure(
         distributed.all_reduce(total)
         return add_rms_norm(residual, total.bfloat16(), weight, EPS)[1]
 
-    steps: dict[str, Callable[[int], Tensor]] = {
-        name: lambda _, ranks=ranks: add_up(ranks)  # type: ignore[misc]
-        for name, ranks in kinds.items()
-    }
+    steps: dict[str, Callable[[int], Tensor]] = {name: partial(add_up, ranks) for name, ranks in kinds.items()}
     results = [step(0) for step in steps.values()]
     seconds = {}
     for name, step in {**steps, "nccl": add_up_by_nccl}.items():

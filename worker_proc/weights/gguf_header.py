@@ -94,9 +94,10 @@ class _Cursor:
         return GgufHeader(metadata, tensors)
 
     def _scalar(self, kind: struct.Struct) -> int:
+        value: int
         (value,) = kind.unpack_from(self._data, self._position)
         self._position += kind.size
-        return value  # type: ignore[no-any-return]
+        return value
 
     def _string(self) -> str:
         size = self._scalar(_U64)

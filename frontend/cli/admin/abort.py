@@ -33,5 +33,5 @@ def run(argv: list[str]) -> int:
     count = sum(one.count for (one,) in results.values() if isinstance(one, RequestCount))
     if not count and options.requests:
         raise CommandError("no such request is live", "octavo admin list shows those that are")
-    print(f"aborted {count} requests")  # noqa: T201  (the command's output)
+    print(f"aborted {count} requests")
     return 0

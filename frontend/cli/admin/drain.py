@@ -47,5 +47,5 @@ def run(argv: list[str]) -> int:
         time.sleep(POLL_INTERVAL_S)
         rows = call_engines(options, ListRequests(0))
         count = sum(one.num_live for (one,) in rows.values() if isinstance(one, RequestRows))
-    print(f"draining: {count} requests are left")  # noqa: T201  (the command's output)
+    print(f"draining: {count} requests are left")
     return 0

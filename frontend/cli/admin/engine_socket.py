@@ -52,7 +52,7 @@ def print_by_engine(results: dict[str, list[UtilityResult]], render: Callable[[l
     """Print the results of each engine, under its address if there are several."""
     for address, of_engine in results.items():
         title = f"{address}:\n" if len(results) > 1 else ""
-        print(title + render(of_engine))  # noqa: T201  (the command's output)
+        print(title + render(of_engine))
 
 
 def _own_addresses(*, takes_all: bool) -> list[str]:

@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
     is_list = options.action == "list"
     query = f"?{urlencode({'model': options.served_model})}" if options.served_model else ""
     engines = api.get(_PATH + query) if is_list else api.post(f"{_PATH}/{options.action}{query}", _body(options))
-    print(_table(engines["data"]))  # noqa: T201  (the command's output)
+    print(_table(engines["data"]))
     return 0
 
 

@@ -28,5 +28,5 @@ def run(argv: list[str]) -> int:
             raise CommandError(
                 f"the prefix cache of {address} is in use by running requests", "try again after octavo admin drain"
             )
-    print("the prefix cache is empty")  # noqa: T201  (the command's output)
+    print("the prefix cache is empty")
     return 0

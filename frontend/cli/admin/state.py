@@ -29,7 +29,7 @@ def run(argv: list[str]) -> int:
     results = call_engines(options, GetStats(), GetWeights(), ListRequests(0), takes_all=True)
     if options.json:
         for address, of_engine in results.items():
-            print(_json(address, of_engine))  # noqa: T201  (the command's output)
+            print(_json(address, of_engine))
     else:
         print_by_engine(results, _render)
     return 0

@@ -16,7 +16,7 @@ WIDTH = 52
 
 def say(text: str = "") -> None:
     """Print a line of the report."""
-    print(text, flush=True)  # noqa: T201  (a command's output)
+    print(text, flush=True)
 
 
 def say_table(title: str, rows: Iterable[tuple[str, int | float | str]]) -> None:
