@@ -52,6 +52,43 @@ def read_slots(
     return run(token_ids_T, token_slots_T, last_token_S, drafts_KS, request_slots_R, block_ids, block_tables)
 
 
+def take_back_rows(
+    sampled_KS: Tensor,
+    drafts_KS: Tensor,
+    given_KE: Tensor,
+    slots_E: Tensor,
+    counts_E: Tensor,
+    numbers: Sequence[Tensor],
+) -> None:
+    """Take rows that follow the last draft of each request back to the first wrong one.
+
+    Args:
+        sampled_KS: int64, contiguous, what was sampled of each slot in place of its drafts.
+        drafts_KS: as for `read_slots`.
+        given_KE: int64, contiguous, the drafts of each request that the host knows, `DRAFTED` minus its number for
+            others.
+        slots_E: int64.
+        counts_E: int64, of drafts.
+        numbers: int64, with E numbers at least: indices and positions of the rows, from which the number of drafts from
+            the first wrong one on is subtracted.
+
+    Raises:
+        ShapeError: the shapes do not match.
+        UnsupportedDevice: no implementation for the device.
+    """
+    require(
+        given_KE.shape[1:] == slots_E.shape == counts_E.shape
+        and sampled_KS.shape[1:] == drafts_KS.shape[1:]
+        and len(given_KE) <= len(sampled_KS)
+        and all(len(each) >= len(slots_E) for each in numbers),
+        f"take_back_rows: {tuple(given_KE.shape)} drafts, {tuple(sampled_KS.shape)} and {tuple(drafts_KS.shape)} in "
+        f"slots, {len(slots_E)} requests, {tuple(counts_E.shape)} counts, numbers {[each.shape for each in numbers]}",
+    )
+    implementations = {"cuda": lazy("octavo.kernels.slot_rows.gpu", take_back_rows)}
+    run = choose("take_back_rows", implementations, slots_E.device)
+    run(sampled_KS, drafts_KS, given_KE, slots_E, counts_E, numbers)
+
+
 def advance_rows(
     positions_R: Tensor,
     slot_mapping_R: Tensor,

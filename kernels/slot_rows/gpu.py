@@ -88,6 +88,64 @@ def _read_slots_kernel(
                 tl.store(block_tables[group] + row * table_strides[group] + columns, ids, mask=is_column)
 
 
+def take_back_rows(
+    sampled_KS: Tensor,
+    drafts_KS: Tensor,
+    given_KE: Tensor,
+    slots_E: Tensor,
+    counts_E: Tensor,
+    numbers: Sequence[Tensor],
+) -> None:
+    """See `octavo.kernels.slot_rows.take_back_rows`."""
+    if not len(slots_E):
+        return
+    _take_back_rows_kernel[(triton.cdiv(len(slots_E), _ROWS),)](
+        sampled_KS,
+        drafts_KS,
+        sampled_KS.shape[1],
+        given_KE,
+        len(given_KE),
+        slots_E,
+        counts_E,
+        tuple(numbers),
+        len(slots_E),
+        NUM_NUMBERS=len(numbers),
+        ROWS=_ROWS,
+    )
+
+
+@triton.jit(do_not_specialize=["num_slots", "most_drafts", "num_rows"])
+def _take_back_rows_kernel(
+    sampled_ptr,
+    drafts_ptr,
+    num_slots,
+    given_ptr,
+    most_drafts,
+    slots_ptr,
+    counts_ptr,
+    numbers,
+    num_rows,
+    NUM_NUMBERS: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = rows < num_rows
+    slots = tl.load(slots_ptr + rows, mask=is_row, other=0)
+    counts = tl.load(counts_ptr + rows, mask=is_row, other=0)
+    num_wrong, is_right = counts, is_row
+    for place in range(most_drafts):
+        is_right = is_right & (place < counts)
+        given = tl.load(given_ptr + place * num_rows + rows, mask=is_right, other=0)
+        is_drafted = is_right & (given <= _DRAFTED)
+        draft = tl.load(drafts_ptr + (_DRAFTED - given) * num_slots + slots, mask=is_drafted, other=0)
+        sampled = tl.load(sampled_ptr + place * num_slots + slots, mask=is_right, other=0)
+        is_right = is_right & (sampled == tl.where(is_drafted, draft, given))
+        num_wrong -= is_right.to(tl.int64)
+    for index in tl.static_range(NUM_NUMBERS):
+        numbers_ptr = numbers[index] + rows
+        tl.store(numbers_ptr, tl.load(numbers_ptr, mask=is_row, other=0) - num_wrong, mask=is_row)
+
+
 def advance_rows(
     positions_R: Tensor,
     slot_mapping_R: Tensor,

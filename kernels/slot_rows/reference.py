@@ -25,6 +25,24 @@ def read_slots(
     return torch.where(token_ids_T == PENDING, last_token_S[token_slots_T], known_T)
 
 
+def take_back_rows(
+    sampled_KS: Tensor,
+    drafts_KS: Tensor,
+    given_KE: Tensor,
+    slots_E: Tensor,
+    counts_E: Tensor,
+    numbers: Sequence[Tensor],
+) -> None:
+    """See `octavo.kernels.slot_rows.take_back_rows`."""
+    on_device_KE = drafts_KS[(DRAFTED - given_KE).clamp(min=0, max=len(drafts_KS) - 1), slots_E]
+    drafts_KE = torch.where(given_KE <= DRAFTED, on_device_KE, given_KE)
+    is_draft_KE = torch.arange(len(given_KE), device=slots_E.device)[:, None] < counts_E
+    is_right_KE = is_draft_KE & (sampled_KS[: len(given_KE), slots_E] == drafts_KE)
+    num_wrong_E = counts_E - is_right_KE.long().cumprod(0).sum(0)
+    for each in numbers:
+        each[: len(slots_E)] -= num_wrong_E
+
+
 def advance_rows(
     positions_R: Tensor,
     slot_mapping_R: Tensor,

@@ -166,6 +166,20 @@ def test_tokens_and_blocks_of_slots(
         assert torch.equal(one.cpu(), table), "rows of other requests stay"
 
 
+def test_rows_are_taken_back_to_the_first_wrong_draft(device: torch.device) -> None:
+    drafts = torch.tensor([[0, 5, 6, 7], [0, 8, 9, 3]])
+    sampled = torch.tensor([[0, 5, 6, 1], [0, 8, 2, 4], [0, 4, 9, 9]])
+    given = torch.tensor([[DRAFTED, DRAFTED, 7, 5], [DRAFTED - 1, DRAFTED - 1, 4, 8]])
+    slots, counts = torch.tensor([1, 2, 3, 1]), torch.tensor([2, 2, 2, 0])
+    numbers = [torch.arange(10, 16), torch.arange(20, 24)]
+    inputs = [sampled, drafts, given, slots, counts]
+    on_device = [each.clone().to(device) for each in numbers]
+    slot_gpu.take_back_rows(*(each.to(device) for each in inputs), on_device)
+    slot_reference.take_back_rows(*inputs, numbers)
+    assert numbers[0].tolist() == [10, 10, 10, 13, 14, 15], "none is wrong, the second, the first; there is none"
+    assert [each.tolist() for each in on_device] == [each.tolist() for each in numbers]
+
+
 def test_rows_advance_to_the_end_of_their_blocks(device: torch.device) -> None:
     positions, mapping, slots = torch.tensor([2, 7, 3, 0]), torch.tensor([9, 8, 10, -1]), torch.tensor([1, 2, 0, 3])
     limits, draws = torch.tensor([8, 5, 8, 0]), [torch.arange(4), torch.arange(4, 8)]

@@ -37,13 +37,12 @@ from octavo.worker_proc.executor.runner import (
     Samples,
     WaitForCommand,
 )
-from octavo.worker_proc.executor.unread_drafts import UnreadDrafts
+from octavo.worker_proc.executor.step_drafts import StepDrafts
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.aligner import Aligner
 from octavo.worker_proc.media.encoder import MediaEncoder, PendingVector
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
-from octavo.worker_proc.runners.rounds import Drafts
 from octavo.worker_proc.sampling.processors import Processors
 from octavo.worker_proc.speculation.draws import Drafter
 
@@ -110,12 +109,10 @@ class PipelinedExecutor:
         """The plan of several steps that is computed now."""
         self._in_flight: deque[InFlightStep] = deque()
         self._clock = StepClock()
-        self._unread = UnreadDrafts(len(batch.columns.num_known_S))
+        self._drafts = StepDrafts(drafter, len(batch.columns.num_known_S), is_ahead=runner.max_in_flight > 1)
         self.block_files: BlockFiles | None = None
         """Exchanges blocks with other engines; None: the engine does not."""
-        # What a drafter follows, the next step overwrites; and few steps are planned ahead of drafts.
-        self._max_in_flight = runner.max_in_flight if drafter is None else 1
-        self._watcher = EventWatcher() if self._max_in_flight > 1 else None
+        self._watcher = EventWatcher() if runner.max_in_flight > 1 else None
 
     @property
     def filenos(self) -> list[int]:
@@ -168,21 +165,14 @@ class PipelinedExecutor:
             self._repeat(self._repeater, self._repeated, plan, started_s)
             return
         self._repeated = None
-        while len(self._in_flight) >= self._max_in_flight:
+        while len(self._in_flight) >= self.runner.max_in_flight:
             self._finish_oldest()
         adapter_faults = self._adapters.apply(plan.adapter_loads) if self._adapters and plan.adapter_loads else ()
         self._batch.apply(plan)
         if not self._answers:
             self._batch.take_sampled(plan.sampled)
         self._batch.add_drafts(plan)
-        if plan.copies_out or plan.copies_in:
-            if self._host_blocks is None:
-                raise ProtocolError("a plan copies blocks to or from host memory, but no block of it was allocated")
-            self._host_blocks.apply(plan.copies_out, plan.copies_in)
-        if plan.state_copies_out or plan.state_copies_in:
-            if self._host_states is None:
-                raise ProtocolError("a plan copies states to or from host memory, but none was allocated there")
-            self._host_states.apply(plan.state_copies_out, plan.state_copies_in)
+        self._copy_blocks(plan)
         self.runner.on_plan(plan, self._batch)
         if self._processors is not None:
             for admitted in plan.admitted:
@@ -194,10 +184,10 @@ class PipelinedExecutor:
             step = InFlightStep(plan.sequence, started_s, 0, None, None, (), self.runner.record_event())
         step.adapter_faults = adapter_faults
         self._in_flight.append(step)
-        if self._watcher is None:
-            self._finish_oldest()
-        else:
+        if self._watcher is not None:
             self._watcher.add(step.event)
+        if self._watcher is None or (self.drafter is not None and step.drafts is None):
+            self.drain()  # what drafts reads what the next step overwrites
 
     @torch.inference_mode()
     def transfer_blocks(self, command: LoadBlocks | StoreBlocks) -> None:
@@ -273,6 +263,16 @@ class PipelinedExecutor:
         result = StepResult(plan.sequence, pack_ids(token_ids), [], [], elapsed_s=times.elapsed_s, idle_s=times.idle_s)
         self._end_plan(result, len(token_ids))
 
+    def _copy_blocks(self, plan: StepPlan) -> None:
+        if plan.copies_out or plan.copies_in:
+            if self._host_blocks is None:
+                raise ProtocolError("a plan copies blocks to or from host memory, but no block of it was allocated")
+            self._host_blocks.apply(plan.copies_out, plan.copies_in)
+        if plan.state_copies_out or plan.state_copies_in:
+            if self._host_states is None:
+                raise ProtocolError("a plan copies states to or from host memory, but none was allocated there")
+            self._host_states.apply(plan.state_copies_out, plan.state_copies_in)
+
     def _end_plan(self, result: StepResult, num_tokens: int) -> None:
         """Deliver the result of a step, or keep it for that of the plan that has several."""
         if self._multi_step is not None:
@@ -322,7 +322,7 @@ class PipelinedExecutor:
                 masks_each_draw=self.runner.masks_each_draw,
             )
             if rounds is not None:
-                self._unread.reveal(samples)
+                self._drafts.reveal(samples)
             output = self.runner.sample(
                 samples, has_masks=plan.awaits_masks, change_logits=change_logits, rounds=rounds
             )
@@ -337,6 +337,7 @@ class PipelinedExecutor:
         step.is_known_N = rounds.is_dependent_N if rounds else None
         step.entries, step.query_starts, step.num_drafts = entries, inputs.query_starts, plan.num_drafts
         step.reads_drafts = plan.awaits_masks  # the core cuts drafts of a request with a grammar
+        self._drafts.begin(step, self.drain)
         return step
 
     def _encode_media(self, plan: StepPlan) -> tuple[MediaRows, dict[SlotId, PendingVector]]:
@@ -367,12 +368,9 @@ class PipelinedExecutor:
                 step.pooled = step.alignments.put_into(token_ids, step.samples)
             accepted = self._accept(step, step.samples, np.array(token_ids, dtype=np.int64))
         sampled_s = time.perf_counter()
-        earlier, earlier_s = self._unread.take()
-        drafts: Drafts = []
-        if self.drafter is not None and step.entries is not None and step.query_starts is not None:
-            made = self.drafter.draft(step.entries, step.query_starts, accepted, step.num_drafts)
-            drafts = self._unread.keep(made, step.event, reads=step.reads_drafts)
-        is_drafting = self._unread.is_pending
+        earlier, earlier_s = self._drafts.take()
+        drafts = self._drafts.finish(step, accepted)
+        is_drafting = self._drafts.are_pending
         times = self._clock.end_step(
             step.started_s, sampled_s, earlier_s, has_drafts=bool(drafts), is_drafting=is_drafting
         )
@@ -383,7 +381,7 @@ class PipelinedExecutor:
         batch, accepted = self._batch, None
         places: Any = slice(None)
         if samples.draft_tokens is not None:
-            self._unread.reveal(samples)
+            self._drafts.reveal(samples)
             accepted = samples.draft_tokens.accepted(tokens_N)
             places = accepted.places
             if step.is_known_N is not None:

@@ -17,6 +17,7 @@ from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.device.stream import DeviceEvent
 from octavo.worker_proc.executor.runner import PendingLogprobs, PendingSamples, Samples
 from octavo.worker_proc.media.aligner import Alignments
+from octavo.worker_proc.runners.rounds import Drafts, PendingDrafts
 
 
 @dataclass(slots=True, eq=False)
@@ -58,6 +59,8 @@ class InFlightStep:
     """See `StepPlan`."""
     reads_drafts: bool = False
     """Whether the result has the ids of all drafts."""
+    drafts: Drafts | PendingDrafts | None = None
+    """That follow it; None: nothing drafts, or not before its tokens are known."""
 
 
 class EventWatcher:

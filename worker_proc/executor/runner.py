@@ -74,6 +74,15 @@ class DraftTokens:
         firsts: Ints = ((self.offsets_N == 0) & (self.counts_N > 1)).nonzero()[0]
         return firsts
 
+    def by_request(self) -> tuple[Ints, Ints]:
+        """Return the drafts of each of E requests as given_KE, `NO_DRAFT_TOKEN` behind them, and their number."""
+        counts_E = self.counts_N[self.offsets_N == 0] - 1
+        given_KE = np.full((counts_E.max(), len(counts_E)), NO_DRAFT_TOKEN)
+        is_draft_N = self.offsets_N < self.counts_N - 1
+        requests_N = (self.offsets_N == 0).cumsum() - 1
+        given_KE[self.offsets_N[is_draft_N], requests_N[is_draft_N]] = self.token_ids_N[is_draft_N]
+        return given_KE, counts_E
+
     def accepted(self, tokens_N: Ints) -> Accepted:
         """Return the samples before the first wrong draft of each request, and the one in its place."""
         starts_E = (self.offsets_N == 0).nonzero()[0]

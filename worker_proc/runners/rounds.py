@@ -1,6 +1,6 @@
 """Rounds of drafts: each drafts one more token of every request. What drafts computes the last draft in between."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -11,6 +11,7 @@ from octavo.protocol.ids import IdArray, SlotId, pack_ids
 from octavo.worker_proc.batch.inputs import Ints, StepEntries, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import DeviceEvent
+from octavo.worker_proc.executor.runner import Samples
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.host import Forward, HostRunner
@@ -23,11 +24,21 @@ class PendingDrafts:
     """Drafts that a device is making, for each of E requests."""
 
     slots_E: Ints
-    counts_E: Ints
-    """Of the drafts of each request, at least 1; those behind them have no place in its blocks."""
+    room_E: Ints
+    """Positions behind the first draft of each request that its blocks have room for; may be negative."""
     token_ids_KE: Tensor
     """In a host buffer, readable when `event` is done."""
     event: DeviceEvent
+
+    @property
+    def counts_E(self) -> Ints:
+        """Drafts of each request, at least 1; those behind them have no place in its blocks."""
+        counts_E: Ints = 1 + np.clip(self.room_E, 0, len(self.token_ids_KE) - 1)
+        return counts_E
+
+    def after_wrong(self, num_wrong_E: Ints) -> "PendingDrafts":
+        """Return these, now that it is known how many of the drafts before them were wrong."""
+        return replace(self, room_E=self.room_E + num_wrong_E)
 
 
 class DraftRounds(Protocol):
@@ -39,8 +50,18 @@ class DraftRounds(Protocol):
     def use_model(self, model: Model | None) -> None:
         """See `octavo.worker_proc.runners.host.Forward`."""
 
+    def follow_samples(self, samples: Samples) -> None:
+        """Let the next step of `forward` read what a device has sampled: in place of `DRAFTED`, minus the number of
+        drafts before a sample."""
+
     def draft(
-        self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int
+        self,
+        slots_E: Ints,
+        next_E: Ints,
+        rows_E: Ints,
+        limits_E: Ints,
+        num_drafts: int,
+        verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
         """Draft tokens one after another, or have a device do so.
 
@@ -53,6 +74,8 @@ class DraftRounds(Protocol):
             rows_E: the row in the last step of `forward` that the first draft comes from.
             limits_E: positions that each request has room for.
             num_drafts: at most, for each request; at least 1.
+            verified: the samples of the step; only the device knows which follow no wrong draft, and takes positions
+                and rows back that are given as if all did. None: the host has known.
         """
 
 
@@ -100,8 +123,21 @@ class HostRounds:
         self._model = model
         self.forward.use_model(model)
 
-    def draft(self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int) -> Drafts:
+    def follow_samples(self, samples: Samples) -> None:
+        """Never called: the host knows all tokens."""
+        raise AssertionError("a host drafts when it knows the tokens of a step")
+
+    def draft(
+        self,
+        slots_E: Ints,
+        next_E: Ints,
+        rows_E: Ints,
+        limits_E: Ints,
+        num_drafts: int,
+        verified: Samples | None = None,
+    ) -> Drafts:
         """See `DraftRounds`."""
+        assert verified is None, "a host drafts when it knows the tokens of a step"
         model, forward = self._model, self.forward
         assert model is not None, "a step was planned for a model without weights"
         drafts: dict[int, list[int]] = {}

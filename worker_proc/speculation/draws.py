@@ -8,7 +8,7 @@ from torch import Tensor
 
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
-from octavo.worker_proc.executor.runner import Accepted
+from octavo.worker_proc.executor.runner import Accepted, Samples
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts
 
@@ -18,6 +18,9 @@ class Drafter(Protocol):
 
     rounds: DraftRounds
     """Compute drafts."""
+
+    follows_drafts: bool
+    """Whether `draft` may be given `verified`: it follows drafts that may be wrong, which the next step overwrites."""
 
     @property
     def cache_buffers(self) -> Sequence[Tensor]:
@@ -30,7 +33,12 @@ class Drafter(Protocol):
         """Draft for a model with other weights from now on; None: hold no reference to the present one."""
 
     def draft(
-        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+        self,
+        entries: StepEntries,
+        query_starts: Ints,
+        accepted: Accepted | None,
+        num_drafts: int,
+        verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
         """Draft at most `num_drafts` tokens for each sample of a step whose tokens the batch knows.
 
@@ -39,6 +47,7 @@ class Drafter(Protocol):
             query_starts: of its rows.
             accepted: how many of them are tokens, if some verify drafts.
             num_drafts: 0: none.
+            verified: the samples of a step that verifies drafts, if only the device knows them yet.
         """
 
 

@@ -10,11 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from octavo.kernels.slot_rows import DRAFTED
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.runner import Accepted, Runner
+from octavo.worker_proc.executor.runner import Accepted, Runner, Samples
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.registry import open_rounds
@@ -33,6 +34,8 @@ class HeadDrafter:
         batch: of the requests.
         max_model_len: longest request, in tokens.
     """
+
+    follows_drafts = True
 
     def __init__(
         self, head: DraftHead, rounds: DraftRounds, runner: Runner, group: int, batch: BatchState, max_model_len: int
@@ -58,7 +61,12 @@ class HeadDrafter:
         self.rounds.use_model(head)
 
     def draft(
-        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+        self,
+        entries: StepEntries,
+        query_starts: Ints,
+        accepted: Accepted | None,
+        num_drafts: int,
+        verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
         """Follow a step whose tokens the batch knows, and draft at most `num_drafts` tokens for each of its samples.
 
@@ -67,29 +75,33 @@ class HeadDrafter:
             query_starts: of its rows.
             accepted: how many of them are tokens, if some verify drafts.
             num_drafts: 0: only follow.
+            verified: see `Drafter.draft`.
         """
         sampled_E = (entries.num_samples_R > 0).nonzero()[0]
         # Keys of rejected drafts would be wrong, and the next step stores the right ones.
         counts_R = num_accepted(entries, sampled_E, accepted)
         starts_R, offsets_R = entries.starts_R, counts_R.cumsum() - counts_R
-        rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
-        self._follow(entries.slots_R, starts_R, counts_R, rows_T)
+        inputs = draft_inputs(self._batch, self._group, entries.slots_R, starts_R, counts_R)
+        inputs.token_ids_T = self._batch.tokens_at(inputs.slots_T, inputs.positions_T + 1)
+        if verified is not None and verified.draft_tokens is not None:
+            self.rounds.follow_samples(verified)
+            inputs.token_ids_T[verified.indices_N] = DRAFTED - verified.draft_tokens.offsets_N
+        (features_TD,) = self._runner.features
+        if accepted is None:
+            features_TD = features_TD[: len(inputs.token_ids_T)]  # no copy of rows: the host may be ahead of the device
+        else:
+            rows_T = np.arange(counts_R.sum()) + np.repeat(query_starts[:-1] - offsets_R, counts_R)
+            features_TD = features_TD[torch.from_numpy(rows_T).to(features_TD.device)]
+        assert self._head is not None, "a step was planned for a model without weights"
+        self._head.inputs_XD[: len(features_TD)] = features_TD
+        self._forward.run(inputs)
         if not num_drafts or not len(sampled_E):
             return []
         slots_E, next_E = entries.slots_R[sampled_E], (starts_R + counts_R)[sampled_E]
         rows_E = (offsets_R + counts_R - 1)[sampled_E]
         # The head's cache ends with the blocks of the request.
         limits_E = np.minimum(self._batch.columns.capacity_S[slots_E], self._max_model_len)
-        return self.rounds.draft(slots_E, next_E, rows_E, limits_E, num_drafts)
-
-    def _follow(self, slots_R: Ints, starts_R: Ints, counts_R: Ints, rows_T: Ints) -> None:
-        """Compute some positions, given their rows in the model's last step."""
-        inputs = draft_inputs(self._batch, self._group, slots_R, starts_R, counts_R)
-        inputs.token_ids_T = self._batch.tokens_at(inputs.slots_T, inputs.positions_T + 1)
-        (features_TD,) = self._runner.features
-        assert self._head is not None, "a step was planned for a model without weights"
-        self._head.inputs_XD[: len(rows_T)] = features_TD[torch.from_numpy(rows_T).to(features_TD.device)]
-        self._forward.run(inputs)
+        return self.rounds.draft(slots_E, next_E, rows_E, limits_E, num_drafts, verified)
 
 
 def open_head_drafter(

@@ -14,7 +14,7 @@ from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.inputs import Ints, StepEntries
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.runner import Accepted, Runner
+from octavo.worker_proc.executor.runner import Accepted, Runner, Samples
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.registry import open_rounds
 from octavo.worker_proc.runners.rounds import DraftRounds, Drafts, PendingDrafts, draft_inputs
@@ -33,6 +33,8 @@ class ModelDrafter:
         max_rows: of a step.
         max_len: tokens of a request that the draft model can attend to.
     """
+
+    follows_drafts = False  # it counts the keys that each block has
 
     def __init__(
         self,
@@ -64,9 +66,15 @@ class ModelDrafter:
         """See `Drafter.use_model`. The draft model keeps its weights."""
 
     def draft(
-        self, entries: StepEntries, query_starts: Ints, accepted: Accepted | None, num_drafts: int
+        self,
+        entries: StepEntries,
+        query_starts: Ints,
+        accepted: Accepted | None,
+        num_drafts: int,
+        verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
         """See `Drafter.draft`."""
+        assert verified is None, "it follows tokens"
         self._forget_old_blocks(entries)
         if not num_drafts:
             return []

@@ -16,6 +16,7 @@ from worker_plans import loaded, spec, worker_config
 
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.params import SamplingSpec
 from octavo.protocol.steps import UNREAD_DRAFT
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.device.stream import Stream
@@ -34,7 +35,10 @@ pytestmark = [
 
 METHODS = ("eagle", "eagle3", "draft_model")
 NUM_DRAFTS = 3
-SAMPLING = [spec(logprobs=2), spec(temperature=0.8, seed=5, top_k=20, frequency_penalty=0.4, logprobs=1)]
+SAMPLING = [spec(logprobs=2), spec(temperature=0.8, seed=5, top_k=20, logprobs=1)]
+PENALIZED = [SAMPLING[0], msgspec.structs.replace(SAMPLING[1], frequency_penalty=0.4)]
+"""The draws of steps with drafts are made in rounds."""
+SAMPLING_OF = dict.fromkeys(METHODS, SAMPLING) | {"eagle": PENALIZED, "mtp": SAMPLING}
 
 
 class Found(NamedTuple):
@@ -45,28 +49,25 @@ class Found(NamedTuple):
     drafts: list[dict[int, list[int]]]
 
 
-def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None) -> Found:
-    """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts between.
+def scenario(
+    core: PipelineDriver, num_drafts: int, sampling: list[SamplingSpec], stream: Stream | None = None
+) -> Found:
+    """Prompts in chunks, drafts that are verified, a wrong one among them, and steps without drafts, two in flight.
 
     Args:
         core: drives a device or a CPU.
         num_drafts: after each step.
+        sampling: of two requests.
         stream: of a device with graphs, which are counted; None: they are not.
     """
-    requests = [core.admit(slot, prompt(6 - slot, slot), SAMPLING[slot]) for slot in range(2)]
-    drafts: list[dict[int, list[int]]] = []
+    requests = [core.admit(slot, prompt(6 - slot, slot), sampling[slot]) for slot in range(2)]
 
     def step(num: int, chunks: dict[int, int] | None = None, *, verifies: bool = False, wrong: bool = False) -> None:
-        draft_tokens = dict(drafts[-1]) if verifies and num_drafts else {}
+        draft_tokens = {slot: list(token_ids) for slot, token_ids in core.results[-1].drafts} if verifies else {}
         if wrong and draft_tokens:
             draft_tokens[0] = [*draft_tokens[0][:1], 7]
         core.begin(chunks, draft_tokens=draft_tokens, num_drafts=num and num_drafts)
         core.executor.drain()
-        result = core.results[-1]
-        for slot, token_ids in result.earlier_drafts:
-            assert drafts[-1][slot] == [UNREAD_DRAFT] * len(token_ids)
-            drafts[-1][slot] = list(token_ids)
-        drafts.append({slot: list(token_ids) for slot, token_ids in result.drafts})
 
     step(1, {0: 4, 1: 5})  # nothing is sampled for the first request yet
     step(1)
@@ -77,10 +78,23 @@ def scenario(core: PipelineDriver, num_drafts: int, stream: Stream | None = None
         stream.num_replays = 0
     step(1, verifies=True, wrong=True)
     if isinstance(stream, FakeStream):
-        # The step of the model, whose draws depend on each other, that of what drafts, and a round for each draft.
-        assert stream.num_replays == 1 + 1 + NUM_DRAFTS
+        # The step of the model, its draws if they are made at once, the step of what drafts, a round for each draft.
+        assert stream.num_replays == 1 + (sampling is SAMPLING) + 1 + NUM_DRAFTS
+    num_results = len(core.results)
+    core.begin()
+    core.begin()
+    is_ahead = core.executor.runner.max_in_flight > 1
+    assert len(core.results) == num_results + (0 if is_ahead else 2), "both are in flight"
+    core.executor.drain()
+    step(1)
     step(0)
     core.executor.close()
+    drafts: list[dict[int, list[int]]] = []
+    for result in core.results:
+        for slot, token_ids in result.earlier_drafts:
+            assert drafts[-1][slot] == [UNREAD_DRAFT] * len(token_ids)
+            drafts[-1][slot] = list(token_ids)
+        drafts.append({slot: list(token_ids) for slot, token_ids in result.drafts})
     return Found([request.outputs for request in requests], [request.logprobs for request in requests], drafts)
 
 
@@ -110,14 +124,16 @@ def computed_on_cpu(paths: dict[str, Path]) -> dict[str, Found]:
     found = {}
     for method in (*METHODS, "mtp"):
         config = configured(paths, method, "cpu")
-        found[method] = scenario(driver(loaded(config), config, None), NUM_DRAFTS)
+        found[method] = scenario(driver(loaded(config), config, None), NUM_DRAFTS, SAMPLING_OF[method])
     return found
 
 
 @pytest.fixture(scope="module")
-def without_drafts(paths: dict[str, Path], _kernels_of_gpus: None, device: torch.device) -> Found:
+def without_drafts(paths: dict[str, Path], _kernels_of_gpus: None, device: torch.device) -> list[Found]:
+    """Without penalties, and with them."""
     config = worker_config(paths["target"], device="cuda", **SETTINGS)
-    return scenario(driver(load_model(config, lambda fraction: None, device=device), config, new_stream(device)), 0)
+    model = load_model(config, lambda fraction: None, device=device)
+    return [scenario(driver(model, config, new_stream(device)), 0, sampling) for sampling in (SAMPLING, PENALIZED)]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -125,29 +141,30 @@ def test_a_device_drafts_as_a_cpu_and_drafts_change_no_bit(
     method: str,
     paths: dict[str, Path],
     computed_on_cpu: dict[str, Found],
-    without_drafts: Found,
+    without_drafts: list[Found],
     stream: Stream,
 ) -> None:
     config = configured(paths, method, "cuda")
     model = load_model(config, lambda fraction: None, device=stream.torch_device)
-    found = scenario(driver(model, config, stream), NUM_DRAFTS, stream)
+    sampling = SAMPLING_OF[method]
+    found = scenario(driver(model, config, stream), NUM_DRAFTS, sampling, stream)
     assert found.drafts == computed_on_cpu[method].drafts
     assert sum(map(len, found.drafts)) > 5
     for kind in ("outputs", "logprobs"):
-        for with_drafts, without in zip(getattr(found, kind), getattr(without_drafts, kind), strict=True):
+        expected = getattr(without_drafts[sampling is PENALIZED], kind)
+        for with_drafts, without in zip(getattr(found, kind), expected, strict=True):
             assert with_drafts[: len(without)] == without
-    if method == "eagle":  # the others go the same way
+    if method == "eagle3":  # the others go the same way
         eager = msgspec.structs.replace(config, max_graph_size=0)
-        assert scenario(driver(model, eager, new_stream(stream.torch_device)), NUM_DRAFTS) == found
+        assert scenario(driver(model, eager, new_stream(stream.torch_device)), NUM_DRAFTS, sampling) == found
 
 
 def test_a_device_drafts_with_latent_attention_and_experts_as_a_cpu(
     paths: dict[str, Path], computed_on_cpu: dict[str, Found], _kernels_of_gpus: None, stream: Stream
 ) -> None:
     config = configured(paths, "mtp", "cuda")
-    found = scenario(
-        driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream), NUM_DRAFTS
-    )
+    core = driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream)
+    found = scenario(core, NUM_DRAFTS, SAMPLING_OF["mtp"])
     assert (found.drafts, found.outputs) == (computed_on_cpu["mtp"].drafts, computed_on_cpu["mtp"].outputs)
 
 
@@ -157,18 +174,22 @@ def test_drafts_are_read_while_the_device_makes_the_next_step_but_at_once_beside
     config = configured(paths, "eagle", "cuda")
     core = driver(load_model(config, lambda fraction: None, device=stream.torch_device), config, stream)
     core.admit(0, prompt(5), spec())
-    num_waits = stream.num_waits if isinstance(stream, FakeStream) else 0
     core.begin(num_drafts=2)
-    if isinstance(stream, FakeStream):
-        assert stream.num_waits == num_waits + 1, "for its token"
+    core.executor.drain()
+    core.begin(num_drafts=2, draft_tokens={0: [UNREAD_DRAFT] * 2})
+    assert len(core.results) == 1, "the device drafts behind a step whose tokens the host does not know"
+    core.executor.drain()
     words = pack_mask(list(range(9)), VOCAB_SIZE).numpy().tobytes()
     core.begin(num_drafts=2, masks=lambda: [(0, 0, words)])
+    core.executor.drain()
     core.executor.close()
-    first, second = core.results
-    assert [(slot, list(token_ids)) for slot, token_ids in first.drafts] == [(0, [UNREAD_DRAFT] * 2)]
-    assert [(slot, len(token_ids)) for slot, token_ids in second.earlier_drafts] == [(0, 2)]
+    first, second, third = core.results
+    for result in (first, second):
+        assert [(slot, list(token_ids)) for slot, token_ids in result.drafts] == [(0, [UNREAD_DRAFT] * 2)]
+    for result in (second, third):
+        assert [(slot, len(token_ids)) for slot, token_ids in result.earlier_drafts] == [(0, 2)]
     assert second.drafts_s > first.drafts_s == 0.0
-    ((slot, token_ids),) = second.drafts
+    ((slot, token_ids),) = third.drafts
     assert slot == 0 and len(token_ids) == 2 and min(token_ids) >= 0, "the core looks at them with the grammar"
 
 

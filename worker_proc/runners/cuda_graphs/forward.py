@@ -43,11 +43,20 @@ class GraphForward:
 
     def run(self, inputs: StepInputs) -> None:
         """See `octavo.worker_proc.runners.host.Forward`. Blocks until: the step before the last one is over."""
-        if len(self._events) == NUM_HOST_BUFFERS:
-            self._events.popleft().wait()
+        self.await_buffer()
         self.graphs.stage(inputs)
         self.graphs.compute()
         self._events.append(self._stream.record_event())
+
+    def await_buffer(self) -> None:
+        """Blocks until: the device has read the host buffer that the next step is sent from."""
+        if len(self._events) == NUM_HOST_BUFFERS:
+            self._events.popleft().wait()
+
+    def end_rounds(self) -> DeviceEvent:
+        """Return an event after the rounds that were launched last, whose host buffer is free then."""
+        self._events.append(event := self._stream.record_event())
+        return event
 
     def logits(self, rows: Ints) -> Tensor:
         """See `octavo.worker_proc.runners.host.Forward`; on the device."""

@@ -120,7 +120,7 @@ def open_rounds(
     new_graphs = partial(DraftGraphs, block_size=config.block_size, vocab_size=config.model.vocab_size)
     graphs = _open_graphs(model, config, runner.stream, table, storage, None, max_model_len, new_graphs)
     forward = GraphForward(graphs, runner.stream, storage.buffers, _max_size(config))
-    return DeviceRounds(model, forward, graphs, table, runner.stream, group, batch)
+    return DeviceRounds(model, forward, graphs, runner, table, runner.stream, group, batch)
 
 
 def _open_graphs(

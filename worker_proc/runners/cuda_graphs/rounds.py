@@ -7,18 +7,21 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from octavo.kernels.logprobs.memory import LogprobsMemory
-from octavo.kernels.slot_rows import PENDING, advance_rows
+from octavo.kernels.slot_rows import PENDING, advance_rows, take_back_rows
 from octavo.worker_proc.batch.inputs import Ints, StepInputs
 from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.device.stream import Stream, upload_array
+from octavo.worker_proc.executor.runner import Samples
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.runners.cuda_graphs.forward import GraphForward
 from octavo.worker_proc.runners.cuda_graphs.graphs import Staged, StepGraphs
 from octavo.worker_proc.runners.cuda_graphs.metadata import SampleRows, Views, slot_mapping_name
+from octavo.worker_proc.runners.cuda_graphs.runner import CudaGraphRunner
 from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind, Sizes
 from octavo.worker_proc.runners.cuda_graphs.slot_table import GroupTable
 from octavo.worker_proc.runners.cuda_graphs.step_buffer import Fields
@@ -47,6 +50,11 @@ class DraftGraphs(StepGraphs):
         sizes = Sizes(min(size, table.idle_slot) for size in decodes)
         self._sizes |= {GraphKind.SAMPLES: sizes, GraphKind.ROUNDS: sizes, GraphKind.REPORTS: Sizes(())}
 
+    def compute(self) -> None:
+        """See `StepGraphs.compute`. Tokens that the host does not know yet are those that the model has sampled."""
+        self._slots.follow_tokens()
+        super().compute()
+
     def stage_rounds(self, inputs: StepInputs, samples: SampleRows) -> None:
         """Send what the rounds begin with: a step of one row of each request, before its first round.
 
@@ -64,6 +72,14 @@ class DraftGraphs(StepGraphs):
         self._upload.send(inputs, samples, fields, sample_fields, num_words=0)
         graphs = (captured.graph if captured else None, sample.graph if sample else None)
         self._staged = Staged(fields, sample_fields, *graphs, reports=False)
+
+    def take_back(self, given_KE: Tensor, slots_E: Tensor, counts_E: Tensor) -> None:
+        """Begin the rounds behind the first wrong draft of each request; see `take_back_rows`."""
+        step = self._current
+        samples = step.samples.views
+        numbers = [step.inputs.views["positions"], samples["sample_rows"], samples["sample_positions"]]
+        numbers.append(samples["num_outputs"])
+        take_back_rows(self._slots.drafts_KS, self._slots.made_KS, given_KE, slots_E, counts_E, numbers)
 
     def draft_next(self) -> Tensor:
         """Compute the last draft of each request, and draw the next; the next call overwrites tokens_E."""
@@ -88,6 +104,8 @@ class DraftGraphs(StepGraphs):
         fields, samples = self._buffer.inputs(num, num), self._buffer.samples(num)
         self._upload.send_idle(fields, samples, ())
         self._round(fields.views, samples.views, None)
+        zero = torch.zeros(1, dtype=torch.int64, device=self._stream.torch_device)
+        self.take_back(zero[:, None], zero + self._slots.idle_slot, zero)
 
     def _sample_body(self, kind: GraphKind, fields: Fields, size: int) -> Callable[[], object]:
         self.features = self._features
@@ -137,6 +155,7 @@ class DeviceRounds:
         model: that drafts.
         forward: of it, over its cache.
         graphs: of `forward`.
+        runner: of the model that it drafts for.
         table: of the slots.
         stream: of the device.
         group: the cache group of the model whose blocks it uses.
@@ -148,12 +167,14 @@ class DeviceRounds:
         model: Model,
         forward: GraphForward,
         graphs: DraftGraphs,
+        runner: CudaGraphRunner,
         table: GroupTable,
         stream: Stream,
         group: int,
         batch: BatchState,
     ) -> None:
         self._model, self.forward, self._graphs, self._table = model, forward, graphs, table
+        self._runner = runner
         self._stream, self._group, self._batch = stream, group, batch
         self.waits_each_time = False
         """Wait for the device after each round, as to measure what that costs."""
@@ -162,8 +183,21 @@ class DeviceRounds:
         """Never called: graphs know the addresses of weights."""
         raise AssertionError("graphs compute with the model that they were captured with")
 
+    def follow_samples(self, samples: Samples) -> None:
+        """See `octavo.worker_proc.runners.rounds.DraftRounds`."""
+        assert samples.draft_tokens is not None and self._runner.sampled_N is not None, "a step that verifies drafts"
+        tokens_N = self._runner.sampled_N[: len(samples)].clamp(min=0)
+        places_2N = upload_array(self._stream, np.stack([samples.draft_tokens.offsets_N, samples.slots_N]))
+        self._table.drafts_KS.index_put_(places_2N.unbind(), tokens_N)
+
     def draft(
-        self, slots_E: Ints, next_E: Ints, rows_E: Ints, limits_E: Ints, num_drafts: int
+        self,
+        slots_E: Ints,
+        next_E: Ints,
+        rows_E: Ints,
+        limits_E: Ints,
+        num_drafts: int,
+        verified: Samples | None = None,
     ) -> Drafts | PendingDrafts:
         """See `octavo.worker_proc.runners.rounds.DraftRounds`. The next step may read the drafts on the device."""
         if not len(slots_E):
@@ -174,13 +208,16 @@ class DeviceRounds:
         inputs.token_ids_T = np.full_like(slots_E, PENDING)
         slots, limits = (upload_array(self._stream, numbers_E) for numbers_E in (slots_E, limits_E))
         self._table.limits_S.index_copy_(0, slots, limits)
+        self.forward.await_buffer()
         self._graphs.stage_rounds(inputs, SampleRows(rows_E, slots_E, draws_E, num_outputs_E))
+        if verified is not None and verified.draft_tokens is not None:
+            given_KE, counts_E = verified.draft_tokens.by_request()
+            self._graphs.take_back(upload_array(self._stream, given_KE), slots, upload_array(self._stream, counts_E))
         for place in range(num_drafts):
             tokens_N = self._graphs.draft_next() if place else self._graphs.sample().tokens_N
             # Where the logits have no number, the draft is token 0: as good as any.
-            self._table.drafts_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
+            self._table.made_KS[place].index_copy_(0, slots, tokens_N[: len(slots_E)].clamp(min=0))
             if self.waits_each_time:
                 self._stream.record_event().wait()
-        drafts_KE = self._stream.download(self._table.drafts_KS[:num_drafts].index_select(1, slots))
-        counts_E = 1 + np.clip(limits_E - next_E, 0, num_drafts - 1)
-        return PendingDrafts(slots_E, counts_E, drafts_KE, self._stream.record_event())
+        drafts_KE = self._stream.download(self._table.made_KS[:num_drafts].index_select(1, slots))
+        return PendingDrafts(slots_E, limits_E - next_E, drafts_KE, self.forward.end_rounds())

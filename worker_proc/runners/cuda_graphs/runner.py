@@ -112,6 +112,8 @@ class CudaGraphRunner:
         self.cache_bytes = cache_bytes
         self.cache_buffers = cache_buffers
         self.table = self._table = table
+        self.sampled_N: Tensor | None = None
+        """The tokens of the last step whose draws were made at once, on the device; padding included."""
         self.stream = self._stream = stream
         self._reporter = LogprobReporter(graphs, stream)
         self._idle_sizes = idle_sizes(max_size)
@@ -195,6 +197,7 @@ class CudaGraphRunner:
         if logits_NV is not None and raw_NV is not None and is_listed:
             reported = self._reporter.before_sampling(samples, self._table, raw_NV, logits_NV)
         sampled = self.graphs.sample(logits_NV, raw_NV)
+        self.sampled_N = sampled.tokens_N
         logprobs = None
         if reported is not None:
             logprobs = self._reporter.after_sampling(reported, sampled.tokens_N)

@@ -181,9 +181,16 @@ class GroupTable:
         self.block_ids = [table.block_ids[group]]
         """See `SlotTable.block_ids`."""
         self.last_token_S = torch.zeros_like(table.last_token_S)
-        self.drafts_KS = table.drafts_KS
+        self.made_KS = table.drafts_KS
+        """See `SlotTable.drafts_KS`."""
+        self.drafts_KS = table.drafts_KS.new_zeros(1 + len(table.drafts_KS), table.drafts_KS.shape[1])
+        """What the model has sampled of each slot in place of its drafts, and after them: what a head follows."""
         self.limits_S = torch.zeros_like(table.last_token_S)
         """Positions that a request has room for; 0 for the idle slot."""
+
+    def follow_tokens(self) -> None:
+        """Take over the last tokens of the model, in place of drafts."""
+        self.last_token_S.copy_(self._table.last_token_S)
 
     @property
     def requests(self) -> RequestTable:
