@@ -124,7 +124,7 @@ def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
             have scales, and how these are quantized.
 
     Raises:
-        ConfigError: Quark's section does not say how they are quantized.
+        ConfigError: Quark's section does not say how they are quantized, or gives layers different caches.
     """
     scheme = section.get("kv_cache_scheme") or section.get("kv_cache_quant_algo") or {}
     if isinstance(scheme, str):
@@ -139,22 +139,36 @@ def cache_scheme(section: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _outputs(of_layers: Any, layers: Any) -> Mapping[str, Any]:
-    """Return `output_tensors` in `layer_quant_config`, of the first of the layers in `kv_cache_group`."""
-    if not isinstance(layers, list) or not isinstance(layers[0], str):
-        raise ConfigError(
-            f"config.json: 'kv_cache_group' in 'export' of 'quantization_config' is {layers!r}; expected names",
-            phase=_PHASE,
-        )
-    own = of_layers.get(layers[0]) if isinstance(of_layers, Mapping) else None
-    outputs = own.get("output_tensors") if isinstance(own, Mapping) else None
-    if not isinstance(outputs, Mapping):
-        raise ConfigError(
-            f"config.json: 'kv_cache_group' in 'export' of 'quantization_config' names {layers[0]!r}, and "
-            "'layer_quant_config' has no 'output_tensors' of it",
-            phase=_PHASE,
-            hint="use the config.json that Quark wrote, or choose another type of cache with --kv-cache-dtype",
-        )
-    return outputs
+    """Return `output_tensors` in `layer_quant_config`, which the layers in `kv_cache_group` share.
+
+    Raises:
+        ConfigError: a layer has none, or others than the first.
+    """
+    field = "config.json: 'kv_cache_group' in 'export' of 'quantization_config'"
+    if not isinstance(layers, list) or not all(isinstance(layer, str) for layer in layers):
+        raise ConfigError(f"{field} is {layers!r}; expected names", phase=_PHASE)
+    found: dict[str, Mapping[str, Any]] = {}
+    for layer in layers:
+        own = of_layers.get(layer) if isinstance(of_layers, Mapping) else None
+        outputs = own.get("output_tensors") if isinstance(own, Mapping) else None
+        if not isinstance(outputs, Mapping):
+            raise ConfigError(
+                f"{field} names {layer!r}, and 'layer_quant_config' has no 'output_tensors' of it",
+                phase=_PHASE,
+                hint="use the config.json that Quark wrote, or choose another type of cache with --kv-cache-dtype",
+            )
+        found[layer] = outputs
+    first = found[layers[0]]
+    for layer, outputs in found.items():
+        for key in ("dtype", "qscheme", "is_dynamic"):
+            if outputs.get(key) != first.get(key):
+                raise ConfigError(
+                    f"{field} mixes caches: {key!r} of 'output_tensors' is {first.get(key)!r} for {layers[0]!r}, and "
+                    f"{outputs.get(key)!r} for {layer!r}",
+                    phase=_PHASE,
+                    hint="all layers have one type of cache: choose it with --kv-cache-dtype",
+                )
+    return first
 
 
 def asks_for_float8_cache(facts: ModelFacts) -> bool:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from tiny_families import FAMILIES
 from tiny_models import MOE_ARCHITECTURES, make_tiny
 from transformers import AutoModelForCausalLM
+from vendor_checkpoints import write_modelopt_stacks
 from worker_plans import Driver, alone, loaded, spec, worker_config
 
 from octavo.frontend.cli.main import main
@@ -213,6 +214,19 @@ def test_stacks_of_experts_of_compressed_tensors(scheme: str, kind: str, is_modu
     exact = logprobs(worker_config(twin(source, values, tmp_path / "plain")))
     torch.testing.assert_close(logprobs(worker_config(tmp_path / "quantized")), exact, rtol=0.0, atol=2e-4)
     config = on_codes(tmp_path / "quantized")
+    model = loaded(config)
+    assert kind in kinds(model)
+    assert difference(logprobs(config, model=model), exact) < 0.2
+    assert_batches_change_no_bit(model, config)
+
+
+@pytest.mark.parametrize(("algo", "kind"), [("NVFP4", "u4"), ("FP8", "e4m3")])
+def test_stacks_of_experts_of_modelopt(algo: str, kind: str, tmp_path: Path) -> None:
+    folder = make_tiny("Llama4ForCausalLM", tmp_path / "quantized", intermediate_size=64)
+    write_modelopt_stacks(algo, folder)
+    exact = logprobs(worker_config(tmp_path / "plain"))
+    torch.testing.assert_close(logprobs(worker_config(folder)), exact, rtol=0.0, atol=2e-4)
+    config = on_codes(folder)
     model = loaded(config)
     assert kind in kinds(model)
     assert difference(logprobs(config, model=model), exact) < 0.2

@@ -1,10 +1,14 @@
 """Layers as ModelOpt and Quark export them, by the published formulas."""
 
+import json
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 from packed_float4 import NUMBERS
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 Quantize = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
@@ -111,3 +115,29 @@ def quark(dtype: str, skipped: str) -> tuple[dict[str, Any], Quantize]:
         return parts, codes.float() * scale.unsqueeze(1)
 
     return section, quantize
+
+
+def write_modelopt_stacks(algo: str, folder: Path) -> None:
+    """Quantize the experts of a Llama 4 in its folder as ModelOpt does: stacks with inputs before outputs.
+
+    The folder beside it, "plain", gets the checkpoint of their values.
+    """
+    section, quantize = modelopt(algo, "*self_attn*")
+    shutil.copytree(folder, folder.parent / "plain")
+    tensors = load_file(folder / "model.safetensors")
+    values = dict(tensors)
+    for stack in [name for name in tensors if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]:
+        weight_EIO = tensors.pop(stack)
+        own, exact = quantize(stack, weight_EIO.transpose(1, 2).flatten(0, 1))
+
+        def turned(rows: Tensor, num_experts: int = len(weight_EIO)) -> Tensor:
+            return rows.unflatten(0, (num_experts, -1)).transpose(1, 2).contiguous()
+
+        values[stack] = turned(exact)
+        for part, tensor in own.items():
+            end = "" if part == "weight" else f"_{part}"
+            tensors[f"{stack}{end}"] = turned(tensor) if tensor.ndim == 2 else tensor
+    save_file(values, folder.parent / "plain" / "model.safetensors")
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": section}))

@@ -57,6 +57,8 @@ def mixed(settings: Any) -> dict[str, Any]:
             {**quark(dtype="int8", qscheme="per_tensor"), "kv_cache_quant_config": {"*k_proj": {}}},
             "'kv_cache_quant_conf",
         ),
+        ({**MODELOPT, "quant_algo": "NVFP4", "group_size": 32}, "'group_size' is 32; only 16"),
+        ({**MODELOPT, "group_size": 128}, "'group_size' is 128; only 0"),
         (mixed({"quant_algo": "NVFP4", "group_size": 32}), "'group_size' is 32; only 16"),
         (
             mixed({"quant_algo": "NVFP4", "pre_quant_scale": True}),
@@ -169,6 +171,17 @@ def test_layers_of_modelopt() -> None:
         form.matrix(LAYER, {"weight": weight, "weight_scale": torch.ones(3)})
 
 
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [(torch.uint8, (2, 8, 2)), (torch.float8_e4m3fn, (2, 1, 8)), (torch.int8, ())]
+)
+def test_stacks_of_modelopt_in_another_order(dtype: torch.dtype, scale: tuple[int, ...]) -> None:
+    stack = "model.layers.0.feed_forward.experts.gate_up_proj"
+    assembly = Assembly(open_format(MODELOPT, {}), {stack, f"{stack}_weight_scale"})
+    assert assembly.take(stack, torch.zeros(2, 16, 8).to(dtype)) is None
+    with pytest.raises(ConfigError, match=r"has shape \(2, 16, 8\), and its scales .*; expected experts of FP8"):
+        assembly.take(f"{stack}_weight_scale", torch.ones(scale))
+
+
 def test_layers_of_quark() -> None:
     fp8 = {"dtype": "fp8_e4m3", "qscheme": "per_tensor"}
     outputs = {"weight": fp8, "input_tensors": {**fp8, "is_dynamic": True}, "output_tensors": fp8}
@@ -233,7 +246,8 @@ def test_zero_points_of_quark() -> None:
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e4m3fn])
 def test_the_scales_of_a_stack_under_names_that_are_not_read(dtype: torch.dtype) -> None:
     stack = "model.layers.0.feed_forward.experts.gate_up_proj"
-    assembly = Assembly(open_format(MODELOPT, {}), {stack, f"{stack}_weight_scale", f"{stack}_input_scale"})
+    form = open_format(quark(dtype="fp8_e4m3", qscheme="per_tensor"), {})
+    assembly = Assembly(form, {stack, f"{stack}_weight_scale", f"{stack}_input_scale"})
     with pytest.raises(ConfigError, match=f"quantized experts with scales in '{stack}_weight_scale'"):
         assembly.take(stack, torch.zeros(2, 4, 4).to(dtype))
 
@@ -245,3 +259,16 @@ def test_layers_of_quarks_cache_that_are_not_described(of_layers: Any) -> None:
         cache_scheme(section)
     with pytest.raises(ConfigError, match=r"'kv_cache_group' .* is 5"):
         cache_scheme({**section, "export": {"kv_cache_group": 5}})
+
+
+def test_layers_of_quarks_cache_are_alike() -> None:
+    outputs = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "is_dynamic": False}
+    layers = {"*k_proj": {"output_tensors": outputs}, "*v_proj": {"output_tensors": outputs}}
+    section = {"quant_method": "quark", "export": {"kv_cache_group": [*layers]}, "layer_quant_config": layers}
+    assert cache_scheme(section) == {"num_bits": 8, "type": "float", "dynamic": False}
+    layers["*v_proj"] = {"output_tensors": {**outputs, "dtype": "int8"}}
+    with pytest.raises(ConfigError, match=r"'dtype' .* is 'fp8_e4m3' for '\*k_proj', and 'int8' for '\*v_proj'"):
+        cache_scheme(section)
+    layers["*v_proj"] = {}
+    with pytest.raises(ConfigError, match=r"names '\*v_proj', and 'layer_quant_config' has no 'output_tensors'"):
+        cache_scheme(section)

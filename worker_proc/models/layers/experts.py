@@ -324,13 +324,16 @@ class StackedExperts:
         """Yield what `split` makes of a tensor, or the quantized matrices of these parts.
 
         Raises:
-            ConfigError: the tensor has another shape, or quantized matrices are transposed.
+            ConfigError: the tensor has another shape, or quantized matrices another order.
         """
         if not isinstance(values, StoredStack):
             yield from split(name, values)
             return
-        if self.names.is_turned:
-            raise ConfigError(f"{name!r} is a stack of transposed quantized matrices, which octavo does not read")
+        if values.is_turned != self.names.is_turned or self.names.is_alternating:
+            raise ConfigError(
+                f"{name!r} is a stack of quantized matrices in another order than octavo reads for this model",
+                hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
+            )
         if values.num_experts != self.num_experts:
             raise self._other_shape(name, (values.num_experts, *values.expert))
         for expert, matrices in enumerate(values.split(len(parts))):

@@ -93,6 +93,8 @@ class StoredStack:
     """Outputs and inputs of each matrix."""
     cut: Callable[[int, int], list[StoredMatrix]]
     """Returns the matrix of an expert in so many parts of equally many outputs."""
+    is_turned: bool = False
+    """The tensor holds the matrices transposed; those of `cut` are not."""
 
     @property
     def shape(self) -> tuple[int, int]:

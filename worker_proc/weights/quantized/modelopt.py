@@ -8,10 +8,15 @@ NVFP4, W4A16_NVFP4         weight uint8 (outputs, inputs / 2), weight_scale floa
                            weight_scale_2 one number: value = code * weight_scale * weight_scale_2
 
 Layers of MIXED_PRECISION have one of these each. The tensors of a layer say which.
+
+Models whose experts are one batched product (Llama 4) have them in stacks, with inputs before outputs:
+experts.gate_up_proj                  FP8 (experts, inputs, outputs), or NVFP4 uint8 (experts, inputs / 2, outputs)
+experts.gate_up_proj_weight_scale     FP8 one number, NVFP4 (experts, inputs / 16, outputs)
+experts.gate_up_proj_weight_scale_2, experts.gate_up_proj_input_scale     one number
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -23,21 +28,28 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional,
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, row_type, static_scale
 from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
-from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
+from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = 128
+_GROUP = 16
+"""Inputs with one scale in NVFP4."""
 _LAYOUTS = {
     "FP8": Layout(8, None, "e4m3"),
     "FP8_PER_CHANNEL_PER_TOKEN": Layout(8, None, "e4m3"),
     "FP8_PB_WO": Layout(8, _BLOCK, "e4m3"),
     "MXFP8": Layout(8, 32, "e4m3"),
-    "NVFP4": Layout(4, 16, "e2m1"),
-    "W4A16_NVFP4": Layout(4, 16, "e2m1"),
+    "NVFP4": Layout(4, _GROUP, "e2m1"),
+    "W4A16_NVFP4": Layout(4, _GROUP, "e2m1"),
 }
 """What is read. The names may be in lower case."""
 _MIXED = "MIXED_PRECISION"
+_STACK_SCALE = "_weight_scale"
+_STACK_PARTS = {"": "weight"} | {
+    f"_{part}": part for part in ("weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale")
+}
+"""By what follows the name of a stack."""
 
 
 class ModelOpt:
@@ -49,7 +61,7 @@ class ModelOpt:
     def __init__(self, config: Mapping[str, Any]) -> None:
         config = CheckedConfig(config)
         # `config_groups` repeats `quant_algo` for other readers; protocol/config/weight_format.py reads the cache's.
-        ignore(config, "quant_method", "producer", "quant_library", "config_groups", "group_size")
+        ignore(config, "quant_method", "producer", "quant_library", "config_groups")
         ignore(config, "kv_cache_scheme", "kv_cache_quant_algo")
         self._skipped: list[str] = optional(config, "ignore", optional(config, "exclude_modules", []))
         self._algo = _checked(required(config, "quant_algo", str), mixed=True)
@@ -59,7 +71,9 @@ class ModelOpt:
             raise ConfigError(
                 f"config.json: 'quantized_layers' in 'quantization_config' is missing, which says what {_MIXED} mixes"
             )
-        if "NVFP4" in (self._algo, *self._algo_of.values()):
+        algos = [*self._algo_of.values()] if self._algo == _MIXED else [self._algo]
+        reject_unless(config, "group_size", (*(_LAYOUTS[algo].group_size or 0 for algo in algos), None))
+        if "NVFP4" in algos:
             logger.warning(
                 "the checkpoint asks for activations of 4 bits, which octavo does not have: it computes as if nothing "
                 "were said about activations"
@@ -100,6 +114,50 @@ class ModelOpt:
         row_scale = static_scale(tensors, layer) if "input_scale" in tensors else None
         rows: RowType = row_type(row_scale)
         return float8_matrix(layer, weight, scale, None, rows, row_scale)
+
+    def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the stack and the part of each tensor: stacks have scales under their own names."""
+        stacks = {name.removesuffix(_STACK_SCALE) for name in names if name.endswith(_STACK_SCALE)}
+        return {
+            f"{stack}{end}": (stack, part)
+            for stack in stacks & {*names}
+            for end, part in _STACK_PARTS.items()
+            if f"{stack}{end}" in names
+        }
+
+    def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
+        """Return the matrices of all experts of a layer."""
+        weight_EIO, scale = require(tensors, name, "weight"), tensors["weight_scale"]
+        num_experts = len(weight_EIO)
+        is_float4 = weight_EIO.dtype == torch.uint8
+        num_inputs, num_outputs = weight_EIO.shape[1] * (2 if is_float4 else 1), weight_EIO.shape[-1]
+        is_scaled = (
+            scale.shape == (num_experts, num_inputs // _GROUP, num_outputs)
+            if is_float4
+            else weight_EIO.dtype == torch.float8_e4m3fn and scale.numel() in (1, num_experts)
+        )
+        if weight_EIO.ndim != 3 or not is_scaled:
+            raise ConfigError(
+                f"{name!r} of type {weight_EIO.dtype} has shape {tuple(weight_EIO.shape)}, and its scales "
+                f"{tuple(scale.shape)}; expected experts of FP8 with one scale (experts, inputs, outputs), or of NVFP4 "
+                f"(experts, inputs / 2, outputs) with scales (experts, inputs / {_GROUP}, outputs)",
+                hint="use a checkpoint whose experts have tensors of their own (experts.0.gate_proj.weight, ...)",
+            )
+
+        def cut(expert: int, num_parts: int) -> list[StoredMatrix]:
+            parts = []
+            size = num_outputs // num_parts
+            for start in range(0, num_outputs, size):
+                own = {}
+                for part, tensor in tensors.items():
+                    if tensor.ndim == 3 and tensor.shape[2] == num_outputs:
+                        own[part] = tensor[expert, :, start : start + size].T.contiguous()
+                    else:
+                        own[part] = tensor if tensor.numel() == 1 else tensor.flatten()[expert]
+                parts.append(self.matrix(f"{name}[{expert}]", own))
+            return parts
+
+        return StoredStack(name, num_experts, (num_outputs, num_inputs), cut, is_turned=True)
 
 
 def _algo_of(layer: str, settings: Any) -> str:
