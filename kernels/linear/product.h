@@ -28,10 +28,13 @@ constexpr int kMaxLevels = 3;
 constexpr int64_t kPiecesPerThread = 8;
 // Most steps of a slice. All row tiles use it before the next one, which is prefetched meanwhile. Short slices (32 KB
 // of bf16) stay in the first-level cache and let memory and arithmetic overlap early. From kLongFrom rows on arithmetic
-// and the running sums between slices dominate, so slices are long and stay in the second-level cache.
+// and the running sums between slices dominate, so slices are long and stay in the second-level cache, which has 1 MB
+// or more wherever there are dot products of bf16.
 // Matrix registers read a slice so fast that it always has to be in the first-level cache.
 #if defined(OCTAVO_AMX)
 constexpr int64_t kShortSlice = 128, kLongSlice = 128, kLongFrom = 48;
+#elif defined(OCTAVO_AVX512_BF16)
+constexpr int64_t kShortSlice = 128, kLongSlice = 384, kLongFrom = 48;
 #else
 constexpr int64_t kShortSlice = 128, kLongSlice = 288, kLongFrom = 48;
 #endif
@@ -41,7 +44,7 @@ constexpr int64_t kShortCodedSlice = 48;
 #if defined(OCTAVO_AMX)
 constexpr int64_t kLongCodedSlice = 96, kLongCodedFrom = 160;
 #else
-constexpr int64_t kLongCodedSlice = kLongSlice, kLongCodedFrom = 24;
+constexpr int64_t kLongCodedSlice = 288, kLongCodedFrom = 24;
 #endif
 
 inline F32x16 activate(Epilogue epilogue, F32x16 value) {
@@ -175,7 +178,7 @@ struct Product {
         }
 #endif
         Prefetcher prefetcher{nullptr, bytes_per_row(piece, num_rows), 0};
-        alignas(64) char unpacked[kLongSlice * 256];
+        alignas(64) char unpacked[kLongCodedSlice * 256];
         std::optional<Unpacker> unpacker;
         if (is_coded) unpacker.emplace(args.weight, piece.panel, piece.first_block, piece.is_half);
         alignas(64) float earlier[kMaxLevels][kMaxSums];

@@ -43,12 +43,12 @@ def narrow(nodes: list[Node], results: Iterable[Value]) -> list[Node]:
     """Store the inputs of linear layers and attention in the format that they need: 16 bits, or levels with
     scales of groups.
 
-    A buffer that is only read in 16 bits is written in 16 bits. Otherwise a conversion is inserted before the first
-    reader, and later readers of the same columns use its result.
+    A buffer that is read in 16 bits, and otherwise only by those that take both types, is written in 16 bits. Otherwise
+    a conversion is inserted before the first reader, and later readers of the same columns use its result.
     """
     readers: dict[Buffer, set[Form]] = {}
     for node in nodes:
-        for index, value in enumerate(node.inputs):
+        for index, value in enumerate(() if node.takes_bf16 else node.inputs):
             readers.setdefault(value.buffer, set()).add((index == 0 and node.wants) or _WIDE)
     for value in results:
         readers.setdefault(value.buffer, set()).add(_WIDE)

@@ -178,6 +178,8 @@ class Node:
     """Objects to keep alive as long as the program."""
     wants: Form | None = None
     """How the first input must be stored; None: as float32, like all others."""
+    takes_bf16: bool = False
+    """Whether the inputs may also be bfloat16, if others want them so."""
     work: int = 0
     """Multiplications per row, if there are many."""
     activation: str | None = None

@@ -11,7 +11,8 @@ namespace octavo::store_kv {
 constexpr bool kStoresGroups = true;
 
 // 16 numbers of each of two rows, rounded: those of `first` in the lower half.
-inline __m512i rounded(const float* first, const float* second, int64_t count) {
+template <typename Source>
+inline __m512i rounded(const Source* first, const Source* second, int64_t count) {
     alignas(64) bf16 both[2 * kLanes];
     store(both, load_first(first, count), load_first(second, count));
     return _mm512_load_si512(both);
@@ -19,7 +20,8 @@ inline __m512i rounded(const float* first, const float* second, int64_t count) {
 
 // Of 16 dimensions: eight pairs of numbers of 16 rows are transposed to eight vectors, a pair of each row. The halves
 // of registers are transposed on their own; the last step takes their quarters in the order of the rows.
-inline void store_keys(const float* const (&rows)[kGroupSlots], int64_t dim, int64_t count, bf16* tile) {
+template <typename Source>
+inline void store_keys(const Source* const (&rows)[kGroupSlots], int64_t dim, int64_t count, bf16* tile) {
     __m512i a[8], b[8];
     OCTAVO_UNROLL for (int i = 0; i < 8; ++i) {
         const int row = i < 4 ? i : i + 4;
@@ -42,7 +44,8 @@ inline void store_keys(const float* const (&rows)[kGroupSlots], int64_t dim, int
 }
 
 // Of 16 dimensions: the numbers of two rows alternate.
-inline void store_values(const float* const (&rows)[kGroupSlots], int64_t dim, int64_t count, int64_t padded_dim,
+template <typename Source>
+inline void store_values(const Source* const (&rows)[kGroupSlots], int64_t dim, int64_t count, int64_t padded_dim,
                          bf16* tile) {
     const __m512i numbers = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     // Places 0, 16, 1, 17, ... in words of 16 bits.
@@ -54,25 +57,33 @@ inline void store_values(const float* const (&rows)[kGroupSlots], int64_t dim, i
     }
 }
 
-// One head of 16 rows.
-inline void store_group(const Matrix& k, const Matrix& v, int64_t first_row, int64_t head, char* k_tile, char* v_tile,
-                        const CacheLayout& layout) {
+// One head of 16 rows, of keys or of values.
+template <bool kAreKeys, typename Source>
+inline void store_head(const Matrix& matrix, int64_t first_row, int64_t head, char* tile, const CacheLayout& layout) {
     const int64_t head_dim = layout.head_dim;
-    const float *keys[kGroupSlots], *values[kGroupSlots];
-    for (int64_t i = 0; i < kGroupSlots; ++i) {
-        keys[i] = k.row<const float>(first_row + i) + head * head_dim;
-        values[i] = layout.stores_values() ? v.row<const float>(first_row + i) + head * head_dim : nullptr;
-    }
+    const Source* rows[kGroupSlots];
+    for (int64_t i = 0; i < kGroupSlots; ++i) rows[i] = matrix.row<const Source>(first_row + i) + head * head_dim;
+    bf16* const target = reinterpret_cast<bf16*>(tile);
     for (int64_t dim = 0; dim < head_dim; dim += kLanes) {
-        store_keys(keys, dim, head_dim - dim, reinterpret_cast<bf16*>(k_tile));
-        if (layout.stores_values())
-            store_values(values, dim, head_dim - dim, layout.padded_dim(), reinterpret_cast<bf16*>(v_tile));
+        if constexpr (kAreKeys)
+            store_keys(rows, dim, head_dim - dim, target);
+        else
+            store_values(rows, dim, head_dim - dim, layout.padded_dim(), target);
     }
+}
+
+template <bool kAreKeys>
+inline void store_group(const Matrix& matrix, int64_t first_row, int64_t head, char* tile, const CacheLayout& layout) {
+    if (matrix.type == Type::bf16)
+        store_head<kAreKeys, bf16>(matrix, first_row, head, tile, layout);
+    else
+        store_head<kAreKeys, float>(matrix, first_row, head, tile, layout);
 }
 #else
 constexpr bool kStoresGroups = false;
 
-inline void store_group(const Matrix&, const Matrix&, int64_t, int64_t, char*, char*, const CacheLayout&) {}
+template <bool kAreKeys>
+inline void store_group(const Matrix&, int64_t, int64_t, char*, const CacheLayout&) {}
 #endif
 
 }  // namespace octavo::store_kv

@@ -10,7 +10,7 @@
 namespace octavo::store_kv {
 
 struct Args {
-    Matrix k;  // f32; num_kv_heads * head_dim wide
+    Matrix k;  // f32, or bf16 where the cache is; num_kv_heads * head_dim wide
     Matrix v;  // the same; not read if values are not stored
     void* k_cache;
     void* v_cache;
@@ -20,20 +20,32 @@ struct Args {
 
 constexpr int64_t kMaxDim = 576;
 
-// `k_inverse` and `v_inverse` are factors; 1 changes no bits.
+// The keys of a row. `inverse` is a factor; 1 changes no bits.
+template <typename Element, typename Source>
+inline void store_keys_of_row(const Source* k, char* tile, int64_t lane, const CacheLayout& layout, float inverse) {
+    const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
+    alignas(64) Element row[kMaxDim];
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i) * set1(inverse));
+    for (int64_t i = 0; i < padded_dim; i += kStep<Element>)
+        std::memcpy(reinterpret_cast<Element*>(tile) + key_index<Element>(lane, i), row + i,
+                    kStep<Element> * sizeof(Element));
+}
+
+template <typename Element, typename Source>
+inline void store_values_of_row(const Source* v, char* tile, int64_t lane, const CacheLayout& layout, float inverse) {
+    const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
+    alignas(64) Element row[kMaxDim];
+    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i) * set1(inverse));
+    Element* const values = reinterpret_cast<Element*>(tile);
+    for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
+}
+
+// `k_inverse` and `v_inverse` are factors.
 template <typename Element>
 inline void store_row(const float* k, const float* v, char* k_tile, char* v_tile, int64_t lane,
                       const CacheLayout& layout, float k_inverse = 1.0f, float v_inverse = 1.0f) {
-    const int64_t dim = layout.head_dim, padded_dim = layout.padded_dim();
-    Element* const keys = reinterpret_cast<Element*>(k_tile);
-    Element* const values = reinterpret_cast<Element*>(v_tile);
-    alignas(64) Element row[kMaxDim];
-    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(k + i, dim - i) * set1(k_inverse));
-    for (int64_t i = 0; i < padded_dim; i += kStep<Element>)
-        std::memcpy(keys + key_index<Element>(lane, i), row + i, kStep<Element> * sizeof(Element));
-    if (!layout.stores_values()) return;
-    for (int64_t i = 0; i < padded_dim; i += kLanes) store(row + i, load_first(v + i, dim - i) * set1(v_inverse));
-    for (int64_t i = 0; i < padded_dim; ++i) values[value_index<Element>(padded_dim, lane, i)] = row[i];
+    store_keys_of_row<Element>(k, k_tile, lane, layout, k_inverse);
+    if (layout.stores_values()) store_values_of_row<Element>(v, v_tile, lane, layout, v_inverse);
 }
 
 // The factor of an 8-bit row, the largest magnitude of its `dim` numbers over 127; NaN if one of them is not finite.
@@ -75,18 +87,38 @@ inline void store_quantized(const float* k, const float* v, char* k_tile, char* 
     std::memcpy(v_tile + end + lane * int64_t{sizeof(float)}, &scales[1], sizeof(float));
 }
 
+// The keys or the values of a row in a cache of bf16.
+template <bool kAreKeys>
+inline void store_bf16(const Matrix& matrix, int64_t row, int64_t column, char* tile, int64_t lane,
+                       const CacheLayout& layout) {
+    const auto store = [&](const auto* source) {
+        if constexpr (kAreKeys)
+            store_keys_of_row<bf16>(source + column, tile, lane, layout, 1.0f);
+        else
+            store_values_of_row<bf16>(source + column, tile, lane, layout, 1.0f);
+    };
+    if (matrix.type == Type::bf16)
+        store(matrix.row<const bf16>(row));
+    else
+        store(matrix.row<const float>(row));
+}
+
 inline void store_one(const Args& args, int64_t row, int64_t slot) {
     const CacheLayout& layout = args.layout;
     const int64_t lane = slot % kGroupSlots;
     for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
-        const float* const k = args.k.row<const float>(row) + head * layout.head_dim;
-        const float* const v = layout.stores_values() ? args.v.row<const float>(row) + head * layout.head_dim : nullptr;
+        const int64_t column = head * layout.head_dim;
         char* const k_tile = static_cast<char*>(args.k_cache) + layout.tile_offset(slot, head);
         char* const v_tile = static_cast<char*>(args.v_cache) + layout.tile_offset(slot, head);
+        if (layout.type == Type::bf16) {
+            store_bf16<true>(args.k, row, column, k_tile, lane, layout);
+            if (layout.stores_values()) store_bf16<false>(args.v, row, column, v_tile, lane, layout);
+            continue;
+        }
+        const float* const k = args.k.row<const float>(row) + column;
+        const float* const v = layout.stores_values() ? args.v.row<const float>(row) + column : nullptr;
         if (layout.type == Type::f32)
             store_row<float>(k, v, k_tile, v_tile, lane, layout);
-        else if (layout.type == Type::bf16)
-            store_row<bf16>(k, v, k_tile, v_tile, lane, layout);
         else if (layout.type == Type::f16)
             store_row<f16>(k, v, k_tile, v_tile, lane, layout);
         else if (layout.type == Type::f8)
@@ -111,8 +143,9 @@ inline void run(const Args& args, const Step& step, Thread& thread) {
         if (kStoresGroups && layout.type == Type::bf16 && fill_group(slots + row, rows.end - row)) {
             for (int64_t head = 0; head < layout.num_kv_heads; ++head) {
                 const int64_t offset = layout.tile_offset(slots[row], head);
-                store_group(args.k, args.v, row, head, static_cast<char*>(args.k_cache) + offset,
-                            static_cast<char*>(args.v_cache) + offset, layout);
+                store_group<true>(args.k, row, head, static_cast<char*>(args.k_cache) + offset, layout);
+                if (layout.stores_values())
+                    store_group<false>(args.v, row, head, static_cast<char*>(args.v_cache) + offset, layout);
             }
             row += kGroupSlots;
         } else {

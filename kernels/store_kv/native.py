@@ -7,7 +7,7 @@ from octavo.kernels.paged_attention.layout import LayoutArguments
 
 
 class StoreKvArguments(Arguments):
-    """See `Args`. Keys and values are float32; the cache's type is in the layout."""
+    """See `Args`. Keys and values are float32, or bfloat16 where the cache is, whose type is in the layout."""
 
     _fields_ = (
         ("k", Matrix),

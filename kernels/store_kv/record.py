@@ -1,5 +1,6 @@
 """The place of `store_kv` in a program."""
 
+import torch
 from torch import Tensor
 
 from octavo.kernels.native.arguments import Arguments, Matrix
@@ -27,4 +28,6 @@ def record(
         addresses = k_cache.data_ptr(), v_cache.data_ptr()
         return StoreKvArguments(inputs[0], values, *addresses, LayoutArguments.of(layout), *scales)
 
-    rows[0].recorder.do(Node("store_kv", rows, [], bind, is_row_wise=True, keeps=[k_cache, v_cache]))
+    node = Node("store_kv", rows, [], bind, is_row_wise=True, keeps=[k_cache, v_cache])
+    node.takes_bf16 = layout.dtype == torch.bfloat16
+    rows[0].recorder.do(node)

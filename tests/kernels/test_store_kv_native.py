@@ -69,6 +69,18 @@ def test_store_kv(
             assert bool(scales(buffer, layout)[others].isnan().all()), "another slot's factor"
 
 
+@pytest.mark.parametrize("first_slot", [16, 21])
+def test_keys_and_values_may_be_bfloat16(native_library: NativeLibrary, first_slot: int) -> None:
+    layout = CacheLayout(torch.bfloat16, 16, 3, 20)
+    wide, narrow = NativeCache(native_library, layout, 4, 2), NativeCache(native_library, layout, 4, 2)
+    k, v = random(40, 123, seed=1).bfloat16()[:, :120].split(60, dim=1)
+    slots = torch.arange(first_slot, first_slot + 40)  # whole groups, and single rows
+    wide.store(k.float(), v.float(), slots)
+    narrow.store(k, v, slots)
+    assert torch.equal(narrow.k, wide.k)
+    assert torch.equal(narrow.v, wide.v)
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_of_zeros(native_library: NativeLibrary, dtype: torch.dtype) -> None:
     layout = CacheLayout(dtype, 16, 2, 12)

@@ -215,3 +215,19 @@ def test_tables_that_are_read_by_position_stay_with_all_rows() -> None:
     model.rows(mixed, late)
     halves = split(model.recorder.nodes)
     assert {value.buffer for value in halves.passed} == {mixed.buffer, late.buffer}
+
+
+@pytest.mark.parametrize(("has_wide_reader", "type_"), [(False, torch.bfloat16), (True, torch.float32)])
+def test_readers_that_take_both_types_get_what_the_others_want(has_wide_reader: bool, type_: torch.dtype) -> None:
+    model = Model()
+    source = model.source(24)
+    q, k, v = source.split([8, 8, 8], dim=1)
+    store = Node("store", [k, v], [], Arguments, is_row_wise=True, takes_bf16=True)
+    model.recorder.do(store)
+    results = [model.linear(q)]
+    if has_wide_reader:
+        results.append(model.rows(k))
+    narrowed = narrow(model.recorder.nodes, results)
+    assert source.buffer.type == type_
+    assert ("cast" in names(narrowed)) is has_wide_reader
+    assert [value.buffer for value in store.inputs] == [source.buffer] * 2
