@@ -2,79 +2,47 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from octavo.frontend.media.pixels import open_picture
-from octavo.frontend.media.result import result_of
-from octavo.frontend.media.wire import Job, Result, Setup
-from octavo.frontend.media.without_torch import leave_out_torch
+from octavo.frontend.media.tiles import Floats, TileImages, TileProcessor
+from octavo.frontend.media.wire import Setup
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ARCHITECTURE = "Llama4ForConditionalGeneration"
-KNOWN_KWARGS = ("max_patches", "resize_to_max_canvas")
-"""What requests may change."""
-MOST_TILES = 64
-"""That a request may ask for."""
 _BILINEAR = 2
 """As files name it."""
 _PLACEHOLDER, _START, _END, _ROW = "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>"
 _BETWEEN_COLUMNS, _AFTER_LINE = "<|tile_x_separator|>", "<|tile_y_separator|>"
 
-Floats = npt.NDArray[np.float32]
 
-
-class Llama4Images:
-    """Stands for the processor of one model: see `octavo.frontend.media.process.ImageProcessor`."""
+class Llama4Images(TileImages):
+    """See `TileImages`."""
 
     def __init__(self, setup: Setup) -> None:
-        """Load it.
-
-        Raises:
-            ImportError: Pillow is missing.
-            OSError, ValueError: the files of the processor or the tokenizer are missing, invalid or not supported.
-        """
-        leave_out_torch()
-        import PIL.Image
-        import transformers
+        """See `TileImages`; the settings of the text must fit those of the tiles."""
+        super().__init__(setup, Llama4Tiles)
         from transformers import ProcessorMixin
-        from transformers.image_processing_base import ImageProcessingMixin
 
-        transformers.logging.set_verbosity_error()
-        PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
-        settings, _ = ImageProcessingMixin.get_image_processor_dict(setup.processor_path, local_files_only=True)
         of_text, _ = ProcessorMixin.get_processor_dict(setup.processor_path, local_files_only=True)
-        self._setup = setup
-        self._processor = TileProcessor.read(settings).with_kwargs(setup.processor_kwargs)
-        self._rows_per_tile = rows_per_tile(self._processor.side, of_text)
-        self._tokenizer = transformers.AutoTokenizer.from_pretrained(
-            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
-        )
+        self._rows_per_tile = rows_per_tile(self.tiles.side, of_text)
         self.placeholder = _PLACEHOLDER
-        self.placeholder_id: int = self._tokenizer.convert_tokens_to_ids(_PLACEHOLDER)
-        if self._tokenizer.convert_tokens_to_ids(_ROW) != setup.token_id:
+        self.placeholder_id = self.tokenizer.convert_tokens_to_ids(_PLACEHOLDER)
+        if self.tokenizer.convert_tokens_to_ids(_ROW) != setup.token_id:
             raise ValueError(f"image_token_index of config.json is {setup.token_id}, which is not the token {_ROW}")
 
-    def process(self, job: Job) -> Result:
-        """Return the tiles of an image."""
-        image = open_picture(job, self._setup.max_pixels)
-        if isinstance(image, Result):
-            return image
-        try:
-            tiles, grid = self._processor.with_kwargs(job.processor_kwargs)(image)
-        except ValueError as error:
-            return Result(str(error))
+    def inputs(self, picture: "Image.Image", tiles: "Llama4Tiles") -> dict[str, Any]:
+        """See `TileImages.inputs`."""
+        pixels, grid = tiles(picture)
         text = text_of(grid, self._rows_per_tile)
-        token_ids = self._tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"]
+        token_ids = self.tokenizer(text, add_special_tokens=False, return_tensors="np")["input_ids"]
         offsets = [[{"replacement": text}]]
-        return result_of(
-            {"pixel_values": tiles, "input_ids": token_ids, "text_replacement_offsets": offsets}, self._setup.token_id
-        )
+        return {"pixel_values": pixels, "input_ids": token_ids, "text_replacement_offsets": offsets}
 
 
 def rows_per_tile(side: int, settings: Mapping[str, Any]) -> int:
@@ -100,69 +68,31 @@ def text_of(grid: tuple[int, int], num_rows: int) -> str:
     return f"{_START}{line * lines if lines * columns > 1 else ''}{_PLACEHOLDER}{tile}{_END}"
 
 
-@dataclass(frozen=True, slots=True)
-class TileProcessor:
-    """Cuts pictures into tiles.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Llama4Tiles(TileProcessor):
+    """See `TileProcessor`.
 
     Args:
-        side: pixels of a tile on each side.
-        max_tiles: of a picture, the whole one aside.
         fills_canvas: pictures are enlarged to fill their tiles.
-        mean: of each channel, for numbers from 0 to 1.
-        deviation: of each channel.
-        scale: from bytes to such numbers.
     """
 
-    side: int
-    max_tiles: int
+    default_side, default_tiles, tiles_key = 336, 16, "max_patches"
+    further_kwargs = ("resize_to_max_canvas",)
+    needed_steps, resample = ("do_resize", "do_rescale", "do_normalize"), _BILINEAR
+
     fills_canvas: bool
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    scale: float
 
     @classmethod
-    def read(cls, settings: Mapping[str, Any]) -> "TileProcessor":
-        """Read the settings of the model's image processor.
+    def own_settings(cls, settings: Mapping[str, Any], side: int) -> dict[str, Any]:
+        """See `TileProcessor.own_settings`."""
+        return {"fills_canvas": settings.get("resize_to_max_canvas", False)}
 
-        Raises:
-            ValueError: one is not supported.
-        """
-        size = settings.get("size", {"height": 336, "width": 336})
-        for key in ("do_resize", "do_rescale", "do_normalize"):
-            if not settings.get(key, True):
-                raise ValueError(f"preprocessor_config.json: {key} is false; expected true")
-        if settings.get("resample", _BILINEAR) != _BILINEAR:
-            raise ValueError(f"preprocessor_config.json: resample is {settings['resample']}; expected {_BILINEAR}")
-        side = size.get("height")
-        if side != size.get("width") or type(side) is not int or side < 1:
-            raise ValueError(f"preprocessor_config.json: size is {size}; expected squares")
-        return cls(
-            side=side,
-            max_tiles=settings.get("max_patches", 16),
-            fills_canvas=settings.get("resize_to_max_canvas", False),
-            mean=tuple(settings.get("image_mean", (0.5, 0.5, 0.5))),
-            deviation=tuple(settings.get("image_std", (0.5, 0.5, 0.5))),
-            scale=settings.get("rescale_factor", 1 / 255),
-        )
-
-    def with_kwargs(self, kwargs: Mapping[str, Any]) -> "TileProcessor":
-        """Return this processor with arguments of a server or a request.
-
-        Raises:
-            ValueError: one is unknown, or has a value that is not possible.
-        """
-        if unknown := kwargs.keys() - set(KNOWN_KWARGS):
-            raise ValueError(
-                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
-                f"{', '.join(KNOWN_KWARGS)}"
-            )
-        most, fills_canvas = kwargs.get("max_patches", self.max_tiles), kwargs.get("resize_to_max_canvas", None)
-        if type(most) is not int or not 1 <= most <= MOST_TILES:
-            raise ValueError(f"max_patches is {most!r}; expected a number of tiles from 1 to {MOST_TILES}")
+    def own_kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        """See `TileProcessor.own_kwargs`."""
+        fills_canvas = kwargs.get("resize_to_max_canvas")
         if fills_canvas is not None and type(fills_canvas) is not bool:
             raise ValueError(f"resize_to_max_canvas is {fills_canvas!r}; expected true or false")
-        fills_canvas = self.fills_canvas if fills_canvas is None else fills_canvas
-        return replace(self, max_tiles=most, fills_canvas=fills_canvas)
+        return {} if fills_canvas is None else {"fills_canvas": fills_canvas}
 
     def __call__(self, picture: "Image.Image") -> tuple[Floats, tuple[int, int]]:
         """Return the tiles of a picture in RGB, shape NCHW, and their lines and columns.

@@ -2,25 +2,18 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
-from octavo.frontend.media.pixels import open_picture
-from octavo.frontend.media.result import result_of
-from octavo.frontend.media.wire import Job, Result, Setup
-from octavo.frontend.media.without_torch import leave_out_torch
+from octavo.frontend.media.tiles import Floats, TileImages, TileProcessor
+from octavo.frontend.media.wire import Setup
 
 if TYPE_CHECKING:
     from PIL import Image
 
 ARCHITECTURE = "Phi4MultimodalForCausalLM"
-KNOWN_KWARGS = ("dynamic_hd",)
-"""What requests may change."""
-MOST_TILES = 64
-"""That a request may ask for: the search for their arrangement takes the square of their number."""
 _LEAST_PIXELS = 10
 """Of each side of the picture within its tiles."""
 _BICUBIC = 3
@@ -28,47 +21,20 @@ _BICUBIC = 3
 _CUBIC = -0.75
 """The parameter of the bicubic kernel."""
 
-Floats = npt.NDArray[np.float32]
 
-
-class Phi4Images:
-    """Stands for the processor of one model: see `octavo.frontend.media.process.ImageProcessor`."""
+class Phi4Images(TileImages):
+    """See `TileImages`."""
 
     def __init__(self, setup: Setup) -> None:
-        """Load it.
-
-        Raises:
-            ImportError: Pillow is missing.
-            OSError, ValueError: the files of the processor are missing or invalid.
-        """
-        leave_out_torch()
-        import PIL.Image
-        import transformers
-        from transformers.image_processing_base import ImageProcessingMixin
-
-        transformers.logging.set_verbosity_error()
-        PIL.Image.MAX_IMAGE_PIXELS = None  # the limit is checked here
-        settings, _ = ImageProcessingMixin.get_image_processor_dict(setup.processor_path, local_files_only=True)
-        self._setup = setup
-        self._processor = TileProcessor.read(settings).with_kwargs(setup.processor_kwargs)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
-            setup.processor_path, trust_remote_code=setup.trusts_remote_code, local_files_only=True
-        )
+        """See `TileImages`."""
+        super().__init__(setup, Phi4Tiles)
         self.placeholder_id = setup.token_id
-        self.placeholder: str = tokenizer.convert_ids_to_tokens(setup.token_id)
+        self.placeholder = self.tokenizer.convert_ids_to_tokens(setup.token_id)
 
-    def process(self, job: Job) -> Result:
-        """Return the tiles of an image."""
-        image = open_picture(job, self._setup.max_pixels)
-        if isinstance(image, Result):
-            return image
-        try:
-            tensors = self._processor.with_kwargs(job.processor_kwargs)(image)
-        except ValueError as error:
-            return Result(str(error))
-        return result_of(
-            with_placeholders(tensors, self.placeholder, self.placeholder_id, num_rows(tensors)), self.placeholder_id
-        )
+    def inputs(self, picture: "Image.Image", tiles: "Phi4Tiles") -> dict[str, Any]:
+        """See `TileImages.inputs`."""
+        tensors = tiles(picture)
+        return with_placeholders(tensors, self.placeholder, self.placeholder_id, num_rows(tensors))
 
 
 def with_placeholders(tensors: Mapping[str, Any], placeholder: str, token_id: int, num_rows: int) -> dict[str, Any]:
@@ -80,66 +46,28 @@ def with_placeholders(tensors: Mapping[str, Any], placeholder: str, token_id: in
     }
 
 
-@dataclass(frozen=True, slots=True)
-class TileProcessor:
-    """Cuts pictures into tiles.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Phi4Tiles(TileProcessor):
+    """See `TileProcessor`.
 
     Args:
-        side: pixels of a tile on each side.
         patch_size: pixels of a patch on each side.
-        max_tiles: of a picture, the overview aside.
-        mean: of each channel, for numbers from 0 to 1.
-        deviation: of each channel.
-        scale: from bytes to such numbers.
     """
 
-    side: int
+    default_side, default_tiles, tiles_key = 448, 36, "dynamic_hd"
+    needed_steps, resample = ("do_rescale", "do_normalize"), _BICUBIC
+
     patch_size: int
-    max_tiles: int
-    mean: tuple[float, ...]
-    deviation: tuple[float, ...]
-    scale: float
 
     @classmethod
-    def read(cls, settings: Mapping[str, Any]) -> "TileProcessor":
-        """Read the settings of the model's image processor.
-
-        Raises:
-            ValueError: one is not supported.
-        """
-        size = settings.get("size", {"height": 448, "width": 448})
-        for key in ("do_rescale", "do_normalize"):
-            if not settings.get(key, True):
-                raise ValueError(f"preprocessor_config.json: {key} is false; expected true")
-        if settings.get("resample", _BICUBIC) != _BICUBIC:
-            raise ValueError(f"preprocessor_config.json: resample is {settings['resample']}; expected {_BICUBIC}")
-        side, patch_size = size.get("height"), settings.get("patch_size", 14)
-        if side != size.get("width") or type(side) is not int or side < 1 or side % (2 * patch_size):
-            raise ValueError(f"preprocessor_config.json: size is {size}; expected squares of an even number of patches")
-        return cls(
-            side=side,
-            patch_size=patch_size,
-            max_tiles=settings.get("dynamic_hd", 36),
-            mean=tuple(settings.get("image_mean", (0.5, 0.5, 0.5))),
-            deviation=tuple(settings.get("image_std", (0.5, 0.5, 0.5))),
-            scale=settings.get("rescale_factor", 1 / 255),
-        )
-
-    def with_kwargs(self, kwargs: Mapping[str, Any]) -> "TileProcessor":
-        """Return this processor with arguments of a server or a request.
-
-        Raises:
-            ValueError: one is unknown, or is no possible number of tiles.
-        """
-        if unknown := kwargs.keys() - set(KNOWN_KWARGS):
+    def own_settings(cls, settings: Mapping[str, Any], side: int) -> dict[str, Any]:
+        """See `TileProcessor.own_settings`."""
+        patch_size = settings.get("patch_size", 14)
+        if side % (2 * patch_size):
             raise ValueError(
-                f"mm_processor_kwargs has {', '.join(sorted(unknown))}, and the model's processor knows "
-                f"{', '.join(KNOWN_KWARGS)}"
+                f"preprocessor_config.json: size is {side} x {side}; expected an even number of patches of {patch_size}"
             )
-        most = kwargs.get("dynamic_hd", self.max_tiles)
-        if type(most) is not int or not 1 <= most <= MOST_TILES:
-            raise ValueError(f"dynamic_hd is {most!r}; expected a number of tiles from 1 to {MOST_TILES}")
-        return replace(self, max_tiles=most)
+        return {"patch_size": patch_size}
 
     def __call__(self, picture: "Image.Image") -> dict[str, Any]:
         """Return the tensors of a picture in RGB, with the overview as the first tile.

@@ -9,7 +9,7 @@ import transformers
 from tiny_media import _TEXT, CHAT_TEMPLATE, IMAGE, _tokenizer
 from tiny_models import VOCAB_SIZE, _randomize
 
-from octavo.frontend.media.llama4 import TileProcessor, rows_per_tile, text_of
+from octavo.frontend.media.llama4 import Llama4Tiles, rows_per_tile, text_of
 
 MARK, ROW = "<|image|>", "<|patch|>"
 TILES: dict[str, Any] = {"size": {"height": 24, "width": 24}, "max_patches": 4}
@@ -74,7 +74,7 @@ class Llama4Inputs:
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self._tiles = TileProcessor.read(TILES)
+        self._tiles = Llama4Tiles.read(TILES)
 
     def __call__(self, text: str, images: Any = (), **_: Any) -> transformers.BatchFeature:
         made = [self._tiles(image) for image in images or ()]

@@ -10,7 +10,7 @@ from peft_adapters import write_adapter
 from tiny_media import CHAT_TEMPLATE, _tokenizer, _write
 from tiny_models import MAX_POSITIONS, VOCAB_SIZE
 
-from octavo.frontend.media.phi4 import TileProcessor, num_rows
+from octavo.frontend.media.phi4 import Phi4Tiles, num_rows
 
 IMAGE, SOUND = "<|image|>", "<|audio|>"
 TILES: dict[str, Any] = {"size": {"height": 24, "width": 24}, "patch_size": 6, "dynamic_hd": 4}
@@ -82,7 +82,7 @@ class Phi4Inputs:
 
     def __init__(self, path: Path) -> None:
         self.tokenizer = transformers.AutoTokenizer.from_pretrained(path)
-        self._tiles = TileProcessor.read(TILES)
+        self._tiles = Phi4Tiles.read(TILES)
         self._extractor = transformers.Phi4MultimodalFeatureExtractor()
 
     def __call__(

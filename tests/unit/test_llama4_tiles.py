@@ -9,7 +9,7 @@ from tiny_media import picture
 from torch.nn.functional import interpolate
 from transformers.models.llama4.processing_llama4 import Llama4Processor
 
-from octavo.frontend.media.llama4 import TileProcessor, rows_per_tile, text_of
+from octavo.frontend.media.llama4 import Llama4Tiles, rows_per_tile, text_of
 
 SETTINGS: dict[str, Any] = {"size": {"height": 24, "width": 24}, "max_patches": 6}
 RECORDED = [
@@ -34,7 +34,7 @@ def test_tiles(
     """A picture lies at the top left of its tiles, and the last tile is the whole picture."""
     shown = picture(3, width, height)
     for fills_canvas, expected, numbers in ((False, grid, total), (True, full_grid, full_total)):
-        tiles, found = TileProcessor.read(SETTINGS).with_kwargs({"resize_to_max_canvas": fills_canvas})(shown)
+        tiles, found = Llama4Tiles.read(SETTINGS).with_kwargs({"resize_to_max_canvas": fills_canvas})(shown)
         assert found == expected
         assert tiles.sum(dtype=np.float64) == pytest.approx(numbers, abs=1e-3 * tiles.size)
     pixels = torch.from_numpy(np.array(shown)).permute(2, 0, 1)[None].float()
@@ -59,11 +59,11 @@ def test_the_text_of_an_image() -> None:
 )
 def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TileProcessor.read({**SETTINGS, **changes})
+        Llama4Tiles.read({**SETTINGS, **changes})
 
 
 def test_arguments_of_requests() -> None:
-    processor = TileProcessor.read(SETTINGS)
+    processor = Llama4Tiles.read(SETTINGS)
     assert len(processor.with_kwargs({"max_patches": 1})(picture(3, 200, 130))[0]) == 1
     for kwargs, message in (
         ({"max_patches": 0}, "a number of tiles from 1 to 64"),

@@ -8,7 +8,7 @@ import torch
 from tiny_media import picture
 from torch.nn.functional import interpolate
 
-from octavo.frontend.media.phi4 import TileProcessor, num_rows
+from octavo.frontend.media.phi4 import Phi4Tiles, num_rows
 
 SETTINGS: dict[str, Any] = {"size": {"height": 64, "width": 64}, "patch_size": 2, "dynamic_hd": 6}
 SIZES = [
@@ -32,7 +32,7 @@ SIZES = [
 @pytest.mark.parametrize(("width", "height", "rows"), SIZES)
 def test_tiles(width: int, height: int, rows: int) -> None:
     """A picture is stretched into its tiles, and the overview is made of its normalized pixels."""
-    made = TileProcessor.read(SETTINGS)(shown := picture(3, width, height))
+    made = Phi4Tiles.read(SETTINGS)(shown := picture(3, width, height))
     assert num_rows(made) == rows
     (tiles,), (masks,) = made["image_pixel_values"], made["image_attention_mask"]
     ((whole_height, whole_width),) = made["image_sizes"]
@@ -57,18 +57,18 @@ def test_tiles(width: int, height: int, rows: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": {"height": 64, "width": 32}}, "squares of an even number of patches"),
-        ({"patch_size": 64}, "squares of an even number of patches"),
+        ({"size": {"height": 64, "width": 32}}, "expected squares"),
+        ({"patch_size": 64}, "an even number of patches of 64"),
         ({"do_normalize": False}, "do_normalize is false"),
     ],
 )
 def test_settings_that_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TileProcessor.read({**SETTINGS, **changes})
+        Phi4Tiles.read({**SETTINGS, **changes})
 
 
 def test_arguments_of_requests() -> None:
-    processor = TileProcessor.read(SETTINGS)
+    processor = Phi4Tiles.read(SETTINGS)
     assert num_rows(processor.with_kwargs({"dynamic_hd": 1})(picture(3, 200, 130))) < 545
     for kwargs, message in (
         ({"dynamic_hd": 0}, "a number of tiles"),

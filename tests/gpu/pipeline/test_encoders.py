@@ -18,7 +18,7 @@ import torch
 from tiny_media import picture
 from worker_plans import loaded, worker_config
 
-from octavo.frontend.media.phi4 import TileProcessor
+from octavo.frontend.media.phi4 import Phi4Tiles
 from octavo.protocol.buffers import Buffer
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.media import EncoderInput, Kind, MediaTensor, StepMedia, digest_of
@@ -52,7 +52,7 @@ def normal(random: np.random.Generator, *shape: int) -> Floats:
 
 
 def phi4_arrays(seed: int) -> dict[str, Any]:
-    return dict(TileProcessor.read(tiny_phi4.TILES)(picture(seed, 20, 40)))
+    return dict(Phi4Tiles.read(tiny_phi4.TILES)(picture(seed, 20, 40)))
 
 
 FAMILIES = {
