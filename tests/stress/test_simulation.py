@@ -18,6 +18,8 @@ from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
+from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.frontend.link import CoreLink
 from octavo.frontend.recovery.in_flight import InFlightRequest, InFlightRequests
@@ -190,7 +192,19 @@ def keep_the_media(encoder: EncoderSchedule, *, tells_workers: bool) -> None:
     """Encoded items that count as kept after the worker that kept them has died."""
 
 
+def split_the_items(prefill: Prefill, draft: StepDraft, request: Request, num_tokens: int) -> int:
+    """Chunks that end within an item whose rows attend to each other."""
+    return num_tokens
+
+
+def unpin_what_is_attended(encoder: EncoderSchedule, request: Request) -> None:
+    """Items that make room for others while requests attend to them."""
+    start_attending(encoder, request)
+    encoder._pinned.clear()
+
+
 add_rows = StepEmbedsBuilder.add
+start_attending = EncoderSchedule.start
 adopt, release_requests = InFlightRequests.adopt, CoreLink.release
 release, cache_full_blocks, lose_workers = BlockPool.release, PrefixCache.cache_full_blocks, Scheduler.lose_workers
 put, take_unsent = Outbox.put, InFlightRequests.take_unsent
@@ -224,6 +238,8 @@ def first_failure(is_right_kind: Callable[[Failure], bool], num_ranks: int = 1, 
         pytest.param((InFlightRequests, "take_unsent", resume_without_outputs), id="tokens come twice"),
         pytest.param((StepEmbedsBuilder, "add", send_the_first_rows), id="a chunk has the rows of another"),
         pytest.param((EncoderSchedule, "forget", keep_the_media), id="lost media are not encoded again"),
+        pytest.param((Prefill, "_with_whole_spans", split_the_items), id="a chunk ends within an item"),
+        pytest.param((EncoderSchedule, "start", unpin_what_is_attended), id="an attended item is evicted"),
         pytest.param((InFlightRequests, "lose_core", lambda in_flight: None), id="nothing is asked again"),
     ],
     indirect=True,

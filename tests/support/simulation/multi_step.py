@@ -46,8 +46,11 @@ def execute_steps(
 
 
 def is_plain(plan: StepPlan) -> bool:
-    """Whether a plan may have several steps: each part computes and samples as many tokens as there are steps."""
-    others = (plan.awaits_masks, plan.draft_tokens, plan.num_drafts, plan.prompt_embeds, plan.state_moves, plan.media)
+    """Whether a plan may have several steps: each part computes and samples as many tokens as there are steps.
+
+    The first step may have a row of a prompt, if nothing else of the prompt is left to compute.
+    """
+    others = (plan.awaits_masks, plan.draft_tokens, plan.num_drafts, plan.state_moves, plan.media)
     sizes = {size for part in plan.scheduled for size in (part.num_tokens, part.num_samples)}
     return not any(others) and sizes == {plan.num_steps}
 

@@ -24,7 +24,7 @@ from octavo.protocol.pooling import PoolingFacts, PoolingType
 from octavo.protocol.prompt_embeds import PromptEmbeds
 from octavo.protocol.requests import Submit
 from simulation.grammar import Language, spec_of
-from simulation.media import draw_settings, with_media
+from simulation.media import draw_media
 from simulation.model import DAMAGED_MARK, SALT_MARK
 from simulation.worker import ONE_GROUP
 
@@ -175,10 +175,8 @@ def draw_scenario(seed: int, num_requests: int, num_kills: int, num_ranks: int =
     asks = [style.ask(index, rng.randrange(num_frontends), time) for index, time in enumerate(times)]
     if pooling is not None:
         asks = [replace(ask, submit=_pooled(ask.submit, engine["max_model_len"])) for ask in asks]
-    reading = random.Random(f"media {seed}")
-    if pooling is None and (settings := draw_settings(reading)) is not None:
-        engine["media"] = settings
-        asks = [replace(ask, submit=with_media(ask.submit, reading)) for ask in asks]
+    if pooling is None and (give := draw_media(seed, engine, groups)) is not None:
+        asks = [replace(ask, submit=give(ask.submit)) for ask in asks]
     kinds = rng.sample(list(FaultKind.__args__), rng.randint(1, len(FaultKind.__args__)))
     faults = [_fault(rng, rng.choice(kinds), num_frontends, duration, step_scale) for _ in range(num_kills)]
     victims = random.Random(f"victims {seed}")

@@ -137,7 +137,7 @@ class SimulatedWorker:
         self._check_size(plan)
         self._check_embeds(plan)
         ids = {slot: row.admitted.request_id for slot, row in self.rows.items()}
-        for fault in self._encoder.faults(plan.media, plan.scheduled, ids):
+        for fault in self._encoder.faults(plan, ids):
             require(False, fault)
         self._add_draft_tokens(plan)
         # All of a step's states are written before any is read, as in every layer of a model.
