@@ -15,7 +15,7 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.media.open import encoder_bytes
 from octavo.worker_proc.models.base import Model
-from octavo.worker_proc.runners.registry import measure_steps, try_batches
+from octavo.worker_proc.runners.registry import check_batch_invariance, measure_steps
 
 
 def measure(
@@ -41,7 +41,7 @@ def measure(
         NotEnoughMemoryError: a step of these sizes does not fit in memory.
         ConfigError: a model of `transformers` mixes the rows of requests.
     """
-    variant = try_batches(model, config) if model.impl == "transformers" else ""
+    variant = check_batch_invariance(model, config) if model.impl == "transformers" else ""
     memory = measure_steps(model, device, config)
     specs = cache_group_specs(model, config)
     offloads = bool(config.kv_offloading_bytes or config.stores_blocks) and config.kv_offloading_recompute

@@ -75,7 +75,7 @@ class StepRecord:
             )
 
 
-class StepDraft:
+class StepBuilder:
     """One step while `plan()` fills it."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.admission.admitter import Admitter
 from octavo.core_proc.scheduler.budget import PromptBudget
-from octavo.core_proc.scheduler.delta import StepDraft, StepRecord
+from octavo.core_proc.scheduler.delta import StepBuilder, StepRecord
 from octavo.core_proc.scheduler.multi_step import MultiStep
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.request_table import RequestTable
@@ -78,34 +78,34 @@ class StepPlanner:
 
     def plan(self) -> StepPlan | None:
         """Plan the next step; None if nothing can be computed now."""
-        draft = StepDraft()
-        self._free_blocks(draft)
-        draft.may_await_input = self._table.num_needing_input > 0
+        builder = StepBuilder()
+        self._free_blocks(builder)
+        builder.may_await_input = self._table.num_needing_input > 0
         most_decodes = self._turns.max_decodes(self._batch.num_decoding, len(self.in_flight))
         num_decoding = min(len(self._batch.decoding), most_decodes)
-        draft.num_tokens_left = self._step_target.max_step_tokens(
+        builder.num_tokens_left = self._step_target.max_step_tokens(
             num_decoding, (request.num_computed_tokens for request in self._batch.prefilling)
         )
-        most_prompt_tokens = self._max_prompt_tokens(draft.num_tokens_left)
+        most_prompt_tokens = self._max_prompt_tokens(builder.num_tokens_left)
         is_deferred = self._should_defer_decodes(most_prompt_tokens)
         if not is_deferred:
             # `may_plan` may have found no room for several, before blocks behind windows were freed.
-            draft.num_steps = 1 if self.in_flight else self._num_decode_steps()
-            self._decode(draft, num_decoding)
-        draft.num_tokens_left = min(draft.num_tokens_left, most_prompt_tokens)
+            builder.num_steps = 1 if self.in_flight else self._num_decode_steps()
+            self._decode(builder, num_decoding)
+        builder.num_tokens_left = min(builder.num_tokens_left, most_prompt_tokens)
         prompts = PromptBudget(
-            draft.num_tokens_left,
+            builder.num_tokens_left,
             self._cache.block_size,
             self._full_step_tokens,
             self._cache.groups.max_chunk,
         )
-        self._admitter.admit(draft, prompts)
-        self._prefill.run(draft, prompts)
-        if self._speculation is not None and (gone_back := self._gone_back(draft)):
-            self._add_draft_tokens(draft, self._speculation.take(gone_back))
-        if is_deferred and draft.is_empty:
-            self._decode(draft, num_decoding)
-        return self._finish(draft, leaves_decodes=len(draft.decodes) < num_decoding)
+        self._admitter.admit(builder, prompts)
+        self._prefill.run(builder, prompts)
+        if self._speculation is not None and (gone_back := self._gone_back(builder)):
+            self._add_draft_tokens(builder, self._speculation.take(gone_back))
+        if is_deferred and builder.is_empty:
+            self._decode(builder, num_decoding)
+        return self._finish(builder, leaves_decodes=len(builder.decodes) < num_decoding)
 
     def take_record(self, result: StepResult) -> StepRecord:
         """Return the oldest step in flight, which is no longer in flight then, and learn from its time.
@@ -147,7 +147,7 @@ class StepPlanner:
         num_uncomputed += self._table.waiting.num_prompt_tokens
         return self._turns.max_prompt_tokens(num_tokens_left, num_uncomputed)
 
-    def _free_blocks(self, draft: StepDraft) -> None:
+    def _free_blocks(self, builder: StepBuilder) -> None:
         """Preempt until the free blocks suffice for the tokens that the remaining requests have."""
         self._cache.free_passed_blocks()
         while victim := self._batch.victim():
@@ -155,7 +155,7 @@ class StepPlanner:
                 continue
             self._table.preempt(victim)
             self._counters.num_preemptions += 1
-            draft.has_preempted = True
+            builder.has_preempted = True
 
     def _should_defer_decodes(self, most_prompt_tokens: int) -> bool:
         """Return whether this step leaves decodes out, because it can complete a prompt and decodes can wait."""
@@ -182,42 +182,42 @@ class StepPlanner:
         max_steps = min(max_steps, self._step_target.max_step_tokens(num_requests) // num_requests)
         return self._batch.max_decode_steps(max_steps) if max_steps > 1 else 1
 
-    def _decode(self, draft: StepDraft, num_requests: int) -> None:
+    def _decode(self, builder: StepBuilder, num_requests: int) -> None:
         """Extend the first decoding requests by one token for each step, as far as the budget goes."""
-        num_steps = draft.num_steps
-        num_requests = min(num_requests, draft.num_tokens_left // num_steps)
-        draft.decodes, draft.scheduled, checked = self._batch.decode(num_requests, num_steps)
-        draft.num_decode_tokens = len(draft.decodes) * num_steps
-        draft.num_tokens_left -= draft.num_decode_tokens
+        num_steps = builder.num_steps
+        num_requests = min(num_requests, builder.num_tokens_left // num_steps)
+        builder.decodes, builder.scheduled, checked = self._batch.decode(num_requests, num_steps)
+        builder.num_decode_tokens = len(builder.decodes) * num_steps
+        builder.num_tokens_left -= builder.num_decode_tokens
         for request in checked:
-            draft.num_next_blocks += self._batch.lacks_block(request) * self._cache.num_groups
+            builder.num_next_blocks += self._batch.lacks_block(request) * self._cache.num_groups
             if request.num_computed_tokens - num_steps < request.num_prompt_tokens:
-                draft.num_decode_tokens -= 1
+                builder.num_decode_tokens -= 1
                 self._counters.prompt_tokens += request.is_first_run
         if self._speculation is not None:
-            self._add_draft_tokens(draft, self._speculation.take(draft.decodes))
+            self._add_draft_tokens(builder, self._speculation.take(builder.decodes))
 
-    def _gone_back(self, draft: StepDraft) -> list[Request]:
+    def _gone_back(self, builder: StepBuilder) -> list[Request]:
         """Return the requests whose known tokens this step computes from the state before wrong drafts on."""
         if (states := self._cache.states) is None:
             return []
-        return [one for one in draft.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
+        return [one for one in builder.prefills if states.goes_back(one) and not one.num_uncomputed_tokens]
 
-    def _add_draft_tokens(self, draft: StepDraft, draft_tokens: Mapping[Request, IdArray]) -> None:
+    def _add_draft_tokens(self, builder: StepBuilder, draft_tokens: Mapping[Request, IdArray]) -> None:
         """Extend requests by drafts, as far as the budget and the free blocks go."""
-        places = {request: place for place, request in enumerate(draft.decodes)} if draft_tokens else {}
+        places = {request: place for place, request in enumerate(builder.decodes)} if draft_tokens else {}
         for request, token_ids in draft_tokens.items():
             num_lacking = self._batch.lacks_block(request)
-            num_draft_tokens = self._batch.add_drafts(request, min(len(token_ids), draft.num_tokens_left))
+            num_draft_tokens = self._batch.add_drafts(request, min(len(token_ids), builder.num_tokens_left))
             if num_draft_tokens:
-                draft.add_drafts(request, places.get(request), token_ids[:num_draft_tokens])
-                draft.num_next_blocks += (self._batch.lacks_block(request) - num_lacking) * self._cache.num_groups
+                builder.add_drafts(request, places.get(request), token_ids[:num_draft_tokens])
+                builder.num_next_blocks += (self._batch.lacks_block(request) - num_lacking) * self._cache.num_groups
 
-    def _finish(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan | None:
+    def _finish(self, builder: StepBuilder, *, leaves_decodes: bool) -> StepPlan | None:
         prefilling = list(self._batch.prefilling)
         plan = None
-        if not draft.is_empty:
-            plan = self._make_plan(draft, leaves_decodes=leaves_decodes)
+        if not builder.is_empty:
+            plan = self._make_plan(builder, leaves_decodes=leaves_decodes)
         elif (load := self._cache.loads.newest) is not None:
             # No plan makes the copies that must come before it.
             load.copies_out, load.copies_in = self._cache.take_copies()
@@ -226,18 +226,18 @@ class StepPlanner:
                 self._batch.update(request)
         return plan
 
-    def _make_plan(self, draft: StepDraft, *, leaves_decodes: bool) -> StepPlan:
+    def _make_plan(self, builder: StepBuilder, *, leaves_decodes: bool) -> StepPlan:
         grown = list(self._batch.grown)
-        draft.adapter_loads = self._table.adapters.take_loads()
-        draft.copies_out, draft.copies_in = self._cache.take_copies()
+        builder.adapter_loads = self._table.adapters.take_loads()
+        builder.copies_out, builder.copies_in = self._cache.take_copies()
         if self._speculation is not None:
-            draft.num_drafts = self._speculation.num_drafts(self._batch.requests)
+            builder.num_drafts = self._speculation.num_drafts(self._batch.requests)
         if self._encoder is not None:
-            draft.media = self._encoder.take_step()
+            builder.media = self._encoder.take_step()
         if self._cache.states is not None:
-            draft.state_moves = self._cache.states.take_moves(draft.requests)
-            draft.state_copies_out, draft.state_copies_in = self._cache.take_state_copies()
-        plan, record = draft.finish(self._num_planned, self._table.take_released(), grown, self._sampled)
+            builder.state_moves = self._cache.states.take_moves(builder.requests)
+            builder.state_copies_out, builder.state_copies_in = self._cache.take_state_copies()
+        plan, record = builder.finish(self._num_planned, self._table.take_released(), grown, self._sampled)
         self._throttle.count(record.num_tokens - record.num_decode_tokens, leaves_decodes=leaves_decodes)
         self._sampled = []
         self._batch.grown.clear()

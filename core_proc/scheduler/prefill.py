@@ -5,7 +5,7 @@ from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.batch import RunningBatch
 from octavo.core_proc.scheduler.budget import PromptBudget, first_chunk
-from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.delta import StepBuilder
 from octavo.protocol.stats import EngineStats
 
 
@@ -19,7 +19,7 @@ class Prefill:
         max_chunk: most tokens of one request in one step; 0: no limit.
         is_whole: whether each prompt is computed in one step, because its tokens attend to later ones.
         encoder: of media; None: the model reads tokens only.
-        max_step_tokens: most tokens of a step, whatever its draft has left.
+        max_step_tokens: most tokens of a step, whatever the builder has left.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Prefill:
         self._max_windows = sum([group.max_held for group in cache.groups.windowed])
         """Blocks that hits may take from those reserved for later ones, whose windows will need them again."""
 
-    def run(self, draft: StepDraft, prompts: PromptBudget) -> None:
+    def run(self, builder: StepBuilder, prompts: PromptBudget) -> None:
         """Give every request its share of the budget, then hand out what is left in order."""
         requests = list(self._batch.prefilling)
         are_short = [prompts.is_short(request.num_uncomputed_tokens) for request in requests]
@@ -60,14 +60,14 @@ class Prefill:
             chunk = first_chunk(
                 request.num_computed_tokens,
                 num_uncomputed,
-                prompts.share(num_uncomputed, draft.num_tokens_left, is_short=is_short),
-                self._limit(draft, request),
+                prompts.share(num_uncomputed, builder.num_tokens_left, is_short=is_short),
+                self._limit(builder, request),
                 self._cache.block_size,
             )
-            self._compute(draft, request, chunk)
-        if prompts.has_leftover(draft.num_tokens_left):
+            self._compute(builder, request, chunk)
+        if prompts.has_leftover(builder.num_tokens_left):
             for request in requests:
-                self._compute(draft, request, min(request.num_uncomputed_tokens, self._limit(draft, request)))
+                self._compute(builder, request, min(request.num_uncomputed_tokens, self._limit(builder, request)))
 
     def can_complete(self, request: Request, num_tokens: int) -> bool:
         """Return whether one step of so many prompt tokens can compute all that the request lacks."""
@@ -99,20 +99,20 @@ class Prefill:
             self._counters.prompt_tokens += num_prompt_tokens
         return True
 
-    def _limit(self, draft: StepDraft, request: Request) -> int:
+    def _limit(self, builder: StepBuilder, request: Request) -> int:
         """Return how many further tokens of the request this step may compute."""
-        limit, num_planned = draft.num_tokens_left, draft.num_tokens_of(request)
+        limit, num_planned = builder.num_tokens_left, builder.num_tokens_of(request)
         most = self._cache.max_chunk(request, request.num_computed_tokens - num_planned)
         if most is not None:
             limit = min(limit, most)
         return min(limit, self._max_chunk - num_planned) if self._max_chunk else limit
 
-    def _compute(self, draft: StepDraft, request: Request, num_tokens: int) -> None:
+    def _compute(self, builder: StepBuilder, request: Request, num_tokens: int) -> None:
         """Put tokens of a request into the step, with blocks to hold them."""
         if num_tokens <= 0 or (self._is_whole and num_tokens < request.num_uncomputed_tokens):
             return
         if request.media and self._encoder is not None:
-            num_tokens = self._with_whole_spans(draft, request, num_tokens)
+            num_tokens = self._with_whole_spans(builder, request, num_tokens)
             num_tokens = self._encoder.admit(request, num_tokens) if num_tokens else 0
             if num_tokens == 0:
                 return
@@ -122,21 +122,21 @@ class Prefill:
         if request.is_first_run:
             self._counters.prompt_tokens += max(0, min(end, request.num_prompt_tokens) - start)
         self._counters.num_recomputed_tokens += max(0, min(end, request.num_lost_tokens) - start)
-        draft.compute(request, num_tokens)
+        builder.compute(request, num_tokens)
         self._cache.cache_full_blocks(request)
 
-    def _with_whole_spans(self, draft: StepDraft, request: Request, num_tokens: int) -> int:
+    def _with_whole_spans(self, builder: StepBuilder, request: Request, num_tokens: int) -> int:
         """Return how many tokens to compute so that none is left of a span that attends in both directions.
 
-        A span may exceed the share of the request and what the draft has left: shares are goals, and a request whose
+        A span may exceed the share of the request and what the builder has left: shares are goals, and a request whose
         span is longer than any of them would wait forever.
         """
         start = request.num_computed_tokens
         spans = [span for item in request.media if item.is_both_ways for span in item.spans]
         for position, num_rows in spans:
             if position < start + num_tokens < position + num_rows:
-                num_whole, num_left = position + num_rows - start, self._max_step_tokens - draft.num_tokens
+                num_whole, num_left = position + num_rows - start, self._max_step_tokens - builder.num_tokens
                 if self._max_chunk:
-                    num_left = min(num_left, self._max_chunk - draft.num_tokens_of(request))
+                    num_left = min(num_left, self._max_chunk - builder.num_tokens_of(request))
                 return num_whole if num_whole <= num_left else max(0, position - start)
         return num_tokens

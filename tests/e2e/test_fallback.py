@@ -37,7 +37,7 @@ from octavo.worker_proc.models.fallback.hooks import PROBE
 from octavo.worker_proc.models.fallback.model import TransformersModel
 from octavo.worker_proc.models.registry import ARCHITECTURES, build_model
 from octavo.worker_proc.parallel.placement import Placement
-from octavo.worker_proc.runners.torch.trial import try_batches
+from octavo.worker_proc.runners.torch.batch_invariance import check_batch_invariance
 
 MAX_LEN = 512
 SHORT = ("ctrl", "cwm", "ernie4.5-moe", "gpt-neo", "gptj", "minicpm3", "roberta", "stablelm", "vaultgemma")
@@ -109,10 +109,10 @@ def test_positions_behind_those_of_padding(root: Path) -> None:
     config = worker_config(path, max_model_len=512)
     trial_model = loaded_as(config)
     assert isinstance(trial_model, TransformersModel)
-    assert try_batches(trial_model, config) == ""
+    assert check_batch_invariance(trial_model, config) == ""
     trial_model._first_position = 0
     with pytest.raises(ConfigError, match="positions that it counts by itself give other logits"):
-        try_batches(trial_model, config)
+        check_batch_invariance(trial_model, config)
 
 
 _FACTORS = {"short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.5, 2.0, 4.0, 6.0]}
@@ -322,4 +322,4 @@ def test_int8_weights(root: Path) -> None:
     config = worker_config(tiny("stablelm", root), quantization="int8")
     model = loaded_as(config)
     assert {weight.product.packed.kind for weight in model.parameters.packed.values()} == {"u8"}
-    assert try_batches(model, config) == ""
+    assert check_batch_invariance(model, config) == ""

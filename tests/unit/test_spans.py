@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.delta import StepBuilder
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.protocol.config.facts import MediaFacts
 from octavo.protocol.config.media import _check_whole_images
@@ -64,9 +64,9 @@ def chunk(start: int, num_tokens: int, *, max_step_tokens: int, num_planned: int
     cache: Any = SimpleNamespace(groups=SimpleNamespace(windowed=[]))
     nothing: Any = None
     prefill = Prefill(cache, nothing, nothing, max_chunk, max_step_tokens=max_step_tokens)
-    draft, request = StepDraft(), cast(Any, FakeRequest(start))
-    draft.scheduled = [Scheduled(1, 0, num_planned, 1)] if num_planned else []
-    return prefill._with_whole_spans(draft, request, num_tokens)
+    builder, request = StepBuilder(), cast(Any, FakeRequest(start))
+    builder.scheduled = [Scheduled(1, 0, num_planned, 1)] if num_planned else []
+    return prefill._with_whole_spans(builder, request, num_tokens)
 
 
 def test_a_step_computes_a_span_up_to_its_end() -> None:

@@ -124,14 +124,14 @@ def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepM
     return _module(model, device.stream()).measure(model, device, config)
 
 
-def try_batches(model: Model, config: ResolvedConfig) -> str:
+def check_batch_invariance(model: Model, config: ResolvedConfig) -> str:
     """Return the first module of a model of `transformers` whose rows have other bits in other batches; "": none.
 
     Raises:
         ConfigError: the model mixes the rows of requests.
     """
-    trial = import_module("octavo.worker_proc.runners.torch.trial")
-    found: str = trial.try_batches(model, config)
+    module = import_module("octavo.worker_proc.runners.torch.batch_invariance")
+    found: str = module.check_batch_invariance(model, config)
     return found
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.admission.rules import AdmissionRules, Candidate, EngineLimits
 from octavo.core_proc.scheduler.budget import PromptBudget
-from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.delta import StepBuilder
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.request_table import RequestTable
 from octavo.protocol.stats import EngineStats
@@ -51,33 +51,33 @@ class Admitter:
         """Return the waiting request that is to start next. Changes nothing."""
         return self._rules.candidate(self._table.eligible())
 
-    def admit(self, draft: StepDraft, prompts: PromptBudget) -> None:
+    def admit(self, builder: StepBuilder, prompts: PromptBudget) -> None:
         """Start as many waiting requests as the step has room for."""
         table, cache = self._table, self._cache
         table.waiting_reason = ""
         for request in self._batch.prefilling:
             prompts.claim(request.num_uncomputed_tokens)
         if table.waiting:
-            num_reserved = self._batch.num_reserved_blocks - draft.num_next_blocks
-            draft.num_spare_blocks = cache.pool.num_free - num_reserved
+            num_reserved = self._batch.num_reserved_blocks - builder.num_next_blocks
+            builder.num_spare_blocks = cache.pool.num_free - num_reserved
         queue = table.eligible()
         while head := (candidate := self._rules.candidate(queue)).request:
-            table.waiting_reason = self._rules.limit_reached(head, draft, prompts)
+            table.waiting_reason = self._rules.limit_reached(head, builder, prompts)
             if table.waiting_reason:
                 # Blocks that have arrived for requests behind it must not hold it up.
                 num_free = cache.pool.num_free
                 if table.waiting_reason == "blocks" and self._release_landed(head):
-                    draft.num_spare_blocks += cache.pool.num_free - num_free
+                    builder.num_spare_blocks += cache.pool.num_free - num_free
                     continue
                 return
             if queue is not table.waiting:
                 queue.remove(head)
-            draft.num_spare_blocks -= cache.num_blocks_to_start(head)
+            builder.num_spare_blocks -= cache.num_blocks_to_start(head)
             if self._must_load(head):
                 table.begin_load(head)
                 continue
             self._adapters.enter(head, candidate.delayed)
-            self._start(draft, head)
+            self._start(builder, head)
             prompts.claim(head.num_uncomputed_tokens)
         if table.waiting:
             table.waiting_reason = candidate.reason or QUARANTINED
@@ -98,14 +98,14 @@ class Admitter:
         has_others = self._batch.requests.first is not None or bool(self._cache.loads.in_flight)
         return has_others and self._cache.lookup.num_absent_blocks(request) > self._max_copied_blocks
 
-    def _start(self, draft: StepDraft, request: Request) -> None:
+    def _start(self, builder: StepBuilder, request: Request) -> None:
         """Give a waiting request a slot and its hits in the prefix cache."""
         counters = self._counters
         self._table.start(request)
         if not request.has_delivered_prompt_logprobs:
             request.prompt_logprobs = [None]
         num_local_hits = counters.prefix_cache_hits
-        draft.admitted.append(request)
+        builder.admitted.append(request)
         self._prefill.attach_hits(request)
         self._cache.loads.release(request)
         if not request.time_scheduled:

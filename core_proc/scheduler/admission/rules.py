@@ -9,7 +9,7 @@ from octavo.core_proc.queued_request import LiveRequest
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.adapter_slots import AdapterSlots
 from octavo.core_proc.scheduler.budget import PromptBudget
-from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.delta import StepBuilder
 from octavo.core_proc.scheduler.policy import OrderedRequests
 from octavo.core_proc.scheduler.waiting_queue import WaitingQueue
 from octavo.protocol.ids import SlotId
@@ -17,7 +17,7 @@ from octavo.protocol.ids import SlotId
 WATERMARK = 0.01
 """Share of the blocks that admission leaves free for running requests to grow into."""
 
-Limit = Callable[[Request, StepDraft, PromptBudget], str]
+Limit = Callable[[Request, StepBuilder, PromptBudget], str]
 """Returns the `waiting_reason` if the step has no room for a request, "" if it has. Whoever is behind it waits too."""
 
 
@@ -55,10 +55,10 @@ class AdmissionRules:
         chosen, delayed = self._adapters.choose(queue.heads())
         return Candidate(None if chosen is None else queue.unpacked(chosen), delayed)
 
-    def limit_reached(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def limit_reached(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         """Return why the step has no room for a request, "" if it has."""
         for limit in self._limits:
-            if reason := limit(request, draft, prompts):
+            if reason := limit(request, builder, prompts):
                 return reason
         return ""
 
@@ -99,31 +99,31 @@ class EngineLimits:
             self._blocks,
         ]
 
-    def _preemption(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _preemption(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         """What a preemption has freed is for the requests that still run."""
-        return "blocks" if draft.has_preempted else ""
+        return "blocks" if builder.has_preempted else ""
 
-    def _step_in_flight(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _step_in_flight(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         """A preempted request starts again when all its tokens are known."""
         return "in_flight" if request.num_in_flight else ""
 
-    def _slots(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _slots(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         return "" if self._free_slots else "max_num_seqs"
 
-    def _states(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _states(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         states = self._cache.states
         return "states" if states is not None and len(self._running) >= states.max_requests else ""
 
-    def _attended(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _attended(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         return "" if self._encoder is None or self._encoder.has_room_to_start(request) else "encoder_cache"
 
-    def _tokens(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _tokens(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         num_hits = self._cache.count_hits(request)[0].num_blocks
         num_uncomputed = request.num_uncomputed_tokens - num_hits * self._cache.block_size
         return "" if prompts.has_room(num_uncomputed) else "budget"
 
-    def _blocks(self, request: Request, draft: StepDraft, prompts: PromptBudget) -> str:
+    def _blocks(self, request: Request, builder: StepBuilder, prompts: PromptBudget) -> str:
         num_blocks = self._cache.num_blocks_to_start(request)
         if self._running.first:
             num_blocks += self._watermark
-        return "blocks" if num_blocks > draft.num_spare_blocks else ""
+        return "blocks" if num_blocks > builder.num_spare_blocks else ""

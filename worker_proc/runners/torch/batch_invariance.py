@@ -32,7 +32,7 @@ Part = tuple[int, int, int]
 
 
 @torch.inference_mode()
-def try_batches(model: Model, config: ResolvedConfig) -> str:
+def check_batch_invariance(model: Model, config: ResolvedConfig) -> str:
     """Return the first module of a `TransformersModel` whose rows have other bits in other steps; "": all are equal.
 
     Args:
@@ -42,10 +42,10 @@ def try_batches(model: Model, config: ResolvedConfig) -> str:
     Raises:
         ConfigError: rows depend on those of other requests by more than rounding, or positions mean something else.
     """
-    assert isinstance(model, TransformersModel), "models of families need no trial"
-    trial = _Trial(model, config)
-    whole = trial.run(((0, 0, LENGTHS[0]),))
-    if not all(map(torch.equal, whole, trial.run_with_own_positions())):
+    assert isinstance(model, TransformersModel), "models of families are batch-invariant"
+    runner = _StepRunner(model, config)
+    whole = runner.run(((0, 0, LENGTHS[0]),))
+    if not all(map(torch.equal, whole, runner.run_with_own_positions())):
         raise _refusal(model, "positions that it counts by itself give other logits than positions from 0")
     steps: list[Sequence[Part]] = [
         ((1, 0, 5), (2, 0, 18), (0, 0, 11), (3, 0, 1)),
@@ -54,16 +54,16 @@ def try_batches(model: Model, config: ResolvedConfig) -> str:
     ]
     for step in steps:
         ((_, start, end),) = (part for part in step if part[0] == 0)
-        for expected, actual in zip(whole, trial.run(step), strict=True):
+        for expected, actual in zip(whole, runner.run(step), strict=True):
             if torch.equal(actual, expected[start:end]):
                 continue
             difference = (actual - expected[start:end]).abs().max() / expected.abs().max().clamp(min=1e-30)
-            name = trial.first_difference(step, start, end)
+            name = runner.first_difference(step, start, end)
             if not difference <= MAX_RELATIVE_DIFFERENCE:
                 raise _refusal(model, f"{name} mixes the rows of requests")
             logger.warning(
                 "the rows of module %s (%s) have other bits in other batches: the tokens of a request may depend on "
-                "its company; chunks, preemption and cached prefixes may change them too",
+                "the rest of its batch; chunks, preemption and cached prefixes may change them too",
                 name,
                 type(model.module).__name__,
             )
@@ -83,7 +83,7 @@ def _refusal(model: TransformersModel, reason: str) -> ConfigError:
     )
 
 
-class _Trial:
+class _StepRunner:
     def __init__(self, model: TransformersModel, config: ResolvedConfig) -> None:
         self.model = model
         self._block_size = config.block_size

@@ -14,7 +14,7 @@ from worker_plans import worker_config
 
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.fallback.model import TransformersModel
-from octavo.worker_proc.runners.torch.trial import try_batches
+from octavo.worker_proc.runners.torch.batch_invariance import check_batch_invariance
 
 WITH_FAMILY = ("gemma3", "cohere2", "gpt-neox", "phi", "smollm3")
 
@@ -34,7 +34,7 @@ def tiny(name: str, root: Path) -> Path:
 @pytest.mark.parametrize("name", [*FALLBACKS, *WITH_FAMILY])
 def test_the_trial_finds_nothing(name: str, root: Path) -> None:
     config = worker_config(tiny(name, root), model_impl="transformers", max_model_len=512)
-    assert try_batches(loaded_as(config), config) == ""
+    assert check_batch_invariance(loaded_as(config), config) == ""
 
 
 @pytest.mark.long
@@ -64,7 +64,7 @@ def trial_with(change: str, root: Path, patch: pytest.MonkeyPatch) -> str:
     plain = module.forward
     factors = {"rounds": lambda x: 1 + 1e-6 * x.shape[1], "mixes": lambda x: 1 + x.mean(1, keepdim=True)}
     patch.setattr(module, "forward", lambda x: plain(x) * factors[change](x))
-    return try_batches(model, config)
+    return check_batch_invariance(model, config)
 
 
 def test_a_module_that_depends_on_its_batch_is_named(
@@ -78,7 +78,7 @@ def test_a_module_that_depends_on_its_batch_is_named(
 def test_models_without_such_modules_say_so(root: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = worker_config(tiny("stablelm", root))
     with caplog.at_level(logging.INFO):
-        assert try_batches(loaded_as(config), config) == ""
+        assert check_batch_invariance(loaded_as(config), config) == ""
     assert "StableLmForCausalLM runs through transformers" in caplog.text
 
 
@@ -96,4 +96,4 @@ def test_a_use_of_a_weight_that_appears_only_with_weights_is_refused(
     module = model.module.get_submodule("model.layers.1.mlp.up_proj")
     monkeypatch.setattr(module, "forward", lambda x: x @ (module.weight * 2).T)
     with pytest.raises(ConfigError, match="with a packed weight, of which only products were seen"):
-        try_batches(model, config)
+        check_batch_invariance(model, config)
