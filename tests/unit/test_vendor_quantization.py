@@ -8,7 +8,7 @@ import torch
 from octavo.protocol.config.weight_format import cache_scheme
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.weights.quantized.assembly import Assembly, open_format
-from octavo.worker_proc.weights.quantized.layout import is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import is_listed
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
 
 LAYER = "model.layers.3.mlp.up_proj"

@@ -19,7 +19,8 @@ from torch import Tensor
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
 from octavo.worker_proc.weights.quantized import awq, gptq
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, expression, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, expression, first_match, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
@@ -71,10 +72,7 @@ class AutoRound:
         """Return the settings of a layer: by its name, else by the first pattern that is found in it."""
         if layer in self._settings_of:
             return self._settings_of[layer]
-        for pattern, settings in self._settings_of.items():
-            if re.search(r"[*+?^$()\[\]{}|\\]", pattern) and expression(pattern).search(layer):
-                return settings
-        return self._settings
+        return first_match(self._settings_of, layer, _is_found, self._settings)
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
@@ -100,6 +98,11 @@ class AutoRound:
         if settings.bits != 4:
             raise ConfigError(f"{layer!r} has {settings.bits} bits packed as AWQ, which has 4 only")
         return awq.integer_matrix(layer, tensors, settings.group_size)
+
+
+def _is_found(pattern: str, layer: str) -> bool:
+    is_expression = re.search(r"[*+?^$()\[\]{}|\\]", pattern) is not None
+    return is_expression and expression(pattern).search(layer) is not None
 
 
 def _packing(config: Mapping[str, Any]) -> str:

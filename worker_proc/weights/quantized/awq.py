@@ -16,7 +16,8 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, unpack, zero_of_groups
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 

@@ -21,7 +21,8 @@ from octavo.kernels.linear.codebooks import Codebook, codebook
 from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
 
 _HARMLESS = """

@@ -26,7 +26,8 @@ from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional,
 from octavo.worker_proc.weights.quantized import compressed_stacks
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import FLOAT8, float8_matrix, spread, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout, block_of, expression
+from octavo.worker_proc.weights.quantized.layer_rules import is_target
+from octavo.worker_proc.weights.quantized.layout import Layout, block_of
 from octavo.worker_proc.weights.quantized.matrix import (
     StoredMatrix,
     StoredStack,
@@ -87,28 +88,27 @@ class CompressedTensors:
         self._schemes = [_scheme(group) for group in required(config, "config_groups", dict).values()]
         config.reject_unread("compressed-tensors", section=_SECTION)
 
-    def _scheme_of(self, layer: str) -> _Scheme:
+    def _scheme_of(self, layer: str) -> _Scheme | None:
         """Return the scheme of a layer: of the group that has its name, or a pattern of it, or its class."""
-        for is_class in (False, True):
+        for matches in (is_target, _is_class):
             for scheme in self._schemes:
-                if any(_matches(target, layer, is_class=is_class) for target in scheme.targets):
+                if any(matches(layer, target) for target in scheme.targets):
                     return scheme
-        raise ConfigError(
-            f"the checkpoint holds {layer!r} quantized, but no group in 'config_groups' of config.json has it",
-            hint="check that config.json belongs to the checkpoint",
-        )
+        return None
+
+    def _scheme_of_quantized(self, layer: str) -> _Scheme:
+        if (scheme := self._scheme_of(layer)) is None:
+            raise ConfigError(
+                f"the checkpoint holds {layer!r} quantized, but no group in 'config_groups' of config.json has it",
+                hint="check that config.json belongs to the checkpoint",
+            )
+        return scheme
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
-        is_target = any(
-            _matches(target, layer, is_class=is_class)
-            for scheme in self._schemes
-            for target in scheme.targets
-            for is_class in (False, True)
-        )
-        if not is_target or any(_matches(pattern, layer, is_class=False) for pattern in self._ignored):
-            return None
         scheme = self._scheme_of(layer)
+        if scheme is None or any(is_target(layer, pattern) for pattern in self._ignored):
+            return None
         bits = 8 if scheme.bits > 4 else 4
         codes: Codebook | None = None if not scheme.is_float else "e4m3" if bits == 8 else "e2m1"
         group_size = scheme.group_size or (scheme.block[1] if scheme.block else None)
@@ -116,7 +116,7 @@ class CompressedTensors:
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
-        return self._matrix(layer, tensors, self._scheme_of(layer))
+        return self._matrix(layer, tensors, self._scheme_of_quantized(layer))
 
     def places_in_stacks(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
         """Return the stack and the part of each tensor of a quantized stack."""
@@ -124,7 +124,7 @@ class CompressedTensors:
 
     def stack(self, name: str, tensors: Mapping[str, Tensor]) -> StoredStack:
         """Return the matrices of all experts of a layer."""
-        scheme = self._scheme_of(name)
+        scheme = self._scheme_of_quantized(name)
         return compressed_stacks.stack_of(name, tensors, lambda layer, own: self._matrix(layer, own, scheme))
 
     def _matrix(self, layer: str, tensors: Mapping[str, Tensor], scheme: _Scheme) -> StoredMatrix:
@@ -143,14 +143,8 @@ class CompressedTensors:
         return _integer_matrix(layer, tensors, scheme, row_scale)
 
 
-def _matches(target: Any, layer: str, *, is_class: bool) -> bool:
-    if not isinstance(target, str):
-        raise ConfigError(f"config.json: {target!r} is in a list of layers in {_SECTION!r}; expected a name or pattern")
-    if is_class:
-        return target in ("Linear", "LinearBase")
-    if target.startswith("re:"):
-        return expression(target.removeprefix("re:")).match(layer) is not None
-    return target == layer
+def _is_class(_: str, target: str) -> bool:
+    return target in ("Linear", "LinearBase")
 
 
 def _check_format(config: Mapping[str, Any]) -> None:

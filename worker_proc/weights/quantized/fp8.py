@@ -21,7 +21,8 @@ from octavo.kernels.linear.quantized import GROUP_MULTIPLE, QuantizedWeight, Row
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless
 from octavo.worker_proc.parallel.sharding import Shard
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, block_of, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout, block_of
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 FLOAT8 = torch.float8_e4m3fn

@@ -17,7 +17,8 @@ from torch import Tensor
 from octavo.kernels.linear.quantized import QuantizedWeight
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, expression
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, expression, first_match
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require, sorted_by_group, unpack, zero_of_groups
 from octavo.worker_proc.weights.quantized.tuning import AUTO_ROUND
 
@@ -83,31 +84,30 @@ class Gptq:
         }
         config.reject_unread("gptq", section="quantization_config")
 
-    def _settings_of(self, layer: str) -> Settings:
-        """Return the settings of a layer: those of the first pattern in `dynamic` that matches, as in GPTQModel."""
-        for pattern, settings in self._dynamic.items():
-            if expression(pattern.removeprefix("+:").removeprefix("-:")).match(layer):
-                if settings is None:
-                    raise ConfigError(
-                        f"config.json: 'dynamic' in 'quantization_config' leaves out {layer!r}, which the checkpoint "
-                        "holds quantized"
-                    )
-                return settings
-        return self._settings
+    def _settings_of(self, layer: str) -> Settings | None:
+        """Return the settings of a layer, as GPTQModel chooses them; None: it is not quantized."""
+        return first_match(self._dynamic, layer, _matches, self._settings)
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""
-        left_out = [pattern.removeprefix("-:") for pattern in self._dynamic if pattern.startswith("-:")]
-        if (layer == HEAD and not self._quantizes_head) or any(expression(one).match(layer) for one in left_out):
-            return None
         settings = self._settings_of(layer)
+        if settings is None or (layer == HEAD and not self._quantizes_head):
+            return None
         group_size = None if settings.group_size == -1 else settings.group_size
         return Layout(8 if settings.bits == 8 else 4, group_size, has_zeros=not self._is_symmetric)
 
     def matrix(self, layer: str, tensors: Mapping[str, Tensor]) -> StoredMatrix:
         """Return the matrix of a layer."""
-        settings = self._settings_of(layer)
+        if (settings := self._settings_of(layer)) is None:
+            raise ConfigError(
+                f"config.json: 'dynamic' in 'quantization_config' leaves out {layer!r}, which the checkpoint holds "
+                "quantized"
+            )
         return integer_matrix(layer, tensors, settings.bits, settings.group_size, self._zero_bias)
+
+
+def _matches(pattern: str, layer: str) -> bool:
+    return expression(pattern.removeprefix("+:").removeprefix("-:")).match(layer) is not None
 
 
 def integer_matrix(

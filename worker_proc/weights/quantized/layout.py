@@ -1,11 +1,9 @@
 """What a quantized layer takes in memory, by the configuration alone; and made-up weights of that layout."""
 
 import math
-import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -17,9 +15,7 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import optional
 from octavo.worker_proc.models.linear_weight import LinearWeight
 from octavo.worker_proc.parallel.sharding import Shard
-
-HEAD = "lm_head"
-_EXPRESSION = re.compile(r"[\\^$+()|{}]")
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,20 +30,6 @@ class Layout:
     rows: RowType | None = None
 
 
-def expression(pattern: str) -> re.Pattern[str]:
-    """Return a regular expression of the configuration.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    try:
-        return re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(
-            f"config.json: {pattern!r} in 'quantization_config' is not a regular expression: {error}"
-        ) from None
-
-
 def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
     """Return the outputs and inputs of a block; None: the key is missing, null or an empty list.
 
@@ -60,34 +42,6 @@ def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
     if len(block) != 2 or any(type(size) is not int or size < 1 for size in block):
         raise ConfigError(f"config.json: {key!r} in 'quantization_config' is {block!r}; expected two positive integers")
     return block[0], block[1]
-
-
-def is_listed(layer: str, patterns: Iterable[Any] | None) -> bool:
-    """Return whether a list of modules has a layer: by its name, a part of it, or a pattern.
-
-    Patterns are those of shells (ModelOpt, Quark), or expressions: after "re:", and, as Transformers reads its lists,
-    where a character is in them that neither names nor the patterns of shells have. These match a name, or the
-    beginning of it before a dot.
-
-    Raises:
-        ConfigError: an entry is no text, or not a regular expression.
-    """
-    for pattern in patterns or ():
-        if not isinstance(pattern, str):
-            raise ConfigError(
-                f"config.json: {pattern!r} is in a list of layers in 'quantization_config'; expected a name or pattern"
-            )
-        if pattern.startswith("re:"):
-            if expression(pattern.removeprefix("re:")).match(layer):
-                return True
-            continue
-        if re.search(rf"(^|\.){re.escape(pattern)}(\.|$)", layer) or fnmatchcase(layer, pattern):
-            return True
-        if _EXPRESSION.search(pattern):
-            ends = [found.start() for found in re.finditer(r"\.|$", layer)]
-            if any(expression(pattern).fullmatch(layer, 0, end) for end in ends):
-                return True
-    return False
 
 
 @dataclass(frozen=True, slots=True, eq=False)

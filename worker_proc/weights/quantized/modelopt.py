@@ -27,7 +27,8 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, row_type, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require
 
 logger = logging.getLogger(__name__)

@@ -22,7 +22,8 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional, reject_unless, required
 from octavo.worker_proc.weights.quantized.float4 import float4_matrix, float_scale
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread, static_scale
-from octavo.worker_proc.weights.quantized.layout import Layout, block_of, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import first_match, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout, block_of
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, require
 
 logger = logging.getLogger(__name__)
@@ -79,10 +80,7 @@ class Quark:
 
     def _scheme_of(self, layer: str) -> _Scheme | None:
         """Return the scheme of a layer: of the first pattern that matches its name, else that of all; None: none."""
-        for pattern, scheme in self._of_layers.items():
-            if fnmatch(layer, pattern):
-                return scheme
-        return self._of_all
+        return first_match(self._of_layers, layer, lambda pattern, name: fnmatch(name, pattern), self._of_all)
 
     def layout(self, layer: str) -> Layout | None:
         """Return what a layer takes in memory."""

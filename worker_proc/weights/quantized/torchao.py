@@ -24,7 +24,8 @@ from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.hf_config import CheckedConfig, ignore, optional
 from octavo.worker_proc.parallel.sharding import Shard
 from octavo.worker_proc.weights.quantized.fp8 import float8_matrix, spread
-from octavo.worker_proc.weights.quantized.layout import HEAD, Layout, is_listed
+from octavo.worker_proc.weights.quantized.layer_rules import HEAD, is_listed
+from octavo.worker_proc.weights.quantized.layout import Layout
 from octavo.worker_proc.weights.quantized.matrix import StoredMatrix, StoredStack, require, zero_of_groups
 
 logger = logging.getLogger(__name__)
