@@ -104,7 +104,7 @@ class EngineCore:
 
         Raises:
             StartupError: the engine did not start.
-            WorkerFailed: the workers keep failing; every frontend has been told.
+            WorkerFailed: the workers keep failing; every frontend has been notified.
         """
         try:
             service, loop, workers = self._start()

@@ -1,7 +1,7 @@
 """How many decode steps a plan has.
 
 Between two plans the workers wait for the core, or share their cores with it. A plan of several steps pays that once,
-but whoever comes meanwhile waits until its end. Knows no clock: the times of steps come with their results.
+but a request that arrives meanwhile waits until its end. Reads no clock: results have the times of their steps.
 """
 
 from octavo.core_proc.scheduler.delta import StepRecord

@@ -73,7 +73,7 @@ class StepPlanner:
         if is_ahead and self._speculation is not None and not self._speculation.may_plan_ahead:
             return False
         if self.in_flight and (self.in_flight[-1].num_steps > 1 or self._num_decode_steps() > 1):
-            return False  # whoever comes meanwhile would wait for both plans
+            return False  # a request that arrives meanwhile would wait for both plans
         return self._turns.may_plan(self.in_flight, depth, can_decode=bool(self._batch.decoding))
 
     def plan(self) -> StepPlan | None:

@@ -101,7 +101,7 @@ class PipelinedExecutor:
         self._encoder, self._aligner = encoder, aligner
         self._batch = batch
         self._deliver = deliver
-        # They change what a step computes or samples in ways of their own.
+        # Each of these acts on every step, and a repeated decode (`RepeatedDecode`) skips them.
         is_plain = all(part is None for part in (processors, pooler, drafter, aligner)) and answers
         self._repeater = repeater if is_plain else None
         self._repeated: RepeatedDecode | None = None

@@ -203,8 +203,8 @@ def _rows(section: Mapping[str, Any]) -> RowType | None:
         raise _refused("input_activations", f"activations of type {kind!r} with {bits} bits", "use another checkpoint")
     if bits == 4 or not is_symmetric:
         logger.warning(
-            "the checkpoint asks for activations of %d bits%s, which octavo does not have: it computes as if nothing "
-            "were said about activations",
+            "the checkpoint asks for activations of %d bits%s, which octavo does not have: they keep the type "
+            "of --dtype",
             *(bits, "" if is_symmetric else " with zero points"),
         )
         return None

@@ -76,8 +76,8 @@ class ModelOpt:
         reject_unless(config, "group_size", (*(_LAYOUTS[algo].group_size or 0 for algo in algos), None))
         if "NVFP4" in algos:
             logger.warning(
-                "the checkpoint asks for activations of 4 bits, which octavo does not have: it computes as if nothing "
-                "were said about activations"
+                "the checkpoint asks for activations of 4 bits, which octavo does not have: they keep the type "
+                "of --dtype"
             )
         _check_scales(config, "quantization_config")
         config.reject_unread("modelopt", section="quantization_config")

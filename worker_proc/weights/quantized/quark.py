@@ -202,8 +202,8 @@ def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | 
     ignore(config, "ch_axis", "scale_format")
     if kind not in ("fp8_e4m3", "int8") or not optional(config, "symmetric", True):
         logger.warning(
-            "the checkpoint asks for activations of type %s%s, which octavo does not have: it computes as if nothing "
-            "were said about activations",
+            "the checkpoint asks for activations of type %s%s, which octavo does not have: they keep the type "
+            "of --dtype",
             *(kind, " with zero points" if config.get("symmetric") is False else ""),
         )
         return None
@@ -219,7 +219,7 @@ def _rows(section: Any, where: str, block: tuple[int, int] | None) -> RowType | 
         if kind != "fp8_e4m3" or block is None or inputs != block[1]:
             logger.warning(
                 "the checkpoint asks for activations with %s scales, which octavo has for groups as long as the blocks "
-                "of an fp8 weight alone: it computes as if nothing were said about activations",
+                "of an fp8 weight alone: they keep the type of --dtype",
                 strategy,
             )
             return None
