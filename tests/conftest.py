@@ -116,10 +116,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if {"smollm2_gguf", "minilm", "whisper_tiny"} & set(getattr(item, "fixturenames", ())):
             item.add_marker("model")
     for mark in ("long", "clients"):
-        marked = [item for item in items if item.get_closest_marker(mark)]
-        if marked and not config.getoption(f"--{mark}"):
-            config.hook.pytest_deselected(items=marked)
-            items[:] = [item for item in items if item not in marked]
+        if not config.getoption(f"--{mark}"):
+            config.hook.pytest_deselected(items=[item for item in items if item.get_closest_marker(mark)])
+            items[:] = [item for item in items if not item.get_closest_marker(mark)]
     ranks = {TESTS / name: rank for rank, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: ranks.get(item.path, len(ranks)))
 

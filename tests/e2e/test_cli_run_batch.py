@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import warm_python
-from servers import descendants
+from servers import of_module
 from waiting import TIMEOUT_S, wait_until
 
 FLAGS = ["--cpu-kernels", "torch", "--max-model-len", "256", "--kv-cache-memory-bytes", "8M"]
@@ -103,7 +103,7 @@ def test_dead_engine_is_told_and_loses_nothing(model: Path, tmp_path: Path) -> N
         text=True,
     )
     wait_for_lines(out, 3, running)
-    core = next(pid for pid in descendants(running.pid) if "core_proc" in Path(f"/proc/{pid}/cmdline").read_text())
+    (core,) = of_module(running.pid, "octavo.core_proc")
     os.kill(core, signal.SIGKILL)
     _, errors = running.communicate(timeout=60)
     assert running.returncode == 1

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import zmq
 from browser import browser
-from servers import Server, descendants, serve
+from servers import Server, of_module, serve
 from waiting import wait_until
 
 
@@ -41,7 +41,8 @@ def server(model: Path, replay: str) -> Iterator[Server]:
 
 
 def test_titles_events_metrics_and_state_tell_engines_apart(server: Server, replay: str) -> None:
-    titles = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in descendants(server.process.pid)}
+    pids = [pid for kind in ("core", "worker") for pid in of_module(server.process.pid, f"octavo.{kind}_proc")]
+    titles = {Path(f"/proc/{pid}/cmdline").read_text().split("\0")[0] for pid in pids}
     assert titles >= {"octavo core 0", "octavo core 1", "octavo worker 0.0", "octavo worker 1.0"}
     for token in (9, 11):  # idle engines take turns
         body = {"model": "tiny", "prompt": [token] * 40, "max_tokens": 1}

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from connector_fakes import documented_connector
-from servers import descendants
+from servers import of_module
 from waiting import wait_until
 
 from octavo import LLM, SamplingParams
@@ -78,9 +78,8 @@ def test_conversations_continue_from_files(
         talks, _ = converse(llm)
         assert talks == expected
         wait_until(lambda: num_written(tmp_path) == NUM_CONVERSATIONS * 8, lambda: num_written(tmp_path))
-        for pid in descendants(os.getpid()):
-            if b"octavo.worker_proc" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+        for pid in of_module(os.getpid(), "octavo.worker_proc"):
+            os.kill(pid, signal.SIGKILL)
         talks, num_found = converse(llm)
         assert talks == expected
         assert num_found >= most

@@ -8,18 +8,12 @@ from typing import Any
 
 import pytest
 from node_answers import answers
-from servers import Server, descendants, serve
+from servers import of_module, serve
 from tiny_models import make_tiny
 
 from octavo.frontend.cli.main import main
 
 SIZES: dict[str, Any] = {"num_attention_heads": 8, "num_key_value_heads": 4, "hidden_size": 256, "head_dim": 32}
-
-
-def processes(server: Server, module: str) -> list[int]:
-    """Return the processes below a server that run a module."""
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in descendants(server.process.pid)}
-    return [pid for pid, line in lines.items() if module.encode() in line]
 
 
 def test_requests_survive_the_death_of_a_node(tmp_path: Path, free_port: int) -> None:
@@ -35,7 +29,7 @@ def test_requests_survive_the_death_of_a_node(tmp_path: Path, free_port: int) ->
     with serve(model, *flags, *nodes) as server, serve(model, *flags, *nodes, "--node-rank", "1") as node:
         server.wait_until_ready()
         assert answers(server) == expected, "two nodes give the bits of one worker"
-        (worker,) = processes(node, "octavo.worker_proc")
+        (worker,) = of_module(node.process.pid, "octavo.worker_proc")
         assert answers(server, lambda: os.kill(worker, signal.SIGKILL)) == expected
         with ThreadPoolExecutor(1) as thread:
             asking = thread.submit(answers, server, lambda: node.signal(signal.SIGKILL))
@@ -56,6 +50,6 @@ def test_requests_survive_the_death_of_the_core(tmp_path: Path, free_port: int, 
     with serve(model, *flags) as server, serve(model, *flags, "--node-rank", "1") as node:
         server.wait_until_ready()
         expected = answers(server)
-        (core,) = processes(server, "octavo.core_proc")
+        (core,) = of_module(server.process.pid, "octavo.core_proc")
         assert answers(server, lambda: os.kill(core, signal.SIGKILL)) == expected
         assert node.output.count("joined the engine") == 2

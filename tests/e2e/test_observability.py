@@ -49,9 +49,12 @@ def test_what_a_server_keeps_of_its_requests(model: Path, tmp_path: Path, capsys
         assert sorted(small)[:5] == [200] * 5 and sorted(small)[6:] == [429] * 6, "one budget of both processes"
         num_answered = small.count(200)  # a sixth fits if the rest took 12 s
         assert complete(server, "l1", n=2).status_code == 200
-        usage = httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer owner"}, timeout=60).text
-        assert f'octavo:tenant_requests_total{{tenant="small"}} {num_answered}.0' in usage
-        assert 'octavo:tenant_generation_tokens_total{tenant="large"} 8.0' in usage
+
+        def usage() -> str:
+            return httpx.get(f"{server.url}/metrics", headers={"authorization": "Bearer owner"}, timeout=60).text
+
+        wait_until(lambda: f'octavo:tenant_requests_total{{tenant="small"}} {num_answered}.0' in usage(), usage)
+        wait_until(lambda: 'octavo:tenant_generation_tokens_total{tenant="large"} 8.0' in usage(), usage)
         wait_until(lambda: len(spans_of_requests(collector)) == (1 + len(PHASES)) * (num_answered + 1))
         # After the drain, a process that does not know of it yet traces what the core refuses.
         spans = spans_of_requests(collector)

@@ -14,7 +14,7 @@ import pytest
 import torch
 import transformers
 import warm_python
-from servers import Server, descendants, serve
+from servers import Server, of_module, serve
 from tiny_models import make_tiny
 
 from octavo import LLM, AsyncClient, PoolingParams
@@ -138,8 +138,7 @@ SMALL = {
 
 
 def core_of(server: Server) -> int:
-    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(server.process.pid)}
-    (core,) = [pid for pid, line in lines.items() if b"octavo.core_proc" in line]
+    (core,) = of_module(server.process.pid, "octavo.core_proc")
     return core
 
 

@@ -14,7 +14,7 @@ import transformers
 from peft_adapters import write_adapter
 from quantized_checkpoints import write
 from safetensors.torch import load_file, save_file
-from servers import descendants
+from servers import of_module
 from tiny_encoders import make_encoder
 from tiny_models import make_tiny
 from waiting import until
@@ -59,8 +59,8 @@ def cosine(a: Any, b: Any) -> float:
 
 def processes(client: AsyncClient, module: str) -> list[int]:
     assert client.engine is not None
-    found = [client.engine.core_pid, *descendants(client.engine.core_pid)]
-    return [pid for pid in found if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+    core = client.engine.core_pid
+    return [core] if module == "octavo.core_proc" else of_module(core, module)
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from expert_adapters import LAYERS, expected_output, inputs_of, new_adapters
 from expert_layers import pack_experts
 from kernel_checks import assert_close
+from pairwise import LONG_IF_INTERPRETED
 from torch import Tensor
 
 from octavo.kernels.experts import cases
@@ -45,10 +46,10 @@ def pack_quantized(weight: Tensor, bias: Tensor | None) -> PackedLinear:
     ("name", "dtype", "own", "is_quantized"),
     [
         ("small", torch.float32, None, False),
-        ("biases", torch.bfloat16, None, False),
+        pytest.param("biases", torch.bfloat16, None, False, marks=LONG_IF_INTERPRETED),
         ("no gates", torch.float32, range(1, 3), False),
         ("biases", torch.bfloat16, None, True),
-        ("no gates", torch.bfloat16, None, True),
+        pytest.param("no gates", torch.bfloat16, None, True, marks=LONG_IF_INTERPRETED),
     ],
 )
 def test_adapters(name: str, dtype: torch.dtype, own: range | None, is_quantized: bool, device: torch.device) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pairwise import LONG_IF_INTERPRETED
 
 from octavo.kernels.lora import gpu, lora, lora_embedding, reference
 from octavo.kernels.lora.cases import CASES, TOLERANCES, Case
@@ -24,8 +25,14 @@ def filled(case: Case, dtype: torch.dtype, device: torch.device, *, is_table: bo
     return slots
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("case", [*CASES, Case(2100, (40, 16), ((16, 8), (70, 0)))])
+@pytest.mark.parametrize(
+    ("case", "dtype"),
+    [
+        pytest.param(case, dtype, marks=LONG_IF_INTERPRETED if number % 2 != place else [])
+        for number, case in enumerate([*CASES, Case(2100, (40, 16), ((16, 8), (70, 0)))])
+        for place, dtype in enumerate(DTYPES)
+    ],
+)
 def test_products(case: Case, dtype: torch.dtype, device: torch.device) -> None:
     slots, num_slots = filled(case, dtype, device), len(case.ranks)
     noise = torch.Generator().manual_seed(0)

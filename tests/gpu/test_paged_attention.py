@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_checks import random
 from paged_requests import Paged, in_integers, paged
-from pairwise import pairwise
+from pairwise import LONG_IF_INTERPRETED, pairwise
 from torch import Tensor
 from triton_interpreter import IS_INTERPRETING
 
@@ -102,8 +102,13 @@ INTEGERS = {
 }
 
 
-@pytest.mark.parametrize("name", INTEGERS)
-@pytest.mark.parametrize("block_size", [16, 5])
+@pytest.mark.parametrize(
+    ("name", "block_size"),
+    [
+        *[(name, 16 if number % 2 else 5) for number, name in enumerate(INTEGERS)],
+        *[pytest.param(name, 5 if n % 2 else 16, marks=LONG_IF_INTERPRETED) for n, name in enumerate(INTEGERS)],
+    ],
+)
 def test_a_cache_of_integers(device: torch.device, seed: int, name: str, block_size: int) -> None:
     """Right, and the same bits for a position as a decode, in a chunk, and beside other requests."""
     dtype, shape = INTEGERS[name]
@@ -162,7 +167,15 @@ def test_a_position_has_the_same_bits_in_every_step(
         assert torch.equal(attend(device, data, [part], 16, shape)[0], whole[part[2] - part[1] : part[2]]), part
 
 
-@pytest.mark.parametrize(("dtype", "window"), [(BF16, None), (BF16, 90), (torch.float32, 1), (torch.float16, 301)])
+@pytest.mark.parametrize(
+    ("dtype", "window"),
+    [
+        (BF16, None),
+        (torch.float32, 90),
+        pytest.param(BF16, 1, marks=LONG_IF_INTERPRETED),
+        pytest.param(torch.float16, 301, marks=LONG_IF_INTERPRETED),
+    ],
+)
 def test_attention_in_both_directions(device: torch.device, seed: int, dtype: torch.dtype, window: int | None) -> None:
     shape = AttentionShape(4, 2, 32, 0.2, window=window, is_causal=False)
     lengths = [300, 1, 129, 20, 64]

@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pairwise import LONG_IF_INTERPRETED
 from triton_interpreter import IS_INTERPRETING
 
 from octavo.kernels.filter_logits import cases as filter_cases
@@ -40,7 +41,9 @@ def test_top_k_of_values_of_all_kinds(device: torch.device) -> None:
         assert torch.equal(top_k_gpu.top_k(values.to(device), k).cpu(), top_k_reference.top_k(values, k))
 
 
-@pytest.mark.parametrize("spread", [0.0, 0.01, 3.0])
+@pytest.mark.parametrize(
+    "spread", [pytest.param(0.0, marks=LONG_IF_INTERPRETED), pytest.param(0.01, marks=LONG_IF_INTERPRETED), 3.0]
+)
 @pytest.mark.parametrize("setting", filter_cases.SETTINGS)
 def test_filter_logits(device: torch.device, seed: int, setting: tuple[int, float, float], spread: float) -> None:
     top_k, top_p, min_p = setting

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from functools import cache
 from pathlib import Path
 
@@ -67,6 +68,9 @@ def _fetched(script: str, *arguments: str) -> Path:
     environment = {**os.environ, "PYTHONPATH": str(_SCRIPTS)}
     command = [sys.executable, "-P", _SCRIPTS / script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if done.returncode != 0:  # once more: the network may have been away for a moment
+        time.sleep(5.0)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode != 0:
         raise ModelMissing(f"{script} failed:\n{done.stderr}\nThe other tests: scripts/test -m 'not model'")
     return Path(done.stdout.strip())

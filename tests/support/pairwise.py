@@ -1,10 +1,16 @@
 """Combinations of parameters in which every pair of values occurs, instead of their whole product."""
 
+import heapq
 import itertools
+import os
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
+
+LONG_IF_INTERPRETED = [pytest.mark.long] if os.environ.get("TRITON_INTERPRET") == "1" else []
+"""Marks of parameters of kernels that take milliseconds on a GPU and seconds in Triton's interpreter, where another
+parameter runs the same lines."""
 
 
 def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
@@ -15,9 +21,16 @@ def pairwise(*parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
     candidates = list(itertools.product(*(range(len(values)) for values in parameters)))
     pairs = {candidate: _pairs(candidate) for candidate in candidates}
     uncovered = set().union(*pairs.values())
+    # The most pairs first, of equals the first candidate. A candidate never gains pairs, so an old count is a bound.
+    queue = [(-len(pairs[candidate]), candidate) for candidate in candidates]
+    heapq.heapify(queue)
     chosen = []
     while uncovered:
-        best = max(candidates, key=lambda candidate: len(uncovered & pairs[candidate]))
+        count, best = heapq.heappop(queue)
+        found = len(uncovered & pairs[best])
+        if found < -count:
+            heapq.heappush(queue, (-found, best))
+            continue
         uncovered -= pairs[best]
         chosen.append(tuple(values[index] for values, index in zip(parameters, best, strict=True)))
     return chosen

@@ -1,10 +1,12 @@
-"""Adapters that peft itself writes, and the same adapters merged into their models, as the oracle."""
+"""Adapters that peft itself writes, and the same adapters merged into their models, as the oracle.
+
+Each test process imports this module, and few need peft, which takes a second: functions import it.
+"""
 
 import warnings
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -16,6 +18,8 @@ def write_adapter(model_path: Path, path: Path, seed: int = 0, **settings: Any) 
 
     `settings`: of `peft.LoraConfig`.
     """
+    import peft
+
     model = AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
     settings = {"r": 8, "lora_alpha": 16, "target_modules": "all-linear", "task_type": "CAUSAL_LM", **settings}
     with warnings.catch_warnings():
@@ -43,6 +47,8 @@ def load_of(path: Path, slot: int = 0) -> AdapterLoad:
 
 def write_soft_prompt(model: Path, directory: Path, num_rows: int) -> None:
     """Write a soft prompt with random rows, as peft's prompt tuning does."""
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
@@ -54,6 +60,8 @@ def write_soft_prompt(model: Path, directory: Path, num_rows: int) -> None:
 
 def tokens_of_peft(model: Path, directory: Path, tokens: list[int], num_tokens: int) -> list[int]:
     """Return what peft generates greedily after a soft prompt and some tokens."""
+    import peft
+
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     ids = torch.tensor([tokens])
     with warnings.catch_warnings(), torch.no_grad():

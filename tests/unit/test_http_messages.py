@@ -4,7 +4,6 @@ import asyncio
 import json
 from typing import Any
 
-import anthropic
 import httpx2
 import pytest
 from fake_client import MODEL, FakeClient
@@ -289,6 +288,8 @@ def test_an_aborted_answer_is_an_error() -> None:
 
 
 def test_anthropics_own_client() -> None:
+    import anthropic  # not at the top: each test process collects this file, and one runs it
+
     tool_results: list[Any] = []
 
     async def use(api: Any) -> None:

@@ -15,6 +15,7 @@ import tiny_llama4
 import tiny_media
 import torch
 from gpu_steps import assert_equal, driver
+from pairwise import LONG_IF_INTERPRETED
 from tiny_models import VOCAB_SIZE
 from worker_plans import Driver, Running, loaded, spec, worker_config
 
@@ -94,9 +95,14 @@ FAMILIES = {
     "qwen2_vl": Family(tiny_media.make_qwen2_vl, qwen_tensors(PATCH, 4, 6), 6, (1, 2, 3)),
 }
 """The others differ from those in company in their towers alone, whose parts `test_varlen_attention` has in company."""
+RELATED = ("internvl", "llava_next", "llava_onevision", "mistral3", "qwen2_vl")
+"""Their towers are put together from those of the others, and tests/e2e/test_media_models.py compares them on a CPU."""
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=LONG_IF_INTERPRETED if name in RELATED else []) for name in FAMILIES],
+)
 def family(request: pytest.FixtureRequest) -> Family:
     return FAMILIES[request.param]
 
