@@ -136,7 +136,7 @@ def no_process_left_behind() -> Iterator[None]:
     yield
     octavo.frontend.fork_server.fork_server.close()
     warm_python.close()
-    left = leaked_processes(f"{MARK}={mark}", timeout_s=5.0)
+    left = leaked_processes(f"{MARK}={mark}", timeout_s=30.0)
     kill(list(left))
     assert not left, f"octavo processes were left behind: {left}"
 

@@ -138,7 +138,7 @@ def test_a_body_that_does_not_go_on_is_left(coding: str, part: str, monkeypatch:
 
 
 def test_a_body_may_take_long_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "UNFINISHED_S", 0.5)
+    monkeypatch.setattr(http_protocol, "UNFINISHED_S", 1.0)
 
     async def scenario(caller: Caller) -> None:
         body = json.dumps(ASK).encode().ljust(60)
@@ -148,14 +148,14 @@ def test_a_body_may_take_long_while_it_goes_on(monkeypatch: pytest.MonkeyPatch) 
         )
         for start in range(0, 60, 4):
             caller.send(body[start : start + 4])
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.08)
         assert (await caller.read_response())[0] == 200
 
     play(scenario)
 
 
 def test_a_body_behind_a_request_that_runs_waits_for_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_protocol, "UNFINISHED_S", 0.4)
+    monkeypatch.setattr(http_protocol, "UNFINISHED_S", 1.0)
 
     async def scenario(caller: Caller) -> None:
         client.gate = asyncio.Event()
@@ -167,7 +167,7 @@ def test_a_body_behind_a_request_that_runs_waits_for_its_turn(monkeypatch: pytes
             % (PATH.encode(), len(body))
         )
         caller.send(body[:3])
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(1.2)
         caller.send(body[3:])
         client.gate.set()
         assert [(await caller.read_response())[0] for _ in range(2)] == [200, 200]

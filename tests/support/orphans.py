@@ -46,4 +46,4 @@ def assert_dies_with_parent(worker: WorkerSpec, spawn: str, folder: Path) -> Non
         pid = int(read_line(parent.stdout, _START_TIMEOUT_S))
         parent.send_signal(signal.SIGKILL)
         parent.wait(60)
-    wait_until(lambda: not is_running(pid), timeout_s=5.0)
+    wait_until(lambda: not is_running(pid))
