@@ -16,12 +16,13 @@ from small_engine import Result, SmallEngine, TimedRequest
 from tiny_heads import AUX_LAYERS, depend_on_the_last_token, head_rows, make_head, make_mtp
 from tiny_models import VOCAB_SIZE, make_tiny
 from transformers import AutoModelForCausalLM
-from worker_plans import Driver, loaded, spec, worker_config
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, loaded, spec, worker_config
 
 from octavo.protocol.errors import ConfigError
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.live_model import LiveModel
+from octavo.worker_proc.models.heads.base import DraftHead
 from octavo.worker_proc.weights.transfer import WeightReceiver
 
 NUM_DRAFTS = 3
@@ -85,13 +86,15 @@ def expected_drafts(target: Path, head: Path | Rows, token_ids: list[int]) -> tu
 def check_formula(target: Path, head: Path | Rows, speculative_config: dict[str, Any], kernels: str) -> None:
     """Compare logits after a prompt, and drafts after chunks, verified drafts and decodes."""
     config = worker_config(target, max_num_seqs=4, cpu_kernels=kernels, speculative_config=speculative_config)
-    driver = Driver(loaded(config, is_native=kernels == "native"), config)
-    drafter = driver.executor._executor.drafter  # type: ignore[attr-defined]
+    model = loaded(config, is_native=kernels == "native")
+    executor = HostExecutor(model, config, NUM_BLOCKS)
+    driver, drafter = Driver(model, config, executor), executor.pipelined.drafter
+    assert drafter is not None and isinstance(model.head, DraftHead)
     request = driver.admit(0, prompt(21), spec())
     assert not driver.step().drafts
     logits_TV, _ = expected_drafts(target, head, request.token_ids)
-    got_TV = drafter._forward.logits(np.arange(21))
-    places_V = drafter._head.token_ids_V
+    got_TV = drafter.rounds.forward.logits(np.arange(21))
+    places_V = model.head.token_ids_V
     torch.testing.assert_close(got_TV, logits_TV if places_V is None else logits_TV[:, places_V], rtol=0, atol=1e-4)
     # A second prompt in two chunks, and a step that verifies wrong drafts beside it.
     other = driver.admit(1, prompt(30, seed=1), spec())
@@ -118,9 +121,9 @@ def check_update(target: Path, other: Path, head: Path | Rows, speculative_confi
     """Compare drafts after the weights were updated, and after they were dropped and updated."""
     config = worker_config(target, max_num_seqs=4, speculative_config=speculative_config)
     model = loaded(config)
-    driver = Driver(model, config)
-    executor = driver.executor._executor  # type: ignore[attr-defined]
-    live = LiveModel(config, model, executor.use_model, WeightReceiver(0, torch.device("cpu")))
+    executor = HostExecutor(model, config, NUM_BLOCKS)
+    driver = Driver(model, config, executor)
+    live = LiveModel(config, model, executor.pipelined.use_model, WeightReceiver(0, torch.device("cpu")))
     driver.admit(0, prompt(9), spec())
     assert driver.step(num_drafts=NUM_DRAFTS).drafts
     for slot in (1, 2):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from tiny_models import VOCAB_SIZE, make_tiny
-from worker_plans import Driver, Running, alone, loaded, spec, worker_config
+from worker_plans import NUM_BLOCKS, Driver, HostExecutor, Running, alone, loaded, spec, worker_config
 
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
@@ -119,8 +119,9 @@ def test_drafts_change_no_bit(engine: tuple[Model, ResolvedConfig], seed: int) -
 
 def test_more_samples_than_there_is_room_for_logits(engine: tuple[Model, ResolvedConfig]) -> None:
     model, config = engine
-    driver, pairs = Driver(model, config), {}
-    driver.executor._executor.runner.max_logits = 4  # type: ignore[attr-defined]
+    executor = HostExecutor(model, config, NUM_BLOCKS)
+    executor.pipelined.runner.max_logits = 4
+    driver, pairs = Driver(model, config, executor), {}
     for slot, name in enumerate(["greedy", "drawn", "penalized"]):
         pairs[slot] = expected_of(model, config, SPECS[name], slot)
         driver.admit(slot, prompt(9 + slot, slot), SPECS[name])

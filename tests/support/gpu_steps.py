@@ -1,6 +1,7 @@
 """What the tests of steps on a GPU share: requests, settings, and a core that drives an executor."""
 
 import random
+from collections import deque
 from collections.abc import Mapping
 
 import pytest
@@ -13,9 +14,12 @@ from worker_plans import NUM_BLOCKS, Running, spec
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.steps import StepPlan, StepResult
 from octavo.worker_proc.device.cuda_stream import CudaStream
 from octavo.worker_proc.device.stream import Stream
+from octavo.worker_proc.executor.executor import PipelinedExecutor
 from octavo.worker_proc.executor.open import open_executor
+from octavo.worker_proc.executor.runner import ReceiveMasks
 from octavo.worker_proc.lora.loader import AdapterLoader
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.sampling.processors import Processors
@@ -87,10 +91,42 @@ def driver(
             has_states=model.state_group is not None,
         )
         if has_graphs and stream is not None:
-            core.executor.runner.graphs.capture_all()
-            if (drafter := core.executor.drafter) is not None:
-                drafter.rounds.forward.graphs.capture_all()
+            _capture_graphs(core.executor)
     return core
+
+
+class DeviceExecutor:
+    """Begins each plan when it is made, in graphs where it fits."""
+
+    def __init__(self, model: Model, config: ResolvedConfig, stream: Stream) -> None:
+        self._results: deque[StepResult] = deque()
+        with torch.inference_mode():
+            self.pipelined = open_executor(
+                model,
+                config,
+                stream,
+                self._results.append,
+                num_blocks=NUM_BLOCKS,
+                num_states=NUM_BLOCKS,
+                max_model_len=config.max_model_len,
+            )
+            _capture_graphs(self.pipelined)
+
+    def begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None:
+        """Have the device compute a plan after those before it."""
+        self.pipelined.begin(plan, receive_masks)
+
+    def take_result(self) -> StepResult:
+        """Return the result of the oldest plan."""
+        if not self._results:
+            self.pipelined.drain()
+        return self._results.popleft()
+
+
+def _capture_graphs(executor: PipelinedExecutor) -> None:
+    executor.runner.graphs.capture_all()
+    if (drafter := executor.drafter) is not None:
+        drafter.rounds.forward.graphs.capture_all()
 
 
 def assert_equal(request: Running, expected: Running) -> None:

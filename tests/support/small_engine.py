@@ -5,7 +5,7 @@ import struct
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 from client_events import by_request
@@ -20,8 +20,9 @@ from octavo.protocol.config import CacheGroupSpec, CachePlan, ResolvedConfig
 from octavo.protocol.events import Failed, Finished, TokenLogprobs, Tokens
 from octavo.protocol.params import RequestParams
 from octavo.protocol.requests import Submit
-from octavo.protocol.steps import StepPlan, TokenMask
+from octavo.protocol.steps import StepPlan, StepResult, TokenMask
 from octavo.protocol.structured import GrammarSpec
+from octavo.worker_proc.executor.runner import ReceiveMasks
 from octavo.worker_proc.facts import cache_group_specs
 from octavo.worker_proc.models.base import Model
 
@@ -62,6 +63,15 @@ class SuppliedMasks:
         self.steps.append(masks)
 
 
+class EngineExecutor(Protocol):
+    """Computes the plans of an engine."""
+
+    def begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None: ...
+
+    def take_result(self) -> StepResult:
+        """Return the result of the oldest plan."""
+
+
 class SmallEngine:
     """Runs requests to their ends, checking the scheduler's invariants after every call.
 
@@ -72,6 +82,7 @@ class SmallEngine:
         compiler: of grammars.
         groups: of its cache; None: as the model has them.
         num_host_blocks: in host memory, for contents that blocks lose to others; as many states if the model has any.
+        executor: of the model; None: the host computes.
     """
 
     def __init__(
@@ -82,6 +93,7 @@ class SmallEngine:
         compiler: GrammarCompiler | None = None,
         groups: list[CacheGroupSpec] | None = None,
         num_host_blocks: int = 0,
+        executor: EngineExecutor | None = None,
     ) -> None:
         groups = groups or cache_group_specs(model, config)
         plan = CachePlan(
@@ -97,17 +109,16 @@ class SmallEngine:
         self.scheduler = Scheduler(config, plan, clock=lambda: 0.0)
         self.masks = SuppliedMasks()
         self.grammars = Grammars(self.scheduler, self.masks, compiler)  # type: ignore[arg-type]
-        self.executor = HostExecutor(
+        self.executor: EngineExecutor = executor or HostExecutor(
             model, config, num_blocks, num_host_blocks=num_host_blocks, num_host_states=plan.num_host_states
         )
 
     def run(self, requests: Sequence[TimedRequest]) -> list[Result]:
         """Run the requests and return their results in order."""
         results = [Result() for _ in requests]
-        in_flight: deque[StepPlan] = deque()
-        step = 0
+        step = num_in_flight = 0
         last_event = max((max(r.arrives_at, r.aborted_at or 0) for r in requests), default=0)
-        while step <= last_event or self.scheduler.has_requests or in_flight:
+        while step <= last_event or self.scheduler.has_requests or num_in_flight:
             for number, request in enumerate(requests):
                 if request.arrives_at == step:
                     submit = Submit(str(number), request.prompt, request.params, request.priority, request.salt)
@@ -118,11 +129,12 @@ class SmallEngine:
             plan = self.scheduler.plan() if self.scheduler.may_plan(self.depth) else None
             check(self.scheduler)
             if plan is not None:
-                in_flight.append(plan)
+                self.executor.begin(plan, self.masks.steps.popleft)
+                num_in_flight += 1
                 self._note(results, self.grammars.on_step())
-            if in_flight and (plan is None or len(in_flight) == self.depth):
-                result = self.executor.execute(in_flight.popleft(), self.masks.steps.popleft)
-                self._note(results, self.scheduler.commit(result))
+            if num_in_flight and (plan is None or num_in_flight == self.depth):
+                num_in_flight -= 1
+                self._note(results, self.scheduler.commit(self.executor.take_result()))
                 self._note(results, self.grammars.on_step())
             check(self.scheduler)
             step += 1

@@ -1,5 +1,6 @@
 """Drives an executor on the host with hand-made plans, as a core would, for tests of the worker alone."""
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,7 +105,8 @@ class HostExecutor:
         num_host_states: int = 0,
     ) -> None:
         self._results: list[StepResult] = []
-        self._executor = open_executor(
+        self._begun: deque[tuple[StepPlan, ReceiveMasks]] = deque()
+        self.pipelined = open_executor(
             model,
             config,
             None,
@@ -119,15 +121,23 @@ class HostExecutor:
 
     def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult:
         """Return the result of a plan."""
-        self._executor.begin(plan, receive_masks)
+        self.pipelined.begin(plan, receive_masks)
         (result,) = self._results
         self._results.clear()
         # A draft of a tiny model takes as long as its step, so an engine would soon ask for none.
         return msgspec.structs.replace(result, drafts_s=0.0)
 
+    def begin(self, plan: StepPlan, receive_masks: ReceiveMasks) -> None:
+        """Keep a plan for `take_result`: its masks come when those before are executed."""
+        self._begun.append((plan, receive_masks))
+
+    def take_result(self) -> StepResult:
+        """Execute the oldest plan."""
+        return self.execute(*self._begun.popleft())
+
     def use_model(self, model: Model) -> None:
         """Compute the next steps with other weights."""
-        self._executor.use_model(model)
+        self.pipelined.use_model(model)
 
 
 class Executes(Protocol):

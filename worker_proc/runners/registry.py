@@ -1,7 +1,7 @@
 """Which runner computes a model's steps. Importing it imports no runner."""
 
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Protocol
 
 from octavo.protocol.config import ResolvedConfig
 from octavo.worker_proc.batch.state import BatchState
@@ -9,8 +9,9 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.executor.runner import Runner
 from octavo.worker_proc.models.base import Model
+from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import StepMemory
-from octavo.worker_proc.runners.rounds import DraftRounds
+from octavo.worker_proc.runners.rounds import DraftRounds, HostRounds
 
 
 class RunnerModule(Protocol):
@@ -27,23 +28,6 @@ class RunnerModule(Protocol):
         num_states: int = 0,
     ) -> Runner:
         """Make the cache, and a runner over it.
-
-        Raises:
-            MemoryError, RuntimeError: there is no memory for the cache.
-        """
-
-    def open_rounds(
-        self,
-        model: Model,
-        config: ResolvedConfig,
-        runner: Any,
-        batch: BatchState,
-        *,
-        group: int,
-        num_blocks: int,
-        max_model_len: int,
-    ) -> DraftRounds:
-        """Make a cache with the blocks of a runner of the same device, and what drafts with it.
 
         Raises:
             MemoryError, RuntimeError: there is no memory for the cache.
@@ -111,8 +95,15 @@ def open_rounds(
     Raises:
         MemoryError, RuntimeError: there is no memory for the cache.
     """
-    sizes = {"group": group, "num_blocks": num_blocks, "max_model_len": max_model_len}
-    return _module(model, stream).open_rounds(model, config, runner, batch, **sizes)
+    if stream is None:
+        own = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len)
+        assert isinstance(own, HostRunner) and isinstance(runner, HostRunner), "the host computes both"
+        return HostRounds(model, own.forward, runner, group, batch, config.model.vocab_size)
+    module = import_module("octavo.worker_proc.runners.cuda_graphs.open")
+    rounds: DraftRounds = module.open_rounds(
+        model, config, runner, batch, group=group, num_blocks=num_blocks, max_model_len=max_model_len
+    )
+    return rounds
 
 
 def measure_steps(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

@@ -8,8 +8,9 @@ import pytest
 import torch
 from fake_device import MeasuredDevice
 from fake_stream import FakeStream
-from gpu_steps import SETTINGS, driver, new_stream, prompt
+from gpu_steps import NUM_BLOCKS, SETTINGS, DeviceExecutor, driver, new_stream, prompt
 from pipeline_driver import PipelineDriver
+from small_engine import Result, SmallEngine, TimedRequest
 from tiny_heads import make_head, make_mtp
 from tiny_models import VOCAB_SIZE, make_tiny
 from worker_plans import loaded, spec, worker_config
@@ -17,6 +18,7 @@ from worker_plans import loaded, spec, worker_config
 from octavo.kernels.token_mask import pack_mask
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.params import SamplingSpec
+from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import UNREAD_DRAFT
 from octavo.worker_proc.batch.inputs import StepInputs
 from octavo.worker_proc.device.stream import Stream
@@ -191,6 +193,35 @@ def test_drafts_are_read_while_the_device_makes_the_next_step_but_at_once_beside
     assert second.drafts_s > first.drafts_s == 0.0
     ((slot, token_ids),) = third.drafts
     assert slot == 0 and len(token_ids) == 2 and min(token_ids) >= 0, "the core looks at them with the grammar"
+
+
+def test_an_engine_that_drafts_on_a_device_has_the_bits_of_one_without_drafts(
+    paths: dict[str, Path], _kernels_of_gpus: None, stream: Stream
+) -> None:
+    stop = spec(temperature=1.0, seed=3, logprobs=1, max_tokens=6, stop_token_ids=tuple(range(0, VOCAB_SIZE, 9)))
+    requests = [
+        TimedRequest(prompt(5), spec(logprobs=1, max_tokens=6)),
+        TimedRequest(prompt(9, 1), stop),
+        TimedRequest(prompt(12, 2), PENALIZED[1], arrives_at=2, aborted_at=7),
+        TimedRequest(prompt(6, 3), stop, arrives_at=3),
+    ]
+
+    def run(config: ResolvedConfig, stream: Stream) -> tuple[list[Result], EngineStats]:
+        model = load_model(config, lambda fraction: None, device=stream.torch_device)
+        on_device = DeviceExecutor(model, config, stream)
+        engine = SmallEngine(model, config, NUM_BLOCKS, executor=on_device)
+        results = engine.run(requests)
+        on_device.pipelined.close()
+        return results, engine.scheduler.stats()
+
+    expected, _ = run(worker_config(paths["target"], device="cuda", **SETTINGS), new_stream(stream.torch_device))
+    config = configured(paths, "eagle", "cuda")
+    assert config.speculation is not None
+    speculation = msgspec.structs.replace(config.speculation, is_adaptive=False)  # times decide nothing
+    found, stats = run(msgspec.structs.replace(config, speculation=speculation), stream)
+    aborted = 2
+    assert found[:aborted] + found[aborted + 1 :] == expected[:aborted] + expected[aborted + 1 :]
+    assert stats.spec_decode_num_draft_tokens > 4
 
 
 def test_memory_is_measured_with_the_steps_and_graphs_of_what_drafts(

@@ -8,21 +8,15 @@ import pytest
 import torch
 import transformers
 from fake_device import MeasuredDevice
-from gpu_steps import NUM_BLOCKS, NUM_STEPS, SETTINGS, driver, prompt
+from gpu_steps import NUM_BLOCKS, NUM_STEPS, SETTINGS, DeviceExecutor, driver, prompt
 from small_engine import Result, SmallEngine, TimedRequest
 from tiny_families import FAMILIES
 from tiny_models import make_tiny
 from worker_plans import spec, worker_config
 
-from octavo.protocol.config import ResolvedConfig
-from octavo.protocol.steps import StepPlan, StepResult
 from octavo.worker_proc.device.stream import Stream
-from octavo.worker_proc.executor.open import open_executor
-from octavo.worker_proc.executor.runner import ReceiveMasks
 from octavo.worker_proc.facts import cache_group_specs
-from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.cuda_graphs import open as opening
-from octavo.worker_proc.runners.cuda_graphs.sizes import GraphKind
 from octavo.worker_proc.weights.load import load_model
 
 pytestmark = [pytest.mark.filterwarnings("ignore:All-NaN"), pytest.mark.xdist_group("pipeline")]
@@ -73,33 +67,6 @@ def test_transformers_in_chunks_in_company_and_through_graphs(
     assert request.logprobs[:NUM_STEPS] == alone.logprobs
 
 
-class OnDevice:
-    """Executes one plan after the other on a device, in graphs where they fit."""
-
-    def __init__(self, model: Model, config: ResolvedConfig, stream: Stream) -> None:
-        self._results: list[StepResult] = []
-        with torch.inference_mode():
-            self.executor = open_executor(
-                model,
-                config,
-                stream,
-                self._results.append,
-                num_blocks=NUM_BLOCKS,
-                num_states=NUM_BLOCKS,
-                max_model_len=config.max_model_len,
-            )
-            graphs = self.executor.runner.graphs
-            for kind in GraphKind:
-                for size in graphs.uncaptured(kind):
-                    graphs.capture(kind, size)
-
-    def execute(self, plan: StepPlan, receive_masks: ReceiveMasks = tuple) -> StepResult:
-        """Return the result of a plan."""
-        self.executor.begin(plan, receive_masks)
-        self.executor.drain()
-        return self._results.pop()
-
-
 @pytest.mark.parametrize("name", ["lfm2", pytest.param("mamba2", marks=pytest.mark.long)])
 def test_requests_continue_from_checkpoints_of_others(
     name: str, tmp_path: Path, _kernels_of_gpus: None, stream: Stream, device: torch.device
@@ -121,11 +88,10 @@ def test_requests_continue_from_checkpoints_of_others(
 
     def run(some: list[TimedRequest], *, caches: bool) -> tuple[list[Result], int]:
         chosen = msgspec.structs.replace(config, enable_prefix_caching=caches)
-        engine = SmallEngine(model, chosen, NUM_BLOCKS, groups=groups)
-        on_device = OnDevice(model, chosen, stream)
-        engine.executor = on_device  # type: ignore[assignment]
+        on_device = DeviceExecutor(model, chosen, stream)
+        engine = SmallEngine(model, chosen, NUM_BLOCKS, groups=groups, executor=on_device)
         found = engine.run(some)
-        on_device.executor.close()
+        on_device.pipelined.close()
         return found, engine.scheduler.stats().prefix_cache_hits
 
     together, num_cached = run(requests, caches=True)

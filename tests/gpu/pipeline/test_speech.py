@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from gpu_steps import assert_equal, driver
+from pipeline_driver import PipelineDriver
 from tiny_whisper import make_whisper
 from worker_plans import Driver, Running, loaded, spec, worker_config
 
@@ -66,12 +67,12 @@ def model(config: ResolvedConfig, _kernels_of_gpus: None, device: torch.device) 
     return load_model(config, lambda fraction: None, device=device)
 
 
-def admit(core: Driver | object, path: Path, slot: int) -> Running:
+def admit(core: Driver | PipelineDriver, path: Path, slot: int) -> Running:
     """Admit a request with timestamps in slot 0, and one of text alone in slot 1."""
     tokens, has_timestamps = SpeechTokens.of(str(path)), slot == 0
     prompt = tokens.prompt("en", "transcribe", [], 64, has_timestamps=has_timestamps)
     sampling = spec(temperature=1.0, seed=7 + slot, logprobs=1, speech_rules=tokens.rules(has_timestamps))
-    return core.admit(slot, prompt, sampling)  # type: ignore[attr-defined]
+    return core.admit(slot, prompt, sampling)
 
 
 def test_the_tokens_of_the_cpu(

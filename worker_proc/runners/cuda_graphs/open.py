@@ -113,7 +113,7 @@ def open_rounds(
     num_blocks: int,
     max_model_len: int,
 ) -> DeviceRounds:
-    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
+    """See `octavo.worker_proc.runners.registry.open_rounds`."""
     model.prepare(max_model_len)
     storage = torch_storage(config, model.cache_groups, num_blocks, runner.stream.torch_device)
     table = GroupTable(runner.table, group)

@@ -5,7 +5,6 @@ import torch
 from octavo.protocol.config import ResolvedConfig
 from octavo.protocol.errors import NotEnoughMemoryError
 from octavo.worker_proc.attention.recorded import StepBounds
-from octavo.worker_proc.batch.state import BatchState
 from octavo.worker_proc.cache.layout import cache_layout
 from octavo.worker_proc.cache.states import open_states
 from octavo.worker_proc.device.base import Device
@@ -15,7 +14,6 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import StepMemory
 from octavo.worker_proc.runners.native.programs import NativePrograms
-from octavo.worker_proc.runners.rounds import HostRounds
 
 
 def open_runner(
@@ -30,21 +28,6 @@ def open_runner(
     """See `octavo.worker_proc.runners.registry.RunnerModule`."""
     programs = build_programs(model, config, num_blocks=num_blocks, max_model_len=max_model_len, num_states=num_states)
     return HostRunner.build(programs, config, model.library, num_blocks)
-
-
-def open_rounds(
-    model: Model,
-    config: ResolvedConfig,
-    runner: HostRunner,
-    batch: BatchState,
-    *,
-    group: int,
-    num_blocks: int,
-    max_model_len: int,
-) -> HostRounds:
-    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    forward = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
-    return HostRounds(model, forward, runner, group, batch, config.model.vocab_size)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:

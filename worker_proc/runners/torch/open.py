@@ -18,7 +18,6 @@ from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.pooling.pooler import Pooler
 from octavo.worker_proc.runners.host import HostRunner
 from octavo.worker_proc.runners.memory import POOLED_WHOLE, StepMemory, prompts_plan
-from octavo.worker_proc.runners.rounds import HostRounds
 from octavo.worker_proc.runners.torch.forward import TorchForward
 
 MEASURED_TOKENS = 128
@@ -59,21 +58,6 @@ def open_attention(
     layouts = [cache_layout(config, group, index) for index, group in enumerate(groups)]
     bounds = StepBounds(config.max_num_batched_tokens, max_model_len, config.max_num_seqs, config.num_threads)
     return NativeCacheAttention(model.library, groups, layouts, num_blocks, bounds, model.cache_scales)
-
-
-def open_rounds(
-    model: Model,
-    config: ResolvedConfig,
-    runner: HostRunner,
-    batch: BatchState,
-    *,
-    group: int,
-    num_blocks: int,
-    max_model_len: int,
-) -> HostRounds:
-    """See `octavo.worker_proc.runners.registry.RunnerModule`."""
-    forward = open_runner(model, config, None, num_blocks=num_blocks, max_model_len=max_model_len).forward
-    return HostRounds(model, forward, runner, group, batch, config.model.vocab_size)
 
 
 def measure(model: Model, device: Device, config: ResolvedConfig) -> StepMemory:
