@@ -162,7 +162,6 @@ def _check(
     check_tp_invariance(config, facts, device)
     check_head_engine(
         speculation,
-        device=device,
         num_ranks=parallel.tensor_parallel_size,
         num_stages=parallel.pipeline_parallel_size,
         is_lock_step=parallel.is_lock_step,

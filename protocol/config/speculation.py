@@ -167,7 +167,6 @@ def resolve_speculation(
 def check_head_engine(
     speculation: ResolvedSpeculation | None,
     *,
-    device: str,
     num_ranks: int,
     num_stages: int,
     is_lock_step: bool,
@@ -177,7 +176,6 @@ def check_head_engine(
 
     Args:
         speculation: of the engine.
-        device: "cpu" or "cuda".
         num_ranks: that share each layer.
         num_stages: of the pipeline.
         is_lock_step: whether engines divide the experts of the model.
@@ -189,11 +187,6 @@ def check_head_engine(
     if speculation is None or speculation.head is None:
         return
     method = speculation.method
-    if device != "cpu" and num_ranks > 1:
-        raise _error(
-            f"method {method} drafts on one GPU only in this release",
-            'use --data-parallel-size, --device cpu or {"method": "suffix"}',
-        )
     if num_stages > 1:
         raise _error(
             f"method {method} does not draft across pipeline stages in this release",

@@ -14,6 +14,7 @@ class StepRecorder:
     """Computes plans one by one."""
 
     def __init__(self, model: Model, config: ResolvedConfig, stream: Stream) -> None:
+        self.model = model
         self.results: list[StepResult] = []
         self.plans: list[StepPlan] = []
         self._sampled: list[tuple[int, int]] = []
@@ -36,4 +37,4 @@ class StepRecorder:
 
 def without_time(results: list[StepResult]) -> list[StepResult]:
     """Return the results without what is never equal."""
-    return [msgspec.structs.replace(result, elapsed_s=0.0, idle_s=0.0) for result in results]
+    return [msgspec.structs.replace(result, elapsed_s=0.0, idle_s=0.0, drafts_s=0.0) for result in results]

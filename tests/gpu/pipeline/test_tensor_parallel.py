@@ -7,6 +7,7 @@ import pytest
 import torch
 from gpu_steps import SETTINGS, SPECS, new_stream, prompt
 from step_recorder import StepRecorder, without_time
+from tiny_heads import make_head
 from tiny_models import make_tiny
 from torch.distributed import FileStore  # type: ignore[attr-defined]
 from triton_interpreter import IS_INTERPRETING
@@ -47,6 +48,20 @@ def compute_rank(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path, 
     torch.distributed.destroy_process_group()
 
 
+def compute_ranks(config: ResolvedConfig, whole: StepRecorder, rendezvous: Path) -> None:
+    """Compute the plans of `whole` with ranks in processes of their own."""
+    fork, size = multiprocessing.get_context("fork"), config.tensor_parallel_size
+    ranks = [fork.Process(target=compute_rank, args=(config, whole, rendezvous, rank)) for rank in range(size)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(LIMIT_S)
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    assert codes == [0] * size
+
+
 @pytest.mark.parametrize(
     ("architecture", "dtype", "sizes"),
     [
@@ -75,17 +90,32 @@ def test_any_number_of_ranks_gives_the_same_bits(
     driver.admit(1, prompt(9, seed=1), SPECS["penalized"])
     driver.step({0: 5, 1: 3})
     driver.step({0: 1, 1: 6})
-    fork = multiprocessing.get_context("fork")
     for size in sizes:
         ranks_share = {"tensor_parallel_size": size, "enable_expert_parallel": "Mixtral" in architecture}
-        config = worker_config(directory, **settings, **ranks_share)
-        arguments = config, whole, tmp_path / f"ranks{size}"
-        ranks = [fork.Process(target=compute_rank, args=(*arguments, rank)) for rank in range(size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join(LIMIT_S)
-        codes = [rank.exitcode for rank in ranks]
-        for rank in ranks:
-            rank.kill()
-        assert codes == [0] * size
+        compute_ranks(worker_config(directory, **settings, **ranks_share), whole, tmp_path / f"ranks{size}")
+
+
+@pytest.mark.parametrize("method", ["eagle", pytest.param("draft_model", marks=pytest.mark.long)])
+def test_ranks_draft_and_verify_as_one_gpu(
+    tmp_path: Path, _kernels_of_gpus: None, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setitem(linear._PACKERS, "cuda", linear_gpu.Packer)
+    directory = make_tiny("LlamaForCausalLM", tmp_path / "model", **MODEL)
+    drafter = tmp_path / method
+    if method == "eagle":
+        make_head(method, drafter)
+    else:
+        make_tiny("LlamaForCausalLM", drafter, seed=1, **MODEL)
+    settings = {**SETTINGS, "dtype": "bfloat16", "device": "cuda", "enforce_eager": True}
+    settings["enable_tp_invariant_inference"] = True
+    settings["speculative_config"] = {"method": method, "model": str(drafter), "num_speculative_tokens": 2}
+    config = worker_config(directory, **settings)
+    whole = StepRecorder(load_model(config, lambda fraction: None, device=CPU), config, new_stream(CPU))
+    driver = Driver(whole.model, config, whole)
+    driver.admit(0, prompt(5), SPECS["filtered"])
+    driver.admit(1, prompt(9, seed=1), SPECS["greedy"])
+    result = driver.step(num_drafts=2)
+    for _ in range(2):
+        result = driver.step(num_drafts=2, draft_tokens={slot: list(drafts) for slot, drafts in result.drafts})
+    assert len(result.earlier_drafts) == 2
+    compute_ranks(worker_config(directory, **settings, tensor_parallel_size=2), whole, tmp_path / "ranks")
