@@ -41,7 +41,7 @@ BLOCK_SIZE = 16
 SCRIPTS = Path(__file__).parent
 VLLM_BLOCK_SIZE = 32
 """The smallest that its attention on CPUs takes."""
-VLLM_START_S, VLLM_RUN_S = 300.0, 1800.0
+VLLM_START_S, VLLM_RUN_S = 600.0, 1800.0
 COMPARED_TOKENS = 32
 """Tokens of each stream that are compared with --recovery: streams end when all of them have gone on."""
 
