@@ -1,7 +1,7 @@
 """`MediaEncoder`: media of a step to rows of its prompts, whose results stay until the core evicts them."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -12,10 +12,26 @@ from octavo.protocol.media import GIVEN, EncoderInput, Kind, StepMedia
 from octavo.worker_proc.batch.inputs import MediaRows
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
-from octavo.worker_proc.media.item_runner import ItemRunner
-from octavo.worker_proc.media.tower_runner import TowerRunner
 from octavo.worker_proc.models.audio.item_encoder import ItemEncoder
 from octavo.worker_proc.models.vision.tower import Floats, VisionTower
+
+
+class KindRunner(Protocol):
+    """Runs the encoder of one or several kinds of media."""
+
+    @property
+    def tower(self) -> VisionTower | ItemEncoder:
+        """What it runs."""
+
+    def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
+        """Return the rows of each item, before `arrange` of the tower.
+
+        Raises:
+            ProtocolError: an item is too large, or has not the tensors of the model's processor.
+        """
+
+    def warm_up(self) -> None:
+        """Do before the first run what it would otherwise wait for."""
 
 
 class PendingVector:
@@ -48,7 +64,7 @@ class MediaEncoder:
 
     def __init__(
         self,
-        towers: Mapping[Kind, TowerRunner | ItemRunner],
+        towers: Mapping[Kind, KindRunner],
         attended: AttendedItems | None = None,
         stream: Stream | None = None,
     ) -> None:
@@ -65,8 +81,7 @@ class MediaEncoder:
     def warm_up(self) -> None:
         """Do before the first run of each tower what it would otherwise wait for."""
         for runner in dict.fromkeys(self._towers.values()):
-            if isinstance(runner, TowerRunner):
-                runner.runs.warm_up()
+            runner.warm_up()
 
     def rows_of_step(self, media: StepMedia) -> MediaRows:
         """Encode what a step asks for, and return its rows of media.

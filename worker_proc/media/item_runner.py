@@ -12,7 +12,7 @@ from octavo.worker_proc.models.audio.item_encoder import ItemEncoder, Upload
 
 
 class ItemRunner:
-    """Stands in the place of a `TowerRunner`.
+    """The `KindRunner` of such an encoder.
 
     Args:
         tower: of the model.
@@ -24,10 +24,9 @@ class ItemRunner:
         self._upload: Upload = torch.from_numpy if stream is None else partial(upload_array, stream)
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
-        """Return the rows of each item.
-
-        Raises:
-            ProtocolError: an item has not the tensors of the model's processor.
-        """
+        """See `octavo.worker_proc.media.encoder.KindRunner`."""
         with torch.inference_mode():
             return [self.tower.encode(item.tensors, self._upload) for item in inputs]
+
+    def warm_up(self) -> None:
+        """See `octavo.worker_proc.media.encoder.KindRunner`; does nothing."""

@@ -10,7 +10,7 @@ from octavo.worker_proc.device.base import Device
 from octavo.worker_proc.device.stream import Stream
 from octavo.worker_proc.media.attended import AttendedItems
 from octavo.worker_proc.media.device_tower import DeviceTower
-from octavo.worker_proc.media.encoder import MediaEncoder
+from octavo.worker_proc.media.encoder import KindRunner, MediaEncoder
 from octavo.worker_proc.media.host_tower import HostTower
 from octavo.worker_proc.media.item_runner import ItemRunner
 from octavo.worker_proc.media.tower_runner import TowerRunner, TowerRuns
@@ -35,9 +35,7 @@ def open_encoder(model: Model, config: ResolvedConfig, stream: Stream | None) ->
     if not model.towers:
         return None
     towers = towers_of(model)
-    runners: dict[Any, TowerRunner | ItemRunner] = {
-        tower: TowerRunner(tower, _open_runs(tower, config, stream)) for tower in towers
-    }
+    runners: dict[Any, KindRunner] = {tower: TowerRunner(tower, _open_runs(tower, config, stream)) for tower in towers}
     runners |= {one: ItemRunner(one, stream) for one in model.towers.values() if isinstance(one, ItemEncoder)}
     attended = None
     if model.cross_cache is not None:

@@ -31,7 +31,7 @@ class TowerRuns(Protocol):
 
 
 class TowerRunner:
-    """Runs a tower.
+    """The `KindRunner` of a tower.
 
     Args:
         tower: of the model.
@@ -42,17 +42,17 @@ class TowerRunner:
         self.tower, self.runs = tower, runs
 
     def encode(self, inputs: Sequence[EncoderInput]) -> list[Tensor]:
-        """Return the rows of each item, as the tower orders them.
-
-        Raises:
-            ProtocolError: an item is too large, or has not the tensors of the model's processor.
-        """
+        """See `octavo.worker_proc.media.encoder.KindRunner`; rows are as the tower orders them."""
         found: list[list[Tensor]] = [[] for _ in inputs]
         for run in self._divided(inputs):
             for (index, _), part in zip(run, self.runs.run([patches for _, patches in run]), strict=True):
                 found[index].append(part)
         learned = self.runs.learned_rows()
         return [torch.cat([*parts, *learned]) for parts in found]
+
+    def warm_up(self) -> None:
+        """See `octavo.worker_proc.media.encoder.KindRunner`."""
+        self.runs.warm_up()
 
     def _divided(self, inputs: Sequence[EncoderInput]) -> Iterator[Sequences]:
         """Yield the sequences of all items, as many as a run has room for."""

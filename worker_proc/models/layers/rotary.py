@@ -58,14 +58,17 @@ class Rotary:
         """
         if num_positions <= len(self._cos_LC):
             return
-        cos, sin = [self._cos_LC], [self._sin_LC]
-        for start in range(len(self._cos_LC), num_positions, _CHUNK_POSITIONS):
-            positions_L = torch.arange(start, start + _CHUNK_POSITIONS, dtype=torch.float32)
+        num_known, size = len(self._cos_LC), -(-num_positions // _CHUNK_POSITIONS) * _CHUNK_POSITIONS
+        # Chunks are written in place: the tables of millions of positions must not be in memory twice.
+        cos_LC, sin_LC = (torch.empty(size, self.num_pairs, device=device) for _ in range(2))
+        cos_LC[:num_known], sin_LC[:num_known] = self._cos_LC, self._sin_LC
+        for start in range(num_known, size, _CHUNK_POSITIONS):
+            chunk = slice(start, start + _CHUNK_POSITIONS)
+            positions_L = torch.arange(chunk.start, chunk.stop, dtype=torch.float32)
             angles_LC = positions_L.unsqueeze(1) * self._inverse_frequencies_C
-            cos.append(angles_LC.cos() * self._magnitude)
-            sin.append(angles_LC.sin() * self._magnitude)
-        self._cos_LC = torch.cat([part_LC.to(device) for part_LC in cos])
-        self._sin_LC = torch.cat([part_LC.to(device) for part_LC in sin])
+            cos_LC[chunk] = angles_LC.cos() * self._magnitude
+            sin_LC[chunk] = angles_LC.sin() * self._magnitude
+        self._cos_LC, self._sin_LC = cos_LC, sin_LC
 
     def angles(self, positions_T: Tensor) -> tuple[Tensor, Tensor]:
         """Return cos_TC and sin_TC of positions for which `prepare` was called."""
