@@ -76,7 +76,7 @@ def _check_requests(scheduler: Scheduler) -> None:
 def _check_progress(scheduler: Scheduler, request: Request) -> None:
     name, size = request.request_id, scheduler.cache.block_size
     _require(request.num_uncomputed_tokens > 0, f"running {name} has nothing left to compute")
-    _check_draft_tokens(scheduler, request)
+    _check_uncertain_tokens(scheduler, request)
     _require(request.num_known_outputs < request.sampling.max_tokens, f"{name} has too many outputs and runs")
     limit = scheduler.max_model_len + request.is_pooled
     _require(request.num_tokens <= limit, f"{name} is longer than the model's limit")
@@ -91,15 +91,15 @@ def _check_progress(scheduler: Scheduler, request: Request) -> None:
     _check_groups(scheduler, request)
 
 
-def _check_draft_tokens(scheduler: Scheduler, request: Request) -> None:
+def _check_uncertain_tokens(scheduler: Scheduler, request: Request) -> None:
     """A request whose drafts are verified, or that is in several steps, has no other token pending, and is not extended
     until they are over."""
-    name, num_pending, num_draft_tokens = request.request_id, request.num_pending_tokens, request.num_draft_tokens
-    _require(num_pending - num_draft_tokens in range(3), f"{name} has {num_pending} pending tokens")
-    is_alone = num_pending == num_draft_tokens + 1 and request.awaits_token
-    _require(not num_draft_tokens or is_alone, f"{name} is planned ahead of its drafts")
+    name, num_pending, num_uncertain = request.request_id, request.num_pending_tokens, request.num_uncertain_tokens
+    _require(num_pending - num_uncertain in range(3), f"{name} has {num_pending} pending tokens")
+    is_alone = num_pending == num_uncertain + 1 and request.awaits_token
+    _require(not num_uncertain or is_alone, f"{name} is planned ahead of tokens that may not come")
     _require(not request.awaits_token or num_pending > 0, f"{name} awaits a token that no step samples")
-    may_have = scheduler.config.speculation is not None or num_draft_tokens < scheduler.config.num_scheduler_steps
+    may_have = scheduler.config.speculation is not None or num_uncertain < scheduler.config.num_scheduler_steps
     _require(may_have, f"{name} has drafts though the engine does not speculate")
 
 
@@ -113,7 +113,7 @@ def _check_groups(scheduler: Scheduler, request: Request) -> None:
         num_held = request.num_blocks - first
         _require(num_held <= group.max_held, f"{name} holds {num_held} blocks of group {group.index}")
         _require(
-            first <= group.first_block(request.num_computed_tokens - request.num_draft_tokens),
+            first <= group.first_block(request.num_computed_tokens - request.num_uncertain_tokens),
             f"{name} has lost blocks of its window",
         )
     for first, block_ids in zip(firsts, request.block_ids, strict=False):
@@ -200,7 +200,7 @@ def _check_steps(scheduler: Scheduler) -> None:
     for live in scheduler.requests.values():
         _require(live.num_in_flight == num_in_flight[id(live)], f"{live.request_id} miscounts its steps")
         _require(live.num_pending_tokens == num_pending[id(live)], f"{live.request_id} miscounts its placeholders")
-        num_unknown = live.num_pending_tokens - (live.num_draft_tokens if isinstance(live, Request) else 0)
+        num_unknown = live.num_pending_tokens - (live.num_uncertain_tokens if isinstance(live, Request) else 0)
         _require(num_unknown < 2 or not is_pipelined, f"{live.request_id} is in two steps that sample it")
 
 

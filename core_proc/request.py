@@ -95,13 +95,13 @@ class Request:
         "num_blocks",
         "num_cached_tokens",
         "num_computed_tokens",
-        "num_draft_tokens",
         "num_hashed_blocks",
         "num_in_flight",
         "num_lost_tokens",
         "num_pending_tokens",
         "num_preemptions",
         "num_prompt_tokens",
+        "num_uncertain_tokens",
         "order",
         "params",
         "pending_output",
@@ -160,8 +160,9 @@ class Request:
         """Positions whose KV is computed or scheduled. Workers execute plans in order, so there is no difference."""
         self.num_pending_tokens = 0
         """Outputs that steps in flight sample: their ids are not known yet."""
-        self.num_draft_tokens = 0
-        """Those among them that may not come: a step in flight verifies drafts, or several steps may end early."""
+        self.num_uncertain_tokens = 0
+        """Those among them that may not come: drafts that a step in flight verifies, or the tokens of all but the first
+        step of a plan. The positions before them are among the computed ones, and are taken back if they do not."""
         self.awaits_token = False
         """Whether it may be extended only when its last token is known, because some of them may not come."""
         self.num_in_flight = 0

@@ -302,7 +302,7 @@ class PrefixCache:
         self._advanced.clear()
 
     def _free_passed_blocks(self, request: Request) -> None:
-        position = request.num_computed_tokens - request.num_draft_tokens
+        position = request.num_computed_tokens - request.num_uncertain_tokens
         if self.states is not None and (before := self.states.before_drafts(request)) is not None:
             position = before.num_tokens
         for group in self.groups.windowed:

@@ -257,7 +257,7 @@ class StateSlots:
                 continue
             assert request.slot is not None, "a request that is computed has a slot"
             moves.append((request.slot, before.slot, request.block_ids[self.group.index][-1]))
-            if not request.num_draft_tokens:
+            if not request.num_uncertain_tokens:
                 self.pool.release([self._before_drafts.pop(request).slot])
         return moves
 

@@ -120,7 +120,7 @@ class Acceptance:
             start, end = end, end + count
             request.num_in_flight -= 1
             request.num_pending_tokens -= scheduled.num_samples
-            request.num_draft_tokens = 0
+            request.num_uncertain_tokens = 0
             # Positions after a rejected draft hold the KV of tokens that the request does not have.
             num_wrong = scheduled.num_samples - count
             is_short = request.state is RequestState.RUNNING and num_wrong > 0

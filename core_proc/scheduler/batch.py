@@ -6,7 +6,7 @@ is reached. Only where plans have several steps, or requests wait for their last
 `max_decode_steps()`, `hold()` and `resume()`.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 
 from octavo.core_proc.cache.prefix import PrefixCache
@@ -120,7 +120,7 @@ class RunningBatch:
         return None if self.num_reserved_blocks <= self._cache.pool.num_free else self.requests.last
 
     def max_decode_steps(self, most: int) -> int:
-        """Return by how many tokens all decoding requests may be extended at once: 1 if there are no blocks for more.
+        """Return by how many tokens all decoding requests may be extended at once: as many as there are blocks for.
 
         Args:
             most: at least 1.
@@ -133,9 +133,15 @@ class RunningBatch:
             if num_steps == 1:
                 return 1
         size, num_lists = self._cache.block_size, self._cache.num_groups
-        ends = [(request, request.num_computed_tokens + num_steps) for request in self.decoding]
-        num_new = sum([max(0, -(-end // size) - request.num_blocks) for request, end in ends]) * num_lists
-        return num_steps if num_new <= self._cache.pool.num_free else 1
+
+        def num_new_blocks(num_steps: int) -> int:
+            ends = [(request, request.num_computed_tokens + num_steps) for request in self.decoding]
+            return sum([max(0, -(-end // size) - request.num_blocks) for request, end in ends]) * num_lists
+
+        num_free = self._cache.pool.num_free
+        if num_new_blocks(num_steps) <= num_free:
+            return num_steps
+        return max(1, bisect_right(range(1, num_steps), num_free, key=num_new_blocks))
 
     def decode(self, num_requests: int, num_steps: int = 1) -> tuple[list[Request], list[Scheduled], list[Request]]:
         """Extend the first decoding requests by one token for each of some steps.
@@ -165,7 +171,7 @@ class RunningBatch:
                 self._leave(request)
         if num_steps > 1:
             for request in requests:
-                request.num_draft_tokens = num_steps - 1
+                request.num_uncertain_tokens = num_steps - 1
                 self.hold(request)
         if self._awaits_tokens:
             num_remaining = sum(request.is_decoding for request in requests)
@@ -204,7 +210,7 @@ class RunningBatch:
         self.grown[request] = None
         request.num_computed_tokens += num_draft_tokens
         request.num_pending_tokens += num_draft_tokens
-        request.num_draft_tokens = num_draft_tokens
+        request.num_uncertain_tokens = num_draft_tokens
         self._set_awaits_token(request, True)
         self._enter(request)
         return num_draft_tokens

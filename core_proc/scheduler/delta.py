@@ -45,6 +45,11 @@ class StepRecord:
         """Pairs of a request and what the step computes of it."""
         return zip(self.requests, self.scheduled, strict=True)
 
+    @property
+    def only_decodes(self) -> bool:
+        """Whether each of its requests gets one token from each of its steps, and none verifies drafts."""
+        return self.num_decode_tokens == self.num_tokens and not self.draft_tokens
+
     def sampled(self, result: StepResult) -> Iterator[tuple[Request, TokenId]]:
         """Iterate over the tokens of a result, with the request of each."""
         requests: Iterable[Request] = self.sampling
@@ -178,7 +183,7 @@ class StepBuilder:
         # Decodes have been counted as in flight by `RunningBatch.decode`.
         for request, start in self._starts.items():
             num_computed = request.num_computed_tokens - start
-            num_samples = 1 + request.num_draft_tokens if request.num_uncomputed_tokens == 0 else 0
+            num_samples = 1 + request.num_uncertain_tokens if request.num_uncomputed_tokens == 0 else 0
             request.num_pending_tokens += num_samples > 0  # drafts are pending already
             (sampling if num_samples else unsampled).append(request)
             request.num_in_flight += 1

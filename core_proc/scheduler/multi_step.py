@@ -4,9 +4,6 @@ Between two plans the workers wait for the core, or share their cores with it. A
 but a request that arrives meanwhile waits until its end. Reads no clock: results have the times of their steps.
 """
 
-from octavo.core_proc.scheduler.delta import StepRecord
-from octavo.protocol.steps import StepResult
-
 MAX_SECONDS = 0.02
 """What a plan of several steps may take. Streams get its tokens together, and a new request waits for its end."""
 
@@ -26,11 +23,9 @@ class MultiStep:
         self._num_requests = 0
         """Of the step that took so long; 0: none was measured."""
 
-    def observe(self, record: StepRecord, result: StepResult) -> None:
-        """Learn from a step that has been executed."""
-        if record.num_decode_tokens == record.num_tokens and not record.draft_tokens:
-            self._step_s = result.elapsed_s / max(result.counts, default=1)
-            self._num_requests = len(record.requests)
+    def observe(self, num_requests: int, step_s: float) -> None:
+        """Learn what a step has taken in which so many requests decoded, one token each, and nothing else happened."""
+        self._num_requests, self._step_s = num_requests, step_s
 
     def max_steps(self, num_requests: int) -> int:
         """Return how many decode steps of this many requests may share a plan.

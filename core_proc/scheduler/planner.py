@@ -119,8 +119,10 @@ class StepPlanner:
         record = self.in_flight[0]
         record.check(result)
         self.in_flight.popleft()
-        self._counters.num_steps += max(result.counts, default=1) - 1 if record.num_steps > 1 else 0
-        self._multi_step.observe(record, result)
+        num_steps = max(result.counts, default=1) if record.num_steps > 1 else 1
+        self._counters.num_steps += num_steps - 1
+        if record.only_decodes:
+            self._multi_step.observe(len(record.requests), result.elapsed_s / num_steps)
         num_prompt_tokens = record.num_tokens - record.num_decode_tokens
         if not record.encodes and self._step_target.observe(record.scheduled, num_prompt_tokens, result.elapsed_s):
             cost = self._step_target.cost
@@ -135,7 +137,7 @@ class StepPlanner:
             for request, scheduled in record.chunks:
                 request.num_in_flight -= 1
                 request.num_pending_tokens -= scheduled.num_samples
-                request.num_draft_tokens = 0
+                request.num_uncertain_tokens = 0
         self.in_flight.clear()
         self._sampled = []
 

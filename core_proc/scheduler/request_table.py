@@ -97,7 +97,9 @@ class RequestTable:
 
     def preempt(self, request: Request) -> None:
         """Put a running request back into the queue. Its tokens are recomputed when it runs again."""
-        request.num_lost_tokens = max(request.num_lost_tokens, request.num_computed_tokens - request.num_draft_tokens)
+        request.num_lost_tokens = max(
+            request.num_lost_tokens, request.num_computed_tokens - request.num_uncertain_tokens
+        )
         self._leave_batch(request)
         request.move(RequestState.WAITING)
         if self._speculation is not None:

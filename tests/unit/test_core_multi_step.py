@@ -5,7 +5,6 @@ import random
 import pytest
 from core_fakes import FakeEngine, TimedEngine
 
-from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.scheduler.multi_step import MAX_SECONDS, MultiStep
 from octavo.protocol.config import CacheGroupSpec
 from octavo.protocol.events import Failed
@@ -155,12 +154,23 @@ def test_recurrent_states_are_kept_at_the_same_positions_as_by_single_steps() ->
 
 
 def test_one_step_without_blocks() -> None:
-    # Five blocks of four tokens: what fits into the fifth may be planned at once, what needs a sixth is preempted.
+    # Five blocks of four tokens: as many steps as fit into them, and a request that needs a sixth block is preempted.
     engine = FakeEngine(5, num_scheduler_steps=8, max_model_len=20)
     engine.submit("a", [1, 2, 3], 17)
     engine.submit("b", [4, 5, 6], 4)
     engine.run()
     assert [len(engine.outputs[name].token_ids) for name in "ab"] == [17, 4]
+
+
+def test_as_many_steps_as_there_are_blocks_for() -> None:
+    engine = FakeEngine(4, num_scheduler_steps=16, max_model_len=16)
+    engine.submit("a", [1, 2, 3], 13)
+    engine.submit("b", [4, 5, 6], 13)
+    while not steps(engine) or steps(engine)[-1] == 1:
+        engine.turn()
+    assert [part.start + part.num_tokens for part in engine.plans[-1].scheduled] == [8, 8], "two blocks of four each"
+    engine.run()
+    assert [len(engine.outputs[name].token_ids) for name in "ab"] == [13, 13]
 
 
 def test_a_request_without_numbers_keeps_what_came_before() -> None:
@@ -175,10 +185,9 @@ def test_a_request_without_numbers_keeps_what_came_before() -> None:
     assert isinstance(output.end, Failed)
 
 
-def measured(multi_step: MultiStep, num_requests: int, elapsed_s: float, num_steps: int = 1) -> MultiStep:
-    num_tokens = num_requests * num_steps
-    record = StepRecord(0, [None] * num_requests, [], [], [], False, num_tokens, num_tokens)  # type: ignore[list-item]
-    multi_step.observe(record, StepResult(0, pack_ids([]), [], [], elapsed_s, [num_steps] * num_requests))
+def measured(max_steps: int, num_requests: int, step_s: float) -> MultiStep:
+    multi_step = MultiStep(max_steps)
+    multi_step.observe(num_requests, step_s)
     return multi_step
 
 
@@ -187,6 +196,6 @@ def measured(multi_step: MultiStep, num_requests: int, elapsed_s: float, num_ste
 )
 def test_as_many_steps_as_fit_into_the_time(step_s: float, num_steps: int) -> None:
     assert MultiStep(8).max_steps(1) == 1, "no step was measured"
-    multi_step = measured(MultiStep(8), 2, 3 * step_s, 3)
+    multi_step = measured(8, 2, step_s)
     assert [multi_step.max_steps(num_requests) for num_requests in (0, 1, 2, 3)] == [1, num_steps, num_steps, 1]
-    assert measured(MultiStep(1), 2, step_s).max_steps(2) == 1
+    assert measured(1, 2, step_s).max_steps(2) == 1
