@@ -18,7 +18,7 @@ from octavo.core_proc.encoder_schedule import EncoderSchedule
 from octavo.core_proc.outbox import Outbox
 from octavo.core_proc.request import Request
 from octavo.core_proc.scheduler.delivery import ClientEvent
-from octavo.core_proc.scheduler.delta import StepDraft
+from octavo.core_proc.scheduler.delta import StepBuilder
 from octavo.core_proc.scheduler.prefill import Prefill
 from octavo.core_proc.scheduler.scheduler import Scheduler
 from octavo.frontend.link import CoreLink
@@ -192,7 +192,7 @@ def keep_the_media(encoder: EncoderSchedule, *, tells_workers: bool) -> None:
     """Encoded items that count as kept after the worker that kept them has died."""
 
 
-def split_the_items(prefill: Prefill, draft: StepDraft, request: Request, num_tokens: int) -> int:
+def split_the_items(prefill: Prefill, builder: StepBuilder, request: Request, num_tokens: int) -> int:
     """Chunks that end within an item whose rows attend to each other."""
     return num_tokens
 
