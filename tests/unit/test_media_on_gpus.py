@@ -4,11 +4,11 @@ import pytest
 
 from octavo.protocol.config.media import _ON_GPUS, _ONLY_ON_CPUS, _check_gpu
 from octavo.protocol.errors import ConfigError
-from octavo.worker_proc.models.vision.registry import _AUDIO, TOWERS
+from octavo.worker_proc.models.vision.registry import AUDIO_ENCODERS, TOWERS
 
 
 def test_every_tower_runs_there_or_is_refused_with_a_reason() -> None:
-    assert {*TOWERS, *_AUDIO} == _ON_GPUS | set(_ONLY_ON_CPUS)
+    assert {*TOWERS, *AUDIO_ENCODERS} == _ON_GPUS | set(_ONLY_ON_CPUS)
     assert not _ON_GPUS & set(_ONLY_ON_CPUS)
 
 
