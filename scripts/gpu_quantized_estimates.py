@@ -29,8 +29,8 @@ from octavo.kernels.linear.gpu_tiles import H100
 
 ISSUED, ISSUED_ALONE = 0.7, 0.5
 """Instructions per clock of a scheduler, if programs share a multiprocessor or not. Assumed."""
-END_INSTRUCTIONS = (804, 1020)
-"""Of a warp, outside of the loop over inputs, by the size of tiles. The most of all launches."""
+LARGEST_END_INSTRUCTIONS = 1020
+"""Of a warp, outside of the loop over inputs, of the largest tiles. The most of all launches."""
 NUM_SCHEDULERS = 4
 """Of a multiprocessor."""
 SHARING = 1.5
@@ -79,7 +79,7 @@ def estimate_product(
     item_s = blocks * block_seconds(
         form, launch.rows, form.loop_instructions[is_largest] / issued, weight.chunk * weight.num_chunks, rates
     )
-    item_s += splits_of_item * END_INSTRUCTIONS[is_largest] / issued
+    item_s += splits_of_item * end_instructions(form, launch.num_warps, launch.num_splits * launch.is_spread) / issued
     # Programs that share a multiprocessor take turns, so what counts is how many each has.
     waves = -(-num_items // H100.num_multiprocessors)
     flops = 2.0 * num_rows * num_outputs * num_inputs
@@ -102,6 +102,14 @@ def estimate_product(
         flops=flops,
         roofline_s=max(num_bytes / rates.memory_bytes, flops / matrix_flops),
     )
+
+
+def end_instructions(form: Format, num_warps: int, num_programs: int = 1) -> float:
+    """Return the instructions of a warp outside of the loop over inputs. `num_programs`: those that share a tile."""
+    if num_warps > NUM_SCHEDULERS:
+        return LARGEST_END_INSTRUCTIONS
+    common, last = form.end_instructions
+    return common + last / max(1, num_programs)
 
 
 def block_seconds(form: Format, rows: int, issue_s: float, block: int, rates: Device) -> float:

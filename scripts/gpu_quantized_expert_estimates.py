@@ -13,12 +13,12 @@ from gpu_estimates import DEVICES, ELEMENT_BYTES, FIXED_S, KERNEL_S, LATENCY_S, 
 from gpu_expert_estimates import EMPTY_S, LayerEstimate, around_products_s, routed
 from gpu_quantized_estimates import (
     EIGHT_BIT_RATE,
-    END_INSTRUCTIONS,
     ISSUED,
     ISSUED_ALONE,
     NUM_SCHEDULERS,
     SHARING,
     block_seconds,
+    end_instructions,
 )
 
 from octavo.kernels.experts.gpu_quantized import GATED_ROWS
@@ -72,7 +72,7 @@ def _product_s(
     issued = ISSUED if items * num_warps >= 4 * SHARING * H100.num_multiprocessors else ISSUED_ALONE
     issued *= NUM_SCHEDULERS / num_warps * rates.clocks
     item_s = num_weights * (weight.num_blocks * _block_s(form, product, rows, issued, device))
-    item_s += num_weights * END_INSTRUCTIONS[num_warps > NUM_SCHEDULERS] / issued
+    item_s += num_weights * end_instructions(form, num_warps) / issued
     num_programs = (min(num_slots, len(counts)) + num_slots // rows) * tiles
     parts_s = (
         (weight_bytes + rows_bytes + num_slots * outputs * ELEMENT_BYTES) / rates.memory_bytes,

@@ -108,6 +108,8 @@ class QuantizedProduct:
         """The parts of the inputs that are added up separately, for which a decode should take the least time."""
         weight, num_multiprocessors = self.weight, self.gpu.num_multiprocessors
         num_tiles = -(-weight.num_outputs // TILE_OUTPUTS)
+        if num_tiles > num_multiprocessors:
+            return 1  # no launch would spread them
         most = min(_MAX_SPLITS, max(1, weight.num_inputs // _LEAST_INPUTS))
 
         def cost(num_splits: int) -> float:
@@ -199,6 +201,7 @@ class QuantizedProduct:
             FORM=form_of(weight),
             NUM_SPLITS=launch.num_splits,
             IS_SPREAD=launch.is_spread,
+            HAS_ROW_TILES=launch.rows == self.row_sizes[-1],
             HAS_BIAS=self.bias_O is not None,
             ROWS=launch.rows,
             NUM_STAGES=launch.num_stages,

@@ -168,6 +168,23 @@ def _numbers_of_floats(words, scale_word, is_upper, dtype: tl.constexpr, CHUNK_I
     return numbers.to(dtype)
 
 
+@triton.jit
+def _load_words(block_ptr, outputs, columns, CHUNK: tl.constexpr, IS_SMALL: tl.constexpr):
+    """Return the codes of a block."""
+    if IS_SMALL:  # the order of these sums saves two instructions for each pointer, and takes registers
+        return tl.load(block_ptr + (outputs[:, None] * CHUNK + columns[None, :]))
+    return tl.load(block_ptr + outputs[:, None] * CHUNK + columns[None, :])
+
+
+@triton.jit
+def _load_rows(x_ptr, row_places, inputs, num_inputs, IS_EVEN: tl.constexpr):
+    """Return inputs of rows; 0 after the last input."""
+    places = row_places[:, None] + inputs[None, :]
+    if IS_EVEN:
+        return tl.load(x_ptr + places)
+    return tl.load(x_ptr + places, mask=(inputs < num_inputs)[None, :], other=0.0)
+
+
 @triton.jit  # long: one loop, mostly parameters
 def sum_split(
     x_ptr,
@@ -192,7 +209,6 @@ def sum_split(
     GROUP: tl.constexpr = FORM.group
     CHUNK: tl.constexpr = FORM.chunk
     NUM_CHUNKS: tl.constexpr = FORM.num_chunks
-    IS_EVEN: tl.constexpr = FORM.is_even
     HAS_FLOATS: tl.constexpr = FORM.scale_dtype == tl.float32
     HAS_OTHER: tl.constexpr = FORM.other != "none"
     BLOCK: tl.constexpr = CHUNK * NUM_CHUNKS
@@ -202,7 +218,11 @@ def sum_split(
     SPAN: tl.constexpr = GROUP if HAS_FLOATS or HAS_OTHER else 2 * GROUP
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     tl.assume(end_block > first_block)  # see `gpu_kernels`: ptxas gives up on ways around the loop
+    IS_SMALL: tl.constexpr = ROWS <= 32
+    # Two chunks in one product take fewer instructions. Large tiles have no registers for the numbers of both.
+    JOINED: tl.constexpr = 2 if HAS_PAIRS and IS_SMALL else 1
     columns = tl.arange(0, CHUNK)
+    columns_of_product = tl.arange(0, JOINED * CHUNK)
     outputs = tl.arange(0, _OUTPUTS)
     tile = tile_outputs // _OUTPUTS
     padded_outputs = tl.cdiv(num_outputs, _OUTPUTS) * _OUTPUTS
@@ -210,14 +230,12 @@ def sum_split(
     for block in tl.range(first_block, end_block, num_stages=NUM_STAGES):
         # The codes of all chunks are in the same words; one chunk if they are numbers that are multiplied as they are.
         block_ptr = words_ptr + (tile * num_blocks + block).to(tl.int64) * (_OUTPUTS * CHUNK)
-        words = tl.load(block_ptr + outputs[:, None] * CHUNK + columns[None, :])
+        words = _load_words(block_ptr, outputs, columns, CHUNK, IS_SMALL)
         for chunk in tl.static_range(NUM_CHUNKS):
             first_input = block * BLOCK + chunk * CHUNK
-            x_places = row_places[:, None] + (first_input + columns)[None, :]
-            if IS_EVEN:
-                x = tl.load(x_ptr + x_places)
-            else:
-                x = tl.load(x_ptr + x_places, mask=(first_input + columns < num_inputs)[None, :], other=0.0)
+            if chunk % JOINED == 0:
+                inputs = first_input + columns_of_product
+                x = _load_rows(x_ptr, row_places, inputs, num_inputs, FORM.is_even)
             scale_word = outputs
             if GROUP > 0:
                 if chunk == 0 or chunk * CHUNK % SPAN == 0:
@@ -229,7 +247,13 @@ def sum_split(
                 is_upper = 0
             if HAS_PAIRS:
                 numbers = _numbers_in_pairs(words, scale_word, is_upper, dtype, chunk, FORM)
-                sums = tl.dot(numbers, x.T, sums)
+                if JOINED == 1:
+                    sums = tl.dot(numbers, x.T, sums)
+                elif chunk % 2 == 0:
+                    first_numbers = numbers
+                else:
+                    both = tl.join(first_numbers, numbers).permute(0, 2, 1).reshape(_OUTPUTS, 2 * CHUNK)
+                    sums = tl.dot(both, x.T, sums)
             elif not ROWS_ARE_QUANTIZED:
                 numbers = _numbers_of_floats(words, scale_word, is_upper, dtype, chunk, FORM)
                 sums = tl.dot(numbers, x.T, sums)
@@ -298,6 +322,7 @@ def quantized_linear_kernel(
     FORM: tl.constexpr,
     NUM_SPLITS: tl.constexpr,
     IS_SPREAD: tl.constexpr,
+    HAS_ROW_TILES: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     NUM_STAGES: tl.constexpr,
@@ -305,12 +330,16 @@ def quantized_linear_kernel(
 ):
     """Each program computes a tile, or if IS_SPREAD one split of a tile, which the last of its programs adds up.
 
+    Unless HAS_ROW_TILES, one tile has all rows.
+
     `sums`: num_tiles x NUM_SPLITS x outputs x ROWS, of float32 or int32. `num_done`: one int32 per tile, zero before
     and afterwards.
     """
     KIND: tl.constexpr = FORM.kind
     tile = tl.program_id(0) // NUM_SPLITS if IS_SPREAD else tl.program_id(0)
-    first_row, tile_outputs = place_of_tile(tile, num_rows, num_outputs, ROWS, _OUTPUTS)
+    first_row, tile_outputs = 0, tile * _OUTPUTS
+    if HAS_ROW_TILES:
+        first_row, tile_outputs = place_of_tile(tile, num_rows, num_outputs, ROWS, _OUTPUTS)
     first_split = tl.program_id(0) % NUM_SPLITS if IS_SPREAD else 0
     if IS_DEPENDENT:
         first_block = first_split * split_blocks

@@ -24,6 +24,8 @@ class Format:
     scale_type: Literal["bfloat16", "float16", "float32"]
     loop_instructions: tuple[int, int]
     """Of a warp on Hopper, for a block of inputs: of a tile of 16 rows, and of the largest; counted in machine code."""
+    end_instructions: tuple[int, int]
+    """Outside of the loop over inputs, of a tile of 16 rows: of each program, and of the last one of a tile."""
 
     @property
     def code_bits(self) -> int:
@@ -42,15 +44,15 @@ class Format:
 
 
 FORMATS: dict[QuantizedName, Format] = {
-    "GPTQ": Format("u4", 128, "minimum", "bfloat16", (285, 195)),
-    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (324, 244)),
-    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (358, 249)),
-    "Q8_0": Format("u8", 32, "none", "float16", (340, 211)),
-    "w8a16": Format("u8", 0, "none", "float32", (171, 119)),
-    "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (401, 242)),
-    "w8a8": Format("s8", 0, "none", "float32", (89, 88)),
-    "block fp8": Format("f8", 128, "none", "float32", (153, 213)),
-    "fp8": Format("f8", 0, "none", "float32", (105, 152)),
+    "GPTQ": Format("u4", 128, "minimum", "bfloat16", (259, 194), (353, 236)),
+    "Q4_K": Format("u4", 32, "minimum", "bfloat16", (295, 243), (461, 236)),
+    "mxfp4": Format("e2m1", 32, "none", "bfloat16", (334, 248), (406, 236)),
+    "Q8_0": Format("u8", 32, "none", "float16", (331, 210), (344, 221)),
+    "w8a16": Format("u8", 0, "none", "float32", (169, 119), (295, 272)),
+    "block fp8 of Ampere": Format("e4m3", 128, "none", "float32", (392, 241), (368, 224)),
+    "w8a8": Format("s8", 0, "none", "float32", (86, 88), (280, 250)),
+    "block fp8": Format("f8", 128, "none", "float32", (152, 212), (367, 217)),
+    "fp8": Format("f8", 0, "none", "float32", (102, 152), (264, 282)),
 }
 QUANTIZED_MIXTURES: dict[QuantizedName, MixtureName] = {
     "GPTQ": "Qwen3-30B-A3B",

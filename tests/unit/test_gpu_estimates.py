@@ -50,6 +50,12 @@ def test_quantized_experts_meet_the_goal_in_decodes_on_an_h100(form: QuantizedNa
     assert found[0].seconds < found[1].seconds < found[2].seconds < found[3].seconds
 
 
+@pytest.mark.parametrize("name", ["GPTQ", "Q4_K", "Q8_0", "w8a16"])
+def test_quantized_products_meet_the_goal_in_decodes_with_early_launches(name: QuantizedName) -> None:
+    _, with_early_launches, most = gpu_quantized_estimates.bounds(name, 16, "H200")
+    assert 0.75 < with_early_launches <= most
+
+
 @pytest.mark.parametrize("name", RECURRENCES)
 def test_states_are_read_at_the_rate_of_memory_and_prompts_are_bound_by_instructions(name: str) -> None:
     decode, prompt = (
