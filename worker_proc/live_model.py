@@ -15,6 +15,7 @@ import torch
 from octavo.kernels.native.library import NativeLibrary
 from octavo.kernels.native.memory import give_back_pages
 from octavo.protocol.config import ModelFacts, ResolvedConfig
+from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.errors import ProtocolError, StartupError
 from octavo.protocol.worker_commands import LoadWeights
 from octavo.worker_proc.device.cpu import freed_memory_returns, give_back_freed_memory
@@ -23,7 +24,7 @@ from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.weights.heads import check_head, load_head
 from octavo.worker_proc.weights.load import packer_of
 from octavo.worker_proc.weights.transfer import WeightReceiver
-from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite
+from octavo.worker_proc.weights.update import Update, WeightStore, check_update, load_update, overwrite, overwrite_head
 from octavo.worker_proc.weights.update_source import Broadcast, Checkpoint, Source, facts_of_update
 
 logger = logging.getLogger(__name__)
@@ -103,6 +104,9 @@ class LiveModel:
             if in_place and self._model is not None:
                 packer = packer_of(self._config, self._placement.device, self._library)
                 overwrite(self._config, self._model, update, packer)
+                if head is not None:
+                    overwrite_head(self._speculation_with(head), self._model)
+                    self._head_facts = head
             else:
                 self._replace(update, head)
         except (StartupError, OSError, RuntimeError, MemoryError) as error:
@@ -120,12 +124,17 @@ class LiveModel:
         Raises:
             ConfigError, OSError: it could not be loaded: the model would be lost.
         """
-        if self._head_facts is None or self._config.speculation is None:
+        if self._head_facts is None:
             return None
-        speculation = msgspec.structs.replace(self._config.speculation, head=self._head_facts)
+        speculation = self._speculation_with(self._head_facts)
         shapes = build_model(self._config.model, replace(self._placement, device=torch.device("meta")))
         update = source.facts if isinstance(source, Checkpoint) else self._head_facts
         return check_head(speculation, shapes, update)
+
+    def _speculation_with(self, head: ModelFacts) -> ResolvedSpeculation:
+        """Return the settings of speculative decoding with a head of these files."""
+        assert self._config.speculation is not None, "an engine that drafts with a head"
+        return msgspec.structs.replace(self._config.speculation, head=head)
 
     def _source(self, command: LoadWeights) -> Source:
         if command.transfer is None:
@@ -188,8 +197,8 @@ class LiveModel:
         model.towers = self._towers
         if self._config.takes_rows:
             model.take_given_rows(self._config.max_num_batched_tokens, self._config.num_deeper_rows)
-        if (speculation := self._config.speculation) is not None and head is not None:
-            speculation = msgspec.structs.replace(speculation, head=head)
+        if head is not None:
+            speculation = self._speculation_with(head)
             load_head(speculation, model, self._config.max_num_batched_tokens, lambda fraction: None)
             self._head_facts = head
         self._model = model

@@ -117,8 +117,16 @@ def test_layers_for_multi_token_prediction(tmp_path: Path, arch: str, kernels: s
     assert stats.spec_decode_num_draft_tokens > 0
 
 
+def addresses(head: Any) -> list[int]:
+    """Return where the plain tensors of a head are, and those of its products."""
+    found = [*head.parameters.tensors.values()]
+    for packed in head.parameters.packed.values():
+        found += packed.product.packed.to_buffers()[1].values()
+    return [tensor.data_ptr() for tensor in found]
+
+
 def check_update(target: Path, other: Path, head: Path | Rows, speculative_config: dict[str, Any]) -> None:
-    """Compare drafts after the weights were updated, and after they were dropped and updated."""
+    """Compare drafts after the weights were updated, first as on a GPU, and after they were dropped and updated."""
     config = worker_config(target, max_num_seqs=4, speculative_config=speculative_config)
     model = loaded(config)
     executor = HostExecutor(model, config, NUM_BLOCKS)
@@ -126,12 +134,15 @@ def check_update(target: Path, other: Path, head: Path | Rows, speculative_confi
     live = LiveModel(config, model, executor.pipelined.use_model, WeightReceiver(0, torch.device("cpu")))
     driver.admit(0, prompt(9), spec())
     assert driver.step(num_drafts=NUM_DRAFTS).drafts
-    for slot in (1, 2):
-        assert live.load(LoadWeights(0, str(other)), in_place=False)[0] == ""
+    before = addresses(model.head)
+    for slot in (1, 2, 3):
+        assert live.load(LoadWeights(0, str(other)), in_place=slot == 1)[0] == ""
         request = driver.admit(slot, prompt(20 + slot, seed=slot), spec())
         drafts = dict(driver.step(num_drafts=NUM_DRAFTS).drafts)
         assert list(drafts[slot]) == expected_drafts(other, head, request.token_ids)[1]
         if slot == 1:
+            assert addresses(live.model.head) == before, "graphs know them"
+        elif slot == 2:
             old_head = weakref.ref(live.model.head)
             live.release(2)
             assert old_head() is None, "its memory is needed for the new one"

@@ -31,12 +31,19 @@ def load_head(speculation: ResolvedSpeculation, model: Model, max_rows: int, rep
     Raises:
         ConfigError: the head, or one for this model, is not supported; or a tensor is missing or has another shape.
     """
+    model.head, model.features = read_head(speculation, model, max_rows, report)
+
+
+def read_head(
+    speculation: ResolvedSpeculation, model: Model, max_rows: int, report: Callable[[float], None]
+) -> tuple[DraftHead, Features]:
+    """Return a head, and what it reads of its model; see `load_head`."""
     facts = speculation.head
     assert facts is not None, "an engine that drafts with a head"
     head, features = _filled(speculation.method, facts, model, max_rows, partial(read_weights, facts, report))
     head.pack(Packer(model.device, native=model.library))
     head.finish_loading()
-    model.head, model.features = head, features
+    return head, features
 
 
 def check_head(speculation: ResolvedSpeculation, model: Model, update: ModelFacts) -> ModelFacts:

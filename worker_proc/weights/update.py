@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.kernels.linear import PackedLinear, Packer
 from octavo.protocol.config import ResolvedConfig
+from octavo.protocol.config.speculation import ResolvedSpeculation
 from octavo.protocol.errors import ConfigError
 from octavo.worker_proc.models.base import Model
 from octavo.worker_proc.models.linear_weight import LinearWeight
@@ -22,6 +23,7 @@ from octavo.worker_proc.models.parameters import Parameters
 from octavo.worker_proc.models.registry import build_model
 from octavo.worker_proc.models.streamed_packing import StreamedPacking
 from octavo.worker_proc.parallel.placement import Placement
+from octavo.worker_proc.weights.heads import read_head
 from octavo.worker_proc.weights.load import computes_on_codes
 from octavo.worker_proc.weights.update_source import Source
 
@@ -154,9 +156,28 @@ def overwrite(config: ResolvedConfig, model: Model, update: Update, packer: Pack
             tensor.copy_(parameters.tensors[name])
     copying = _Overwriting(new.parameters, packer, config, parameters)
     _load(config, new, update, packer, copying)
-    for name, tensor in new.parameters.tensors.items():
-        parameters.tensors[name].copy_(tensor)
-    for refresh in parameters.derived:
+    _copy_tensors(new.parameters, parameters)
+
+
+def overwrite_head(speculation: ResolvedSpeculation, model: Model) -> None:
+    """Copy the weights of a head's checkpoint over those of the model's head, whose tensors stay where they are.
+
+    Raises:
+        ConfigError: as `load_head`; nothing has changed.
+    """
+    assert model.head is not None, "a model that drafts with a head"
+    head, _ = read_head(speculation, model, 1, lambda fraction: None)
+    target = model.head.parameters
+    for name, packed in head.parameters.packed.items():
+        _copy(packed.product, target.packed[name].product)
+    _copy_tensors(head.parameters, target)
+
+
+def _copy_tensors(source: Parameters, target: Parameters) -> None:
+    """Copy the plain tensors, and compute again what is made of weights."""
+    for name, tensor in source.tensors.items():
+        target.tensors[name].copy_(tensor)
+    for refresh in target.derived:
         refresh()
 
 
