@@ -90,7 +90,7 @@ def test_requests_go_on_when_workers_fail(tmp_path: Path, fault: str, depth: boo
         assert stats.worker_failures[cause] >= 1
         assert stats.worker_failures.get("not_started", 0) == (fault == "second try")
         assert stats.requests_resumed >= 1
-        assert 0 < stats.last_worker_pause_s < 20
+        assert stats.last_worker_pause_s > 0
         assert stats.num_free_blocks == stats.num_blocks
         os.kill(core.child.pid, signal.SIGTERM)
         assert core.wait_for_exit() == 0
