@@ -170,13 +170,16 @@ def whisper_tiny() -> Path:
 
 @pytest.fixture
 def free_port() -> int:
-    """Return a TCP port of 127.0.0.1 that nothing uses, nor is given to by the system: tests bind it seconds later.
+    """Return a TCP port of 127.0.0.1 that nothing uses or is likely to be given: tests bind it seconds later.
 
-    The system chooses the ports of other tests' connections and of servers with `--port 0` from a range of its own.
+    The system chooses the ports of other tests' connections, and of servers with `--port 0`, from a range of its own.
+    What is below it is divided among the processes of pytest-xdist.
     """
     chosen_by_system, _ = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    count = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    index = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     while True:
-        port = random.SystemRandom().randrange(1024, max(chosen_by_system, 2048))
+        port = random.SystemRandom().randrange(1024 + index, max(chosen_by_system, 2048), count)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
