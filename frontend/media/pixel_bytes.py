@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from octavo.protocol.media import LEVELS
 
-_STEPS = ("do_rescale", "rescale_factor", "do_normalize", "image_mean", "image_std")
-"""Settings of the last steps of a processor, which make numbers of bytes."""
+_STEPS = {"do_rescale": ("rescale_factor",), "do_normalize": ("image_mean", "image_std")}
+"""The last steps of a processor, which make numbers of bytes, with the settings that each needs."""
 _MASK = "pixel_attention_mask"
 
 
@@ -28,14 +28,23 @@ class PixelBytes:
         self._is_known = type(image_processor).__module__.startswith("transformers.")
         # Tiles of one image have one size. The mask of their margins would be all ones, twice as large as the numbers.
         has_mask = _MASK in getattr(image_processor, "model_input_names", ())
-        self._left_out = {"do_rescale": False, "do_normalize": False, **({"do_pad": False} if has_mask else {})}
+        self._left_out = {**dict.fromkeys(_STEPS, False), **({"do_pad": False} if has_mask else {})}
 
     def kwargs(self, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments with which the processor makes bytes, given those of an item."""
-        return {**kwargs, **self._left_out} if self._is_known else dict(kwargs)
+        """Return the arguments with which the processor makes bytes, given those of an item.
+
+        Raises:
+            ValueError: the argument of a step that is left out is not a boolean. The processor does not see it.
+        """
+        if not self._makes_bytes(kwargs):
+            return dict(kwargs)
+        for name in self._left_out:
+            if not isinstance(kwargs.get(name), bool | None):
+                raise ValueError(f"{name} must be true, false or null, not {kwargs[name]!r}")
+        return {**kwargs, **self._left_out}
 
     def add_levels(self, inputs: Any, kwargs: Mapping[str, Any]) -> None:
-        """Add the numbers that each byte of each channel stands for, as `LEVELS`.
+        """Add the numbers that each byte of each channel stands for, as `LEVELS`; pixels without them are float32.
 
         The processor itself makes them of all bytes, so they are exactly what it makes of a picture.
 
@@ -44,15 +53,42 @@ class PixelBytes:
             kwargs: of the item.
 
         Raises:
-            ValueError: the arguments are not those of the processor.
+            ValueError: the arguments are not those of the processor, or its numbers are not finite.
         """
         if not self._is_known:
             return
-        chosen = {name: kwargs.get(name, getattr(self._processor, name)) for name in _STEPS}
+        levels = self._levels(kwargs)
+        if not np.isfinite(levels).all():
+            raise ValueError("rescale_factor, image_mean and image_std make pixels that are not finite numbers")
+        is_bytes = self._makes_bytes(kwargs)
+        if is_bytes:
+            inputs[LEVELS] = levels
+        # Bytes of Qwen-VL come as float32, and numbers without both steps as uint8.
+        pixels = np.asarray(inputs["pixel_values"])
+        inputs["pixel_values"] = pixels.astype(np.uint8 if is_bytes else np.float32, copy=False)
+
+    def _makes_bytes(self, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the processor can leave out its last steps.
+
+        It pads to `pad_size` after them. These margins are zeros, which may differ from the number of byte 0.
+        """
+        does_pad = "do_pad" not in self._left_out and self._setting("do_pad", kwargs)
+        return self._is_known and not (does_pad and self._setting("pad_size", kwargs) is not None)
+
+    def _levels(self, kwargs: Mapping[str, Any]) -> npt.NDArray[np.float32]:
+        """Return what the processor makes of each byte of each channel: shape CL, 3 channels and 256 levels."""
         levels: npt.NDArray[Any] = np.tile(np.arange(256, dtype=np.uint8), (3, 1, 1))  # an image: channels first
-        if chosen["do_rescale"]:
-            levels = self._processor.rescale(levels, chosen["rescale_factor"])
-        if chosen["do_normalize"]:
-            levels = self._processor.normalize(levels, chosen["image_mean"], chosen["image_std"])
-        inputs[LEVELS] = levels[:, 0].astype(np.float32)
-        inputs["pixel_values"] = np.asarray(inputs["pixel_values"]).astype(np.uint8, copy=False)  # Qwen-VL: float32
+        with np.errstate(all="ignore"):  # levels that are not finite are an error of their own
+            for step, names in _STEPS.items():
+                if not self._setting(step, kwargs):
+                    continue
+                settings = [self._setting(name, kwargs) for name in names]
+                if None in settings:
+                    raise ValueError(f"{' and '.join(names)} must not be null unless {step} is false")
+                apply = self._processor.rescale if step == "do_rescale" else self._processor.normalize
+                levels = apply(levels, *settings)
+            return levels[:, 0].astype(np.float32)
+
+    def _setting(self, name: str, kwargs: Mapping[str, Any]) -> Any:
+        """Return an argument of the item, or the processor's own setting."""
+        return kwargs.get(name, getattr(self._processor, name, None))

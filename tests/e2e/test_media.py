@@ -255,6 +255,7 @@ def test_names_and_processing_of_images(media_server: Server) -> None:
         ({**known, "uuid": "eight"}, {}, "no image with the uuid 'eight'"),
         (known, {"cache_salt": "another"}, "send the image with it"),
         (image, {"mm_processor_kwargs": {"colour": 1}}, "mm_processor_kwargs has colour"),
+        (image, {"mm_processor_kwargs": {"image_mean": None}}, "image_mean and image_std must not be null"),
     ):
         refused = chat(media_server, part, question, **changes).json()["error"]
         assert message in refused["message"]
