@@ -25,7 +25,7 @@ from octavo.core_proc.speculation.payoff import Payoff
 from octavo.core_proc.speculation.proposer import NoProposer, Proposer
 from octavo.core_proc.speculation.suffix import SuffixProposer
 from octavo.protocol.config.speculation import ResolvedSpeculation
-from octavo.protocol.ids import IdArray, pack_ids
+from octavo.protocol.ids import IdArray, SlotId, pack_ids
 from octavo.protocol.stats import EngineStats
 from octavo.protocol.steps import UNREAD_DRAFT, StepResult
 
@@ -56,6 +56,8 @@ class Speculation:
         self._num_undrafted = 0
         """Steps since the workers have drafted."""
         self._depths: dict[Request, Depth] = {}
+        self._drafted: dict[SlotId, Request] = {}
+        """Whom the workers have drafted for after the latest step, by the slots that they had in it."""
         self._draft_tokens: dict[Request, IdArray] = {}
         """For requests of which the next step may compute more than one token."""
         self._candidates: dict[Request, IdArray] = {}
@@ -217,14 +219,15 @@ class Speculation:
                 depth.learn(num_right, was_wrong=num_right < num_draft_tokens)
 
     def _reveal(self, record: StepRecord, result: StepResult) -> None:
-        """Learn what the drafts were that no step has verified and whose ids were not known."""
-        if not result.earlier_drafts:
-            return
-        requests = {scheduled.slot: request for request, scheduled in record.chunks}
+        """Learn what the drafts were that no step has verified and whose ids were not known.
+
+        They are those of the step before, whose slots others may have by now.
+        """
         for slot, token_ids in result.earlier_drafts:
-            depth = self._depths.get(requests[slot]) if slot in requests else None
+            depth = self._depths.get(self._drafted[slot]) if slot in self._drafted else None
             if depth is not None and depth.expected == UNREAD_DRAFT:
                 depth.expected = token_ids[0]
+        self._drafted = {part.slot: request for request, part in record.chunks} if result.drafts else {}
 
     def _propose(self, request: Request) -> None:
         depth = self._depths.get(request)

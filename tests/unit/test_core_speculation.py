@@ -9,9 +9,7 @@ import pytest
 from core_fakes import FakeEngine
 
 from octavo.core_proc.request import Request, RequestState
-from octavo.core_proc.scheduler.delta import StepRecord
 from octavo.core_proc.speculation.depth import (
-    FIRST_ACCEPTANCE,
     FIRST_NOT_AHEAD_PRICE,
     MAX_RESTS,
     PROBE_STEPS,
@@ -31,7 +29,6 @@ from octavo.protocol.ids import pack_ids
 from octavo.protocol.params import SamplingSpec
 from octavo.protocol.requests import Submit
 from octavo.protocol.stats import EngineStats
-from octavo.protocol.steps import UNREAD_DRAFT, Scheduled, StepResult
 
 NGRAM = ResolvedSpeculation(method="ngram", max_depth=4, prompt_lookup_min=2, prompt_lookup_max=4)
 SUFFIX = ResolvedSpeculation(method="suffix", max_depth=6)
@@ -300,29 +297,6 @@ def test_grammars_rest_longer_each_time_in_large_batches_only() -> None:
     speculation._not_ahead_cost.price = lambda step_s: 0.0
     assert rests(20, [5, 6, 7]) == 0, "drafts that are worth it begin anew"
     assert rests(20, [5]) == 2
-
-
-def test_drafts_whose_ids_come_later_are_learned_from_too() -> None:
-    batch: Any = SimpleNamespace(num_decoding=1, has_states=False, may_speculate_for=lambda request: True)
-    speculation = Speculation(HEAD, batch, EngineStats())
-    request = one_request([1, 2])
-    request.state, request.slot, request.num_pending_tokens = RequestState.RUNNING, 0, 1
-    depth = speculation._depths[request] = Depth(3)
-    record = StepRecord(0, [request], [Scheduled(0, 1, 1, 1)], [request], [], False, 1, 1)
-
-    def observe(token_id: int, **drafts: Any) -> float:
-        request.token_ids.append(token_id)
-        speculation.observe(record, StepResult(0, pack_ids([token_id]), [], [], **drafts))
-        return depth.first_acceptance
-
-    unread = [(0, pack_ids([UNREAD_DRAFT]))]
-    speculation._row_price = lambda: 1.0  # none is verified
-    observe(3, drafts=unread)
-    assert observe(4, drafts=unread, earlier_drafts=[(0, pack_ids([4]))]) > FIRST_ACCEPTANCE
-    assert observe(5, earlier_drafts=[(0, pack_ids([4]))]) < FIRST_ACCEPTANCE
-    observe(6, drafts=unread)
-    before = depth.first_acceptance
-    assert observe(7) == before, "nobody has said what it was"
 
 
 def test_the_price_of_a_draft_is_its_share_of_a_step() -> None:
